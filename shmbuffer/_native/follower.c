@@ -28,7 +28,7 @@ static inline uint64_t word_of(const struct shmb_ring *ring, uint64_t slot) {
     return atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
 }
 
-static inline bool holds(const struct shmb_follower *f, uint64_t slot) { return f->held[slot / 64] >> slot % 64 & 1; }
+static inline bool is_held(const struct shmb_follower *f, uint64_t slot) { return f->held[slot / 64] >> slot % 64 & 1; }
 
 static inline void hold(struct shmb_follower *f, uint64_t slot, bool held) {
     uint64_t bit = (uint64_t)1 << slot % 64;
@@ -153,7 +153,7 @@ static uint64_t scanned(struct shmb_follower *f, uint64_t from, uint64_t until, 
     for (uint64_t place = from, slot = slot_at(f, from); place < until; place++) {
         uint64_t word = word_of(f->ring, slot);
         unsigned state = SHMB_STATE(word);
-        bool held = holds(f, slot);
+        bool held = is_held(f, slot);
         if (word >= begun) {
             /* the next look sees it */
         } else if (held && state == SHMB_COMMITTED) {
@@ -190,17 +190,17 @@ bool shmb_follower_look(struct shmb_follower *f, bool *anew) {
     if (any) at = scanned(f, oldest, at, head);
     if (any && f->changed.count) f->in_order = false;
     for (; f->front < oldest; f->front++) /* written over */
-        if (holds(f, slot_at(f, f->front))) let_go(f, slot_at(f, f->front));
+        if (is_held(f, slot_at(f, f->front))) let_go(f, slot_at(f, f->front));
     for (; f->front < at; f->front++) { /* evicted, or forgotten */
         uint64_t slot = slot_at(f, f->front);
-        if (!holds(f, slot)) continue;
+        if (!is_held(f, slot)) continue;
         if (SHMB_STATE(word_of(ring, slot)) == SHMB_COMMITTED) break;
         let_go(f, slot);
     }
     if (at < oldest) at = oldest;
     if (at < f->front) f->front = at; /* a write that was under way is done */
     for (uint64_t place = until; place > at; place--)
-        if (holds(f, slot_at(f, place - 1))) let_go(f, slot_at(f, place - 1));
+        if (is_held(f, slot_at(f, place - 1))) let_go(f, slot_at(f, place - 1));
     forget_holes_from(f, at);
     while (f->changed.count && pair(&f->changed, f->changed.count - 1)->second >= at) f->changed.count--;
     while (f->changed.count && pair(&f->changed, 0)->second < f->front) f->changed.begin++, f->changed.count--;

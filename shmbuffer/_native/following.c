@@ -295,19 +295,29 @@ static PyObject *trajectories_long(PyObject *self, PyObject *args) {
     return PyLong_FromUnsignedLongLong(all->marks.total);
 }
 
-static PyObject *trajectories_choose(PyObject *self, PyObject *args) {
-    const struct shmb_trajectories *all = trajectories_in(self);
+/* Elements by their number in a set, counted from one of them on. */
+static PyObject *counted(PyObject *self, PyObject *args, const char *format, const struct shmb_marks *marks) {
     unsigned long long at[6];
-    if (!asked_for(self, args, "KKKK:choose", at)) return NULL;
-    if (at[3] >= all->elements) return PyErr_Format(PyExc_IndexError, "choose: no element %llu", at[3]);
+    if (!asked_for(self, args, format, at)) return NULL;
+    if (at[3] >= trajectories_in(self)->elements) return PyErr_Format(PyExc_IndexError, "there is no element %llu", at[3]);
     Py_BEGIN_ALLOW_THREADS
-    uint64_t before = shmb_marks_below(&all->marks, at[3]), total = all->marks.total;
+    uint64_t before = shmb_marks_below(marks, at[3]);
     for (uint64_t i = 0; i < at[1]; i++) {
         uint64_t k = IN(uint64_t, 0)[i];
-        OUT(2)[i] = k < total ? (int64_t)all->where[shmb_marks_at(&all->marks, (k + before) % total)].run - 1 : -1;
+        OUT(2)[i] = k < marks->total ? (int64_t)shmb_marks_at(marks, (k + before) % marks->total) : -1;
     }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
+}
+
+static PyObject *trajectories_firsts(PyObject *self, PyObject *args) {
+    return counted(self, args, "KKKK:firsts", &trajectories_in(self)->marks);
+}
+
+static PyObject *trajectories_held(PyObject *self, PyObject *args) {
+    struct shmb_trajectories *all = trajectories_in(self);
+    if (!all->failed) shmb_trajectories_count(all);
+    return counted(self, args, "KKKK:held", &all->held);
 }
 
 /* What a number is mapped to, one by one. */
@@ -324,7 +334,7 @@ static PyObject *each(PyObject *self, PyObject *args, const char *format,
 
 static int64_t row_of(const struct shmb_trajectories *all, int64_t element) { return shmb_row_of(all, (uint64_t)element); }
 
-static int64_t length_of(const struct shmb_trajectories *all, int64_t run) { return shmb_length_of(all, (uint64_t)run); }
+static int64_t steps_of(const struct shmb_trajectories *all, int64_t run) { return shmb_length_of(all, (uint64_t)run); }
 
 static PyObject *trajectories_rows(PyObject *self, PyObject *args) { return each(self, args, "KKK:rows", row_of); }
 
@@ -332,7 +342,7 @@ static PyObject *trajectories_elements(PyObject *self, PyObject *args) {
     return each(self, args, "KKK:elements", shmb_element_of);
 }
 
-static PyObject *trajectories_lengths(PyObject *self, PyObject *args) { return each(self, args, "KKK:lengths", length_of); }
+static PyObject *trajectories_lengths(PyObject *self, PyObject *args) { return each(self, args, "KKK:lengths", steps_of); }
 
 #define COUNT(name, expression)                                                                              \
     static PyObject *get_##name(PyObject *self, void *Py_UNUSED(closure)) {                                  \
@@ -362,7 +372,9 @@ static PyMethodDef trajectories_methods[] = {
      "around(slots, sources, count, items, before): how many pairs the slots are in; None: one is not of that source."},
     {"cut", trajectories_cut, METH_VARARGS, "cut(slots, cuts, count): whether a trajectory begins there; bytes [count, width]."},
     {"long", trajectories_long, METH_VARARGS, "long(least): how many trajectories have at least so many items."},
-    {"choose", trajectories_choose, METH_VARARGS, "choose(numbers, count, out, first): of those, by age from an element on."},
+    {"firsts", trajectories_firsts, METH_VARARGS,
+     "firsts(numbers, count, out, from): the first elements of those, counted from an element on; -1: not so many."},
+    {"held", trajectories_held, METH_VARARGS, "held(numbers, count, out, from): the same of all elements with an item."},
     {"rows", trajectories_rows, METH_VARARGS, "rows(elements, count, out): trajectory << 32 | step; -1: none."},
     {"elements", trajectories_elements, METH_VARARGS, "elements(rows, count, out): the elements again."},
     {"lengths", trajectories_lengths, METH_VARARGS, "lengths(trajectories, count, out): items of each."},

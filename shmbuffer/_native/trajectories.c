@@ -185,7 +185,7 @@ static void remove_run(struct shmb_trajectories *all, uint32_t number) {
     if (--owner->count == 0) forget_owner(all, owner);
 }
 
-static bool has_room(struct shmb_trajectories *all, struct shmb_run *run) {
+static bool made_wider(struct shmb_trajectories *all, struct shmb_run *run) {
     if (length(run) <= run->mask) return true;
     uint32_t mask = 2 * run->mask + 1, *items = malloc(((size_t)mask + 1) * sizeof *items);
     if (items == NULL) return all->failed = true, false;
@@ -198,14 +198,14 @@ static bool has_room(struct shmb_trajectories *all, struct shmb_run *run) {
 
 static void put_last(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
     struct shmb_run *run = &all->runs[number];
-    if (!has_room(all, run)) return;
+    if (!made_wider(all, run)) return;
     all->where[element] = (struct shmb_where){number + 1, run->back};
     *item(run, run->back++) = element;
 }
 
 static void put_first(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
     struct shmb_run *run = &all->runs[number];
-    if (!has_room(all, run)) return;
+    if (!made_wider(all, run)) return;
     all->where[element] = (struct shmb_where){number + 1, --run->front};
     *item(run, run->front) = element;
     run->step--;
@@ -250,6 +250,11 @@ static void split(struct shmb_trajectories *all, uint32_t number, uint32_t index
     mark(all, &all->runs[made]);
 }
 
+static void come_or_gone(struct shmb_trajectories *all, uint32_t element, bool come) {
+    all->items += come ? 1u : UINT64_MAX;
+    if (all->held.bits) shmb_marks_set(&all->held, element, come);
+}
+
 /* All of them. */
 
 bool shmb_trajectories_make(struct shmb_trajectories *all, uint64_t elements, uint32_t width) {
@@ -271,15 +276,18 @@ void shmb_trajectories_free(struct shmb_trajectories *all) {
     free(all->table);
     free(all->where);
     shmb_marks_free(&all->marks);
+    shmb_marks_free(&all->held);
     *all = (struct shmb_trajectories){0};
 }
 
 bool shmb_trajectories_clear(struct shmb_trajectories *all) {
     uint32_t least = all->least, width = all->width;
     uint64_t elements = all->wanted;
+    bool counted = all->held.bits != NULL;
     shmb_trajectories_free(all);
     bool made = shmb_trajectories_make(all, elements, width);
     all->least = least;
+    if (counted) shmb_trajectories_count(all);
     return made;
 }
 
@@ -309,7 +317,7 @@ void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint
     if (owner->count == 0 || cut) run = add_run(all, (uint32_t)(owner - all->owners), owner->count, step);
     if (all->failed) return;
     put_last(all, run, element);
-    all->items++;
+    come_or_gone(all, element, true);
     mark(all, &all->runs[run]);
 }
 
@@ -333,7 +341,7 @@ bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint
         put_first(all, run, element);
     else
         put_last(all, run, element);
-    all->items++;
+    come_or_gone(all, element, true);
     mark(all, &all->runs[run]);
     if (follows && leads) join(all, before, behind);
     return true;
@@ -350,7 +358,7 @@ void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element) {
     }
     struct shmb_run *run = &all->runs[number];
     all->where[element].run = 0;
-    all->items--;
+    come_or_gone(all, element, false);
     if (length(run) == 1) {
         remove_run(all, number);
         return;
@@ -395,4 +403,15 @@ void shmb_trajectories_mark(struct shmb_trajectories *all, uint32_t least) {
             all->runs[i].marked = SHMB_NO_ELEMENT;
             mark(all, &all->runs[i]);
         }
+}
+
+/* Which items there are, once somebody asks for the k-th of them. */
+void shmb_trajectories_count(struct shmb_trajectories *all) {
+    if (all->held.bits || all->elements == 0) return;
+    if (!shmb_marks_make(&all->held, all->elements)) {
+        all->failed = true;
+        return;
+    }
+    for (uint64_t element = 0; element < all->elements && all->items; element++)
+        if (all->where[element].run) shmb_marks_set(&all->held, element, true);
 }

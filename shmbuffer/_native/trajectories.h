@@ -40,6 +40,7 @@ struct shmb_trajectories {
     uint32_t *table, shift; /* 1 + owner, at most half full */
     struct shmb_marks marks; /* first items of trajectories of at least `least` items */
     uint32_t least;          /* 0: nobody has asked */
+    struct shmb_marks held;  /* all elements with an item; not made before somebody asks */
     uint32_t looks;
     uint64_t count, items; /* trajectories; items in them */
     bool failed;           /* there was no memory: what is here is worth nothing until it is cleared */
@@ -61,6 +62,7 @@ uint32_t shmb_trajectory_neighbour(const struct shmb_trajectories *all, uint32_t
 void shmb_trajectory_cut(struct shmb_trajectories *all, uint32_t element, bool cut); /* before it */
 
 void shmb_trajectories_mark(struct shmb_trajectories *all, uint32_t least);
+void shmb_trajectories_count(struct shmb_trajectories *all);
 
 /* Rows: run << 32 | number of the item in it. */
 static inline int64_t shmb_row_of(const struct shmb_trajectories *all, uint64_t element) {

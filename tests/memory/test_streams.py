@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring, layout
 from shmbuffer.memory.streams import checked, of_each
 from tests.memory.rows import LEAVES, Maker, Rows, fill, place, require_sound, ring_of, write

@@ -212,10 +212,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                 return index, known
             ask_rank(self._sampler, self._storage)
             numbers = drawn_by(self._sampler, torch.randint, _NUMBERS, (count,)).numpy()
-            found = self._reached_by(index, known.get(GENERATION), numbers)
+            with self._boundaries.lock:
+                found = self._reached_by(index, known.get(GENERATION), numbers)
             if found is not None:
                 return index, {**known, **found}
-            self._boundaries.forget()
             index, known = super()._choose_again(index)
         raise RuntimeError(
             f"rows, or steps whose goals they were to get, were written over each of the {ATTEMPTS}"
@@ -252,7 +252,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         """The row of the table whose goal each row gets."""
         strategy = self.strategy
         if strategy == HindsightStrategy.RANDOM:
-            return numbers % table.rows
+            return table.rows_at(numbers % table.rows)
         which = table.of_rows(rows)
         first = table.starts[which]
         last = first + table.lengths[which] - 1

@@ -69,6 +69,13 @@ class Trajectories:
         """
         return Long(self._all, steps, self.first)
 
+    def rows_at(self, numbers: Ints) -> Ints:
+        """The rows of items by their place in the order of age, int64 ``[n]``.
+
+        Cost: O(log elements) each; O(elements) the first time.
+        """
+        return self.rows_of(_each(self._all.held, numbers, self.first))
+
     def of_rows(self, rows: Ints) -> Ints:
         """The trajectory that each row belongs to, int64 ``[n]``."""
         return rows >> _ROWS
@@ -175,16 +182,13 @@ class Long:
 
     def __getitem__(self, numbers: Ints) -> Ints:
         """Trajectories by their place in that order, int64 ``[n]``. O(log elements) each."""
-        numbers = np.ascontiguousarray(numbers, np.int64)
-        out = np.empty_like(numbers)
-        self._all.choose(_at(numbers), len(numbers), _at(out), self._first)
-        return out
+        return _each(self._all.rows, _each(self._all.firsts, numbers, self._first)) >> _ROWS
 
 
-def _each(call: Any, numbers: Ints) -> Ints:
+def _each(call: Any, numbers: Ints, *more: int) -> Ints:
     numbers = np.ascontiguousarray(numbers, np.int64)
     out = np.empty_like(numbers)
-    call(numbers.ctypes.data, numbers.size, out.ctypes.data)
+    call(numbers.ctypes.data, numbers.size, out.ctypes.data, *more)
     return out
 
 
