@@ -4,7 +4,7 @@
 
 Rows of a trajectory are of one collector, of one life of it and of one stream, and follow each
 other in time, wherever the ring has them. Elements of one table that are there have not been
-written over since it was made, so a window is of one moment, and never of two lives of a slot.
+written over since the look, so a window is of one moment, and never of two lives of a slot.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from shmbuffer.replay.units.unit import Expanded, SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from shmbuffer.memory import Ring
     from shmbuffer.numpy.nodes import KeyPath
@@ -99,9 +100,10 @@ class Trajectories:
             others=others,
         )
 
-    def forget(self) -> None:
-        """Look again."""
-        self._boundaries.forget()
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while rows are used: another thread may look again."""
+        return self._boundaries.lock
 
     def of(self, index: Any, info: dict[Any, Any], storage: Any) -> Anchors | None:
         """Where anchors lie; None: one of them is not there, or not the item that was drawn."""
@@ -155,11 +157,9 @@ class OfTrajectories(SampleUnit):
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
         """See `SampleUnit._expand`."""
-        anchors = self._trajectories.of(index, info, storage)
-        found = None if anchors is None else self._around(anchors, info)
-        if found is None:
-            self._trajectories.forget()
-        return found
+        with self._trajectories.lock:
+            anchors = self._trajectories.of(index, info, storage)
+            return None if anchors is None else self._around(anchors, info)
 
 
 def at_least(name: str, value: Any, least: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -190,24 +191,23 @@ class Boundaries:
 
     def _catch_up(self, following: Following, entries: Entries) -> None:
         if self._step is not None:
-            following.catch_up_by_step(lambda slots: self._steps(entries, slots))
+            following.catch_up_by_step(partial(self._steps, entries))
         else:
-            following.catch_up(lambda slots, before: self._cuts(entries, slots, before))
+            following.catch_up(partial(self._cuts, entries, following.ring.width))
 
-    def _cuts(self, entries: Entries, slots: Ints, before: Ints) -> Flags:
+    def _cuts(self, entries: Entries, lanes: int, slots: Ints, before: Ints) -> Flags:
         """Whether a trajectory begins at items that follow others (-1: none), ``[n, lanes]``."""
+        follow = before >= 0
         entries.read(slots)
+        entries.read(before[follow])
         ids, ends = self._keys_as_before(entries)
-        at = np.flatnonzero(before >= 0)
-        one, other = (slots, before) if len(at) == len(slots) else (slots[at], before[at])
-        found = [any_of(entries.at(path, other)) for path in ends]
-        if ids is not None:
-            found.append(any_of(entries.at(ids, one) != entries.at(ids, other)))
-        cut: Flags = found[0] if len(found) == 1 else np.logical_or.reduce(found)
-        if len(at) == len(slots):
-            return np.ascontiguousarray(cut)
-        cuts = np.ones((len(slots), cut.shape[1]), np.bool_)
-        cuts[at] = cut
+        cuts = np.ones((len(slots), lanes), np.bool_)
+        if follow.any():
+            one, other = slots[follow], before[follow]
+            found = [any_of(entries.at(path, other)) for path in ends]
+            if ids is not None:
+                found.append(any_of(entries.at(ids, one) != entries.at(ids, other)))
+            cuts[follow] = np.logical_or.reduce(found) if found else False
         return cuts
 
     def _steps(self, entries: Entries, slots: Ints) -> tuple[Ints, Ints, str]:
@@ -243,7 +243,7 @@ class Boundaries:
             ids, steps, what = self._steps(entries, slots)
             put_in_order(table, slots, nothing, ids, steps, what)
         else:
-            table.append(slots, nothing, self._cuts(entries, slots, slots - 1))
+            table.append(slots, nothing, self._cuts(entries, 1, slots, slots - 1))
         return table
 
     def _entries(self, storage: Any, mover: Any, there: Ints) -> Entries:

@@ -133,7 +133,7 @@ class RecordEntries(Entries):
     def read(self, slots: Ints) -> None:
         """See `Entries.read`."""
         words = self._store.ring.live.words[slots]
-        new = slots[slot_words.tickets(words) != self._tickets[slots]]
+        new = np.unique(slots[slot_words.tickets(words) != self._tickets[slots]])
         if not len(new):
             return
         nbytes = self._store.records.extents["bytes"][new].astype(np.int64)

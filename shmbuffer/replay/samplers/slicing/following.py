@@ -59,7 +59,7 @@ class Following:
     """
 
     def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+        self.ring = ring
         self.native = ring.seat.native
         self._follower = _core.Follower(self.native)
         self.table = Trajectories(ring.capacity, ring.width)
@@ -79,7 +79,7 @@ class Following:
         table = self.table
         for changed, fresh in self._looks():
             if len(changed):
-                around = table.around(changed, self._ring.live.sources[changed])
+                around = table.around(changed, self.ring.live.sources[changed])
                 if around is None:  # somebody else's item: then all are put in order again
                     self._follower.forget()
                     self._again = True
@@ -87,7 +87,7 @@ class Following:
                 items, before = around
                 reach = np.empty_like(items)
                 self._follower.reach(items.ctypes.data, len(items), reach.ctypes.data)
-                apart = (items - before) % self._ring.capacity > reach
+                apart = (items - before) % self.ring.capacity > reach
                 table.cut(items, cuts(items, np.where(apart, -1, before)))
             for slots, sources, reach in fresh:
                 follows = table.before(slots, sources, reach)
@@ -102,12 +102,12 @@ class Following:
         Raises:
             RuntimeError: a step of a trajectory is there twice.
         """
-        width = self._ring.width
+        width = self.ring.width
         for changed, fresh in self._looks():
             self.table.drop(changed)
             parts = [*fresh]
             if len(changed):
-                parts.append(Fresh(changed, self._ring.live.sources[changed], changed))
+                parts.append(Fresh(changed, self.ring.live.sources[changed], changed))
             if not parts:
                 continue
             slots = np.concatenate([part.slots for part in parts])
@@ -130,7 +130,7 @@ class Following:
                 if anew:
                     table.clear()
                 table.drop(np.frombuffer(gone, np.int64))
-                head, ring = follower.seen, self._ring
+                head, ring = follower.seen, self.ring
                 table.head = head
                 table.first = head % ring.capacity * ring.width if head >= ring.capacity else 0
                 yield np.frombuffer(changed, np.int64), self._fresh()
@@ -144,7 +144,7 @@ class Following:
         slots, reach = np.empty((2, _PIECE), np.int64)
         while count := self._follower.next(slots.ctypes.data, reach.ctypes.data, _PIECE):
             new = slots[:count]
-            yield Fresh(new.copy(), self._ring.live.sources[new], reach[:count].copy())
+            yield Fresh(new.copy(), self.ring.live.sources[new], reach[:count].copy())
 
 
 def put_in_order(
