@@ -100,6 +100,8 @@ class Histories:
             ahead = (self.ring.head + np.arange(self.capacity)) % self.capacity
             free = np.flatnonzero(self.ring.live.writing()[ahead])
             count = min(count, int(free[0]) if len(free) else self.capacity)
+        if self.records:
+            count = min(count, 16)  # more do not fit
         if not count:
             return
         streams = None

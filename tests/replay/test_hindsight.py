@@ -604,8 +604,8 @@ def test_only_the_goals_are_read_beside_the_rows(monkeypatch: pytest.MonkeyPatch
 
 
 def test_flags_are_looked_at_once_a_write(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    column, looks = LeafEntries.column, []
-    monkeypatch.setattr(LeafEntries, "column", lambda *args: looks.append(1) or column(*args))
+    at, looks = LeafEntries.at, []
+    monkeypatch.setattr(LeafEntries, "at", lambda *args: looks.append(1) or at(*args))
     rb = buffer(make(40), 10)
     for start in (0, 10):
         rb.extend(episodes(20)[start : start + 10])
