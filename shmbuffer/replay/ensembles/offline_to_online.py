@@ -62,7 +62,8 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         online_sampler: who draws from the online part; None is a `RandomSampler`.
         priority_key: see `TensorDictReplayBuffer`.
         generator: of the draws in both parts.
-        prefetch: see `ReplayBuffer`.
+        rank: see `ReplayBuffer`; of the draws in both parts.
+        prefetch: see there.
         **dataset_kwargs: for `load_dataset`.
 
     Raises:
@@ -102,6 +103,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         online_sampler: Sampler | None = None,
         priority_key: str | tuple[str, ...] = "td_error",
         generator: torch.Generator | None = None,
+        rank: int | None = None,
         prefetch: int | None = None,
         **dataset_kwargs: Any,
     ) -> None:
@@ -125,8 +127,13 @@ class OfflineToOnlineReplayBuffer(TwoParts):
                 )
         self._base = float(offline_fraction)
         online = TensorDictReplayBuffer(
-            storage=online_storage, sampler=online_sampler, priority_key=priority_key
+            storage=online_storage, sampler=online_sampler, priority_key=priority_key, rank=rank
         )
+        if rank is not None:
+            offline._rank_given = rank
+        if online_storage.shared:
+            offline.share()  # so that learners of one seed draw by their ranks from it too
+        offline._ask_rank()
         self._mixture = _mixture(online_storage, self._base)
         super().__init__(
             online,
@@ -134,6 +141,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
             transform=transform,
             batch_size=batch_size,
             generator=generator,
+            rank=rank,
             prefetch=prefetch,
         )
         self._sampler = _MixedSampler(self._mixture, online._sampler, offline._sampler)
