@@ -52,6 +52,7 @@ _HOMES = {
         "ShardedReplayBuffer",
     ),
     "shmbuffer.replay.buffers": (
+        "ConditionalUpdateResult",
         "HERReplayBuffer",
         "HindsightStrategy",
         "PrioritizedReplayBuffer",

@@ -14,6 +14,7 @@ import functools
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from shmbuffer.distributed.nearby import (
     GROUPS,
     READ,
     SAMPLE,
+    WRITE,
     Address,
     LocalHandle,
     Unreachable,
@@ -29,9 +31,10 @@ from shmbuffer.distributed.nearby import (
 from shmbuffer.distributed.owner import METHODS, PROPERTIES, Itself, Message
 from shmbuffer.errors import BufferInUseError
 from shmbuffer.replay.buffers import TensorDictReplayBuffer
+from shmbuffer.replay.buffers.serving import done
 
 LIFECYCLE = frozenset(
-    {"client", "clients", "close", "is_alive", "service_backend", "shutdown", "start"}
+    {"as_remote", "client", "clients", "close", "is_alive", "service_backend", "shutdown", "start"}
 )
 """What only the creator of the buffer may do."""
 
@@ -211,6 +214,19 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _submitting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A change in the background; by way of the owner it is done at once."""
+
+    @functools.wraps(original)
+    def submit(self: Handle, **update: Any) -> Future[Any]:
+        near = self._reach(WRITE)
+        if near is not None:
+            return near.buffer.submit_update_if_present(**update)
+        return done(functools.partial(self._call, "update_if_present", **update))
+
+    return submit
+
+
 def _property(name: str, original: property) -> property:
     group = PROPERTIES.get(name)
 
@@ -240,3 +256,6 @@ def _forward(cls: type[Handle]) -> None:
 
 
 _forward(Handle)
+Handle.submit_update_if_present = _submitting(  # type: ignore[attr-defined]
+    TensorDictReplayBuffer.submit_update_if_present
+)

@@ -46,9 +46,11 @@ METHODS = {
     "update_": WRITE,
     "update_if_present": WRITE,
     "write_all": WRITE,
+    "can_sample": SAMPLE,
     "mark_update": SAMPLE,
     "next": SAMPLE,
     "sample": SAMPLE,
+    "synchronize": SAMPLE,
     "update_priority": SAMPLE,
     "update_tensordict_priority": SAMPLE,
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensordict import TensorClass
 
 from tests.compat.family import MODULES, ours, theirs
 
@@ -23,6 +24,10 @@ STATES = {"same", "better", "not there"}
 # How an argument of TorchRL's may differ, as the tables say it: `name`: one of these.
 NOT_ACCEPTED = "not accepted"
 DEFAULT_ONLY = "default only"
+
+
+class Plain(TensorClass["nocast"]):  # type: ignore[type-arg]
+    """What tensordict makes of any class."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,8 @@ class Arguments:
 def constructor(cls: type) -> Arguments:
     """The arguments of a constructor, and of those that it hands its ``**kwargs`` to."""
     named: dict[str, Any] = {}
+    if issubclass(cls, tuple):
+        return arguments(cls.__new__)
     for one in mro(cls):
         init = vars(one).get("__init__")
         if init is None:
@@ -126,7 +133,7 @@ def arguments(function: Callable[..., Any]) -> Arguments:
     named: dict[str, Any] = {}
     rest = False
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
-        if index == 0 and parameter.name in ("self", "cls"):
+        if index == 0 and parameter.name in ("self", "cls", "_cls"):
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
             rest = True
@@ -168,8 +175,9 @@ def _default_in_words(value: Any) -> str:
 def introduced(cls: type) -> Iterator[tuple[str, str, Any]]:
     """Every public attribute of a class of TorchRL's: the class that introduced it, name, value."""
     family = mro(cls)
+    generated = dir(Plain) if issubclass(cls, TensorClass) else []  # every tensorclass has these
     for name in dir(cls):
-        if name.startswith("_"):
+        if name.startswith("_") or name in generated:
             continue
         homes = [one for one in family if name in vars(one)]
         if homes and homes[-1].__name__ in ROW_OF:

@@ -1,5 +1,6 @@
 """The buffers of the family."""
 
+from shmbuffer.replay.buffers.access import ConditionalUpdateResult
 from shmbuffer.replay.buffers.hindsight import HERReplayBuffer, HindsightStrategy
 from shmbuffer.replay.buffers.prioritized import (
     PrioritizedReplayBuffer,
@@ -9,6 +10,7 @@ from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 
 __all__ = [
+    "ConditionalUpdateResult",
     "HERReplayBuffer",
     "HindsightStrategy",
     "PrioritizedReplayBuffer",

@@ -11,8 +11,10 @@ from torch.utils._pytree import tree_map
 
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.buffers.versions import compared
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.indexing import is_one
+from shmbuffer.replay.storages.item_store import changes_of
 from shmbuffer.replay.storages.list import ListStorage
 
 
@@ -20,7 +22,11 @@ class ConditionalUpdateResult(NamedTuple):
     """What became of `ReplayBuffer.update_if_present`."""
 
     updated: torch.Tensor
-    """bool ``[n]``: the items that were still there."""
+    """bool ``[n]``: the items that were changed."""
+    version_rejected: torch.Tensor | None = None
+    """bool ``[n]``: those that were there, with a version that the given one does not come after.
+
+    None where no versions were compared."""
 
     @property
     def updated_count(self) -> int:
@@ -28,9 +34,14 @@ class ConditionalUpdateResult(NamedTuple):
         return int(self.updated.sum())
 
     @property
+    def version_rejected_count(self) -> int:
+        """Items that were there, and have a newer version."""
+        return 0 if self.version_rejected is None else int(self.version_rejected.sum())
+
+    @property
     def stale_count(self) -> int:
         """Items that had been written over, or forgotten."""
-        return self.updated.numel() - self.updated_count
+        return self.updated.numel() - self.updated_count - self.version_rejected_count
 
 
 class StorageOrder(Parts):
@@ -135,7 +146,14 @@ class StorageOrder(Parts):
         return self
 
     def update_if_present(
-        self, *, index: torch.Tensor, generation: torch.Tensor, patch: Any
+        self,
+        *,
+        index: torch.Tensor,
+        generation: torch.Tensor,
+        patch: Any,
+        version_key: str | tuple[str, ...] | None = None,
+        version: int | torch.Tensor | None = None,
+        require_newer: bool = False,
     ) -> ConditionalUpdateResult:
         """Change entries of the items of a sample that have not been written over since.
 
@@ -146,6 +164,11 @@ class StorageOrder(Parts):
             index: ``sample["index"]``: int64 ``[n]``, or ``[n, ndim]``.
             generation: ``sample["index_generation"]``: int64 ``[n]``.
             patch: TensorDict or dict of the entries that are to change, each ``[n, ...]``.
+            version_key: entry of the items, one number each, that says which version an item has.
+                An item with a newer one is left alone, else it gets ``version`` with the patch.
+                Where an item is named twice, the highest version counts.
+            version: of the patch: one number, or ``[n]``.
+            require_newer: leave an item with the same version alone too.
 
         Returns:
             What was updated.
@@ -154,9 +177,28 @@ class StorageOrder(Parts):
             KeyError: no such entry.
             SchemaMismatchError: another dtype or shape; nothing was changed.
             RuntimeError: the storage keeps no generations.
+            ValueError: ``version_key`` without ``version``, or in the patch, or of several numbers
+                an item.
         """
+        if (version_key is None) != (version is None):
+            raise ValueError(
+                "version_key and version go together: the entry, and what it is to become; got "
+                f"version_key={version_key!r}, version={version!r}"
+            )
+        rejected = None
+        if version_key is not None:
+            patch, path = (
+                changes_of(patch),
+                ((version_key,) if isinstance(version_key, str) else tuple(version_key)),
+            )
+            if path in patch:
+                raise ValueError(f"{version_key!r} is the version_key, and in the patch; leave it")
+            generation, versions, lost = compared(
+                self._storage, index, generation, path, version, newer=require_newer
+            )
+            patch, rejected = {**patch, path: versions}, torch.from_numpy(lost)
         updated = self._storage.change_if_present(index, generation, patch)
-        return ConditionalUpdateResult(torch.from_numpy(updated))
+        return ConditionalUpdateResult(torch.from_numpy(updated), rejected)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Every item in storage order: ``rb[:end]``.

@@ -14,7 +14,6 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "service_backend_options": (None,),
     "transport": (None, "auto"),
     "transport_options": (None,),
-    "sampler_device": (None, "cpu"),
 }
 
 _INSTEAD = {

@@ -54,6 +54,7 @@ def chosen(
     By ``again``, where a buffer has more to say about it.
     """
     for _ in range(ATTEMPTS):
+        known = _tracked(plan, index, known)
         data = _held(plan, index, known)
         if data is not None:
             return data, plan.info.of_choice(index, known)
@@ -102,6 +103,18 @@ def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
             # An interrupt may come between the two: what was taken says its tickets.
             if found or (count and int(tickets[0]) != _NOT_TAKEN):
                 ring.flow.release()
+
+
+def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
+    """With the tickets of what was chosen, where a sample says them and its sampler does not.
+
+    Samplers do where others share the storage.
+    """
+    backed = plan.ring_backed
+    if not plan.info.generation or GENERATION in known or backed is None or backed.shared:
+        return known
+    tickets = backed.tickets(index)
+    return known if (tickets < 0).any() else {**known, GENERATION: tickets}
 
 
 def _held(plan: Plan, index: Any, known: dict[Any, Any]) -> Any:

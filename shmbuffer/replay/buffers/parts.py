@@ -56,6 +56,7 @@ class Parts:
     _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
     _makers: dict[str, Any] | None  # of the parts, where they are not made yet
     _also_chooses = ""  # what chooses beside the sampler, in words; by parts then
+    _closed = False
     _mapping = "dict"  # what a plain dict is in the data
     _priority_key: str | tuple[str, ...] | None = None  # entry of the data that holds priorities
 
@@ -307,6 +308,7 @@ class Parts:
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._storage.close()
+        self._closed = True
 
     def __enter__(self) -> Self:
         return self

@@ -68,6 +68,7 @@ class Prefetcher:
         self._queue: deque[tuple[Order, Future[Batch]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
+        self._change: Future[Any] | None = None  # the last one: what is ordered now waits for it
         self.ran_out = False  # the batch that was delivered last has ended a pass
 
     def next(self) -> Batch:
@@ -79,12 +80,43 @@ class Prefetcher:
             self.ran_out = order.ends_pass
         return future.result()
 
+    def submit(self, change: Callable[[], Any]) -> Future[Any]:
+        """Have something done behind the batches that were ordered so far.
+
+        Those that are ordered later wait for it, and raise what it raises.
+        """
+        self._own()
+        with self._lock:
+            before = [future for _, future in self._queue]
+            before += [] if self._change is None else [self._change]
+            # The threads take one call after the other: what it waits for has begun before it.
+            self._change = self._threads().submit(_behind, before, change)
+            return self._change
+
+    def wait_for_changes(self) -> None:
+        """Return when what was submitted is done."""
+        self._own()
+        with self._lock:
+            wait([] if self._change is None else [self._change])
+
+    def settle(self) -> None:
+        """Return when everything is made and done; raises what one of them has raised."""
+        self._own()
+        with self._lock:
+            futures = [future for _, future in self._queue]
+            futures += [] if self._change is None else [self._change]
+            self._change = None
+            wait(futures)
+            for future in futures:
+                future.result()
+
     def drop(self) -> None:
         """Forgets what was ordered and not delivered; returns when no worker is at it any more."""
         self._own()
         with self._lock:
             futures = [future for _, future in self._queue]
             wait([future for future in futures if not future.cancel()])
+            self.wait_for_changes()
             self._forget(0)
             self.ran_out = False
 
@@ -129,7 +161,7 @@ class Prefetcher:
         """Threads do not survive a fork: what they make is the parent's."""
         if self._pid != os.getpid():
             self._lock, self.choosing = RLock(), RLock()
-            self._executor, self._pid = None, os.getpid()
+            self._executor, self._change, self._pid = None, None, os.getpid()
             self._forget(0)
 
     def _forget(self, first: int) -> None:
@@ -139,11 +171,23 @@ class Prefetcher:
         while len(self._queue) > first:
             self._queue.pop()
 
-    def _fill(self) -> None:
+    def _threads(self) -> ThreadPoolExecutor:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.depth, thread_name_prefix="shmbuffer-sample")
+        return self._executor
+
+    def _fill(self) -> None:
+        threads = self._threads()
+        change, self._change = self._change, None
+        if change is not None:
+            change.result()
         while len(self._queue) <= self.depth:
             if self._queue and self._queue[-1][0].ends_pass:
                 return
             order = self._order()
-            self._queue.append((order, self._executor.submit(order.make)))
+            self._queue.append((order, threads.submit(order.make)))
+
+
+def _behind(before: list[Future[Any]], change: Callable[[], Any]) -> Any:
+    wait(before)
+    return change()

@@ -25,6 +25,7 @@ class Prioritized(ReplayBuffer):
         dtype: torch.dtype = torch.float,
         storage: Storage | Callable[[], Storage] | None = None,
         sampler: Sampler | None = None,
+        sampler_device: torch.device | str | None = None,
         sync: bool = True,
         reduction: str = "max",
         **kwargs: Any,
@@ -37,9 +38,20 @@ class Prioritized(ReplayBuffer):
             )
         storage = ListStorage(DEFAULT_CAPACITY) if storage is None else made(storage)
         sampler = PrioritizedSampler(
-            storage.max_size, alpha, beta, eps=eps, dtype=dtype, reduction=reduction
+            storage.max_size,
+            alpha,
+            beta,
+            eps=eps,
+            dtype=dtype,
+            reduction=reduction,
+            device=sampler_device,
         )
         super().__init__(storage=storage, sampler=sampler, **kwargs)
+
+    @property
+    def prioritized_sampler(self) -> Sampler:
+        """Who draws by priority: `ReplayBuffer.sampler`."""
+        return self._sampler
 
 
 class PrioritizedReplayBuffer(Prioritized):
@@ -54,6 +66,7 @@ class PrioritizedReplayBuffer(Prioritized):
         dtype: of the weights.
         storage: where the items are; None is a ``ListStorage(1000)``.
         sampler: has to be None: the arguments above make it.
+        sampler_device: None or the CPU; see ``device`` of `PrioritizedSampler`.
         sync: accepted. TorchRL keeps a private tree for the learner where it is False; here every
             process sees the one tree.
         reduction: see `PrioritizedSampler`.
@@ -94,6 +107,7 @@ class TensorDictPrioritizedReplayBuffer(Prioritized, TensorDictReplayBuffer):
         storage: where the items are; None is a ``ListStorage(1000)``.
         reduction: how several priorities of an item become one: ``"max"``, ``"min"``, ``"mean"``,
             ``"median"``.
+        sampler_device: None or the CPU; see ``device`` of `PrioritizedSampler`.
         sync: accepted, as in `PrioritizedReplayBuffer`.
         dtype: of the weights.
         **kwargs: see `ReplayBuffer`.

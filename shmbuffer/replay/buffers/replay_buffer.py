@@ -17,6 +17,7 @@ from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.publishing import Publishing
 from shmbuffer.replay.buffers.sampling import Sampling
 from shmbuffer.replay.buffers.saving import Saving
+from shmbuffer.replay.buffers.serving import Serving
 from shmbuffer.replay.buffers.writing import Writing
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.samplers import RandomSampler, Sampler
@@ -33,7 +34,7 @@ DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage ge
 _PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform", "_plan"))
 
 
-class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Columnar, Publishing):
+class ReplayBuffer(Writing, Sampling, StorageOrder, Serving, Saving, Columnar, Publishing):
     """A replay buffer made of three parts.
 
     Where all parts are of this package, a batch is one native call: ``extend`` is claim, copy,

@@ -107,6 +107,8 @@ class Saving(Saves, Parts):
         Cost: all bytes once, straight into files, and a sync of each.
         """
         require_plain(extra)
+        if self._prefetcher is not None:
+            self._prefetcher.wait_for_changes()
         target = Path(path)
         in_place = self._storage._has_files_in(target / "storage")
         require_no_buffer(target)

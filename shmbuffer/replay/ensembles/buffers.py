@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -11,34 +11,29 @@ from tensordict import TensorDict, TensorDictBase
 from shmbuffer.memory import deadline
 from shmbuffer.memory.streams import checked, of_each
 from shmbuffer.numpy.keys import GENERATION, INDEX
-from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
-from shmbuffer.replay.buffers.access import ConditionalUpdateResult
-from shmbuffer.replay.buffers.priority_entry import no_index, reduce, say_what_is_missing
 from shmbuffer.replay.buffers.saving import Saving
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.ensembles.changes import Changes
 from shmbuffer.replay.ensembles.members import Ensemble, PartsOf
-from shmbuffer.replay.ensembles.rows import BUFFER_IDS, known_tickets, routed, routes
+from shmbuffer.replay.ensembles.rows import BUFFER_IDS, routed, written_tickets
 from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.ensembles.turns import Turns
 from shmbuffer.replay.ensembles.writer import WriterEnsemble, refusal
-from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate, Sampler
+from shmbuffer.replay.samplers import Sampler
 from shmbuffer.replay.storages import Storage
+from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.writers import Writer
 
 
-class Buffers(ReplayBuffer, Ensemble):
+class Buffers(Changes):
     """Buffers, and three ensembles that always have the parts that these buffers have now."""
 
-    _what = "buffer"
-    _members: tuple[ReplayBuffer, ...]
-    _storage: StorageEnsemble
     _sampler: SamplerEnsemble
     _writer: WriterEnsemble
     _routing_key: str | tuple[str, ...] | None
     _routing_dim: int | None
     _turns: Turns
-    _said_what_is_missing = False  # as in a TensorDictReplayBuffer
 
     __len__ = Ensemble.__len__
 
@@ -142,8 +137,8 @@ class Buffers(ReplayBuffer, Ensemble):
             stream_dim: has to be None here.
 
         Returns:
-            A TensorDict ``[n]``, in the order of the flat data: ``"buffer_ids"``, and ``"index"``
-            in that buffer.
+            A TensorDict ``[n]``, in the order of the flat data: ``"buffer_ids"``, ``"index"`` in
+            that buffer, and, where samples of every buffer have it, ``"index_generation"``.
 
         Raises:
             RuntimeError: the ensemble has neither of the two; write into ``ensemble[i]``.
@@ -166,108 +161,39 @@ class Buffers(ReplayBuffer, Ensemble):
         )
         of = None if streams is None else of_each(checked(streams), len(ids))
         written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        tickets = torch.full((len(ids),), -1)
         with deadline.within(timeout):
             for at in range(len(self._members)):
                 rows = torch.nonzero(ids == at).flatten()
                 if len(rows):
                     if of is not None:
                         known["streams"] = of[rows.numpy()]
-                    written.append((rows, self._members[at].extend(items[rows], **known)))
+                    rb = self._members[at]
+                    ring = ring_of(rb._storage)
+                    before = 0 if ring is None else ring.head
+                    written.append((rows, rb.extend(items[rows], **known)))
+                    tickets[rows] = written_tickets(rb, before, written[-1][1])
         index = torch.zeros(
             (len(ids), *(written[0][1].shape[1:] if written else ())), dtype=torch.int64
         )
         for rows, where in written:
             index[rows] = where
-        return TensorDict({BUFFER_IDS: ids, INDEX: index}, [len(ids)])
+        found = TensorDict({BUFFER_IDS: ids, INDEX: index}, [len(ids)])
+        return found.set(GENERATION, tickets) if self._writer.tracks_generations else found
 
-    def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        """RuntimeError: change ``ensemble[i][index]``."""
-        raise RuntimeError(
-            f"the ensemble was told to change {index!r}, and not in which of its buffers: "
-            "ensemble[i][index] = data"
+    def _draws_now(self, count: int) -> bool:
+        sampler = self._sampler
+        share, rest = divmod(count, sampler.num_buffer_sampled)
+        most = share if sampler.sample_from_all else count  # all rows may be of one buffer
+        return not rest and sampler._all_can(
+            self._storage._members,
+            lambda at: self._members[at]._admits(most) and self._can_give(at, share),
         )
 
-    def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> NoReturn:
-        """RuntimeError: change ``ensemble[i]``."""
-        raise RuntimeError(
-            f"the ensemble was told to change {key!r}, and not in which of its buffers: "
-            "ensemble[i].set_at_(key, value, index)"
-        )
-
-    @eager
-    def update_if_present(self, *, index: Any, generation: Any, patch: Any) -> Any:
-        """Change entries of the items of a sample that have not been written over since.
-
-        Args:
-            index: ``sample["index"]``.
-            generation: ``sample["index_generation"]``.
-            patch: TensorDict or dict of the entries that are to change, with the shape of the
-                sample in front.
-
-        Returns:
-            `ConditionalUpdateResult` for the sample, flat.
-
-        Raises:
-            RuntimeError: a buffer keeps no generations; see `ReplayBuffer.update_if_present`. Other
-                buffers may have been changed already.
-        """
-        patch = patch if isinstance(patch, TensorDictBase) else TensorDict(patch)
-        entries = dict(patch.items(True, True))
-        updated = []
-        for part in routes(index, self._storage, {**entries, GENERATION: generation}):
-            tickets = part.entries.pop(GENERATION)
-            result = self._members[part.at].update_if_present(
-                index=part.where, generation=tickets, patch=TensorDict(part.entries)
-            )
-            updated.append((part.rows, result.updated))
-        flat = torch.zeros(sum(len(rows) for rows, _ in updated), dtype=torch.bool)
-        for rows, which in updated:
-            flat[rows] = which
-        return ConditionalUpdateResult(flat)
-
-    @eager
-    def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
-        """Set the priorities of a sample, each in the buffer that its item is from.
-
-        Args:
-            data: a sample, or part of one: entries ``"index"`` and the ``priority_key`` of the
-                buffers. See `TensorDictReplayBuffer.update_tensordict_priority`.
-
-        Returns:
-            How many were applied and how many were stale, in all buffers together. Buffers without
-            priorities count none.
-
-        Raises:
-            KeyError: no entry ``"index"``.
-            ValueError: NaN, infinite or negative; what belongs to other buffers may have been
-                changed.
-        """
-        index = data.get(INDEX, None)
-        if index is None:
-            raise no_index(data)
-        keys = {GENERATION, *map(_priority_key, self._members)}
-        entries = {key: data.get(key, None) for key in keys}
-        applied = stale = 0
-        for part in routes(index, self._storage, entries, several=True):
-            member = self._members[part.at]
-            if not isinstance(member._sampler, PrioritizedSampler):
-                continue
-            sampler, tickets = member._sampler, known_tickets(part.entries[GENERATION])
-            key = _priority_key(member)
-            priority = part.entries[key]
-            if priority is None and not self._said_what_is_missing:
-                self._said_what_is_missing = True
-                say_what_is_missing(key, data)
-            raw = (
-                sampler.default_priority
-                if priority is None
-                else reduce(priority, len(part.where), sampler.reduction)
-            )
-            update = sampler.update_priority(
-                part.where, raw, storage=part.storage, generation=tickets
-            )
-            applied, stale = applied + update.applied, stale + update.stale
-        return PriorityUpdate(applied, stale)
+    def _can_give(self, at: int, share: int) -> bool:
+        """Whether there are so many rows of a buffer."""
+        rb = self._members[at]
+        return rb._is_queue or bool(self._sampler._members[at].can_sample(rb._storage, share))
 
     # -- all at once ---------------------------------------------------------------------------
 
@@ -327,6 +253,7 @@ class Buffers(ReplayBuffer, Ensemble):
             self._prefetcher.close()
         for rb in self._members:
             rb.close()
+        self._closed = True
 
     def _seeded(self) -> dict[str, Saving]:
         members = {f"rng_state_{at}": rb for at, rb in enumerate(self._members)}
@@ -362,7 +289,3 @@ class Buffers(ReplayBuffer, Ensemble):
                 if mine is None or mine is self._generator:
                     mine = rb.generator = torch.Generator()
                 mine.set_state(own["_rng"])
-
-
-def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:
-    return rb.priority_key if isinstance(rb, TensorDictReplayBuffer) else "td_error"

@@ -288,6 +288,12 @@ class OfflineToOnlineReplayBuffer(TwoParts):
             of_data = count
         yield from ((at, n) for at, n in ((OFFLINE, of_data), (ONLINE, count - of_data)) if n)
 
+    def _draws_now(self, count: int) -> bool:
+        return all(
+            self._members[at]._admits(share) and self._can_give(at, share)
+            for at, share in self._shares(count)
+        )
+
     def _mixed(self, count: int, min_size: int | None) -> Batch:
         rows: list[Row] = []
         for at, share in self._shares(count, waits=bool(min_size)):

@@ -17,6 +17,7 @@ from shmbuffer.numpy.keys import INDEX
 from shmbuffer.replay.buffers.priority_entry import one_each
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.nodes import is_collection, unlocked
+from shmbuffer.replay.storages.storage import ring_of
 
 BUFFER_IDS = "buffer_ids"
 
@@ -150,6 +151,27 @@ def known_tickets(tickets: torch.Tensor | None) -> torch.Tensor | None:
     if tickets is None or bool((tickets < 0).any()):
         return None
     return one_each(tickets)
+
+
+def written_tickets(rb: Any, before: int, slots: torch.Tensor) -> torch.Tensor:
+    """Which write has put items where a write has put them.
+
+    Args:
+        rb: their buffer.
+        before: its ring's head before the write.
+        slots: what the write has returned, int64 ``[n]``.
+
+    Returns:
+        Tickets, int64 ``[n]``; -1 where there are none. Where others have written between the two,
+        one may be too low: it is stale.
+    """
+    ring = ring_of(rb._storage)
+    if ring is None or not len(slots):
+        return torch.full((len(slots),), -1)
+    tickets = before + (slots[0] - before) % ring.capacity + torch.arange(len(slots))
+    if not torch.equal(tickets % ring.capacity, slots):  # a writer that chooses places
+        return rb._writer.generations_of(slots)  # type: ignore[no-any-return]
+    return tickets
 
 
 def routed(

@@ -9,7 +9,7 @@ The choice and the draws use the generator of the buffer, one after the other, r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,26 @@ class SamplerEnsemble(Ensemble, Sampler):
         share = batch_size // len(chosen)
         drawn = [self._draw(at, storage._members[at], share) for at in chosen]
         return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Whether every buffer that may be chosen has a share of such a batch to give.
+
+        Where any of several is chosen at random, all of them have to be ready.
+        """
+        share, rest = divmod(batch_size, self.num_buffer_sampled)
+        members = storage._members
+        return not rest and self._all_can(
+            members, lambda at: self._members[at].can_sample(members[at], share)
+        )
+
+    def _all_can(self, storages: Sequence[Any], can: Callable[[int], bool]) -> bool:
+        """Whether this is true of each buffer that may be chosen, and there is one."""
+        p = None if self.sample_from_all else self._p
+        weights: Sequence[Any] = [1] * len(storages) if p is None else list(p)
+        if isinstance(p, str):
+            weights = [len(storage) for storage in storages]
+        chosen = [at for at, weight in enumerate(weights) if weight]
+        return bool(chosen) and all(map(can, chosen))
 
     def shares(self, storage: Any, batch_size: int) -> list[int]:
         """Which buffers the rows of a batch come from; see `sample` for what it takes and raises.

@@ -112,13 +112,25 @@ class TwoParts(ReplayBufferEnsemble):
         return super().update_tensordict_priority(routable.set(INDEX, self._routable(index)))
 
     @eager
-    def update_if_present(self, *, index: Any, generation: Any, patch: Any) -> Any:
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Any,
+        version_key: str | tuple[str, ...] | None = None,
+        version: int | torch.Tensor | None = None,
+        require_newer: bool = False,
+    ) -> Any:
         """Change entries of the items of a sample that are in the online part still.
 
         Args:
             index: see `ReplayBuffer.update_if_present`; so are the others.
             generation: see there.
             patch: see there.
+            version_key: see there.
+            version: see there.
+            require_newer: see there.
 
         Returns:
             `ConditionalUpdateResult` for the sample. Items of the data set are not updated.
@@ -127,12 +139,22 @@ class TwoParts(ReplayBufferEnsemble):
         places = torch.as_tensor(index).reshape(-1)
         updated = torch.zeros(len(places), dtype=torch.bool)
         rows = torch.nonzero(places < self._start).flatten()
-        updated[rows] = self.online_buffer.update_if_present(
+        if isinstance(version, torch.Tensor) and version.numel() > 1:
+            version = version.reshape(-1)[rows]
+        found = self.online_buffer.update_if_present(
             index=places[rows],
             generation=torch.as_tensor(generation).reshape(-1)[rows],
             patch=TensorDict({key: value[rows] for key, value in patch.items(True, True)}),
-        ).updated
-        return ConditionalUpdateResult(updated)
+            version_key=version_key,
+            version=version,
+            require_newer=require_newer,
+        )
+        updated[rows] = found.updated
+        if found.version_rejected is None:
+            return ConditionalUpdateResult(updated)
+        rejected = torch.zeros_like(updated)
+        rejected[rows] = found.version_rejected
+        return ConditionalUpdateResult(updated, rejected)
 
     def _collate(self, data: Any) -> Any:
         """Rows of the parts behind each other."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
+
 from shmbuffer.replay.ensembles.members import Ensemble
+from shmbuffer.replay.ensembles.rows import BUFFER_IDS, routes
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.writers import ImmutableDatasetWriter, Writer
 
@@ -23,6 +26,7 @@ class WriterEnsemble(Ensemble, Writer):
     _what = "writer"
 
     def __init__(self, *writers: Writer) -> None:
+        super().__init__()
         self._members = list(writers)
 
     def register_storage(self, storage: Any) -> None:
@@ -49,6 +53,26 @@ class WriterEnsemble(Ensemble, Writer):
     def extend(self, data: Any) -> NoReturn:
         """RuntimeError: say which buffer."""
         raise RuntimeError(refusal("a batch was given to the ensemble"))
+
+    @property
+    def tracks_generations(self) -> bool:
+        """Whether all of them do."""
+        return all(writer.tracks_generations for writer in self._members)
+
+    def generations_of(self, index: Any) -> torch.Tensor:
+        """See `Writer.generations_of`.
+
+        Args:
+            index: a TensorDict ``[...]`` with ``"buffer_ids"`` and ``"index"``, as a write or a
+                sample has it.
+
+        Returns:
+            Tickets, int64 ``[n]``, in the order of the flat index.
+        """
+        found = torch.full(index.get(BUFFER_IDS).shape, -1).reshape(-1)
+        for part in routes(index, self._storage, {}):
+            found[part.rows] = self._members[part.at].generations_of(part.where)
+        return found
 
     @property
     def write_count(self) -> int:

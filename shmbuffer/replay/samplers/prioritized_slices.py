@@ -18,8 +18,8 @@ from shmbuffer.replay.storages.indexing import ravel
 
 if TYPE_CHECKING:
     from shmbuffer.memory.tree import PriorityTree
-    from shmbuffer.replay.samplers.arrays import Flags, Ints
-    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+    from shmbuffer.replay.samplers.arrays import Flags, Floats, Ints
+    from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
 _ROUNDS = 4  # of drawing any item and keeping what a slice can begin with; then exactly, in O(n)
 _SPARE = 2  # drawn for each slice that is wanted
@@ -149,15 +149,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _exactly(self, table: Trajectories, count: int, steps: int) -> tuple[Ints, torch.Tensor]:
         """Rows that a slice can begin with, drawn from a sum over all of them. O(items)."""
-        tree = self._tree
-        allowed = self._allowed(table, steps)
-        trajectories = allowed[np.arange(len(allowed))]
-        wanted = self._or_all(table, self._wanted(table, trajectories, steps), steps)
-        trajectories = trajectories[wanted]
-        rows = _rows(table, trajectories, self._room(table.lengths[trajectories], steps))
-        mass = tree.mass(table.elements_of(rows))
-        if not tree.p_sum > 0:  # as of a `PrioritizedSampler`: uniformly
-            mass = np.ones(len(rows))
+        rows, mass = self._candidates(table, steps)
         before = np.cumsum(mass)
         if not before[-1] > 0:
             raise RuntimeError(
@@ -168,9 +160,26 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         numbers = drawn_by(self, partial(torch.rand, dtype=torch.float64), count).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
         at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may lead beyond the last one
-        least = tree.p_min
+        least = self._tree.p_min
         weights = (mass[at] / least) ** -self.beta if least > 0 else np.ones(count)
         return rows[at], torch.from_numpy(weights).to(self.dtype)
+
+    def _candidates(self, table: Trajectories, steps: int) -> tuple[Ints, Floats]:
+        """Every row that a slice can begin with, and the mass of each. O(items)."""
+        allowed = self._allowed(table, steps)
+        trajectories = allowed[np.arange(len(allowed))]
+        wanted = self._or_all(table, self._wanted(table, trajectories, steps), steps)
+        trajectories = trajectories[wanted]
+        rows = _rows(table, trajectories, self._room(table.lengths[trajectories], steps))
+        if not self._tree.p_sum > 0:  # as of a `PrioritizedSampler`: uniformly
+            return rows, np.ones(len(rows))
+        return rows, self._tree.mass(table.elements_of(rows))
+
+    def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
+        """See `SliceSampler._suffice`: without ``eps`` a priority of 0 is never drawn."""
+        if not len(allowed) or self.eps or self.ring() is None:
+            return len(allowed) > 0
+        return bool(self._candidates(table, steps)[1].any())
 
     def _room(self, lengths: Ints, steps: int) -> Ints:
         """How many steps of trajectories of these lengths a slice can begin with."""

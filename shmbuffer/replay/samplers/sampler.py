@@ -74,6 +74,15 @@ class Sampler(Checkpoints):
         """
         raise NotImplementedError(f"{type(self).__name__} has no sample()")
 
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Whether `sample` would give a batch now.
+
+        Args:
+            storage: where from.
+            batch_size: how many items.
+        """
+        return len(storage) > 0
+
     def add(self, index: Any) -> None:
         """An item was written at ``index``."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.replay.samplers.sampler import (
     ATTEMPTS,
@@ -240,6 +241,20 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         count, steps = self._sizes(batch_size)
         self._asked = batch_size
         return self._draw(storage, steps, lambda table: self._choose(storage, table, count, steps))
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """See `Sampler.can_sample`: a trajectory is long enough. Raises as `sample` does."""
+        count, steps = self._sizes(batch_size)
+        with self._boundaries.lock:
+            try:
+                table = self._boundaries.of(storage).table
+            except EmptyBufferError:
+                return False
+            return self._suffice(table, table.long(self._shortest(steps)), count, steps)
+
+    def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
+        """Whether trajectories that may be drawn from make a batch."""
+        return len(allowed) > 0
 
     def _draw(
         self, storage: Any, steps: int, choose: Callable[[Trajectories], Cuts]

@@ -18,7 +18,7 @@ from shmbuffer.replay.storages.storage import ring_of
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.arrays import Ints
-    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+    from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
 
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
@@ -117,6 +117,10 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             self._pass = Pass(heads, 0, whole, table.rows, tickets=_tickets(ring, heads))
         self._written = False
         return Cuts(chosen, self._begins(table, chosen, steps))
+
+    def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
+        """See `SliceSampler._suffice`: with ``drop_last`` a batch is whole."""
+        return len(self._ours(np.arange(len(allowed)))) >= self._least(count)
 
     def _left(self, ring: Ring | None, table: Trajectories, steps: int) -> Ints | None:
         """What is left of the pass, as trajectories of ``table``; None: it is over."""

@@ -151,6 +151,17 @@ class SamplerWithoutReplacement(Sampler):
             self._storage = weakref.ref(storage)
         return described(storage, drawn.elements, drawn.tickets)
 
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """See `Sampler.can_sample`: with ``drop_last`` a batch is whole."""
+        count = len(storage)
+        if count and self.world_size is not None:
+            count = len(self._ours(places_of(storage, ring_of(storage))))
+        return count >= self._least(batch_size)
+
+    def _least(self, wanted: int) -> int:
+        """How many there have to be for a batch of so many."""
+        return max(1, wanted if self.drop_last else 1)
+
     def _has_changed(self, storage: Any, ring: Ring | None, now: Pass) -> bool:
         """Whether the pass is not one of this storage as it is now."""
         assert now.order is not None

@@ -114,6 +114,11 @@ class ReadOnlyStorage(TensorStorage):
         return self._map(ring, Saved.of_data_set(self.path, ndim=self.ndim))
 
     @property
+    def supports_conditional_update(self) -> bool:
+        """See `Storage.supports_conditional_update`: nothing changes the data set."""
+        return False
+
+    @property
     def where(self) -> str:
         """The data set's name in messages."""
         return str(self.path)

@@ -13,7 +13,7 @@ from shmbuffer.memory import Schema, Settings
 from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.recorded import of_storage
-from shmbuffer.replay.storages.indexing import meant
+from shmbuffer.replay.storages.indexing import meant, ravel
 from shmbuffer.replay.storages.item_store import changes_of, edited
 from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.location import Location, Place, unmade
@@ -172,6 +172,11 @@ class RecordList(ListStorage):
             super().open_there()
             self._store()
 
+    @property
+    def supports_conditional_update(self) -> bool:
+        """See `Storage.supports_conditional_update`."""
+        return self.shared
+
     def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
         """See `Storage.change_if_present`."""
         if not self.shared:
@@ -181,6 +186,24 @@ class RecordList(ListStorage):
         return self._records().change_held(
             elements, tickets, lambda row, item: edited(item, changes, row)
         )
+
+    def entry(
+        self, index: Any, path: tuple[str, ...]
+    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+        """See `Storage.entry`."""
+        if not self.shared:
+            return super().entry(index, path)
+        elements = ravel(index, ())
+        (column,), tickets = self._records().entries(elements, [path])
+        held = tickets >= 0
+        if any(one is None for one, there in zip(column, held, strict=True) if there):
+            raise KeyError(f"{'.'.join(path)!r} is not a number in each of the items")
+        found = [torch.as_tensor(one).cpu().numpy() for one in column if one is not None]
+        first = found[0] if found else np.zeros(())
+        numbers = np.zeros((len(elements), *first.shape), first.dtype)
+        if found:
+            numbers[held] = found
+        return elements, numbers, tickets
 
     def collate(self, items: Any) -> Any:
         """A batch from what `fetch` or `get` gives for several; see ``pad_output``."""

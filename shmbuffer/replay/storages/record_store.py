@@ -106,6 +106,14 @@ class RecordStore(ItemStore):
         self, slots: NDArray[np.int64], tickets: NDArray[np.int64], edit: Edit
     ) -> NDArray[np.bool_]:
         """Change those items that still have these tickets. Returns bool[n]: what was changed."""
+        meant = np.flatnonzero(tickets >= 0)
+        if len(meant) < len(tickets):
+            changed = np.zeros(len(slots), np.bool_)
+            if len(meant):
+                changed[meant] = self.change_held(
+                    slots[meant], tickets[meant], lambda row, item: edit(int(meant[row]), item)
+                )
+            return changed
         unique, row_of = np.unique(slots, return_inverse=True)
         last = last_of_each(slots)
         last = last[np.argsort(slots[last])]  # in the order of ``unique``
@@ -119,8 +127,8 @@ class RecordStore(ItemStore):
             held[held] = self.records.place(
                 unique[held], batch, in_place=True, tickets=tickets[last][held]
             )
-        changed: NDArray[np.bool_] = held[row_of] & (tickets == tickets[last][row_of])
-        return changed
+        found: NDArray[np.bool_] = held[row_of] & (tickets == tickets[last][row_of])
+        return found
 
     # -- reading -------------------------------------------------------------------------------
 

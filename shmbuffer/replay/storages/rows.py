@@ -22,7 +22,7 @@ from shmbuffer.replay.form.mismatch import leaves_of, refuse_form
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
 from shmbuffer.replay.form.tensors import as_tensor
-from shmbuffer.replay.storages.indexing import Selection, meant
+from shmbuffer.replay.storages.indexing import Selection, meant, ravel, tickets_at
 from shmbuffer.replay.storages.mover import Mover, whole_or_empty
 
 if TYPE_CHECKING:
@@ -127,6 +127,19 @@ class Rows(Mover):
         columns = columns_of(self.leaves, (len(elements),), patch, ())
         return self.patch(elements, columns, tickets)
 
+    def entry(
+        self, index: Any, path: KeyPath
+    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+        """See `Storage.entry`."""
+        found = [at for at, leaf in enumerate(self.leaves.leaves) if leaf.path == path]
+        if not found:
+            raise KeyError(f"{'.'.join(path)!r} is not a leaf of {self.where}")
+        elements, view = ravel(index, self.lanes), self.views()[found[0]].as_subclass(torch.Tensor)
+        column = view.view(-1, *self.leaves.leaves[found[0]].shape)
+        numbers = column[torch.from_numpy(elements).to(column.device)]
+        # Only now: a ticket that is the same by then says that the number was its item's.
+        return elements, numbers.cpu().numpy(), tickets_at(self.ring, elements // self.ring.width)
+
     def patch(
         self,
         elements: NDArray[np.int64],
@@ -142,13 +155,16 @@ class Rows(Mover):
             bool ``[n]``: what was changed.
         """
         width = self.ring.width
-        slots, first, of_slot = np.unique(elements // width, return_index=True, return_inverse=True)
+        slots, of_slot = np.unique(elements // width, return_inverse=True)
+        expected = None
+        if tickets is not None:  # of a slot that is named twice, the newest
+            expected = np.full(len(slots), -1)
+            np.maximum.at(expected, of_slot, tickets)
         with self._claim:
-            expected = None if tickets is None else tickets[first]
             kept = self.ring.claims.claim_slots(slots, in_place=True, tickets=expected)
             changed = kept[of_slot]
-            if tickets is not None:
-                changed &= tickets == tickets[first][of_slot]
+            if expected is not None:
+                changed &= tickets == expected[of_slot]
             if not kept.any():
                 return changed
             which = torch.from_numpy(np.nonzero(changed)[0])

@@ -22,18 +22,16 @@ from shmbuffer.replay.checkpointers.checkpointer import (
     lies_in,
 )
 from shmbuffer.replay.checkpoints import Checkpoints
+from shmbuffer.replay.storages.conditional import Conditional
 from shmbuffer.replay.storages.indexing import is_one
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Engine, Ring
     from shmbuffer.replay.storages.location import Location
     from shmbuffer.replay.storages.mover import RowSample
 
 
-class Storage(Checkpoints):
+class Storage(Conditional, Checkpoints):
     """Where the items are.
 
     A storage of your own needs ``set``, ``get`` and ``__len__``; any sampler and any writer works
@@ -100,6 +98,20 @@ class Storage(Checkpoints):
     def writes_natively(self) -> bool:
         """Whether ``append`` writes a batch with its priorities, whole or not at all."""
         return False
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """``[slots]``; of a storage with lanes its own.
+
+        Raises:
+            RuntimeError: there are lanes, and the storage does not say how many.
+        """
+        if self.ndim == 1:
+            return torch.Size((self.max_size,))
+        raise RuntimeError(
+            f"a {type(self).__name__} of {self.ndim} dimensions does not say how large they are; "
+            "give its class a property shape"
+        )
 
     @property
     def tracks_generations(self) -> bool:
@@ -214,25 +226,6 @@ class Storage(Checkpoints):
             changed = item.clone()
             changed.set_(path, value if single else value[at])
             self.put(places[at], changed, in_place=True)
-
-    def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
-        """Change entries of items that have not been written over since.
-
-        Args:
-            index: of a sample.
-            generation: of the same sample.
-            patch: the entries, each ``[n, ...]``.
-
-        Returns:
-            bool ``[n]``: what was changed.
-
-        Raises:
-            RuntimeError: the storage keeps no generations.
-        """
-        raise RuntimeError(
-            f"a {type(self).__name__} keeps no generations; use a LazyTensorStorage or a "
-            "LazyMemmapStorage"
-        )
 
     def forget(self, *, keep_write_count: bool) -> None:
         """Forget every item.

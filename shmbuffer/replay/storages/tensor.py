@@ -142,6 +142,11 @@ class TensorStorage(RingBacked):
         return not has_its_own(self, "append") and not has_its_own(self, "written")
 
     @property
+    def supports_conditional_update(self) -> bool:
+        """See `Storage.supports_conditional_update`."""
+        return True
+
+    @property
     def tracks_generations(self) -> bool:
         """See `Storage.tracks_generations`."""
         return self.draws_natively
@@ -228,6 +233,12 @@ class TensorStorage(RingBacked):
         """See `Storage.change_if_present`."""
         changed: NDArray[np.bool_] = self._need().change_if_present(index, generation, patch)
         return changed
+
+    def entry(
+        self, index: Any, path: tuple[str, ...]
+    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+        """See `Storage.entry`."""
+        return self._need().entry(index, path)  # type: ignore[no-any-return]
 
     def prepare(self, data: Any, single: bool) -> None:
         """See `Storage.prepare`: the first write says what an item is."""

@@ -27,8 +27,7 @@ class ImmutableDatasetWriter(Writer):
     Source: ``torchrl.data.ImmutableDatasetWriter``.
     """
 
-    def __init__(self, compilable: bool = False) -> None:
-        self.compilable = bool(compilable)
+    WRITING_ERR = "this buffer holds a data set that stays as it is"
 
     def add(self, data: Any) -> NoReturn:
         """RuntimeError."""
@@ -47,6 +46,6 @@ class ImmutableDatasetWriter(Writer):
 
 def _refusal(what: str) -> str:
     return (
-        f"this buffer holds a data set that stays as it is: {what}. To write, give the buffer "
+        f"{ImmutableDatasetWriter.WRITING_ERR}: {what}. To write, give the buffer "
         "another writer, for example set_writer(RoundRobinWriter())"
     )

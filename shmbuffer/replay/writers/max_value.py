@@ -77,7 +77,7 @@ class TensorDictMaxValueWriter(Writer):
     ) -> None:
         if reduction not in REDUCTIONS:
             raise ValueError(f"reduction is one of {REDUCTIONS}, got {reduction!r}")
-        self.compilable = bool(compilable)
+        super().__init__(compilable)
         self._rank_key: Key = ("next", "reward") if rank_key is None else rank_key
         self._reduction = reduction
         self._current_top_values: list[tuple[Rank, int]] = []  # a heap of (rank, index)

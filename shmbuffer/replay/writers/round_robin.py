@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shmbuffer.memory import ItemSnapshot
+from shmbuffer.numpy.indices import unravel
 from shmbuffer.replay.compat.writers import Cursor, read_cursor, write_cursor
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.writers.writer import Writer
 
@@ -34,7 +37,7 @@ class RoundRobinWriter(Writer):
     """
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
-        self.compilable = bool(compilable)
+        super().__init__(compilable)
         self.track_generations = track_generations
         self._own_cursor = 0
         self._own_count = 0
@@ -70,6 +73,33 @@ class RoundRobinWriter(Writer):
         self._own_cursor = (start + count) % storage.max_size
         self._own_count += count
         return index
+
+    def write_at(self, index: Any, data: Any) -> Any:
+        """Write items to given slots, as new ones: `Storage.set`, which counts. The cursor stays.
+
+        Args:
+            index: a slot with one item, or slots ``[n]`` with a batch.
+            data: what to write.
+
+        Returns:
+            ``index``; where the storage has lanes, int64 ``[n * lanes, ndim]``.
+        """
+        storage = self._storage
+        slots = index if isinstance(index, int) else torch.as_tensor(index)
+        storage.set(slots, data)
+        places = torch.as_tensor(slots).reshape(-1)
+        self._own_count += len(places)
+        lanes = lanes_of(storage)
+        if not lanes:
+            return slots
+        width = math.prod(lanes)
+        elements = places[:, None] * width + torch.arange(width)
+        return torch.stack(unravel(elements.reshape(-1), lanes), -1)
+
+    @property
+    def tracks_generations(self) -> bool:
+        """See `Writer.tracks_generations`."""
+        return self.track_generations or super().tracks_generations
 
     @property
     def _cursor(self) -> int:
