@@ -58,13 +58,15 @@ class Anchors(NamedTuple):
     ring: Ring | None
     found: Found
     elements: Ints
-    """int64 ``[n]``, as are the next three."""
+    """int64 ``[n]``, as are the next four."""
     rows: Ints
     """Of the table."""
     first: Ints
     """The first row of its trajectory."""
     last: Ints
     """The last one."""
+    tickets: Ints | None
+    """Theirs; None where there is no ring."""
 
     def items(self, rows: Ints) -> Items | None:
         """What these rows hold, any of their trajectories; None: one has been written over."""
@@ -120,14 +122,16 @@ class Trajectories:
         rows = table.rows_of(elements)
         if (rows < 0).any():
             return None
-        if ring is not None:
-            held, drawn = table.are_there(ring, elements), info.get(GENERATION)
-            if held is None or (drawn is not None and (held != drawn.numpy().reshape(-1)).any()):
-                return None
+        held = None if ring is None else table.are_there(ring, elements)
+        drawn = info.get(GENERATION)
+        if ring is not None and held is None:
+            return None
+        if held is not None and drawn is not None and (held != drawn.numpy().reshape(-1)).any():
+            return None
         trajectories = table.of_rows(rows)
         first = table.starts[trajectories]
         last = first + table.lengths[trajectories] - 1
-        return Anchors(storage, ring, found, elements, rows, first, last)
+        return Anchors(storage, ring, found, elements, rows, first, last, held)
 
 
 class OfTrajectories(SampleUnit):

@@ -158,11 +158,8 @@ class Sequence(OfTrajectories):
         for key, mask in ((_STEP, steps), (_LEARNING, learned)):
             said[key] = torch.from_numpy(np.tile(mask, count))
         said[_VALID] = torch.from_numpy((rows == wanted).ravel())
-        if items.tickets:
-            own = anchors.items(anchors.rows)
-            if own is None:
-                return None
-            said[ANCHOR_GENERATION] = own.tickets[GENERATION].repeat_interleave(total)
+        if anchors.tickets is not None:
+            said[ANCHOR_GENERATION] = torch.from_numpy(anchors.tickets).repeat_interleave(total)
         return items.index, {**said, **items.tickets}
 
     def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:

@@ -1,0 +1,191 @@
+"""Units on a buffer that others write: read as one piece, also when any process is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import NStep, RandomSampler, Sequence, TensorDictReplayBuffer
+from shmbuffer.memory.check import check
+from shmbuffer.replay.samplers.slicing.entries import LeafEntries
+from tests.replay import unit_programs
+from tests.replay.test_slices_shared import collectors, kill, start
+from tests.replay.unit_programs import UNITS, learn, opened, require_right
+
+CAPACITY, BATCHES = 2_000, 20
+
+
+def steps(first: int, count: int, reward: float = 1.0) -> TensorDict:
+    number = torch.arange(first, first + count)
+    after = {
+        "number": number + 1,
+        "reward": torch.full((count,), reward),
+        "done": torch.zeros(count, dtype=torch.bool),
+    }
+    return TensorDict({"number": number, "next": after}, [count])
+
+
+class Overtaken(RandomSampler):
+    """Somebody writes over all that is there, between its first draws and the look at them."""
+
+    def __init__(self, others: Any) -> None:
+        super().__init__()
+        self.others, self.turns = others, 3
+        self.drawn: list[int] = []
+
+    def sample(self, storage: Any, batch_size: int) -> Any:
+        index, info = super().sample(storage, batch_size)
+        self.drawn = info["index_generation"].tolist()
+        if self.turns:
+            self.turns -= 1
+            self.others.extend(steps(self.others.write_count, 6))
+        return index, info
+
+
+@pytest.mark.parametrize("make", [lambda: Sequence(2, burn_in=1), lambda: NStep(2, 1.0)])
+def test_an_anchor_is_the_item_that_was_drawn_and_not_the_next_one_of_its_slot(
+    directory: Any, make: Any
+) -> None:
+    unit = make()
+    others = TensorDictReplayBuffer(storage=directory(6))
+    others.extend(steps(0, 6))
+    sampler = Overtaken(others)
+    rb = TensorDictReplayBuffer(storage=directory(6), sampler=sampler, sample_unit=unit)
+    sample = rb.sample(4)
+    assert not sampler.turns
+    key = "anchor_generation" if isinstance(unit, Sequence) else "index_generation"
+    assert sample[key][:: len(sample) // 4].tolist() == sampler.drawn
+    assert (sample["number"] >= 18).all()
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("base", [Sequence, NStep])
+def test_what_is_written_over_before_it_is_read_is_drawn_again(
+    directory: Any, base: Any, prefetch: int | None
+) -> None:
+    others = TensorDictReplayBuffer(storage=directory(6))
+    others.extend(steps(0, 6))
+    overtaken = []
+
+    class Slow(base):  # type: ignore[misc]
+        def _expand(self, index: Any, info: Any, storage: Any) -> Any:
+            found = super()._expand(index, info, storage)
+            if len(overtaken) < 3:
+                overtaken.append(found)
+                others.extend(steps(others.write_count, 5))
+            return found
+
+    unit = Slow(3) if base is Sequence else Slow(3, 1.0)
+    rb = TensorDictReplayBuffer(
+        storage=directory(6), sample_unit=unit, batch_size=16, prefetch=prefetch
+    )
+    for _ in range(4):
+        sample = rb.sample()
+        if base is Sequence:
+            rows, valid = sample["number"].view(16, 3), sample["validity_mask"].view(16, 3)
+            assert (rows.diff(dim=1) == valid[:, 1:]).all()
+        else:
+            count = sample["steps_to_next_obs"]
+            assert torch.equal(sample["next", "number"], sample["number"] + count)
+            assert torch.equal(sample["next", "reward"], count.float())
+        assert torch.equal(sample["index_generation"], sample["number"])
+    assert len(overtaken) == 3
+    rb.close()
+
+
+def test_a_reward_that_is_written_over_while_it_is_copied_is_not_summed(
+    directory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies between the first and the last step, which stay where they are."""
+
+    class Second(RandomSampler):
+        def sample(self, storage: Any, batch_size: int) -> Any:
+            return torch.ones(batch_size, dtype=torch.int64), {}
+
+    writer, other = (TensorDictReplayBuffer(storage=directory(8)) for _ in range(2))
+    rb = TensorDictReplayBuffer(
+        storage=directory(8), sampler=Second(), sample_unit=NStep(3, 1.0), batch_size=4
+    )
+    writer.extend(steps(0, 5))
+    assert set(rb.sample()["next", "reward"].tolist()) == {3.0}
+    take, writes = LeafEntries.take, [steps(1_000, 1, reward=1_000.0)]
+
+    def overtaken(self: Any, path: Any, elements: Any) -> Any:
+        if writes:
+            other.storage.set(torch.tensor([2]), writes.pop())
+        return take(self, path, elements)
+
+    monkeypatch.setattr(LeafEntries, "take", overtaken)
+    sample = rb.sample()
+    assert not writes
+    # What is there now is of another collector: the next ones of this one are the steps 3 and 4.
+    assert set(sample["next", "reward"].tolist()) == {3.0}
+    assert set(sample["next", "number"].tolist()) == {5}
+
+
+def test_it_gives_up_where_others_write_faster_than_it_looks(directory: Any) -> None:
+    others = TensorDictReplayBuffer(storage=directory(6))
+    others.extend(steps(0, 6))
+    sampler = Overtaken(others)
+    sampler.turns = 10**9
+    rb = TensorDictReplayBuffer(storage=directory(6), sampler=sampler, sample_unit=Sequence(2))
+    with pytest.raises(IndexError, match="what the Overtaken chose was written over each of the"):
+        rb.sample(4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("which", range(len(UNITS)), ids=list(UNITS))
+def test_windows_stay_whole_while_collectors_and_learners_are_killed(
+    tmp_path: Path, which: int
+) -> None:
+    path, unit = tmp_path / "buffer", list(UNITS.values())[which]()
+    context = multiprocessing.get_context("forkserver")
+
+    def begun(target: Any, number: int) -> tuple[Any, Any]:
+        return began(start(context, target, path, CAPACITY, number))
+
+    with (
+        collectors(unit_programs.collector, path, CAPACITY, 2) as writing,
+        collectors(unit_programs.learning, path, CAPACITY, 1) as learning,
+    ):
+        for one in (*writing, *learning):
+            began(one)
+        with opened(path, CAPACITY, unit) as rb:
+            lives: set[int] = set()
+            for turn in range(2):
+                for _ in range(BATCHES):
+                    sample = rb.sample()
+                    learn(rb, unit, sample)
+                    lives.update(sample["life"].tolist())
+                kill(writing[turn % 2])  # wherever it is
+                kill(learning[0])  # it has not ended by itself, of what it saw
+                learn(rb, unit, rb.sample())
+                writing[turn % 2] = begun(unit_programs.collector, 2 + turn)
+                learning[0] = begun(unit_programs.learning, which + turn)
+            assert lives >= {0, 1, 2}
+        for one in (*writing, *learning):
+            kill(one)
+    with opened(path, CAPACITY, unit) as rb:  # nobody is alive: recovered
+        assert rb.storage.engine().report.reason == "nobody alive"
+        ring = rb.storage.ring()
+        rb.update_priority(np.arange(ring.elements)[ring.live.holds(slice(CAPACITY))], 1.0)
+        found = set()
+        for _ in range(BATCHES):
+            sample = rb.sample()
+            require_right(unit, sample)
+            found.update(sample["life"].tolist())
+        assert len(found) > 1
+    assert check(path).problems == []
+
+
+def began(one: tuple[Any, Any]) -> tuple[Any, Any]:
+    assert one[1].poll(50)
+    assert one[1].recv() == "began"
+    return one
