@@ -206,6 +206,8 @@ class Registry:
         found = []
         for entry, incarnation in self.live():
             one, alive = entries[entry].copy(), not self.is_dead(entry)
+            if not alive and (entry, incarnation) not in self.live():
+                continue  # it has left since, and ended
             seen = int(one["last_seen_ns"])
             found.append(
                 Client(

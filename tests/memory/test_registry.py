@@ -115,6 +115,16 @@ def test_a_client_that_leaves_frees_its_entry_for_the_next(make: Maker) -> None:
     assert [ring_of(one).seat.incarnation for one in (engine, third, fourth)] == [1, 3, 4]
 
 
+def test_a_client_that_leaves_and_ends_during_a_look_is_not_dead(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make()
+    second = make.second(engine)
+    entry, registry = second.seat.entry, engine.seat.registry
+    monkeypatch.setattr(type(registry), "is_dead", lambda _, of: of == entry and not second.close())
+    assert [client.entry for client in engine.clients()] == [engine.seat.entry]
+
+
 def test_an_incarnation_is_used_once(make: Maker) -> None:
     engine = make()
     seen = {ring_of(engine).seat.incarnation}

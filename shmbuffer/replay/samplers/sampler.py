@@ -143,6 +143,16 @@ class Sampler(Checkpoints):
         """
         return self.sample(storage, len(index[0] if isinstance(index, tuple) else index))
 
+    def _divide(self, worker: int, workers: int, rank: int, seed: int) -> None:
+        """Share each pass with the other workers of this learner.
+
+        Args:
+            worker: which of them this is, from 0.
+            workers: how many there are.
+            rank: of the learner.
+            seed: the same in all of them, and another one each time that they are started.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """What the sampler knows beyond its arguments."""
         return {}

@@ -246,6 +246,15 @@ class SamplerWithoutReplacement(Sampler):
     def _empty(self) -> None:
         self._pass, self._written = Pass(), False
 
+    def _divide(self, worker: int, workers: int, rank: int, seed: int) -> None:
+        if self.world_size is None:
+            rank, self.seed = 0, seed
+        elif self._own_rank is not None:
+            rank = self._own_rank
+        self.world_size = (self.world_size or 1) * workers
+        self._own_rank = rank * workers + worker
+        self._empty()
+
     def _position(self) -> Any:
         return self._pass, self._written, self._loaded, self._begun
 

@@ -1,0 +1,99 @@
+"""A buffer as a data set of torch's ``DataLoader``: whole batches, drawn in its workers.
+
+    worker 0 ── sample ──┐
+    worker 1 ── sample ──┴─▶ DataLoader, pinned ──▶ loop ──▶ priorities, by index and generation
+
+A worker opens the directory by itself and draws as a learner of its own. Of n workers, worker i of
+rank r has the rank r * n + i, and torch's default generator as the loader has seeded it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch.utils.data import IterableDataset, get_worker_info
+
+from shmbuffer.replay.samplers.rank import known_rank
+
+_IN_THE_PIPE = 1 << 20  # bytes
+
+
+class Batches(IterableDataset[Any]):
+    """What ``as_dataset`` returns; see there."""
+
+    def __init__(self, buffer: Any, **options: Any) -> None:
+        self._buffer, self._options = buffer, options
+        self._rank = known_rank(buffer._rank_given) or 0
+        self._is_ours = True  # no worker has drawn from it
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._is_ours and get_worker_info() is not None:
+            self._become_a_worker()
+        batches: Iterator[Any] = self._buffer._batches(
+            partial(self._buffer.sample, **self._options)
+        )
+        return batches
+
+    @staticmethod
+    def collate_fn(batch: Any) -> Any:
+        """The batch as it is; the loader's default would take it apart."""
+        return batch if get_worker_info() is None else _Sent(batch)
+
+    def _become_a_worker(self) -> None:
+        """Once in each worker, where the buffer came by fork or pickled: be a learner by itself."""
+        buffer, worker = self._buffer, get_worker_info()
+        assert worker is not None
+        buffer._rank_given = self._rank * worker.num_workers + worker.id
+        buffer.generator = None  # a copy of it would draw the same in all of them
+        buffer.sampler._divide(worker.id, worker.num_workers, self._rank, worker.seed - worker.id)
+        Finalize(None, buffer.close, exitpriority=0)
+        self._is_ours = False
+
+
+class _Sent:
+    """A batch on its way out of a worker, which arrives as itself.
+
+    A small TensorDict goes through the pipe. Torch's way is a file in memory for each leaf, which
+    takes ten times as long and pays for large ones.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        batch = self._batch
+        if type(batch) is TensorDict and batch.bytes() <= _IN_THE_PIPE:
+            with suppress(TypeError):  # text, objects, bfloat16
+                return _received, _in_arrays(batch)
+        return _as_it_is, (batch,)
+
+
+def _in_arrays(batch: Any) -> tuple[Any, ...]:
+    if type(batch) is not TensorDict:
+        raise TypeError(f"a {type(batch).__name__} is no dict of tensors")
+    return (
+        {
+            key: leaf.numpy() if isinstance(leaf, torch.Tensor) else _in_arrays(leaf)
+            for key, leaf in batch.items()
+        },
+        batch.batch_size,
+        batch.device,
+    )
+
+
+def _received(arrays: dict[str, Any], batch_size: Any, device: Any) -> TensorDict:
+    entries = {
+        key: _received(*leaf) if isinstance(leaf, tuple) else torch.from_numpy(leaf)
+        for key, leaf in arrays.items()
+    }
+    return TensorDict(entries, batch_size, device=device)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
