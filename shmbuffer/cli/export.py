@@ -9,7 +9,7 @@ from pathlib import Path
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.cli.progress import Bar
 from shmbuffer.errors import ShmBufferError
-from shmbuffer.watch import units
+from shmbuffer.watch import units, words
 
 DESCRIPTION = (
     "Writes the items of a buffer, the oldest first, for other programs: a Parquet file (a leaf a "
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from shmbuffer.memory.inspect import inspect
 
     inspect(args.dir, live_bytes=False)  # an error before torch is imported
+    from shmbuffer.distributed.nearby import engine_of
     from shmbuffer.replay.export import export
     from shmbuffer.service.client import attach
 
@@ -62,9 +63,12 @@ def run(args: argparse.Namespace) -> int:
             items = export(buffer.storage, args.file, kind)
         except TypeError as error:  # what it holds has no such form
             raise ShmBufferError(str(error), path=args.dir) from error
+        report = engine_of(buffer).report
     seconds = time.monotonic() - began
     nbytes = sum(one.stat().st_size for one in (args.file, *args.file.rglob("*")) if one.is_file())
     counted = units.counted(items, "item", "items")
+    recovery = None if report is None else report.to_json()
+    mended = [] if recovery is None else words.mended(recovery)
     console.tell(
         {
             "path": args.dir,
@@ -73,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
             "items": items,
             "bytes": nbytes,
             "seconds": seconds,
+            "recovery": recovery,
         },
+        *([f"recovered first: {', '.join(mended)}"] if mended else []),
         f"{args.file}: {counted}, {units.size(nbytes)}, {kind}, in {units.span(seconds)}",
         as_json=args.json,
     )

@@ -34,12 +34,13 @@ def run(args: argparse.Namespace) -> int:
         raise BufferNotFoundError(f"{args.dir}: no such directory", path=args.dir)
     unseen: list[str] = []
     found = [_look(path) for path in _buffers(args.dir, unseen)]
-    rows = [_row(one) for one in found]
+    rows = [_row(one) for one in found if "error" not in one]
     columns = ("buffer", "used by", " items", " of", "size")
     console.tell(
         {"path": args.dir, "buffers": [_brief(one) for one in found], "unreadable": unseen},
         *([] if found else [f"{args.dir}: there is no buffer in it or below it"]),
         *(f"{path}: may not be read, so what lies in it is not listed" for path in unseen),
+        *(f"{one['path']}: {one['error']}" for one in found if "error" in one),
         Table("", columns, rows),
         as_json=args.json,
     )
@@ -65,13 +66,11 @@ def _look(path: Path) -> dict[str, Any]:
     try:
         return {**inspect(path, live_bytes=False), "path": str(path)}
     except (ShmBufferError, OSError) as error:
-        return {"path": str(path), "error": " ".join(str(error).split())}
+        said = " ".join(str(error).split())
+        return {"path": str(path), "error": said.removeprefix(f"{path.absolute()}: ")}
 
 
 def _row(found: dict[str, Any]) -> tuple[object, ...]:
-    if "error" in found:
-        reason = found["error"].removeprefix(f"{found['path']}: ")
-        return found["path"], Styled(reason, "red"), None, None, None
     counters = found["counters"]
     use = Styled(*words.use(found))
     return found["path"], use, counters["length"], counters["elements"], words.taken(found)

@@ -35,6 +35,7 @@ def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
 
     Raises:
         FileExistsError: something is there.
+        FileNotFoundError: the directory that it is to be in is not there.
         EmptyBufferError: nothing was written to the buffer.
         TypeError: the storage has no tensors, or HDF5 has no type for one.
         MissingExtra: the library of the format is not installed.
@@ -42,6 +43,8 @@ def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
     target = Path(path)
     if os.path.lexists(target):
         raise FileExistsError(f"{target}: is there already; name another one, or remove it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent}: no such directory; make it first")
     if not len(storage):
         raise EmptyBufferError(f"{target}: there is nothing to export yet; nothing was written")
     if kind == "parquet":

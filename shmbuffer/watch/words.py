@@ -160,9 +160,13 @@ def recovered(found: Found) -> str:
     last = found["recovery"]
     if last is None:
         return "what it found was not recorded"
-    parts = [units.counted(last["items"], "item kept", "items kept")]
-    parts += [units.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
-    return f"{last['reason']}, {', '.join(parts)}, in {last['duration_ms']:.1f} ms"
+    kept = units.counted(last["items"], "item kept", "items kept")
+    return ", ".join((last["reason"], kept, *mended(last), f"in {last['duration_ms']:.1f} ms"))
+
+
+def mended(last: Found) -> list[str]:
+    """Returns what a recovery found that was not as it should be."""
+    return [units.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
 
 
 _FOUND = {

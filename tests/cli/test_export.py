@@ -84,11 +84,25 @@ def test_a_tensordict_is_mapped(
     buffer.close()
 
 
-def test_the_items_of_the_dead_are_recovered_first(tmp_path: Path) -> None:
+def test_the_items_of_the_dead_are_recovered_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Program.python(WRITES_AND_DIES, tmp_path / "buffer") as program:
         program.end()
     assert main(["export", str(tmp_path / "buffer"), str(tmp_path / "items")]) == exits.DONE
     assert TensorDict.load_memmap(tmp_path / "items")["a"].tolist() == list(range(4, 12))
+    assert capsys.readouterr().out.startswith("recovered first: 1 client retired\n")
+
+
+def test_a_directory_that_is_not_there_is_named(
+    buffer: TensorDictPrioritizedReplayBuffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "none" / "items.parquet"
+    assert main(["export", str(tmp_path / "buffer"), str(target)]) == exits.REFUSED
+    assert (
+        capsys.readouterr().err == f"shmbuffer: {target.parent}: no such directory; make it first\n"
+    )
+    buffer.close()
 
 
 def test_what_is_there_already_stays(
