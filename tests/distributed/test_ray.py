@@ -200,6 +200,33 @@ def test_a_change_in_place_is_visible(rb: RayReplayBuffer) -> None:
     assert rb.write_count == 8
 
 
+def test_a_change_is_submitted_and_a_sample_can_be_foreseen(rb: RayReplayBuffer) -> None:
+    rb.empty()
+    assert not rb.can_sample()
+    index = rb.extend(items(0, 3))
+    assert rb.can_sample()
+    sample = rb.sample()
+    handle = {"index": sample["index"], "generation": sample["index_generation"]}
+    patch = {"a": -sample["a"]}
+    result = rb.submit_update_if_present(**handle, patch=patch).result(timeout=50)
+    assert result.updated.all()
+    rb.synchronize()
+    drawn = set(sample["a"].tolist())
+    assert rb[:]["a"].tolist() == [-at if at in drawn else at for at in range(3)]
+    failed = rb.submit_update_if_present(**handle, patch={"nothing": index})
+    assert isinstance(failed.exception(timeout=50), KeyError)
+    assert rb.service_backend == "ray"
+
+
+def test_the_class_of_a_buffer_is_an_actor() -> None:
+    actor = TensorDictReplayBuffer.as_remote()
+    assert actor.is_remote
+    handle = actor.remote(batch_size=2)
+    ray.get(handle.extend.remote(items(0, 3)))
+    assert len(ray.get(handle.sample.remote())) == 2
+    ray.kill(handle)
+
+
 def test_a_sample_follows_the_priorities(rb: RayReplayBuffer) -> None:
     rb.update_priority(torch.arange(8), torch.tensor([0.0, 1.0, 0.0, 3.0, 0, 0, 0, 0]))
     seen = torch.cat([rb.sample()["a"] for _ in range(100)])
@@ -662,7 +689,7 @@ def test_everything_that_a_buffer_can_do_is_asked_of_the_actor() -> None:
         name
         for name in dir(TensorDictPrioritizedReplayBuffer)
         if not name.startswith("_") and not isinstance(getattr(ReplayBuffer, name, None), type)
-    } - {"family"}
+    } - {"family", "as_remote", "prioritized_sampler"}  # of the class; and beyond the family
     for name in own:
         found = next(vars(cls)[name] for cls in RayReplayBuffer.__mro__ if name in vars(cls))
         assert not any(

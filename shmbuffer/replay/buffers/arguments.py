@@ -19,6 +19,7 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 _INSTEAD = {
     "consume_after_n_samples": "empty() the buffer",
     "service_backend": "Coordinator and attach share a buffer; RayReplayBuffer beyond one machine",
+    "transport": "RayReplayBuffer and ShardedReplayBuffer move batches between machines",
 }
 
 
