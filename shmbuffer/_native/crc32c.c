@@ -37,13 +37,19 @@ static void rows_by_table(uint32_t *crc, const unsigned char *const *at, size_t 
 }
 
 #if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__clang__) /* for which the instruction is a set of its own; gcc has that name from 12 on */
+#define WITH_INSTRUCTION __attribute__((target("sse4.2,crc32")))
+#else
 #define WITH_INSTRUCTION __attribute__((target("sse4.2")))
+#endif
 WITH_INSTRUCTION static inline uint64_t eight(uint64_t crc, uint64_t bytes) { return __builtin_ia32_crc32di(crc, bytes); }
 WITH_INSTRUCTION static inline uint32_t four(uint32_t crc, uint32_t bytes) { return __builtin_ia32_crc32si(crc, bytes); }
 WITH_INSTRUCTION static inline uint32_t one(uint32_t crc, unsigned char byte) { return __builtin_ia32_crc32qi(crc, byte); }
+/* __builtin_cpu_supports asks a library of the compiler's; that of zig cc, which makes the wheels, says no to everything. */
 static int has_instruction(void) {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("sse4.2");
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_SSE4_2);
 }
 #elif defined(__aarch64__)
 #include <arm_acle.h>

@@ -116,7 +116,7 @@ void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint
     const double *from = priorities + skip_rows * ring->lanes;
     for (uint64_t row = 0; row < ring->claim_rows; row++)
         for (uint64_t e = shmb_slot_of_row(ring, row) * ring->lanes, end = e + ring->lanes; e < end; e++, from++) {
-            __atomic_store(&ring->raw[e], from, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
+            __atomic_store(&ring->raw[e], &(double){*from}, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
             CP(write_priority);
         }
 }

@@ -6,7 +6,6 @@
  * never did (an exception came in between) is let in again, and so is anybody after the thread has ended: a thread that
  * enters and finds `ring->claimed` rolls that claim back. Private to the process, and never asked in the child of
  * a fork, whose parent may have had a thread inside. */
-#define _GNU_SOURCE /* pthread_cond_clockwait */
 #include <errno.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -32,7 +31,11 @@ static bool has_ended(pid_t thread) { return syscall(SYS_tgkill, getpid(), threa
 
 void shmb_gate_init(struct shmb_gate *gate) {
     pthread_mutex_init(&gate->mutex, NULL);
-    pthread_cond_init(&gate->freed, NULL);
+    pthread_condattr_t monotonic; /* pthread_cond_clockwait takes the clock by itself, from glibc 2.30 on */
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&gate->freed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
 }
 
 int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t timeout_ns) {
@@ -51,7 +54,7 @@ int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t time
         int64_t now = shmb_now_ns(), until = now + SLICE_NS;
         if (deadline == 0) deadline = timeout_ns == SHMB_FOR_EVER ? SHMB_FOR_EVER : now + timeout_ns;
         struct timespec slice = {until / 1000000000, until % 1000000000};
-        if (pthread_cond_clockwait(&gate->freed, &gate->mutex, CLOCK_MONOTONIC, &slice) == 0) continue;
+        if (pthread_cond_timedwait(&gate->freed, &gate->mutex, &slice) == 0) continue;
         if (gate->thread != 0 && has_ended(gate->thread)) break;
         pthread_mutex_unlock(&gate->mutex);
         if (call->interrupted(call))
