@@ -7,9 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.recording import recorder, rendering, terminal
+from tests.recording import animation, recorder, rendering, terminal
 from tests.recording.frames import Story, plain, trimmed
 
+_FILM = "shmbuffer top beside the demo: a collector is killed, then all, and training goes on"
+_STILL = 1  # the scene of the kill
 _DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -36,7 +38,7 @@ def main() -> int:
 
 
 def write(story: Story, docs: Path) -> None:
-    """The scenes as pictures, and as one text."""
+    """The scenes as pictures and as one text, and all that happens as a film."""
     for folder in ("images", "recordings"):
         (docs / folder).mkdir(parents=True, exist_ok=True)
     texts = []
@@ -46,6 +48,10 @@ def write(story: Story, docs: Path) -> None:
         shown = (scene.frame.told, trimmed(scene.frame.top))
         panes = (plain("\n".join(lines)) for lines in shown)
         texts.append(f"\n\n== {scene.frame.at_s:.1f} s: {scene.title}\n\n" + "\n\n".join(panes))
+    shots = story.shots()
+    still = next(at for at, shot in enumerate(shots) if shot.title == story.scenes[_STILL].title)
+    film = animation.svg(shots, width=recorder.WIDTH, title=_FILM, still=still)
+    (docs / "images" / "demo.svg").write_text(film)
     head = "shmbuffer demo, and shmbuffer top beside it, as scripts/record-top saw them in tmux."
     (docs / "recordings" / "top.txt").write_text(head + "".join(texts) + "\n")
 

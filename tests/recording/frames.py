@@ -83,6 +83,8 @@ class Frame:
 
 _MORE = "  ..."
 _TOLD = 14
+_MOST_SHOTS = 7  # of a scene
+_TO_READ_S, _ONE_SHOT_S = 2.5, 0.5
 _PARTS = ("items +[█░]", "rates ", "clients? ", "events *$")
 
 
@@ -93,6 +95,15 @@ class Scene:
     name: str
     title: str
     frame: Frame
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A frame of a film, what it shows, and for how long."""
+
+    frame: Frame
+    title: str
+    seconds: float
 
 
 class Story:
@@ -114,6 +125,21 @@ class Story:
         self.killed = [set(told.get(what, ())) for what in ("a collector", "all")]
         self.missing: list[str] = []
         self.scenes = list(self._found())
+
+    def shots(self) -> list[Shot]:
+        """A film of it: each scene long enough to read, and the frames that come right after it."""
+        starts, at = [], 0
+        for scene in self.scenes:
+            at = self._frames.index(scene.frame, at)
+            starts.append(at)
+        shots = []
+        for scene, start, end in zip(
+            self.scenes, starts, [*starts[1:], len(self._frames)], strict=True
+        ):
+            shots.append(Shot(scene.frame, scene.title, _TO_READ_S))
+            for frame in self._frames[start + 1 : min(end, start + _MOST_SHOTS)]:
+                shots.append(Shot(frame, scene.title, _ONE_SHOT_S))
+        return shots
 
     def _found(self) -> Iterator[Scene]:
         """Each scene is looked for behind the one before it."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
+from xml.sax.saxutils import unescape
 
 import pytest
 
 pytest.importorskip("rich", reason="what is recorded is drawn with it")
 
-from tests.recording import terminal
+from tests.recording import animation, terminal
 from tests.recording.__main__ import write
-from tests.recording.frames import Frame, Story
+from tests.recording.frames import Frame, Story, plain
+
+DOCS = Path(__file__).parents[2] / "docs"
+TOP_OF_FILM = "$ shmbuffer top run/replay"
 
 DEMO = """the run is in run
 \x1b[1mstep 5,000: killed a collector with SIGKILL (pid 11)\x1b[0m
@@ -93,7 +98,7 @@ def test_tables_of_the_demo_are_left_out_of_what_it_tells() -> None:
 
 def test_pictures_need_nothing_from_elsewhere(tmp_path: Path) -> None:
     write(Story(STORY), tmp_path)
-    pictures = sorted((tmp_path / "images").iterdir())
+    pictures = sorted((tmp_path / "images").glob("top-*.svg"))
     assert len(pictures) == 6
     for picture in pictures:
         drawn = picture.read_text()
@@ -103,6 +108,62 @@ def test_pictures_need_nothing_from_elsewhere(tmp_path: Path) -> None:
     text = (tmp_path / "recordings" / "top.txt").read_text()
     assert "\n== 2.0 s: a collector was killed\n" in text
     assert "\x1b" not in text
+
+
+def test_the_film_shows_each_frame_for_its_time_and_nothing_of_another() -> None:
+    shots = Story(STORY).shots()
+    assert [shot.frame.at_s for shot in shots] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    drawn = animation.svg(shots, width=80, title="a & b", still=1)
+    ElementTree.fromstring(drawn)
+    whole = sum(shot.seconds for shot in shots)
+    since = 0.0
+    for shot in shots:
+        said = seen(drawn, 100 * (since + shot.seconds / 2) / whole)
+        wanted = words(shot.title, *shot.frame.told, *shot.frame.plain[1].splitlines())
+        assert said == wanted | words("$ shmbuffer demo --scratch-dir run", "─" * 80, TOP_OF_FILM)
+        since += shot.seconds
+
+
+def test_the_film_stays_at_the_kill_where_nothing_moves() -> None:
+    shots = Story(STORY).shots()
+    drawn = animation.svg(shots, width=80, title="a film", still=1)
+    groups = re.findall(r'<g class="f still"[^>]*>(.*?)</g>', drawn)
+    still = {unescape(text) for group in groups for text in re.findall(r">([^<>]+)</text>", group)}
+    assert shots[1].title in still
+    assert not {shot.title for at, shot in enumerate(shots) if at != 1} & still
+
+
+def test_the_film_of_the_readme_is_small_and_needs_nothing_from_elsewhere() -> None:
+    picture = DOCS / "images" / "demo.svg"
+    assert picture.stat().st_size < 300_000
+    drawn = picture.read_text()
+    ElementTree.fromstring(drawn)
+    assert set(re.findall(r"https?://[^\"\s]+", drawn)) == {"http://www.w3.org/2000/svg"}
+    for title in ("a collector was killed", "the directory was recovered"):
+        assert f">{title}</text>" in drawn
+    for page, path in ((DOCS.parent / "README.md", "docs/images"), (DOCS / "index.md", "images")):
+        assert f"({path}/demo.svg)" in "".join(page.read_text().splitlines(True)[:20])
+
+
+def seen(drawn: str, percent: float) -> set[str]:
+    """The words of a film that are visible at that part of its length."""
+    shown = re.sub(r"<g .*?</g>", "", drawn.partition("</style>")[2])
+    for name, group in re.findall(r'animation-name:([\w-]+)">(.*?)</g>', drawn):
+        frames = re.search(rf"@keyframes {name}{{(.*)}}$", drawn, re.M)
+        assert frames is not None
+        steps = {
+            (100.0 if at == "to" else float(at.rstrip("%"))): what
+            for names, what in re.findall(r"([^{}]+){visibility:(\w+)}", frames[1])
+            for at in names.split(",")
+        }
+        if steps[max(at for at in steps if at <= percent)] == "visible":
+            shown += group
+    return {unescape(text) for text in re.findall(r">([^<>]+)</text>", shown)}
+
+
+def words(*lines: str) -> set[str]:
+    """What stands together in these lines."""
+    return {found for line in lines for found in re.findall(r"\S+(?: \S+)*", plain(line))}
 
 
 @pytest.mark.full  # tests/examples plays the same kills, tests/cli/test_top.py looks at the screens
