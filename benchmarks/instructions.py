@@ -2,6 +2,7 @@
 
     scripts/instructions             print them beside the recorded ones; 1 if any grew
     scripts/instructions --record    they are the recorded ones from now on
+    scripts/instructions --wheel F   with the core of that wheel, which another compiler has made
 
 valgrind counts them (callgrind), which runs the program on a processor of its own making, with AVX2
 and without AVX-512: so counts are comparable between machines, as those of hardware counters are
@@ -37,6 +38,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +50,7 @@ from benchmarks.counted import CALLS, WINDOWS
 RECORDED = Path(__file__).with_name("instructions.json")
 TOLERANCE = 0.10
 _ROOT = Path(__file__).resolve().parents[1]
+_CORE = "shmbuffer/_native/_core.abi3.so"
 _SAME_EVERYWHERE = {
     "PATH": os.defpath,
     "PYTHONHASHSEED": "0",
@@ -69,8 +72,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def count() -> dict[str, int]:
+def count(wheel: Path | None = None) -> dict[str, int]:
     """Instructions of each hot call.
+
+    Args:
+        wheel: whose core is counted; None: the one that is compiled here.
 
     Raises:
         CannotCountError: valgrind is not here, or its header or a compiler is not.
@@ -82,6 +88,9 @@ def count() -> dict[str, int]:
         counts, tree, python = (f"{directory}/{name}" for name in ("counts", "root", "env"))
         os.symlink(sys.prefix, python)
         _copy_to(Path(tree))
+        if wheel is not None:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extract(_CORE, tree)
         packages = os.path.relpath(sysconfig.get_path("purelib"), sys.prefix)
         run = subprocess.run(
             [
@@ -145,9 +154,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Count, and compare or record."""
     asked = argparse.ArgumentParser(prog="scripts/instructions")
     asked.add_argument("--record", action="store_true", help="rewrite instructions.json")
+    asked.add_argument("--wheel", type=Path, metavar="F", help="count with the core of this wheel")
     arguments = asked.parse_args(argv)
     try:
-        found = count()
+        found = count(arguments.wheel)
     except CannotCountError as error:
         print(f"not counted: {error}", file=sys.stderr)
         return 2

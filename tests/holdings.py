@@ -113,7 +113,7 @@ def _shared_maps() -> list[bytes]:
             except FileNotFoundError:
                 return found
             except OSError as error:
-                if error.errno != errno.ENOTTY:
+                if error.errno not in (errno.ENOTTY, errno.ENOSYS):  # an older kernel, qemu
                     raise
                 return _SHARED_MAP.findall(maps.readall())
             at = _QUERY.unpack(query)[_END]

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,20 @@ def test_what_is_counted_sees_paths_of_one_length_and_nothing_of_the_callers(
     assert f"/env/bin/python3 -S -m {counted.__name__} " in seen[0]
     for path in (tmp_path, Path(counted.__file__).parents[1]):
         assert str(path) not in seen[0]
+
+
+def test_with_a_wheel_its_core_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "valgrind"
+    program.write_text("#!/bin/sh\ncat root/shmbuffer/_native/_core.abi3.so >&2\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with zipfile.ZipFile(tmp_path / "some.whl", "w") as wheel:
+        wheel.writestr("shmbuffer/_native/_core.abi3.so", "the core of the wheel")
+    try:
+        with pytest.raises(RuntimeError, match=r"has failed:\nthe core of the wheel$"):
+            count(tmp_path / "some.whl")
+    except CannotCountError as error:
+        pytest.skip(f"instructions are not counted: {error}")
 
 
 def test_without_valgrind_it_is_said_that_it_is_missing(
