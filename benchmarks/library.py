@@ -37,6 +37,8 @@ AS_IT_COMES, READ, LISTED = "as it comes", "all entries read", "entries as lists
 PADDED, NESTED = "padded", "nested"
 #: Of `Operation.form` for hindsight: whether items are written in between.
 QUIET, AFTER_WRITE = "quiet", "after add(1)"
+#: Of `Operation.form` for mixed: where the data set is.
+IN_MEMORY, IN_FILES = "data set in memory", "data set in files"
 #: As many sets of indices that updates take turns with: their part of the tree is not in the cache.
 COLD_SETS = 2000
 
@@ -47,7 +49,7 @@ class Operation:
 
     Attributes:
         call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
-            ``"save"`` or ``"hindsight"``.
+            ``"save"``, ``"hindsight"`` or ``"mixed"``.
         count: items of a call.
         form: how the data come or go.
     """

@@ -16,6 +16,8 @@ from benchmarks.library import (
     BETA,
     ELSEWHERE,
     FRAMES_ONCE,
+    IN_FILES,
+    IN_MEMORY,
     IN_PLACE,
     LAZY_STACK,
     LEVEL,
@@ -47,9 +49,11 @@ class ShmBuffer(TorchLike):
     forms: ClassVar[frozenset[str]] = (
         BATCHES
         | {BESIDE_OTHERS, AT_REST, AND_SAMPLE, IN_PLACE, ELSEWHERE}
-        | {AS_IT_COMES, READ, LISTED, PADDED, NESTED, QUIET, AFTER_WRITE}
+        | {AS_IT_COMES, READ, LISTED, PADDED, NESTED, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
     )
     hindsight = shmbuffer.HERReplayBuffer
+    mixed = shmbuffer.OfflineToOnlineReplayBuffer
+    plain, memory = shmbuffer.ReplayBuffer, shmbuffer.LazyTensorStorage
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
 
     def __init__(self, *, shared: bool = True) -> None:
@@ -90,6 +94,10 @@ class ShmBuffer(TorchLike):
             self._recording.fill(other, self._capacity)
         self._others.append(other)
         return other.sample
+
+    def data_set(self, directory: Path) -> shmbuffer.ReplayBuffer:
+        """See `TorchLike.data_set`."""
+        return shmbuffer.ReplayBuffer(storage=shmbuffer.ReadOnlyStorage(directory))
 
     def opener(self) -> Callable[[], Callable[[Any], object]]:
         """See `Local.opener`."""

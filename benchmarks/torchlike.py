@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.library import (
     ARRAYS,
+    IN_FILES,
     INDEX,
     LISTED,
     MEMMAP,
@@ -41,6 +42,10 @@ class TorchLike(Local):
     """Of `Operation.form`: those that there are."""
     hindsight: ClassVar[type[Any]]
     """A buffer with hindsight."""
+    mixed: ClassVar[type[Any]]
+    """A data set and what is collected; beside it a plain buffer, and a storage in memory."""
+    plain: ClassVar[type[Any]]
+    memory: ClassVar[type[Any]]
     batches = TENSORDICT
     most_writers = 16
 
@@ -112,6 +117,8 @@ class TorchLike(Local):
                 return self._sampling(form), [(count,)]
             case "hindsight":
                 return self._in_hindsight(count, form)
+            case "mixed":
+                return self._mixture(form).sample, [(count,)]
             case "update":
                 sets = zip(self.indices(count), self.raw_priorities(count), strict=True)
                 return buffer.update_priority, list(sets)
@@ -153,6 +160,24 @@ class TorchLike(Local):
             other.sample(count)
 
         return written, items
+
+    @abstractmethod
+    def data_set(self, directory: Path) -> Any:
+        """A buffer of the TensorDict whose files are in a directory."""
+
+    def _mixture(self, form: str) -> Any:
+        """A data set, and as much beside it that was collected."""
+
+        def filled(buffer: Any) -> Any:
+            self._kind.fill(buffer.extend, self._capacity, TENSORDICT)
+            return buffer
+
+        data = filled(self.plain(storage=self.memory(self._capacity)))
+        if form == IN_FILES:
+            files = self._directory.with_name("data set")
+            data[:].memmap(str(files), copy_existing=True)
+            data = self.data_set(files)
+        return filled(self.mixed(data, online_capacity=self._capacity, offline_fraction=0.5))
 
     def _batches(self, count: int, form: str) -> list[tuple[Any, ...]]:
         made = self._kind if self._recording is None else self._recording

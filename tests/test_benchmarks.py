@@ -84,6 +84,13 @@ HINDSIGHT = [
 ]
 
 
+MIXED = [
+    ("uniform", "TensorDict"),
+    ("mixed", "data set in memory"),
+    ("mixed", "data set in files"),
+]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """What all benchmarks printed and wrote, beside a peer; nothing else is left of them."""
@@ -151,6 +158,7 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
     assert ("sample(256), prioritized, of 1,000", "TensorDict") in ours["capacity"]
     hindsight = {(f"sample(256), {how}", form) for how, form in HINDSIGHT}
     assert ours["hindsight"] == hindsight
+    assert ours["mixed"] == {(f"sample(256), {how}", form) for how, form in MIXED}
     assert {("cycle(256): p50", "index"), ("cycle(256): max", "index")} <= ours["latency"]
     for form in ("private", "shared"):
         assert {operation for operation, who in ours["records"] if who == form} == {

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from tensordict import TensorDict
 from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
     CompressedListStorage,
     HERReplayBuffer,
     LazyMemmapStorage,
     LazyStackStorage,
+    LazyTensorStorage,
+    OfflineToOnlineReplayBuffer,
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    TensorStorage,
 )
 
 from benchmarks.library import (
@@ -27,6 +31,8 @@ from benchmarks.library import (
     COMPRESSED,
     ELSEWHERE,
     GIVEN_ZSTD,
+    IN_FILES,
+    IN_MEMORY,
     IN_PLACE,
     INDEX,
     LEVEL,
@@ -53,9 +59,11 @@ class TorchRL(TorchLike):
     distributions = ("torchrl", "torch", "tensordict", "numpy")
     forms: ClassVar[frozenset[str]] = frozenset(
         {TENSORDICT, INDEX, LOADS, AS_IT_COMES, READ, LISTED, PADDED, NESTED}
-        | {IN_PLACE, ELSEWHERE, QUIET, AFTER_WRITE}
+        | {IN_PLACE, ELSEWHERE, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
     )
     hindsight = HERReplayBuffer
+    mixed = OfflineToOnlineReplayBuffer
+    plain, memory = ReplayBuffer, LazyTensorStorage
     modules: ClassVar[list[str]] = ["torchrl.data"]
 
     def make(self, directory: Path, capacity: int, prioritized: bool, **options: Any) -> Any:
@@ -79,6 +87,10 @@ class TorchRL(TorchLike):
         """See `TorchLike.feeding`."""
         make, sample = _padded if form == PADDED else _nested, self._buffer.sample
         return lambda count: make(sample(count))
+
+    def data_set(self, directory: Path) -> Any:
+        """See `TorchLike.data_set`."""
+        return ReplayBuffer(storage=TensorStorage(TensorDict.load_memmap(str(directory))))
 
     def share(self, writers: int, count: int) -> int:
         """See `Library.share`."""

@@ -11,6 +11,8 @@ from benchmarks.library import (
     COMPRESSED,
     ELSEWHERE,
     GIVEN_ZSTD,
+    IN_FILES,
+    IN_MEMORY,
     IN_PLACE,
     INDEX,
     LAZY_STACK,
@@ -43,6 +45,7 @@ def took(peer: TorchRL, operation: Operation) -> list[float]:
 def test_its_calls_are_timed(peer: TorchRL, tmp_path: Path, prioritized: bool) -> None:
     assert peer.open(str(tmp_path), "S", 300, prioritized)
     operations = [Operation("add"), Operation("extend", 32), Operation("sample", 256)]
+    operations += [Operation("mixed", 256, form) for form in (IN_MEMORY, IN_FILES)]
     if prioritized:
         operations += [
             Operation("update", 256, INDEX),

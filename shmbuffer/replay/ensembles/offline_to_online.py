@@ -18,10 +18,12 @@ from shmbuffer.memory import deadline
 from shmbuffer.memory.mixture import Mixture
 from shmbuffer.numpy.keys import INDEX
 from shmbuffer.replay.buffers import TensorDictReplayBuffer, drawing
+from shmbuffer.replay.buffers.plan import Plan
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.buffers.sample_info import with_info
 from shmbuffer.replay.datasets.loading import opened
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.ensembles.one_batch import OneBatch
 from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
 from shmbuffer.replay.ensembles.turns import Row
 from shmbuffer.replay.ensembles.two_parts import OFFLINE, ONLINE, TwoParts
@@ -90,6 +92,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
     """
 
     family = "OfflineToOnlineReplayBuffer"
+    _one_batch: tuple[list[Plan], OneBatch | None] | None = None  # and what it was made of
 
     def __init__(
         self,
@@ -146,6 +149,9 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         )
         self._sampler = _MixedSampler(self._mixture, online._sampler, offline._sampler)
         self._join()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_one_batch": None}
 
     # -- the proportion ------------------------------------------------------------------------
 
@@ -295,12 +301,25 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         )
 
     def _mixed(self, count: int, min_size: int | None) -> Batch:
+        shares = [*self._shares(count, waits=bool(min_size))]
+        if not min_size and (one := self._as_one()) is not None:
+            data, info = one.sample(shares, (0, self._start))
+            return self._finished([data], info)
         rows: list[Row] = []
-        for at, share in self._shares(count, waits=bool(min_size)):
+        for at, share in shares:
             draw = partial(self._drawn_from, at)
             least = min_size if at == ONLINE else None
             rows.append((at, *self._members[at]._in_turn(share, least, None, draw)))
         return self._joined(rows)
+
+    def _as_one(self) -> OneBatch | None:
+        """What makes batches of both parts at once, as their plans are now; None: nothing does."""
+        plans = [rb.plan for rb in self._members]
+        if any(plan.limiter_version[0] for plan in plans):
+            return None
+        if self._one_batch is None or self._one_batch[0] != plans:
+            self._one_batch = plans, OneBatch.of(self._members, self._weight_keys)
+        return self._one_batch[1]
 
     def _drawn_from(self, at: int, share: int) -> Batch:
         """So many items of a part, also where a pass of its sampler ends among them."""

@@ -114,6 +114,19 @@ class NativeRows(Rows):
             prioritized=beta is not None,
         )
 
+    def fill(
+        self,
+        tensors: Sequence[torch.Tensor],
+        index: torch.Tensor,
+        tickets: torch.Tensor,
+        weights: torch.Tensor | None,
+        key: int,
+        beta: float | None,
+    ) -> None:
+        """`sample` into rows of tensors that others share."""
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        self.sample_into(addresses, index, tickets, weights, key, beta)
+
     def _outtake(self) -> Any:
         """The shortest way out; None where there is none, or the handle was closed."""
         leaves = self.leaves

@@ -10,10 +10,12 @@ is in anonymous memory, and goes with the storage to the processes that are spaw
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import torch
 
 from shmbuffer.memory import Schema
 from shmbuffer.replay.checkpointers.read_only import ReadOnlyStorageCheckpointer
@@ -26,8 +28,6 @@ from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.tensor import TensorStorage
 
 if TYPE_CHECKING:
-    import torch
-
     from shmbuffer.memory import Ring
     from shmbuffer.replay.storages.mover import RowSample
     from shmbuffer.replay.storages.rows import Rows
@@ -159,3 +159,25 @@ class _ReadOnlyRows(HeldRows):
         """See `Mover.sample`."""
         index, tickets, weights = draw_from(self.ring, count, key, beta)
         return self._take(index), index, tickets, weights
+
+    def fill(
+        self,
+        tensors: Sequence[torch.Tensor],
+        index: torch.Tensor,
+        tickets: torch.Tensor,
+        weights: torch.Tensor | None,
+        key: int,
+        beta: float | None,
+    ) -> None:
+        """`sample` into rows of tensors that others share."""
+        self.ring.draw(
+            len(index),
+            key,
+            index.data_ptr(),
+            tickets.data_ptr(),
+            0 if weights is None else weights.data_ptr(),
+            beta=beta or 0.0,
+            prioritized=beta is not None,
+        )
+        for column, tensor in zip(self._flat, tensors, strict=True):
+            torch.index_select(column, 0, index, out=tensor)
