@@ -63,21 +63,23 @@ class OneBatch:
         weights = torch.ones(count) if self._weighs else None
         first = 0
         for at, share in shares:
-            plan, part = self._plans[at], slice(first, first + share)
+            plan, end = self._plans[at], first + share
             of = plan.by_priority
+            places, its = index[first:end], tickets[first:end]
             plan.payload.fill(
-                [tensors[leaf][part] for leaf in self._orders[at]],
-                index[part],
-                tickets[part],
-                None if of is None or weights is None else weights[part],
+                [tensors[leaf] for leaf in self._orders[at]],
+                first,
+                places,
+                its,
+                None if of is None or weights is None else weights[first:end],
                 draw_key(plan.sampler, plan.storage),
                 None if of is None else of.beta,
             )
             if starts[at]:
-                index[part] += starts[at]
-            if not plan.info.generation:
-                tickets[part] = -1
-            first += share
+                places.add_(starts[at])
+            if self._tracks and not plan.info.generation:
+                its.fill_(-1)
+            first = end
         info: dict[str, Any] = {INDEX: index}
         if weights is not None:
             info.update(dict.fromkeys(self._weight_keys, weights))

@@ -117,14 +117,16 @@ class NativeRows(Rows):
     def fill(
         self,
         tensors: Sequence[torch.Tensor],
+        first: int,
         index: torch.Tensor,
         tickets: torch.Tensor,
         weights: torch.Tensor | None,
         key: int,
         beta: float | None,
     ) -> None:
-        """`sample` into rows of tensors that others share."""
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        """`sample` into rows of tensors that others share, from the row ``first`` on."""
+        leaves = zip(tensors, self.leaves.leaves, strict=True)
+        addresses = [tensor.data_ptr() + first * leaf.nbytes for tensor, leaf in leaves]
         self.sample_into(addresses, index, tickets, weights, key, beta)
 
     def _outtake(self) -> Any:

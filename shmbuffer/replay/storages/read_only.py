@@ -163,13 +163,14 @@ class _ReadOnlyRows(HeldRows):
     def fill(
         self,
         tensors: Sequence[torch.Tensor],
+        first: int,
         index: torch.Tensor,
         tickets: torch.Tensor,
         weights: torch.Tensor | None,
         key: int,
         beta: float | None,
     ) -> None:
-        """`sample` into rows of tensors that others share."""
+        """`sample` into rows of tensors that others share, from the row ``first`` on."""
         self.ring.draw(
             len(index),
             key,
@@ -180,4 +181,4 @@ class _ReadOnlyRows(HeldRows):
             prioritized=beta is not None,
         )
         for column, tensor in zip(self._flat, tensors, strict=True):
-            torch.index_select(column, 0, index, out=tensor)
+            torch.index_select(column, 0, index, out=tensor[first : first + len(index)])
