@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.schema import Leaf, Schema
+from shmbuffer.memory.leaf import Leaf
+from shmbuffer.memory.schema import Schema
 
 SEGMENT_S = 1.0
 _WRITTEN, _DRAWN = 32, 256

@@ -27,6 +27,7 @@ IN_QUEUE: int
 DAMAGED: int
 UNLINKED: int
 LAPPED: int
+NO_WHOLES: int
 BAD_PRIORITY: int
 BAD_INDEX: int
 
@@ -69,7 +70,7 @@ class Ring:
         self,
         control: Map,
         slots: Map,
-        leaves: tuple[tuple[Map, int], ...],
+        leaves: tuple[tuple[Any, ...], ...],
         capacity: int,
         lanes: int,
         entry: int,
@@ -77,6 +78,7 @@ class Ring:
         salt: int,
         records: Map | None = ...,
         file: tuple[int, str, int, int] | None = ...,
+        wholes: int = ...,
     ) -> None: ...
     def write(
         self,
@@ -87,6 +89,17 @@ class Ring:
         timeout_ns: int,
         /,
     ) -> int: ...
+    def write_loaded(
+        self,
+        addresses: tuple[int, ...],
+        count: int,
+        priorities: int,
+        sources: int,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def fill(self, addresses: tuple[int, ...], /) -> int: ...
+    def mend(self) -> int: ...
     def place(
         self,
         slots: int,
@@ -102,7 +115,7 @@ class Ring:
         self,
         slots: int,
         count: int,
-        in_place: bool,
+        in_place: int,
         tickets: int,
         kept: int,
         timeout_ns: int,
@@ -150,7 +163,7 @@ class Ring:
     def leave(self, timeout_ns: int, /) -> int: ...
     def check(
         self, alive: bool, timeout_ns: int, /
-    ) -> tuple[int, int, int, int, int, int] | int: ...
+    ) -> tuple[int, int, int, int, int, int, int] | int: ...
     def wait(self, timeout_ns: int, /) -> None: ...
     def snapshot(self, timeout_ns: int, /) -> bytes | int: ...
     def look(self) -> int: ...
@@ -289,7 +302,9 @@ def disarm() -> None: ...
 def reached(name: str, /) -> None: ...
 def crash_points() -> list[str]: ...
 def layout() -> dict[str, int]: ...
-def sections(capacity: int, lanes: int, records: bool = ..., /) -> dict[str, int]: ...
+def sections(
+    capacity: int, lanes: int, records: bool = ..., wholes: int = ..., /
+) -> dict[str, int]: ...
 def publish(
     weights: Map, copies: int, nbytes: int, pieces: int, count: int, step: int, /
 ) -> int: ...

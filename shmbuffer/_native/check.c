@@ -25,6 +25,7 @@ int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, struc
         found->wrong_words += word != SHMB_WORD(0, SHMB_EMPTY) &&
                               (SHMB_TICKET(word) % ring->capacity != slot || SHMB_TICKET(word) >= head);
         found->wrong_extents += item && ring->bytes && !shmb_lies_in_use(ring, ring->extents[slot]);
+        found->wrong_nexts += item && ring->plan && !shmb_link_in_order(ring, slot, head);
         found->orphans += SHMB_STATE(word) == SHMB_WRITING && !shmb_claim_covers(ring, word, NULL);
         for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; prioritized && e < end; e++)
             found->wrong_leaves += !is_mass(ring->tree.mass[e], item ? shmb_mass(runtime, ring->raw[e]) : 0, alive);

@@ -25,11 +25,26 @@ static inline bool is_marked(const struct shmb_ring *ring, uint64_t slot) {
     return SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_WRITING;
 }
 
+/* What a claim is to be, where observations are stored once. */
+struct wanted {
+    const struct shmb_rows *rows; /* NULL: of named slots */
+    uint64_t count;
+    const uint32_t *streams;
+    bool keeps;
+};
+
+static bool is_planned(struct shmb_ring *ring, const struct wanted *wanted) {
+    if (ring->plan == NULL || wanted == NULL) return true;
+    if (wanted->rows == NULL) return shmb_plan_slots(ring, wanted->count, wanted->keeps);
+    return shmb_plan_rows(ring, wanted->rows, wanted->count, wanted->streams);
+}
+
 /* A claim that is still there was never committed, or its commit was reported as failed: its items are absent. */
-static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t rows) {
+static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t rows, const struct wanted *wanted) {
     int status = shmb_gate_enter(ring, call, SHMB_FOR_EVER);
     if (status != SHMB_OK) return status;
-    status = ring->claimed || make_room(ring, rows) ? shmb_lock(ring, call) : SHMB_NO_MEMORY;
+    bool has_room = is_planned(ring, wanted) && (ring->claimed || make_room(ring, rows));
+    status = has_room ? shmb_lock(ring, call) : SHMB_NO_MEMORY;
     if (status != SHMB_OK) goto refused;
     CP(write_locked);
     if (ring->claimed) {
@@ -119,6 +134,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
         }
     }
     if (streams) note_streams(ring, streams);
+    if (ring->plan) shmb_note_nexts(ring);
     atomic_fetch_sub_explicit(&runtime->length, gone, memory_order_relaxed); /* a repair counts again */
     CP(write_length);
     if (ring->bytes) shmb_take_bytes(ring);
@@ -138,10 +154,17 @@ static int end_limited(struct shmb_ring *ring, int status) {
     return end_without_claim(ring, status);
 }
 
-int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
-                    const uint32_t *streams, uint64_t *first) {
+/* Without rows for whole next observations a write waits as long as somebody is writing, who may give some back. */
+static int end_without_wholes(struct shmb_ring *ring, int status) {
+    bool waits = status == SHMB_NO_WHOLES && shmb_others_are_writing(ring);
+    return end_without_claim(ring, waits ? SHMB_BLOCKED : status);
+}
+
+static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
+                      const struct shmb_rows *payload, const uint32_t *streams, uint64_t *first) {
     uint64_t rows = count < ring->capacity ? count : ring->capacity;
-    int status = begin_claim(ring, call, rows);
+    const struct wanted wanted = {payload, count, streams, false};
+    int status = begin_claim(ring, call, rows, &wanted);
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     uint64_t ticket = head + (count - rows); /* of more items than slots only the last stay */
@@ -158,6 +181,7 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    if (ring->plan && (status = shmb_take_wholes(ring, ticket)) != SHMB_OK) return end_without_wholes(ring, status);
     ring->claim_written = count * ring->lanes;
     if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, count, ring->claim_written)) != SHMB_OK)
         return end_limited(ring, status);
@@ -166,13 +190,26 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     return SHMB_OK;
 }
 
+int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
+                    const uint32_t *streams, uint64_t *first) {
+    static const struct shmb_rows unknown = {NULL, NULL};
+    return claim_ring(ring, call, count, batch, &unknown, streams, first);
+}
+
+/* Of rows that are looked at, where observations are stored once: what they have in common is not written twice. */
+int shmb_claim_rows(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_rows *rows,
+                    const uint32_t *streams, uint64_t *first) {
+    return claim_ring(ring, call, count, NULL, rows, streams, first);
+}
+
 /* With `tickets` only slots that still hold the item of that ticket are taken: kept[i] says which, `taken` how many
  * rows. None of them: no claim is open afterwards, and the gate is another thread's to enter. */
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
-                     bool in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
+                     int in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
                      uint64_t *taken) {
     *taken = 0;
-    int status = begin_claim(ring, call, count);
+    const struct wanted wanted = {NULL, count, NULL, in_place == SHMB_KEEPS};
+    int status = begin_claim(ring, call, count, &wanted);
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), rows = 0;
     if (!has_tickets(head, ring->capacity)) return end_without_claim(ring, SHMB_NO_TICKETS);
@@ -195,6 +232,7 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    if (ring->plan && (status = shmb_unlink_slots(ring)) != SHMB_OK) return end_without_wholes(ring, status);
     uint64_t elements = in_place ? 0 : rows * ring->lanes;
     if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, 0, elements)) != SHMB_OK)
         return end_limited(ring, status);
@@ -204,12 +242,22 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     return SHMB_OK;
 }
 
+/* Where the head goes elsewhere, the order in which slots are written over changes: links of a claim that is open then
+ * could not be looked at. */
+static bool has_to_wait(struct shmb_ring *ring) {
+    if (ring->plan == NULL) return false;
+    if (shmb_others_are_writing(ring)) return true;
+    shmb_give_back_turn(ring);
+    return false;
+}
+
 int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
-    int status = begin_claim(ring, call, 0);
+    int status = begin_claim(ring, call, 0, NULL);
     if (status != SHMB_OK) return status;
     CP(empty_locked);
+    if (has_to_wait(ring)) return end_without_claim(ring, SHMB_BLOCKED);
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
     uint64_t count = (ring->capacity - head % ring->capacity) % ring->capacity;
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
@@ -238,12 +286,14 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
 int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted, uint64_t write_count,
                  double max_priority) {
     struct shmb_runtime *runtime = ring->runtime;
-    int status = begin_claim(ring, call, 0);
+    int status = begin_claim(ring, call, 0, NULL);
     if (status != SHMB_OK) return status;
+    if (has_to_wait(ring)) return end_without_claim(ring, SHMB_BLOCKED);
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
     uint64_t ticket = wanted < head ? shmb_ticket_in_lap(head, wanted % ring->capacity, ring->capacity) : wanted;
     if (!has_tickets(head, ticket - head)) return end_without_claim(ring, SHMB_NO_TICKETS);
     if (shmb_limits(runtime) & SHMB_QUEUE) return end_without_claim(ring, SHMB_IN_QUEUE);
+    if (ring->plan && shmb_mend_links(ring, ticket, false)) return end_without_claim(ring, SHMB_NO_WHOLES);
     atomic_store_explicit(&runtime->head, ticket, memory_order_release);
     CP(restore_head);
     atomic_store_explicit(&runtime->write_count, write_count, memory_order_release);

@@ -118,6 +118,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     CP(write_goal);
     bool limited = shmb_is_limited(ring);
     if (limited) shmb_note_base(ring);
+    if (ring->plan) shmb_join_back(ring);
     atomic_store_explicit(&me->phase, SHMB_COMMITTING, memory_order_release);
     CP(write_committing);
     for (uint64_t row = 0; row < ring->claim_rows; row++) {
@@ -136,6 +137,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     }
     atomic_fetch_add_explicit(&runtime->length, ring->claim_slots_taken, memory_order_relaxed);
     CP(write_lengthened);
+    if (ring->plan) shmb_join(ring);
     if (prioritized) shmb_claim_parents(ring);
     CP(write_commit_parents);
     atomic_store_explicit(&runtime->write_count, goal, memory_order_release);

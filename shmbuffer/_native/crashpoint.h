@@ -34,6 +34,18 @@
     X(write_copy, "write.copy")                                                                              \
     X(write_priority, "write.priority")                                                                      \
     X(write_checksum, "write.checksum")                                                                      \
+    X(share_copied, "share.copied")                                                                          \
+    X(share_held, "share.held")                                                                              \
+    X(share_made, "share.made")                                                                              \
+    X(share_holder, "share.holder")                                                                          \
+    X(share_next, "share.next")                                                                              \
+    X(share_source, "share.source")                                                                          \
+    X(share_filled, "share.filled")                                                                          \
+    X(share_back, "share.back")                                                                              \
+    X(share_link, "share.link")                                                                              \
+    X(share_evicted, "share.evicted")                                                                        \
+    X(share_found, "share.found")                                                                            \
+    X(share_dropped, "share.dropped")                                                                        \
     X(write_relocked, "write.relocked")                                                                      \
     X(write_max_priority, "write.max_priority")                                                              \
     X(write_goal, "write.goal")                                                                              \

@@ -5,6 +5,7 @@
 #include "ring.h"
 
 #define SIDE_BY_SIDE 32 /* rows whose checksums are computed at the same time */
+#define LOOKS 8         /* at next observations that move: a word of them changes twice at most while its item is there */
 
 /* Over salt, ticket and bytes of each row. */
 static void begin_checksums(const struct shmb_ring *ring, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
@@ -23,10 +24,28 @@ static void add_to_checksums(const struct shmb_ring *ring, unsigned leaf, const 
     shmb_crc32c_rows(crc, at, rows, bytes);
 }
 
+/* What is stored once comes last. Where it has moved meanwhile, what was read may not have been it. */
+static bool add_nexts_to_checksums(const struct shmb_ring *ring, const uint64_t *slots, uint64_t rows, uint32_t *crc) {
+    const unsigned char *at[SIDE_BY_SIDE];
+    uint64_t nexts[SIDE_BY_SIDE];
+    bool held = true;
+    for (uint64_t row = 0; row < rows; row++) nexts[row] = shmb_next_of(ring, slots[row]);
+    for (unsigned which = 0; which < ring->n_once; which++) {
+        for (uint64_t row = 0; row < rows; row++) at[row] = shmb_next_at(ring, which, slots[row], nexts[row]);
+        shmb_crc32c_rows(crc, at, rows, ring->once[which].bytes);
+    }
+    atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
+    for (uint64_t row = 0; row < rows; row++) held = held && shmb_next_holds(ring, slots[row], nexts[row]);
+    return held;
+}
+
 static void checksums_of(const struct shmb_ring *ring, const uint64_t *slots, const uint64_t *tickets, uint64_t rows,
                          uint32_t *crc) {
-    begin_checksums(ring, tickets, rows, crc);
-    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) add_to_checksums(ring, leaf, slots, rows, crc);
+    int looks = 0;
+    do {
+        begin_checksums(ring, tickets, rows, crc);
+        for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) add_to_checksums(ring, leaf, slots, rows, crc);
+    } while (ring->plan && !add_nexts_to_checksums(ring, slots, rows, crc) && ++looks < LOOKS);
 }
 
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket) {
@@ -76,6 +95,13 @@ static void fill_and_check(struct shmb_ring *ring, const unsigned char *const *s
                 add_to_checksums(ring, leaf, slots, rows, crc);
             }
         }
+        if (ring->plan) shmb_fill_nexts(ring, sources, skip_rows, first, rows);
+        for (unsigned which = 0; which < ring->n_once; which++) {
+            const struct shmb_once *once = &ring->once[which];
+            const unsigned char *at[4];
+            for (uint64_t row = 0; row < rows; row++) at[row] = sources[once->leaf] + (skip_rows + first + row) * once->bytes;
+            shmb_crc32c_rows(crc, at, rows, once->bytes);
+        }
         for (uint64_t row = 0; row < rows; row++) {
             ring->checksums[slots[row]] = crc[row];
             CP(write_checksum);
@@ -90,6 +116,7 @@ void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint
     if (ring->claim_rows == 0) return;
     for (unsigned leaf = 0; ring->checksum && ring->claim_kind == SHMB_RING_WRITE && leaf < ring->n_leaves; leaf++)
         if (is_moved_past_the_cache(ring, leaf)) return fill_and_check(ring, sources, skip_rows);
+    if (ring->plan) shmb_fill_nexts(ring, sources, skip_rows, 0, ring->claim_rows);
     uint64_t slot = shmb_slot_of_row(ring, 0), left = ring->capacity - slot;
     uint64_t before = ring->claim_rows < left ? ring->claim_rows : left;
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {

@@ -6,7 +6,7 @@ static uint64_t on_a_cache_line(uint64_t offset) { return (offset + 63u) & ~(uin
 
 static uint64_t whole_nodes(uint64_t nodes) { return (nodes + SHMB_FANOUT - 1) / SHMB_FANOUT * SHMB_FANOUT; }
 
-void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, struct shmb_sections *out) {
+void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, uint64_t wholes, struct shmb_sections *out) {
     uint64_t leaves = capacity * lanes, at = 0;
     memset(out, 0, sizeof *out);
     out->words = at;
@@ -30,5 +30,9 @@ void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, struct sh
     } while (out->nodes[out->depth] > 1);
     out->extents = at;
     if (records) at = on_a_cache_line(at + sizeof(struct shmb_extent) * capacity);
+    out->nexts = at;
+    if (wholes) at = on_a_cache_line(at + 8 * capacity);
+    out->holders = at;
+    if (wholes) at = on_a_cache_line(at + 4 * wholes);
     out->bytes = at;
 }

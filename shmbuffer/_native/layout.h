@@ -204,19 +204,35 @@ _Static_assert(sizeof(struct shmb_runtime) <= SHMB_PAGE - SHMB_RECOVERY_BYTES, "
 _Static_assert(sizeof(struct shmb_entry) == SHMB_ENTRY_BYTES, "a registry entry has its fixed size");
 _Static_assert(sizeof(pthread_mutex_t) <= 64, "the mutex has its place");
 
+/* Where the next observation of a slot's item is, in a buffer that stores observations once; see sharing.c.
+ *
+ *     bits 0-30   of a link, how many slots further on it is; else the number of the whole
+ *     bits 31-61  how many slots back the item is whose next observation this slot's is; 0: none
+ *     bit 62      it was a link before, and is a whole now
+ *     bit 63      it is a whole: a row of its own, beside the ring
+ */
+#define SHMB_WHOLE ((uint64_t)1 << 63)
+#define SHMB_UNLINKED_WHOLE ((uint64_t)1 << 62)
+#define SHMB_NEXT_BITS 31
+#define SHMB_NEXT_LIMIT ((uint64_t)1 << SHMB_NEXT_BITS) /* of slots and of wholes in such a buffer */
+#define SHMB_AHEAD_OF(word) ((word) & (SHMB_NEXT_LIMIT - 1))
+#define SHMB_BACK_OF(word) ((word) >> SHMB_NEXT_BITS & (SHMB_NEXT_LIMIT - 1))
+#define SHMB_BACK_BITS ((SHMB_NEXT_LIMIT - 1) << SHMB_NEXT_BITS)
+
 /* The slots file, section after section, each on a cache line:
  *   words u64[N] | checksums u32[N] | sources u64[N] | raw f64[L] | mass f64[pad16(L)] |
  *   for each level k = 1.. until one node is left: sum f64[pad16(n_k)] , min f64[pad16(n_k)] |
- *   where items are records: extents (position u64, bytes u64)[N]
+ *   where items are records: extents (position u64, bytes u64)[N] |
+ *   where observations are stored once: nexts u64[N] | holders u32[K], the slot that each whole was given to last
  * with L = N * lanes, n_1 = ceil(L / 16), n_k+1 = ceil(n_k / 16). A file of zeros is an empty ring. */
 struct shmb_sections {
-    uint64_t words, checksums, sources, raw, mass, extents;
+    uint64_t words, checksums, sources, raw, mass, extents, nexts, holders;
     uint64_t sum[SHMB_MAX_DEPTH], min[SHMB_MAX_DEPTH]; /* offsets; index 0 unused */
     uint64_t nodes[SHMB_MAX_DEPTH];                    /* n_k; nodes[0] = L */
     unsigned depth;                                    /* the root is level `depth` and has one node */
     uint64_t bytes;
 };
 
-void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, struct shmb_sections *out);
+void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, uint64_t wholes, struct shmb_sections *out);
 
 #endif

@@ -7,9 +7,12 @@
 
 #define METHODS(X) \
     X(write, ROWS, "annnt", "(addresses, count, priorities, streams, timeout_ns): claim, fill, commit.") \
+    X(write_loaded, ROWS, "annnt", "(addresses, count, priorities, sources, timeout_ns): the same, of items of other sources.") \
     X(place, ROWS, "nnanbt", "(slots, count, addresses, priorities, in_place, timeout_ns): the same for named slots.") \
     X(claim, ROWS, "nnt", "(count, streams, timeout_ns): take slots; the caller fills them.") \
-    X(claim_slots, ROWS, "nnbnnt", "(slots, count, in_place, tickets or 0, kept or 0, timeout_ns): take named slots.") \
+    X(claim_slots, ROWS, "nnnnnt", "(slots, count, in_place, tickets or 0, kept or 0, timeout_ns): take named slots; in_place 2\n" \
+                                   "where neither observations nor next ones change.") \
+    X(fill, ROWS, "a", "(addresses): the payload of what was claimed.") \
     X(commit, ANY, "nnt", "(priorities, skip_rows, timeout_ns): publish what was claimed.") \
     X(abort, ANY, "t", "(timeout_ns): give the claimed slots back, empty.") \
     X(sample, ANY, "nkmnnnrbt", "(count, key, out, index, tickets, weights, beta, prioritized, timeout_ns): draw, copy, validate.") \
@@ -27,6 +30,7 @@
     X(copy_moment, ROWS, "annnt", "(out, tickets, sources, raw, timeout_ns): the same under the mutex, and the counters.") \
     X(checksum, ANY, "sn", "(slot, ticket): CRC32C of a slot's bytes.") \
     X(verify, ANY, "nn", "(first, count): slots whose checksum is wrong.") \
+    X(mend, ROWS, "", "(): next observations are where their slots say, or their items go; nobody else may be alive.") \
     X(rebuild, ANY, "", "(): recomputes leaves, length and parents; nobody else may be alive.") \
     X(reap, ANY, "ent", "(entry, incarnation, timeout_ns): finish the claim of a client proven dead, free its entry.") \
     X(forfeit, ANY, "ent", "(entry, turn, timeout_ns): send a turn that is not used to the end of the queue.") \

@@ -150,18 +150,20 @@ static PyObject *core_limiter(PyObject *Py_UNUSED(module), PyObject *page) {
 }
 
 static PyObject *core_sections(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long capacity, lanes;
+    unsigned long long capacity, lanes, wholes = 0;
     int records = 0;
     struct shmb_sections sections;
-    if (!PyArg_ParseTuple(args, "KK|p:sections", &capacity, &lanes, &records)) return NULL;
-    if (capacity == 0 || lanes == 0 || capacity > ((uint64_t)1 << 40) || lanes > ((uint64_t)1 << 40) / capacity)
+    if (!PyArg_ParseTuple(args, "KK|pK:sections", &capacity, &lanes, &records, &wholes)) return NULL;
+    if (capacity == 0 || lanes == 0 || capacity > ((uint64_t)1 << 40) || lanes > ((uint64_t)1 << 40) / capacity ||
+        (wholes && (capacity >= SHMB_NEXT_LIMIT || wholes >= SHMB_NEXT_LIMIT)))
         return PyErr_Format(PyExc_ValueError, "sections: %llu slots of %llu lanes cannot be laid out", capacity, lanes);
-    shmb_sections_of(capacity, lanes, records != 0, &sections);
+    shmb_sections_of(capacity, lanes, records != 0, wholes, &sections);
     PyObject *dict = PyDict_New();
     int failed = dict == NULL || put(dict, "words", sections.words) || put(dict, "checksums", sections.checksums) ||
                  put(dict, "sources", sections.sources) || put(dict, "raw", sections.raw) ||
                  put(dict, "mass", sections.mass) || put(dict, "depth", sections.depth) ||
                  (records && put(dict, "extents", sections.extents)) ||
+                 (wholes && (put(dict, "nexts", sections.nexts) || put(dict, "holders", sections.holders))) ||
                  put(dict, "bytes", sections.bytes);
     for (unsigned level = 1; !failed && level <= sections.depth; level++) {
         char name[32];
@@ -230,7 +232,7 @@ static PyObject *core_same_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
 static struct shmb_tree tree_at(uint64_t address, uint64_t size, bool whole) {
     struct shmb_sections sections;
     struct shmb_tree tree = {.whole = whole};
-    shmb_sections_of(size, 1, false, &sections);
+    shmb_sections_of(size, 1, false, 0, &sections);
     shmb_tree_map(&tree, &sections, (unsigned char *)(uintptr_t)(address - sections.mass));
     return tree;
 }
@@ -328,6 +330,6 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
     STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(LIMITED) STATUS(IN_QUEUE) STATUS(DAMAGED)
-    STATUS(UNLINKED) STATUS(LAPPED)
+    STATUS(UNLINKED) STATUS(LAPPED) STATUS(NO_WHOLES)
     return module;
 }

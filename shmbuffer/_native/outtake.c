@@ -167,14 +167,14 @@ static PyObject *outtake_sample(PyObject *object, PyObject *const *args, Py_ssiz
     unsigned n = self->n_leaves;
     uint64_t large = 0;
     for (unsigned i = 0; i < n; i++) {
-        uint64_t room = room_of(self->forms[i].rank, count * ring->leaves[i].element_bytes);
+        uint64_t room = room_of(self->forms[i].rank, count * ring->leaves[i].item_bytes);
         large += room >= LARGE ? room : 0;
     }
     if (large) expect_batch(self->pool, large);
     bool there = true;
     for (unsigned i = 0; there && i < n; i++) {
         const struct out_form *form = &self->forms[i];
-        memory[i] = memory_of(self->pool, form->dtype, form->rank, form->shape, count, count * ring->leaves[i].element_bytes);
+        memory[i] = memory_of(self->pool, form->dtype, form->rank, form->shape, count, count * ring->leaves[i].item_bytes);
         if ((there = memory[i] != NULL)) out[i] = memory[i]->managed.tensor.data;
     }
     there = there && (memory[n] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
@@ -263,7 +263,7 @@ static PyObject *outtake_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         self->pool->users = 1;
     }
     for (unsigned i = 0; made && i < n; i++)
-        made = out_form_of(self, &self->forms[i], PyTuple_GetItem(examples, (Py_ssize_t)i), of->leaves[i].element_bytes);
+        made = out_form_of(self, &self->forms[i], PyTuple_GetItem(examples, (Py_ssize_t)i), of->leaves[i].item_bytes);
     if (!made) Py_CLEAR(self);
     return (PyObject *)self;
 }

@@ -62,6 +62,21 @@ static bool can_be_a_claim(const struct shmb_ring *ring, uint64_t first, uint64_
     return count <= ring->capacity && first <= SHMB_LAST_TICKET - count && (first <= head || first - head <= LARGEST_BATCH);
 }
 
+/* Where observations are stored once, an item has to go before the one that holds its next observation. The head moves on,
+ * so the items go that the dead writer had not come to: they were to go in any case. */
+static void evict_unmarked(struct shmb_ring *ring, const struct shmb_entry *entry, uint64_t first, uint64_t end) {
+    uint32_t phase = atomic_load_explicit(&entry->phase, memory_order_relaxed);
+    if (ring->plan == NULL || phase != SHMB_MARKING || entry->kind != SHMB_RING_WRITE) return;
+    for (uint64_t ticket = first; ticket < end; ticket++) {
+        uint64_t slot = ticket % ring->capacity;
+        if (SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) != SHMB_COMMITTED) continue;
+        unmass(ring, slot);
+        CP(reap_leaf);
+        atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket, SHMB_ABORTED), memory_order_release);
+        CP(share_evicted);
+    }
+}
+
 /* Leaves parents to the caller and the phase as it is: it is IDLE only when the parents are right too. */
 void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
     struct shmb_runtime *runtime = ring->runtime;
@@ -80,6 +95,7 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         shmb_pass_the_forgotten(ring);
     } else {
         CP(reap_head);
+        evict_unmarked(ring, entry, first, end);
         for (uint64_t ticket = first; ticket < end; ticket++)
             (phase == SHMB_COMMITTING ? roll_forward : roll_back)(ring, ticket);
     }

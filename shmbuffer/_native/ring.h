@@ -50,6 +50,7 @@ enum shmb_status {
     SHMB_DAMAGED,        /* shared memory says what cannot be; slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
     SHMB_UNLINKED,       /* the directory was removed: see presence.c */
     SHMB_LAPPED,         /* what was read was written over each time */
+    SHMB_NO_WHOLES,      /* too few rows for whole next observations: see shmb_refusal.needed */
     SHMB_OWNER_DIED,     /* the mutex is ours, its last owner died holding it: section.c repairs, and tells nobody */
 };
 
@@ -74,8 +75,16 @@ struct shmb_gate {
 #define SHMB_FOR_EVER INT64_MAX
 
 struct shmb_leaf {
-    unsigned char *base;
-    uint64_t element_bytes;
+    unsigned char *base;    /* NULL: it is stored once, see struct shmb_once */
+    uint64_t element_bytes; /* in its column; 0 where it has none */
+    uint64_t item_bytes;    /* of an element that is read */
+};
+
+/* A leaf of next observations that are stored once. */
+struct shmb_once {
+    unsigned leaf, root; /* their numbers: of next observations, and of observations */
+    unsigned char *wholes;
+    uint64_t bytes; /* of a row */
 };
 
 /* Records to be written: record k starts at data + starts[k] with room for its header. */
@@ -91,6 +100,15 @@ struct shmb_arena {
     uint64_t room, used;
     int64_t *starts, *sizes;
     uint64_t *positions; /* scratch: where each is in the byte ring */
+};
+
+/* See sharing.c. */
+struct shmb_plan;
+
+/* What a write brings, where observations are stored once. */
+struct shmb_rows {
+    const unsigned char *const *from; /* one address a leaf, of the first row; NULL: not known yet */
+    const uint64_t *sources;          /* of each row; NULL: by its stream */
 };
 
 /* See presence.c. */
@@ -117,6 +135,12 @@ struct shmb_ring {
     unsigned char *bytes; /* the byte ring, mapped twice in a row; NULL: items are rows of leaves */
     uint64_t max_bytes;
     struct shmb_extent *extents;
+    struct shmb_plan *plan; /* NULL: every leaf has its column */
+    _Atomic uint64_t *nexts;
+    _Atomic uint32_t *holders;
+    uint64_t wholes;
+    struct shmb_once *once;
+    unsigned n_once;
     bool checksum;
     uint32_t salt; /* of the schema; part of every checksum */
     uint64_t life; /* of the process that made this handle: see shmb_life */
@@ -297,6 +321,36 @@ uint64_t shmb_queue_oldest(const struct shmb_ring *ring, const struct shmb_limit
 uint64_t shmb_queued(const struct shmb_ring *ring);
 void shmb_pass_the_forgotten(struct shmb_ring *ring);
 
+/* sharing.c: observations that are stored once. Under the mutex, but for what only looks, and for what fills */
+bool shmb_sharing_begin(struct shmb_ring *ring);
+void shmb_sharing_end(struct shmb_ring *ring);
+bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64_t count, const uint32_t *streams); /* no lock */
+bool shmb_plan_slots(struct shmb_ring *ring, uint64_t count, bool keeps); /* no lock */
+int shmb_take_wholes(struct shmb_ring *ring, uint64_t first);
+int shmb_unlink_slots(struct shmb_ring *ring);
+void shmb_note_nexts(struct shmb_ring *ring);
+void shmb_join_back(struct shmb_ring *ring);
+void shmb_join(struct shmb_ring *ring);
+uint64_t shmb_mend_links(struct shmb_ring *ring, uint64_t head, bool drops);
+bool shmb_link_in_order(const struct shmb_ring *ring, uint64_t slot, uint64_t head);
+/* Whatever is there, it lies in our memory: what is damaged is found by others. */
+static inline const unsigned char *shmb_next_at(const struct shmb_ring *ring, unsigned which, uint64_t slot, uint64_t next) {
+    const struct shmb_once *once = &ring->once[which];
+    uint64_t ahead = SHMB_AHEAD_OF(next), there = slot + ahead;
+    if (next & SHMB_WHOLE) return once->wholes + (ahead < ring->wholes ? ahead : 0) * once->bytes;
+    if (there >= ring->capacity) there -= ring->capacity;
+    return ring->leaves[once->root].base + (there < ring->capacity ? there : slot) * once->bytes;
+}
+void shmb_copy_next(const struct shmb_ring *ring, uint64_t slot, uint64_t next, unsigned char *const *out, uint64_t row);
+void shmb_fill_nexts(struct shmb_ring *ring, const unsigned char *const *from, uint64_t skip_rows, uint64_t first, uint64_t rows);
+static inline uint64_t shmb_next_of(const struct shmb_ring *ring, uint64_t slot) {
+    return ring->plan ? atomic_load_explicit(&ring->nexts[slot], SYNC_SLOT_NEXT_ACQUIRE) : 0;
+}
+/* The second look, after that at the word's copy: nothing of it has moved meanwhile. */
+static inline bool shmb_next_holds(const struct shmb_ring *ring, uint64_t slot, uint64_t next) {
+    return !ring->plan || atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed) == next;
+}
+
 /* repair.c: claims of the dead. Under the mutex */
 void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_repair(struct shmb_ring *ring);
@@ -310,6 +364,7 @@ bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
 void shmb_give_back_turn(struct shmb_ring *ring);
 bool shmb_waits_behind_a_turn(struct shmb_ring *ring);
 bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot);
+bool shmb_others_are_writing(struct shmb_ring *ring);
 int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn);
 void shmb_wake_waiters(struct shmb_runtime *runtime);
@@ -356,10 +411,13 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given);
 int shmb_abort(struct shmb_ring *ring, struct shmb_call *call);
 
 /* claim.c */
+enum { SHMB_KEEPS = 2 }; /* in place, and no observation changes, neither this one nor the next */
 int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
                     const uint32_t *streams, uint64_t *first);
+int shmb_claim_rows(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_rows *rows,
+                    const uint32_t *streams, uint64_t *first);
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
-                     bool in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
+                     int in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
                      uint64_t *taken);
 int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count);
 int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted, uint64_t write_count,
@@ -384,6 +442,7 @@ struct shmb_check {
     uint64_t wrong_length; /* |length - number of COMMITTED slots| */
     uint64_t wrong_words;  /* ticket not of this slot, or from the future */
     uint64_t wrong_extents; /* a record that is not between tail and head of the byte ring */
+    uint64_t wrong_nexts;   /* a next observation that is not where its slot says */
     uint64_t orphans;      /* WRITING, and no claim covers it */
 };
 

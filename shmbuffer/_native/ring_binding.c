@@ -12,14 +12,60 @@ static bool to_look_for(PyObject *file, struct shmb_presence *presence) {
     return true;
 }
 
+/* A leaf: (map, bytes of an element) or, of next observations that are stored once, (map, bytes, number of the observation's
+ * leaf). */
+static bool to_leaf(struct ring_object *self, Py_ssize_t i, uint64_t wholes, long *root) {
+    struct shmb_ring *ring = &self->ring;
+    PyObject *map;
+    unsigned long long bytes;
+    *root = -1;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(self->leaves, i), "O!K|l", shmb_map_type, &map, &bytes, root)) return false;
+    uint64_t rows = *root < 0 ? ring->elements : wholes;
+    if ((uint64_t)shmb_map_bytes(map) != bytes * rows || (*root >= 0 && !(bytes && rows)))
+        return PyErr_Format(PyExc_ValueError, "Ring: leaf %zd has %zd bytes, %llu are needed", i, shmb_map_bytes(map), bytes * rows), false;
+    unsigned char *base = shmb_map_address(map);
+    if (*root < 0)
+        ring->leaves[i] = (struct shmb_leaf){base, bytes, bytes};
+    else
+        ring->leaves[i] = (struct shmb_leaf){NULL, 0, bytes};
+    if (*root >= 0) ring->once[ring->n_once++] = (struct shmb_once){(unsigned)i, (unsigned)*root, base, bytes};
+    self->row_bytes += bytes * ring->lanes;
+    return true;
+}
+
+static bool to_rows(struct ring_object *self, uint64_t wholes) {
+    struct shmb_ring *ring = &self->ring;
+    long root;
+    ring->once = PyMem_Calloc(ring->n_leaves + 1, sizeof *ring->once);
+    if (ring->once == NULL) return (void)PyErr_NoMemory(), false;
+    for (unsigned i = 0; i < ring->n_leaves; i++)
+        if (!to_leaf(self, i, wholes, &root)) return false;
+    for (unsigned which = 0; which < ring->n_once; which++) {
+        const struct shmb_once *once = &ring->once[which];
+        if (once->root >= ring->n_leaves || ring->leaves[once->root].element_bytes != once->bytes)
+            return PyErr_Format(PyExc_ValueError, "Ring: leaf %u cannot be the observation of leaf %u", once->root, once->leaf), false;
+    }
+    if ((wholes != 0) != (ring->n_once != 0))
+        return PyErr_Format(PyExc_ValueError, "Ring: %llu wholes for %u leaves", (unsigned long long)wholes, ring->n_once), false;
+    return true;
+}
+
+static bool to_share(struct shmb_ring *ring, uint64_t wholes, const struct shmb_sections *sections, unsigned char *base) {
+    if (wholes == 0) return true;
+    ring->wholes = wholes;
+    ring->nexts = (_Atomic uint64_t *)(base + sections->nexts);
+    ring->holders = (_Atomic uint32_t *)(base + sections->holders);
+    return shmb_sharing_begin(ring) || PyErr_NoMemory() != NULL;
+}
+
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", "records", "file", NULL};
+    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", "records", "file", "wholes", NULL};
     PyObject *control, *slots, *leaves, *records = Py_None, *file = Py_None;
-    unsigned long long capacity, lanes;
+    unsigned long long capacity, lanes, wholes = 0;
     unsigned int entry, salt;
     int checksum;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI|OO:Ring", names, shmb_map_type, &control, shmb_map_type,
-                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt, &records, &file))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI|OOK:Ring", names, shmb_map_type, &control, shmb_map_type,
+                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt, &records, &file, &wholes))
         return NULL;
     bool has_records = records != Py_None;
     if (has_records && (!PyObject_TypeCheck(records, shmb_map_type) || !shmb_map_is_twice(records) || lanes != 1 ||
@@ -27,8 +73,10 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         return PyErr_Format(PyExc_ValueError, "Ring: records need a Map of them twice in a row, no leaves and one lane");
     if (capacity == 0 || lanes == 0 || capacity > ((uint64_t)1 << 40) / lanes || entry >= SHMB_ENTRIES)
         return PyErr_Format(PyExc_ValueError, "Ring: capacity %llu, lanes %llu, entry %u", capacity, lanes, entry);
+    if (wholes && (has_records || lanes != 1 || capacity >= SHMB_NEXT_LIMIT || wholes >= SHMB_NEXT_LIMIT))
+        return PyErr_Format(PyExc_ValueError, "Ring: %llu wholes need rows, one lane and fewer than 2 ** %d slots", wholes, SHMB_NEXT_BITS);
     struct shmb_sections sections;
-    shmb_sections_of(capacity, lanes, has_records, &sections);
+    shmb_sections_of(capacity, lanes, has_records, wholes, &sections);
     if (shmb_map_bytes(control) != (Py_ssize_t)SHMB_CONTROL_BYTES || shmb_map_bytes(slots) != (Py_ssize_t)sections.bytes)
         return PyErr_Format(PyExc_ValueError, "Ring: the slots file has %zd bytes, %llu are needed", shmb_map_bytes(slots),
                             (unsigned long long)sections.bytes);
@@ -77,23 +125,11 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *map;
-        unsigned long long element_bytes;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(leaves, i), "O!K", shmb_map_type, &map, &element_bytes)) {
-            Py_DECREF(self);
-            return NULL;
-        }
-        if ((uint64_t)shmb_map_bytes(map) != element_bytes * ring->elements) {
-            PyErr_Format(PyExc_ValueError, "Ring: leaf %zd has %zd bytes, %llu are needed", i, shmb_map_bytes(map),
-                         element_bytes * ring->elements);
-            Py_DECREF(self);
-            return NULL;
-        }
-        ring->leaves[i] = (struct shmb_leaf){shmb_map_address(map), element_bytes};
-        self->row_bytes += element_bytes * lanes;
-    }
     ring->n_leaves = (unsigned)n;
+    if (!to_rows(self, wholes) || !to_share(ring, wholes, &sections, base)) {
+        Py_DECREF(self);
+        return NULL;
+    }
     return (PyObject *)self;
 }
 
@@ -102,6 +138,8 @@ static void ring_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     if (self->ready) {
         PyMem_Free(self->ring.leaves);
+        PyMem_Free(self->ring.once);
+        shmb_sharing_end(&self->ring);
         free(self->ring.claim_slots);
         free(self->ring.claim_from);
         free(self->ring.masses);

@@ -6,14 +6,14 @@
 
 /* Rows of leaves. */
 
-int shmb_binding_write(PyObject *object, const unsigned char *const *from, uint64_t count, const double *priorities,
-                       const uint32_t *streams, int64_t timeout_ns, uint64_t *first) {
-    struct ring_object *self = (struct ring_object *)object;
+static int write_rows(struct ring_object *self, const struct shmb_rows *rows, uint64_t count, const double *priorities,
+                      const uint32_t *streams, int64_t timeout_ns, uint64_t *first) {
     struct shmb_ring *ring = &self->ring;
+    const unsigned char *const *from = rows->from;
     struct python_call python = shmb_python_begin(timeout_ns);
     int status = priorities ? shmb_priorities_in_order(ring, priorities, count * ring->lanes) : SHMB_OK;
     shmb_release_for(&python, count * self->row_bytes);
-    if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, NULL, streams, first);
+    if (status == SHMB_OK) status = shmb_claim_rows(ring, &python.call, count, rows, streams, first);
     if (status == SHMB_OK) {
         uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
         shmb_fill(ring, from, skip);
@@ -24,11 +24,25 @@ int shmb_binding_write(PyObject *object, const unsigned char *const *from, uint6
     return status;
 }
 
+int shmb_binding_write(PyObject *object, const unsigned char *const *from, uint64_t count, const double *priorities,
+                       const uint32_t *streams, int64_t timeout_ns, uint64_t *first) {
+    const struct shmb_rows rows = {from, NULL};
+    return write_rows((struct ring_object *)object, &rows, count, priorities, streams, timeout_ns, first);
+}
+
 /* -> first ticket */
 PyObject *shmb_ring_write(struct ring_object *self, struct asked *asked) {
     uint64_t first = 0;
-    int status = shmb_binding_write((PyObject *)self, asked->addresses, NUMBER(1), AT(const double, 2), AT(const uint32_t, 3),
-                                    CALL->timeout_ns, &first);
+    const struct shmb_rows rows = {asked->addresses, NULL};
+    int status = write_rows(self, &rows, NUMBER(1), AT(const double, 2), AT(const uint32_t, 3), CALL->timeout_ns, &first);
+    return shmb_answer(asked, status, first);
+}
+
+/* -> first ticket */
+PyObject *shmb_ring_write_loaded(struct ring_object *self, struct asked *asked) {
+    uint64_t first = 0;
+    const struct shmb_rows rows = {asked->addresses, AT(const uint64_t, 3)};
+    int status = write_rows(self, &rows, NUMBER(1), AT(const double, 2), NULL, CALL->timeout_ns, &first);
     return shmb_answer(asked, status, first);
 }
 
@@ -65,9 +79,19 @@ PyObject *shmb_ring_claim_slots(struct ring_object *self, struct asked *asked) {
     uint64_t count = NUMBER(1), rows = 0;
     int status = shmb_indices_in_order(ring, slots, count, ring->capacity);
     if (status == SHMB_OK)
-        status = shmb_claim_slots(ring, CALL, slots, count, NUMBER(2) != 0, tickets, AT(unsigned char, 4), NULL, &rows);
+        status = shmb_claim_slots(ring, CALL, slots, count, (int)NUMBER(2), tickets, AT(unsigned char, 4), NULL, &rows);
     if (status == SHMB_OK && (rows || tickets == NULL)) shmb_gate_pause(ring);
     return shmb_answer(asked, status, rows);
+}
+
+/* The payload of the claim that is open, row after row. */
+PyObject *shmb_ring_fill(struct ring_object *self, struct asked *asked) {
+    int status = shmb_gate_resume(&self->ring);
+    if (status != SHMB_OK) return shmb_answer(asked, status, 0);
+    shmb_release_for(&asked->python, self->ring.claim_rows * self->row_bytes);
+    shmb_fill(&self->ring, asked->addresses, 0);
+    shmb_gate_pause(&self->ring);
+    return shmb_answer(asked, SHMB_OK, 0);
 }
 
 /* Whatever it answers, nothing is claimed any more. */
@@ -187,15 +211,15 @@ PyObject *shmb_ring_restore(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_restore(&self->ring, CALL, NUMBER(0), NUMBER(1), REAL(2)), 0);
 }
 
-/* -> (wrong nodes, wrong leaves, wrong length, wrong words, orphans, wrong extents), or a status */
+/* -> (wrong nodes, wrong leaves, wrong length, wrong words, orphans, wrong extents, wrong nexts), or a status */
 PyObject *shmb_ring_check(struct ring_object *self, struct asked *asked) {
     struct shmb_check found;
     shmb_python_may_block(CALL);
     int status = shmb_check(&self->ring, CALL, NUMBER(0) != 0, &found);
     if (status != SHMB_OK) return shmb_answer(asked, status, 0);
     shmb_python_end(&asked->python);
-    return Py_BuildValue("(KKKKKK)", BIG(found.wrong_nodes), BIG(found.wrong_leaves), BIG(found.wrong_length),
-                         BIG(found.wrong_words), BIG(found.orphans), BIG(found.wrong_extents));
+    return Py_BuildValue("(KKKKKKK)", BIG(found.wrong_nodes), BIG(found.wrong_leaves), BIG(found.wrong_length),
+                         BIG(found.wrong_words), BIG(found.orphans), BIG(found.wrong_extents), BIG(found.wrong_nexts));
 }
 
 /* -> bytes of the runtime page and the registry, all of one moment; or a status */
@@ -265,6 +289,15 @@ PyObject *shmb_ring_verify(struct ring_object *self, struct asked *asked) {
         }
     }
     return list;
+}
+
+/* -> items that were forgotten. For recovery, while nobody else is alive: what a slot says of its next observation. */
+PyObject *shmb_ring_mend(struct ring_object *self, struct asked *asked) {
+    struct shmb_ring *ring = &self->ring;
+    uint64_t dropped = 0;
+    shmb_python_may_block(CALL);
+    if (ring->plan) dropped = shmb_mend_links(ring, atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), true);
+    return shmb_answer(asked, SHMB_OK, dropped);
 }
 
 /* Leaves, length and parents from words and raw priorities. For recovery, while nobody else is alive. */

@@ -33,7 +33,8 @@ static uint64_t below(struct random *random, uint64_t bound) {
     return (uint64_t)(((unsigned __int128)random_at(random->key, random->next++) * bound) >> 64);
 }
 
-static void copy_row(const struct shmb_ring *ring, uint64_t element, unsigned char *const *out, uint64_t row) {
+static void copy_row(const struct shmb_ring *ring, uint64_t element, uint64_t next, unsigned char *const *out, uint64_t row) {
+    if (ring->plan) shmb_copy_next(ring, element, next, out, row);
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
         uint64_t bytes = ring->leaves[leaf].element_bytes;
         if (bytes == 0) continue; /* a leaf without bytes has no map, so there is nothing to point at */
@@ -81,6 +82,33 @@ static void copy_rows(const struct shmb_ring *ring, const int64_t *index, const 
         }
         }
         CP(sample_copy);
+    }
+}
+
+/* Next observations that are stored once, each from where its slot says it is. One that moves while it is copied is copied
+ * again. */
+static void copy_nexts(const struct shmb_ring *ring, const int64_t *index, const uint32_t *rows, uint64_t count,
+                       unsigned char *const *out, const struct draw *draws, uint64_t *nexts) {
+    for (uint64_t i = 0; i < count; i++) nexts[i] = shmb_next_of(ring, (uint64_t)index[rows[i]]);
+    for (unsigned which = 0; which < ring->n_once; which++) {
+        uint64_t bytes = ring->once[which].bytes, ahead = bytes < AHEAD_BYTES ? 2 * AHEAD_BYTES / bytes : 2;
+        unsigned char *to = out[ring->once[which].leaf];
+        for (uint64_t i = 0; i < ahead && i < count; i++) fetch(shmb_next_at(ring, which, (uint64_t)index[rows[i]], nexts[i]), bytes);
+        for (uint64_t i = 0; i < count; i++) {
+            uint64_t then = i + ahead;
+            if (then < count) fetch(shmb_next_at(ring, which, (uint64_t)index[rows[then]], nexts[then]), bytes);
+            memcpy(to + rows[i] * bytes, shmb_next_at(ring, which, (uint64_t)index[rows[i]], nexts[i]), bytes);
+        }
+        CP(sample_copy);
+    }
+    atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t slot = (uint64_t)index[rows[i]];
+        while (!shmb_next_holds(ring, slot, nexts[i]) && shmb_still_holds(ring, slot, draws[rows[i]].word)) {
+            nexts[i] = shmb_next_of(ring, slot);
+            shmb_copy_next(ring, slot, nexts[i], out, rows[i]);
+            atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
+        }
     }
 }
 
@@ -283,9 +311,10 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
                 bool prioritized, uint64_t *redrawn, struct shmb_arena *arena) {
     struct random random = {key, 0};
     struct shmb_entry *me = ring->me;
-    struct draw *draws = malloc(count * (sizeof *draws + sizeof(uint32_t)) + 1);
+    struct draw *draws = malloc(count * (sizeof *draws + sizeof(uint64_t) + sizeof(uint32_t)) + 1);
     if (draws == NULL) return SHMB_NO_MEMORY;
-    uint32_t *rows = (uint32_t *)(draws + count);
+    uint64_t *nexts = (uint64_t *)(draws + count);
+    uint32_t *rows = (uint32_t *)(nexts + count);
     uint64_t left = count, age = 0;
     int status = SHMB_OK;
     for (uint64_t i = 0; i < count; i++) rows[i] = (uint32_t)i;
@@ -306,13 +335,14 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
                 status = SHMB_DAMAGED;
                 goto out;
             }
+            for (uint64_t i = 0; ring->plan && i < n; i++) __builtin_prefetch(&ring->nexts[index[rows[from + i]]]);
             if (round == 0 && from == 0) shmb_drawn_from = shmb_totals_now(ring, prioritized);
             for (uint64_t i = 0; arena && i < n; i++) /* extents belong to words: looked at together */
                 take_place(ring, (uint64_t)index[rows[from + i]], arena, rows[from + i]);
             if (with_the_lock && arena && arena->used <= arena->room)
                 for (uint64_t i = 0; i < n; i++) copy_record(ring, arena, rows[from + i]);
             if (with_the_lock && out)
-                for (uint64_t i = 0; i < n; i++) copy_row(ring, (uint64_t)index[rows[from + i]], out, rows[from + i]);
+                for (uint64_t i = 0; i < n; i++) copy_row(ring, (uint64_t)index[rows[from + i]], shmb_next_of(ring, (uint64_t)index[rows[from + i]]), out, rows[from + i]);
             shmb_unlock(ring);
             CP(sample_unlocked);
             if (weights) weigh(draws, rows + from, n, beta, weights);
@@ -338,6 +368,7 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
             CP(sample_copy);
         }
         if (out) SHMB_OPTIMISTIC(copy_rows(ring, index, rows, left, out));
+        if (out && ring->plan) SHMB_OPTIMISTIC(copy_nexts(ring, index, rows, left, out, draws, nexts));
         atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
         uint64_t changed = 0;
         for (uint64_t i = 0; i < left; i++)
@@ -380,9 +411,10 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
             if (status != SHMB_OK) return status;
             uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
             bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
-            if (committed) SHMB_OPTIMISTIC(copy_row(ring, element, out, i));
+            uint64_t next = shmb_next_of(ring, slot);
+            if (committed) SHMB_OPTIMISTIC(copy_row(ring, element, next, out, i));
             atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-            bool kept = committed && shmb_still_holds(ring, slot, word);
+            bool kept = committed && shmb_next_holds(ring, slot, next) && shmb_still_holds(ring, slot, word);
             if (with_the_lock) shmb_unlock(ring);
             if (kept) tickets[i] = (int64_t)SHMB_TICKET(word);
             if (kept || !committed) break;

@@ -6,7 +6,8 @@
 
 #include "ring.h"
 
-static void copy_slot(const struct shmb_ring *ring, uint64_t slot, unsigned char *const *out) {
+static void copy_slot(const struct shmb_ring *ring, uint64_t slot, uint64_t next, unsigned char *const *out) {
+    if (ring->plan) shmb_copy_next(ring, slot, next, out, slot);
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
         uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
         if (bytes) memcpy(out[leaf] + slot * bytes, ring->leaves[leaf].base + slot * bytes, bytes);
@@ -25,9 +26,11 @@ uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count,
         int64_t now = ticket_of(word);
         if (now == tickets[slot]) continue;
         changed++;
-        if (now >= 0) SHMB_OPTIMISTIC(copy_slot(ring, slot, out));
+        uint64_t next = shmb_next_of(ring, slot);
+        if (now >= 0) SHMB_OPTIMISTIC(copy_slot(ring, slot, next, out));
         atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-        tickets[slot] = now >= 0 && shmb_still_holds(ring, slot, word) ? now : -1;
+        bool kept = now >= 0 && shmb_next_holds(ring, slot, next) && shmb_still_holds(ring, slot, word);
+        tickets[slot] = kept ? now : -1;
     }
     return changed;
 }
@@ -49,7 +52,7 @@ int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned ch
     if (status != SHMB_OK) return status;
     for (uint64_t slot = 0; slot < ring->capacity; slot++) {
         int64_t now = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
-        if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, out);
+        if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, shmb_next_of(ring, slot), out);
         tickets[slot] = now;
     }
     note_moment(ring, sources, raw, moment);

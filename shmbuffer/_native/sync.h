@@ -15,6 +15,11 @@
 #define SYNC_SLOT_COMMIT_RELEASE memory_order_release
 #define SYNC_SLOT_COMMIT_ACQUIRE memory_order_acquire
 
+/* What a slot's next observation has moved to is there before the slot says so, and nothing is written over where it was
+ * before that: a reader whose copy has a byte of something else sees in its second look that the slot says another place. */
+#define SYNC_SLOT_NEXT_RELEASE memory_order_release
+#define SYNC_SLOT_NEXT_ACQUIRE memory_order_acquire
+
 /* A limiter is stored before the version that names it, in the block that does not count... */
 #define SYNC_LIMITER_SET_RELEASE memory_order_release
 #define SYNC_LIMITER_SET_ACQUIRE memory_order_acquire

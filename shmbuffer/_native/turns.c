@@ -67,6 +67,18 @@ bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot) {
     return true;
 }
 
+/* Whether another client is between claim and commit: what it holds may be free soon. */
+bool shmb_others_are_writing(struct shmb_ring *ring) {
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        if (&ring->entries[i] == ring->me) continue;
+        if (atomic_load_explicit(&ring->entries[i].phase, memory_order_relaxed) != SHMB_PAYLOAD) continue;
+        note_blocker(ring, i, false);
+        take_turn(ring);
+        return true;
+    }
+    return false;
+}
+
 int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;

@@ -172,7 +172,7 @@ def _compare_slots(
             f"{report.path}: a living process holds the buffer's mutex and does not let go, so it "
             "cannot be checked; continue or end that process (see `shmbuffer inspect`)"
         )
-    nodes, leaves, length, words, orphans, records = found
+    nodes, leaves, length, words, orphans, records, nexts = found
     unfinished = report.problems
     if not report.alive:
         writing = int(np.count_nonzero(live.writing()))
@@ -188,6 +188,7 @@ def _compare_slots(
         (words, report.problems, "{} slot words have a ticket that cannot be theirs"),
         (orphans, report.problems, "{} slots are being written and nobody claims them"),
         (records, report.problems, "{} records are not where the byte ring has records"),
+        (nexts, report.problems, "{} next observations are not where their slots say"),
     ):
         if count:
             to.append(problem.format(count))

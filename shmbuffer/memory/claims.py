@@ -6,6 +6,7 @@ rolled back when it claims again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from shmbuffer.memory.seat import Closed
 from shmbuffer.memory.streams import Streams
 from shmbuffer.memory.tree import PriorityTree
 from shmbuffer.memory.waiting import Calls
+
+_KEEPS = 2
+"""See ``SHMB_KEEPS`` in ``_native/ring.h``."""
 
 
 class Claims:
@@ -57,10 +61,13 @@ class Claims:
         where: NDArray[np.int64],
         *,
         in_place: bool,
+        keeps: bool = False,
         tickets: NDArray[np.int64] | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> NDArray[np.bool_]:
         """Takes named slots, for `commit` or `abort` in the same thread. Raises as `Ring.place`.
+
+        ``keeps``: neither observations nor next ones change, where they are stored once.
 
         Returns bool[n]: what was taken. If that is nothing, no claim is open.
         """
@@ -71,13 +78,11 @@ class Claims:
             tickets = np.ascontiguousarray(tickets, np.int64)
             if len(tickets) != len(where):
                 raise ValueError(f"claim_slots: {len(where)} slots, {len(tickets)} tickets")
-        generation = address(tickets)
+        generation, how = address(tickets), _KEEPS if keeps else int(in_place)
 
         def call() -> int:
             native = self._seat.native
-            result = int(
-                native.claim_slots(at, len(where), in_place, generation, held, LOCK_TIMEOUT_NS)
-            )
+            result = int(native.claim_slots(at, len(where), how, generation, held, LOCK_TIMEOUT_NS))
             if result > 0 or (result == 0 and tickets is None):
                 self._native, self._in_place = native, in_place
                 self._elements = result * self._calls.schema.width
@@ -85,6 +90,24 @@ class Claims:
 
         self._calls.run(call, "place", timeout, None, where)
         return kept
+
+    def write_loaded(
+        self, addresses: Sequence[int], count: int, sources: NDArray[np.uint64]
+    ) -> int:
+        """`Ring.write` of items that others wrote, where observations are stored once.
+
+        Args:
+            addresses: of each leaf.
+            count: slots.
+            sources: uint64 ``[count]``, of each; what follows in the same source is linked.
+        """
+        given = tuple(addresses), count, 0, address(sources), LOCK_TIMEOUT_NS
+        return self._calls.run(lambda: int(self._seat.native.write_loaded(*given)), "write")
+
+    def fill(self, addresses: Sequence[int]) -> None:
+        """Copies the payload of the claimed slots, row after row, from one address a leaf."""
+        given = tuple(addresses)
+        self._calls.run(lambda: int(self._holder().fill(given)), "fill")
 
     def commit(self, priorities: NDArray[np.float64] | int | None = None) -> None:
         """Publishes what was claimed; if it raises, that was given back."""

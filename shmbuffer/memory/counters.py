@@ -85,6 +85,14 @@ def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | floa
     return _of_handle(seat, ring, capacity, seat.control.runtime[0], seat.control.entries)
 
 
+def _of_sharing(ring: Ring | None) -> dict[str, int]:
+    """Nothing where each leaf has a column."""
+    if ring is None or not ring.schema.sharing:
+        return {}
+    sharing = ring.schema.sharing
+    return {"wholes": sharing.wholes, "wholes_used": ring.live.wholes_used()}
+
+
 def _of_handle(
     seat: Seat, ring: Ring | None, capacity: int, runtime: Any, entries: Any
 ) -> dict[str, int | float]:
@@ -92,5 +100,6 @@ def _of_handle(
     return {
         **totals(runtime, entries, width=width, elements=elements),
         "p_sum": ring.tree.p_sum if ring else 0.0,
+        **_of_sharing(ring),
         "epoch": seat.control.superblock().epoch,
     }

@@ -41,6 +41,7 @@ from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.settings import Settings
+from shmbuffer.memory.sharing import Asked
 
 
 class Engine:
@@ -184,6 +185,9 @@ class Engine:
         """
         seat = self.seat
         seat.require_open()
+        asked = Asked.recorded(self.settings.extra)
+        if asked is not None:
+            schema = replace(schema, sharing=asked.of(schema.leaves, schema.capacity))
         ring = self.ring()
         if ring is None:
             with seat.ground.lock(timeout):

@@ -150,8 +150,8 @@ class Files:
         self.discard_unfinished()
         slots_bytes = schema.sections["bytes"]
         leaves = {
-            leaf.file: nbytes
-            for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
+            file: nbytes
+            for file, nbytes in zip(schema.leaf_files, schema.leaf_bytes, strict=True)
             if nbytes
         }
         meta = schema.meta_files()
@@ -297,10 +297,10 @@ class Files:
             records = self._map_file(layout.RECORDS, schema.record_bytes, twice=True)
             return Mapped(schema, slots, [records])
         leaves = [
-            self._map_file(leaf.file, nbytes, aligned=nbytes < _SMALL_ROW * schema.capacity)
+            self._map_file(file, nbytes, aligned=nbytes < _SMALL_ROW * schema.capacity)
             if nbytes
             else _core.Map(-1, 0)
-            for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
+            for file, nbytes in zip(schema.leaf_files, schema.leaf_bytes, strict=True)
         ]
         return Mapped(schema, slots, leaves)
 

@@ -44,7 +44,9 @@ def inspect(
         not yet on the disk), ``filesystem`` (whether it is ``in_memory``, and its ``free_bytes``,
         None without a limit), ``records`` (None where items are rows; ``max_bytes``,
         ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of the items with
-        their headers, ``dictionary_bytes``), ``weights``
+        their headers, ``dictionary_bytes``), ``sharing`` (None where each leaf has a column;
+        ``leaves`` that are stored once, ``wholes`` that there is room for, how many are ``used``),
+        ``weights``
         (the newest that were published: ``version``, ``step``, ``pid`` of the publisher, ``at_s``,
         ``tensors``, ``bytes``; or only the ``damage`` of their file; None: there are none),
         ``owner``, ``durable_ticket``, ``recovery`` (what the last one found, when; None if there
@@ -88,6 +90,7 @@ def inspect(
             "clients": [{**client, **_now(client, clients, mutex)} for client in clients],
             **_room(files, schema),
             "records": _records(files, schema, control, live_bytes=live_bytes),
+            "sharing": _sharing(files, schema),
             "weights": _weights(files),
             "recovery": _recovery(control, superblock),
             "mutex": mutex,
@@ -118,6 +121,18 @@ def _describe(schema: Schema | None) -> dict[str, Any] | None:
             for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
         },
         "structure": schema.structure,
+    }
+
+
+def _sharing(files: Files, schema: Schema | None) -> dict[str, Any] | None:
+    """Of a busy buffer the wholes in use may be of slightly different moments."""
+    if schema is None or not schema.sharing:
+        return None
+    live = SlotsFile(files.map_slots(schema, writable=False), schema)
+    return {
+        "leaves": [".".join(path) for path in schema.sharing.paths],
+        "wholes": schema.sharing.wholes,
+        "used": live.wholes_used(),
     }
 
 

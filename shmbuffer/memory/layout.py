@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
 #: 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since;
-#: 4: streams, first_draws; 5: offline_base, offline_fraction.
+#: 4: streams, first_draws; 5: offline_base, offline_fraction,
+#: nexts, holders.
 FORMAT_MINOR = 5
 ENDIAN_TAG = 0x01020304
 
@@ -51,6 +52,9 @@ INCARNATIONS = 2**38
 #: Of each client, from 0 on.
 STREAMS = 2**24
 _HAS_STREAM, _STREAM_SHIFT, _WRITER = np.uint64(2**63), np.uint64(39), np.uint64(2**39 - 1)
+
+#: Of slots, and of wholes, where observations are stored once: a slot's word has 31 bits for each.
+NEXT_LIMIT = 2**31
 
 #: Header of a record in the byte ring, and the entry of a slot that says where its record is.
 RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8"), ("stride", "<u8")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shmbuffer._native import _core
 from shmbuffer.memory import layout
@@ -38,10 +38,12 @@ class Mapped(NamedTuple):
         superblock, schema = control.superblock(), self.schema
         records = self.leaves[0] if schema.record_bytes else None
         rows = [] if schema.record_bytes else self.leaves
+        sizes = zip(rows, (leaf.nbytes for leaf in schema.leaves), strict=True)
+        roots = schema.sharing.roots(schema.leaves)
         return _core.Ring(
             control.map,
             self.slots,
-            tuple(zip(rows, (leaf.nbytes for leaf in schema.leaves), strict=True)),
+            tuple(_leaf(*one, roots.get(at)) for at, one in enumerate(sizes)),
             schema.capacity,
             schema.width,
             entry,
@@ -51,4 +53,10 @@ class Mapped(NamedTuple):
             None
             if folder is None
             else (folder, layout.CONTROL, superblock.device, superblock.inode),
+            schema.sharing.wholes,
         )
+
+
+def _leaf(mapped: _core.Map, nbytes: int, root: int | None) -> tuple[Any, ...]:
+    """As the core takes it: with the number of the observation's leaf where it is stored once."""
+    return (mapped, nbytes) if root is None else (mapped, nbytes, root)

@@ -69,6 +69,17 @@ def _is_exponent(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < math.inf
 
 
+def _is_asked(value: Any) -> bool:
+    """What `sharing.Asked` records."""
+    return (
+        type(value) is dict
+        and set(value) == {"keys", "room"}
+        and type(value["keys"]) is list
+        and all(type(key) is list and _is_key(key) for key in value["keys"])
+        and (value["room"] is None or (type(value["room"]) is int and 0 < value["room"] < 2**31))
+    )
+
+
 _OF_BUFFERS: dict[str, Callable[[Any], bool]] = {
     "buffer": _is_text,
     "batch_size": _or_none(_is_from(1, _MOST_ITEMS)),
@@ -80,6 +91,7 @@ _OF_BUFFERS: dict[str, Callable[[Any], bool]] = {
     "beta": _or_none(_is_exponent),
     "track_generations": _or_none(_is_bool),
     "storage": lambda value: type(value) is dict,
+    "share_next": _is_asked,
     "node": _is_text,  # whose shard it is, where the buffer is one over several
 }
 _OF_STORAGES: dict[str, Callable[[Any], bool]] = {

@@ -152,6 +152,8 @@ class _Repair:
         failed, unverified = self._verify(progress, trusted) if verify else (0, 0)
         if self.schema.record_bytes:  # also in one boot: a damaged stride shows nowhere else
             failed += self._relink()
+        elif self.schema.sharing:
+            failed += self.native.mend()
         _core.reached("recover.verified")
         repaired = self._sane_priorities()
         _core.reached("recover.priorities")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -20,82 +20,14 @@ from urllib.parse import quote
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory.layout import PAGE, RECORDS, SLOTS
+from shmbuffer.memory.leaf import ITEMSIZES, MAX_DEPTH, Leaf, size_of, sizes_of
+from shmbuffer.memory.sharing import NOT_SHARED, Sharing
 
-#: torch's dtype names and sizes in bytes. All of them are opaque bytes to the engine.
-ITEMSIZES: Mapping[str, int] = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "uint16": 2,
-    "int16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "uint32": 4,
-    "int32": 4,
-    "float32": 4,
-    "complex32": 4,
-    "uint64": 8,
-    "int64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
-#: Those that NumPy has no name for: their bytes are unsigned integers there.
-RAW = frozenset(
-    ("bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-)
 #: tensordict's own entries in a meta.json; a key of that name would be overwritten by them.
 RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
 MAX_LEAVES = 4096
-MAX_DEPTH = 64
 MAX_ELEMENTS = 2**40
 MAX_RECORD_BYTES = 2**46
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One tensor of an item."""
-
-    path: tuple[str, ...]  # nested key, outermost first
-    dtype: str  # torch's name of it, without the ``torch.``
-    shape: tuple[int, ...]  # of one element, without the storage's dimensions
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one number."""
-        return ITEMSIZES[self.dtype]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one element."""
-        return self.itemsize * math.prod(self.shape)
-
-    @property
-    def name(self) -> str:
-        """The key as one writes it: ``next.obs``."""
-        return ".".join(self.path)
-
-    @property
-    def file(self) -> str:
-        """Its file below the scratch directory, percent-encoded as tensordict does."""
-        return "/".join(quote(part, safe="") for part in self.path) + ".memmap"
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON says it."""
-        return {"path": list(self.path), "dtype": self.dtype, "shape": list(self.shape)}
-
-    @classmethod
-    def from_json(cls, one: Any) -> Leaf:
-        """Reads what `to_json` wrote; ValueError, KeyError, TypeError where it did not."""
-        path = tuple(map(_string, one["path"]))
-        return cls(path, _string(one["dtype"]), _sizes(one["shape"]))
 
 
 @dataclass(frozen=True)
@@ -115,9 +47,12 @@ class Schema:
     structure: dict[str, Any] = field(default_factory=lambda: {"kind": "tensordict"})
     # size of the byte ring, a multiple of a page; 0: items are rows of leaves
     record_bytes: int = 0
+    # next observations that are stored once
+    sharing: Sharing = NOT_SHARED
 
     def __post_init__(self) -> None:
         self._check_records()
+        self.sharing.require_fits(self.leaves, self.capacity, self.lanes)
         if self.capacity < 1 or any(n < 1 for n in self.lanes):
             raise SchemaMismatchError(
                 f"a buffer needs at least one slot and one lane, not capacity {self.capacity}, "
@@ -203,7 +138,38 @@ class Schema:
     @property
     def leaf_bytes(self) -> tuple[int, ...]:
         """Size of each leaf's file."""
-        return tuple(leaf.nbytes * self.elements for leaf in self.leaves)
+        shared, wholes = self.sharing.paths, self.sharing.wholes
+        return tuple(
+            leaf.nbytes * (wholes if leaf.path in shared else self.elements) for leaf in self.leaves
+        )
+
+    @property
+    def leaf_files(self) -> tuple[str, ...]:
+        """Name of each leaf's file."""
+        return tuple(map(self.sharing.file_of, self.leaves))
+
+    @property
+    def columns(self) -> list[int]:
+        """Numbers of the leaves that have a column: a row for each slot."""
+        return [at for at, leaf in enumerate(self.leaves) if leaf.path not in self.sharing.paths]
+
+    def require_column(self, at: int, where: str) -> None:
+        """Raises SchemaMismatchError where a leaf has no column."""
+        leaf = self.leaves[at]
+        if leaf.path in self.sharing.paths:
+            raise SchemaMismatchError(
+                f"{where}: leaf {leaf.name!r} is stored once (share_next), so it has no column to "
+                "look at; read items with get() or sample(), which give whole ones",
+                leaf=leaf.name,
+            )
+
+    def require_columns(self, where: str) -> None:
+        """Raises ValueError where some leaf has none, so that the files are not those of a save."""
+        if self.sharing:
+            raise ValueError(
+                f"{where}: has {self.sharing} (share_next), so its files are not those of a save; "
+                "save to another directory, and load from there. Nothing was changed"
+            )
 
     @property
     def map_bytes(self) -> tuple[int, ...]:
@@ -215,13 +181,14 @@ class Schema:
         """Names of the files that are mapped beside the control file."""
         if self.record_bytes:
             return [SLOTS, RECORDS]
-        sizes = zip(self.leaves, self.leaf_bytes, strict=True)
-        return [SLOTS, *(leaf.file for leaf, nbytes in sizes if nbytes)]
+        sizes = zip(self.leaf_files, self.leaf_bytes, strict=True)
+        return [SLOTS, *(file for file, nbytes in sizes if nbytes)]
 
     @property
     def sections(self) -> dict[str, int]:
         """Where the parts of the slots file are, and its size; see ``_core.sections``."""
-        return _core.sections(self.capacity, self.width, bool(self.record_bytes))
+        wholes = self.sharing.wholes
+        return _core.sections(self.capacity, self.width, bool(self.record_bytes), wholes)
 
     @property
     def digest(self) -> bytes:
@@ -238,6 +205,8 @@ class Schema:
         }
         if self.record_bytes:
             what["record_bytes"] = self.record_bytes
+        if self.sharing:
+            what["sharing"] = self.sharing.to_json()
         return json.dumps(what, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -247,10 +216,11 @@ class Schema:
             what = json.loads(data)
             schema = cls(
                 tuple(map(Leaf.from_json, what["leaves"])),
-                _size(what["capacity"]),
-                _sizes(what["lanes"]),
+                size_of(what["capacity"]),
+                sizes_of(what["lanes"]),
                 what["structure"],
-                _size(what.get("record_bytes", 0)),
+                size_of(what.get("record_bytes", 0)),
+                Sharing.from_json(what.get("sharing")),
             )
         except (
             ValueError,
@@ -284,6 +254,8 @@ class Schema:
                 f"the byte ring has {self.record_bytes} bytes, "
                 f"this write is for one of {other.record_bytes}"
             )
+        if self.sharing != other.sharing:
+            return f"the buffer has {self.sharing}, this write is for {other.sharing}"
         if (self.capacity, self.lanes) != (other.capacity, other.lanes):
             return (
                 f"the storage is {[self.capacity, *self.lanes]}, "
@@ -297,7 +269,7 @@ class Schema:
             return {}
         batch = [self.capacity, *self.lanes]
         folders: dict[tuple[str, ...], dict[str, Any]] = {(): {}}
-        for leaf in self.leaves:
+        for leaf in (self.leaves[at] for at in self.columns):
             for depth in range(1, len(leaf.path)):
                 folders.setdefault(leaf.path[:depth], {})
                 folders[leaf.path[: depth - 1]][leaf.path[depth - 1]] = {"type": "TensorDict"}
@@ -347,21 +319,3 @@ def _is_nameable(key: str) -> bool:
 
 def _is_file_name(key: str) -> bool:
     return key == "meta.json" or key.endswith(".memmap")
-
-
-def _string(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
-
-
-def _size(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
-        raise ValueError(f"{value!r} is not a size")
-    return value
-
-
-def _sizes(values: object) -> tuple[int, ...]:
-    if not isinstance(values, list) or len(values) > MAX_DEPTH:
-        raise TypeError(f"{values!r} is not a shape")
-    return tuple(map(_size, values))

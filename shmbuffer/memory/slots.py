@@ -31,8 +31,9 @@ rolled forward keeps them.
 
 Words are written in ``_native/``: ``claim.c`` (`open_claim`), ``commit.c`` (`shmb_commit`,
 `shmb_abort_claim`), ``repair.c`` (for the dead: `roll_back`, `roll_forward`; for `empty`:
-`empty_slot`), ``records.c`` (`evict`; in recovery `forget`); and in ``recovery.py``. The model of
-the protocol is in ``tests/model``. Here is what Python needs to read the words.
+`empty_slot`), ``records.c`` (`evict`; in recovery `forget`), ``sharing.c`` (in recovery
+`shmb_mend_links`); and in ``recovery.py``. The model of the protocol is in ``tests/model``. Here is
+what Python needs to read the words.
 """
 
 from __future__ import annotations

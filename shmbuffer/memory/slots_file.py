@@ -1,6 +1,7 @@
 """What is known of each slot beside the bytes of its item: the slots file, live.
 
     words | checksums | sources | raw priorities | masses | sums and minima of each level | extents
+    | nexts | holders
 
 Live: other processes store into every part at any time, so two looks may differ. Offsets are the
 core's (``_core.sections``); here they become arrays, and nowhere else.
@@ -58,6 +59,11 @@ class SlotsFile:
         count = capacity if schema.record_bytes else 0
         # `layout.EXTENT` [capacity]: where the records lie; empty where items are rows
         self.extents = part("extents" if count else "words", count, layout.EXTENT)
+        wholes = schema.sharing.wholes
+        # uint64[capacity], uint32[wholes]: where next observations are; empty where each leaf has
+        # a column
+        self.nexts = part("nexts" if wholes else "words", capacity if wholes else 0, np.uint64)
+        self.holders = part("holders" if wholes else "words", wholes, np.uint32)
 
     @property
     def mass(self) -> Floats:
@@ -80,6 +86,18 @@ class SlotsFile:
             return found
         lanes: NDArray[np.int64] = (found[:, None] * self.width + np.arange(self.width)).ravel()
         return lanes
+
+    def wholes_used(self) -> int:
+        """Next observations that have a row of their own, as `sharing` says. O(wholes)."""
+        if not len(self.holders):
+            return 0
+        inside = self.holders < self.capacity
+        holders = np.where(inside, self.holders, 0)
+        states, nexts = slots.states(self.words[holders]), self.nexts[holders]
+        held = (states == SlotState.COMMITTED) | (states == SlotState.WRITING)
+        number = nexts & np.uint64(layout.NEXT_LIMIT - 1)
+        own = (nexts >> np.uint64(63) == 1) & (number == np.arange(len(holders), dtype=np.uint64))
+        return int(np.count_nonzero(inside & held & own))
 
     def tickets(self) -> NDArray[np.int64]:
         """Ticket of the item in each slot, -1 where there is none. O(capacity)."""

@@ -16,6 +16,7 @@ from shmbuffer.errors import (
     LockTimeout,
     RecordTooLargeError,
     ShmBufferError,
+    SpaceError,
 )
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.identity import process_of, process_state
@@ -70,6 +71,16 @@ def raise_for_status(
             "changed",
             needed_bytes=needed,
             max_bytes=there,
+        )
+    if status == _core.NO_WHOLES:
+        sharing = schema.sharing
+        nbytes = sum(leaf.nbytes for leaf in schema.leaves if leaf.path in sharing.paths)
+        raise SpaceError(
+            f"{where}: {what} needs room for {native.needed} whole next observations, and of the "
+            f"{sharing.wholes} that there are too few are free: more items than expected are the "
+            "newest of their stream, or differ from the observation that follows; create the "
+            "buffer with a larger share_next_room, or without share_next. Nothing was changed",
+            needed_bytes=native.needed * nbytes,
         )
     if status == _core.BAD_BATCH:
         raise ValueError(

@@ -27,10 +27,10 @@ from shmbuffer.errors import (
     ShmBufferError,
 )
 from shmbuffer.memory import layout, weights_file
+from shmbuffer.memory.leaf import ITEMSIZES, RAW, Leaf
 from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.schema import ITEMSIZES, RAW, Leaf
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.status import require_linked
 from shmbuffer.memory.weights_file import Copied, WeightsFile

@@ -39,9 +39,10 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import layout
 from shmbuffer.memory.filesystem import free_memory_bytes
+from shmbuffer.memory.leaf import ITEMSIZES, Leaf
 from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.schema import ITEMSIZES, MAX_LEAVES, Leaf, difference_of
+from shmbuffer.memory.schema import MAX_LEAVES, difference_of
 
 MAGIC = b"SHMWTS\x00\x01"
 FORMAT = 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory.schema import ITEMSIZES, RAW
+from shmbuffer.memory.leaf import ITEMSIZES, RAW
 
 from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 addressof = ctypes.addressof

@@ -14,7 +14,7 @@ import numpy as np
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
-from shmbuffer.memory.schema import RAW
+from shmbuffer.memory.leaf import RAW
 from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, address_of, is_array, like, named
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import (

@@ -90,6 +90,15 @@ def room(found: Found) -> str:
     return ", ".join(parts)
 
 
+def sharing(found: Found) -> str | None:
+    """What is stored once, and the room for what cannot be; None where each leaf has a column."""
+    told = found.get("sharing")
+    if told is None:
+        return None
+    names = ", ".join(told["leaves"])
+    return f"{names}; whole: {told['used']:,} of {told['wholes']:,}"
+
+
 def records(found: Found) -> str | None:
     """Returns how full the byte ring is; None where items are rows."""
     held = found["records"]

@@ -39,11 +39,14 @@ MILESTONES = {
 
 #: Variables and members through which something private is stored.
 PRIVATE = """
-    action applied arena armed asked at b bool branch bytes c call const count counted
-    counted_draw d draws file first form found freed from gate given groups known leaves
-    life_page line locks map me memory missing moment n n_groups next out pool presence
-    priorities python random records redrawn release result ring self shmb_refusal streams
-    taken tensor to touched tree version whose why x
+    action all anew applied arena armed asked at b bool branch bytes c call changed
+    const count counted counted_draw d double draws elements f file first form found
+    freed from front gate given holes id int64_t item items joint known known_in lane
+    leaves life_page limit locks map marked marks mask me memory missing moment n next
+    out owner pair pairs plan pool presence priorities python random records redrawn
+    release result ring room root run runs second self shmb_refusal slot slots source
+    step streams struct table taken tensor there to told touched tree uint64_t version
+    wanted whole whose why width word x
 """
 
 

@@ -122,6 +122,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
         "filesystem": {"in_memory": found["unwritten_bytes"] is None},
         "weights": None,
         "records": None,
+        "sharing": None,
         "mutex": None,
         "bytes": 77824 + (path / layout.SLOTS).stat().st_size + 64 + 296 + 8,
         "owner": {"pid": os.getpid(), "state": "running"},

@@ -184,6 +184,24 @@ def test_of_records_the_slots_file_has_the_extents_too(capacity: int) -> None:
     assert _core.sections(capacity, 1, True) == {**expected, "extents": end, "bytes": end + padded}
 
 
+@pytest.mark.parametrize("wholes", [1, 64, 1001])
+def test_where_observations_are_stored_once_the_slots_file_says_where_they_are(wholes: int) -> None:
+    expected = expected_sections(17, 1)
+    nexts = expected["bytes"]
+    holders = nexts + -(-8 * 17 // 64) * 64
+    end = holders + -(-4 * wholes // 64) * 64
+    found = _core.sections(17, 1, False, wholes)
+    assert found == {**expected, "nexts": nexts, "holders": holders, "bytes": end}
+
+
+@pytest.mark.parametrize(("capacity", "wholes"), [(2**31, 1), (1, 2**31)])
+def test_slots_and_wholes_of_a_buffer_that_shares_fit_into_the_word_of_a_slot(
+    capacity: int, wholes: int
+) -> None:
+    with pytest.raises(ValueError, match="cannot be laid out"):
+        _core.sections(capacity, 1, False, wholes)
+
+
 @pytest.mark.parametrize(
     ("capacity", "lanes"), [(0, 1), (1, 0), (2**40 + 1, 1), (2**20, 2**21), (2**63, 2)]
 )

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
-from shmbuffer.memory.schema import ITEMSIZES, MAX_DEPTH, MAX_LEAVES, RESERVED
+from shmbuffer.memory.leaf import ITEMSIZES, MAX_DEPTH
+from shmbuffer.memory.schema import MAX_LEAVES, RESERVED
 
 OBS = Leaf(("obs",), "float32", (3, 2))
 NEXT = Leaf(("next", "obs"), "float32", (3, 2))

@@ -29,8 +29,8 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import Engine, Leaf, Settings, layout, weights
 from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.leaf import ITEMSIZES
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.schema import ITEMSIZES
 from tests.crash.harness import ended, fork, stopped_at, succeeds
 from tests.memory.carried import newest, number_in, of, publish
 from tests.memory.rows import schema

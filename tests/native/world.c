@@ -129,13 +129,13 @@ void world_begin(const struct options *options) {
     unsigned char *control = shared_bytes(-1, SHMB_CONTROL_BYTES);
     world.runtime = (struct shmb_runtime *)(control + SHMB_RUNTIME_OFFSET);
     world.entries = (struct shmb_entry *)(control + SHMB_REGISTRY_OFFSET);
-    shmb_sections_of(options->capacity, options->lanes, options->record_bytes > 0, &world.sections);
+    shmb_sections_of(options->capacity, options->lanes, options->record_bytes > 0, 0, &world.sections);
     world.slots = shared_bytes(-1, world.sections.bytes);
     if (options->record_bytes) world.bytes = byte_ring(options->record_bytes);
     for (unsigned leaf = 0; leaf < LEAVES && !options->record_bytes; leaf++) {
         uint64_t bytes = leaf_bytes[leaf];
         unsigned char *base = bytes ? shared_bytes(-1, bytes * options->capacity * options->lanes) : NULL;
-        world.leaves[leaf] = (struct shmb_leaf){base, bytes};
+        world.leaves[leaf] = (struct shmb_leaf){base, bytes, bytes};
     }
     pthread_mutex_init(&world.init_lock, NULL);
     if (shmb_mutex_format(world.runtime)) fail("pthread_mutex_init");

@@ -22,7 +22,7 @@ from shmbuffer import (
     Weights,
     attach,
 )
-from shmbuffer.memory.schema import ITEMSIZES
+from shmbuffer.memory.leaf import ITEMSIZES
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.schema import Leaf, Schema
+from shmbuffer.memory.leaf import Leaf
+from shmbuffer.memory.schema import Schema
 
 LEAVES = (Leaf(("number",), "int64", ()), Leaf(("next", "number"), "int64", ()))
 

@@ -8,8 +8,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from shmbuffer.memory.leaf import ITEMSIZES
 from shmbuffer.memory.record_format.limits import MAX_NUMBERS, MAX_RANK
-from shmbuffer.memory.schema import ITEMSIZES
 
 DTYPED = ("tensor", "array", "number")
 _PLAIN = {"bytes": (1, 1), "str": (1, 1), "int": (1, 1), "float": (8, 0), "bool": (1, 0)}

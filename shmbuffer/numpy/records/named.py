@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmbuffer.memory.schema import ITEMSIZES
+from shmbuffer.memory.leaf import ITEMSIZES
 from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, is_array
 from shmbuffer.numpy.arrays import named as named_array
 from shmbuffer.numpy.keys import OWN_KEYS

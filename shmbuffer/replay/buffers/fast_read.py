@@ -58,7 +58,7 @@ class FastRead:
             return None
         key = draw_key(self._sampler, self._storage)
         beta = None if by_priority is None else by_priority._beta
-        if type(rows) is NativeRows and (core := rows.ring.seat.outtake) is not None:
+        if isinstance(rows, NativeRows) and (core := rows.ring.seat.outtake) is not None:
             drawn: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
             if type(drawn) is not tuple:
                 drawn = rows.sample_patiently(count, key, beta)

@@ -73,7 +73,7 @@ class FastWrite:
     def into(cls, storage: TensorStorage, key: str | tuple[str, ...] | None) -> FastWrite | None:
         """The fast way into the rows of a storage; None if there is none."""
         rows = storage.mover()
-        if type(rows) is not NativeRows or rows.ring.width != 1 or rows.leaves.lanes:
+        if not isinstance(rows, NativeRows) or rows.ring.width != 1 or rows.leaves.lanes:
             return None
         leaves = rows.leaves
         tree = None if leaves.node is LEAF else tree_of(leaves.node)

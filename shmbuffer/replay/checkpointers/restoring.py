@@ -41,6 +41,8 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
             storage.open_there()
         storage.define(example)
         rows = storage.mover()
+    if there:
+        rows.ring.schema.require_columns(storage.where)
     columns: list[Any] | None = saved.columns(rows.leaves)
     places = record.places(rows.ring.capacity, saved.where)
     require_alone(storage)
@@ -48,8 +50,9 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
         columns = None  # of a PyTree TorchRL has other names for the tensors than we have
     storage.notify_emptied()
     held = np.flatnonzero(record.present)
+    whose = None if record.sources is None else as_loaded(record.sources[record.present])
     of = {"cursor": places.cursor, "write_count": record.written}
-    rows.copy_in(columns, held, places.slots, **of, tickets=places.tickets)
+    rows.copy_in(columns, held, places.slots, **of, tickets=places.tickets, sources=whose)
     return restored(storage, record, places)
 
 
@@ -93,6 +96,13 @@ def sources_in_state(sources: NDArray[np.uint64]) -> dict[str, Any]:
     if not len(sources) or (sources == sources[0]).all():
         return {}
     return {"_sources": torch.from_numpy(sources.view(np.int64))}
+
+
+def sources_of_state(state: dict[str, Any]) -> NDArray[np.uint64] | None:
+    """Of the items of a state; None: they are one."""
+    if "_sources" not in state:
+        return None
+    return as_loaded(state["_sources"].numpy().view(np.uint64))
 
 
 def sources_from_state(ring: Ring, state: dict[str, Any], whose: int | None = None) -> None:

@@ -51,6 +51,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
                 "to another directory"
             )
         ring = self._ring_of(storage)
+        ring.schema.require_columns(storage.where)
         storage.engine().flush()
         write_beside(folder, ring, metadata=self._metadata_of(storage))
 

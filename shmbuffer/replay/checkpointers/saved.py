@@ -53,18 +53,18 @@ class Saved:
         if ring is None:
             raise RuntimeError(f"{path}: is a buffer that nothing was written to")
         leaves = Leaves.of_schema(ring.schema, str(path))
+        has_columns = ring.seat.is_alone() and not ring.schema.sharing
         columns: list[Any] = []
         for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
             shape = (ring.capacity, *leaves.lanes, *leaf.shape)
             columns.append(
                 torch.frombuffer(ring.leaf(at), dtype=dtype).view(shape)
-                if leaf.nbytes
+                if leaf.nbytes and has_columns
                 else torch.empty(shape, dtype=dtype)
             )
-        if ring.seat.is_alone():
+        if has_columns:
             moment = _looked_at(ring)
         else:
-            columns = [torch.empty_like(column) for column in columns]
             moment = ring.copy_out([column.data_ptr() for column in columns])
         record = SavedStorage.of_moment(moment, leaves)
         return cls.of_columns(str(path), record, leaves.node, columns), moment

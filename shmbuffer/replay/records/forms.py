@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shmbuffer.memory.schema import ITEMSIZES
+from shmbuffer.memory.leaf import ITEMSIZES
 from shmbuffer.numpy.records import forms
 from shmbuffer.numpy.records.forms import (
     STORABLE,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.memory import Settings
+from shmbuffer.memory.layout import NEXT_LIMIT
+from shmbuffer.memory.sharing import Asked
 from shmbuffer.replay.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.replay.storages.location import Location
 
@@ -61,11 +66,22 @@ class LazyMemmapStorage(LazyTensorStorage):
         on_progress: called with a `ProgressReport`, some times a second: while pages are made, in
             the thread that does it, and where a directory is recovered. What it raises comes out of
             the call that waits.
+        share_next: store observations once. A leaf ``("next", key)`` that equals ``key`` of the
+            following item of its stream, bit for bit, is not stored again. True: all such leaves of
+            the same dtype and shape as ``key``, of 8 bytes or more, but for ``done``,
+            ``terminated``, ``truncated`` and ``reward``; or a list of keys, with or without the
+            "next". Samples and ``get`` give whole items; there are no views of these leaves.
+        share_next_room: next observations that can be whole at the same time: the newest item of
+            each stream, and those that no item follows (the last step of an episode). None: a
+            twentieth of the slots, and at least 64. A write that finds it full waits for writers
+            that are at it, or is a SpaceError; nothing is dropped.
 
     Raises:
         SchemaMismatchError: the directory holds a buffer of another ``max_size`` or ``ndim``.
         BufferExistsError: (at the first write) there is a buffer; also a RuntimeError.
-        SpaceError: (at the first write) bytes needed and bytes free; nothing is left behind.
+        SpaceError: (at the first write) bytes needed and bytes free; nothing is left behind. (At
+            any write) ``share_next_room`` is full.
+        ValueError: ``share_next`` with ``ndim`` above 1; ``share_next_room`` without it.
         AttachTimeout, FormatError, CorruptBufferError, ReadOnlyError, UnsafePathError,
         UnsafeFilesystemError,
             RegistryFullError: as their names say.
@@ -89,6 +105,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     """
 
     _memory_mapped = True
+    _asked: Asked | None = None  # to be stored once, of a buffer that is made
 
     def __init__(
         self,
@@ -106,7 +123,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         timeout: float = 60.0,
         prefault: str = "off",
         on_progress: OnProgress | None = None,
+        share_next: bool | Sequence[Any] = False,
+        share_next_room: int | None = None,
     ) -> None:
+        self._asked = _asked(share_next, share_next_room, ndim)
         self._location = Location(
             scratch_dir=scratch_dir,
             shared_init=shared_init,
@@ -138,5 +158,36 @@ class LazyMemmapStorage(LazyTensorStorage):
         storage._location, storage._engine = Location.of_engine(engine), engine
         return storage
 
+    def _settings(self) -> Settings:
+        settings = super()._settings()
+        if self._asked is None:
+            return settings
+        return replace(settings, extra={**settings.extra, "share_next": self._asked.to_json()})
+
     def _where_it_lies(self, data: Any) -> torch.device:
         return torch.device("cpu")  # whatever ``device`` is
+
+
+def _asked(share_next: bool | Sequence[Any], room: int | None, ndim: int) -> Asked | None:
+    """What is to be recorded; None: each leaf has a column."""
+    if share_next is False or share_next is None:
+        if room is not None:
+            raise ValueError(f"share_next_room={room!r} is of share_next, which is off")
+        return None
+    if ndim != 1:
+        raise ValueError(
+            f"share_next needs ndim=1, got {ndim}; write environments side by side as streams"
+        )
+    if room is not None and not (type(room) is int and 0 < room < NEXT_LIMIT):
+        raise ValueError(f"share_next_room has to be from 1 to {NEXT_LIMIT - 1}, got {room!r}")
+    keys = [] if share_next is True else list(map(_path, share_next))
+    if share_next is not True and not keys:
+        raise ValueError("share_next=[] names no key; leave it out, or pass True")
+    return Asked(tuple(keys), room)
+
+
+def _path(key: Any) -> tuple[str, ...]:
+    path = (key,) if isinstance(key, str) else key
+    if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
+        raise ValueError(f"share_next: {key!r} is no key")
+    return path if path[0] == "next" else ("next", *path)

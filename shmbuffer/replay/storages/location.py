@@ -111,6 +111,15 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
             expected=kinds[0],
             found=kinds[1],
         )
+    wanted, found = (one.extra.get("share_next") for one in (asked, recorded))
+    if wanted is not None and wanted != found:
+        there = "each leaf has a column" if found is None else f"share_next was {found}"
+        raise SchemaMismatchError(
+            f"{where}: the buffer there is of another share_next: {there}, asked for was {wanted}; "
+            "ask for the same, or use another directory",
+            expected=found,
+            found=wanted,
+        )
     names = ("max_size", "ndim", "max_bytes")
     sizes = [
         (one.capacity, one.ndim, one.record_bytes) if one.record_bytes else (one.capacity, one.ndim)

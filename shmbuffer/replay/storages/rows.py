@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from shmbuffer.replay.tickets import Tickets
 
 # What is replaced in one claim, and gathered in memory before: slots, and about so many bytes.
-_PIECE = 4096
-_PIECE_BYTES = 2**25
+PIECE = 4096
+PIECE_BYTES = 2**25
 
 
 class Rows(Mover):
@@ -68,6 +68,14 @@ class Rows(Mover):
     @abstractmethod
     def views(self) -> list[torch.Tensor]:
         """The leaves themselves, ``[slots, *lanes, *shape]``, not copied and not validated."""
+
+    def column(self, at: int) -> torch.Tensor:
+        """One of them.
+
+        Raises:
+            SchemaMismatchError: the leaf has none, it is stored once.
+        """
+        return self.views()[at].as_subclass(torch.Tensor)
 
     @abstractmethod
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
@@ -172,7 +180,7 @@ class Rows(Mover):
 
             def fill() -> None:
                 for at, values in columns.items():
-                    view = self.views()[at].as_subclass(torch.Tensor)
+                    view = self.column(at)
                     flat = view.view(-1, *self.leaves.leaves[at].shape)
                     flat[where.to(flat.device)] = values[which.to(values.device)].to(flat.device)
 
@@ -188,6 +196,7 @@ class Rows(Mover):
         cursor: int,
         write_count: int,
         tickets: Tickets | None = None,
+        sources: NDArray[np.uint64] | None = None,
     ) -> None:
         """Replace everything that is there.
 
@@ -198,6 +207,7 @@ class Rows(Mover):
             cursor: slot of the next item.
             write_count: elements written so far.
             tickets: of the items; None: they get some.
+            sources: of the items; here the caller notes them afterwards.
 
         Cost: the bytes once, in pieces.
         """
@@ -207,7 +217,7 @@ class Rows(Mover):
         # Where the bytes are in their places there is nothing that would take long.
         total = len(slots) * self._slot_bytes if columns is not None else 0
         with whole_or_empty(self.ring, self.where), Progress("load", total) as progress:
-            most = max(1, min(_PIECE, _PIECE_BYTES // max(1, self._slot_bytes)))
+            most = max(1, min(PIECE, PIECE_BYTES // max(1, self._slot_bytes)))
             for run in [np.arange(len(slots))] if runs is None else runs:
                 if exact is not None and runs is not None:
                     self.ring.restore(int(exact.of_items[run[0]]), 0, None)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from shmbuffer.numpy.nodes import Node
-from shmbuffer.replay.checkpointers.restoring import sources_from_state, sources_in_state
+from shmbuffer.replay.checkpointers.restoring import (
+    sources_from_state,
+    sources_in_state,
+    sources_of_state,
+)
 from shmbuffer.replay.checkpointers.saved import blank
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.objects import Objects
@@ -67,8 +72,19 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
     node, _, columns = _form_of(state)
     data = node.build(iter(columns), (len(columns[0]), *lanes), torch.device("cpu"))
     leaves.values(data)  # before anything is emptied: these are our leaves
-    ring.empty()
     slots = state["_index"].numpy()[:: ring.width] // ring.width
+    if ring.schema.sharing:
+        sources = sources_of_state(state)
+        rows.copy_in(
+            columns,
+            np.arange(len(slots)),
+            slots,
+            cursor=int(state["_cursor"]),
+            write_count=len(slots),
+            sources=sources,
+        )
+        return
+    ring.empty()
     with ring.flow.uncounted():
         if cursor := int(state["_cursor"]):
             ring.claims.claim(cursor)  # moves the ring's position, and commits nothing

@@ -22,6 +22,7 @@ from shmbuffer.replay.storages.location import Location, unmade
 from shmbuffer.replay.storages.mover import to_device
 from shmbuffer.replay.storages.native_rows import NativeRows
 from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.replay.storages.sharing_rows import SharingRows
 from shmbuffer.replay.storages.state import example_of, load_state, state_of
 
 if TYPE_CHECKING:
@@ -364,7 +365,8 @@ class TensorStorage(RingBacked):
 
     def _attach_ring(self, ring: Ring) -> Rows:
         leaves = Leaves.of_schema(ring.schema, self.where)
-        return self._settle(NativeRows(ring, leaves, memory_mapped=self._memory_mapped))
+        rows = SharingRows if ring.schema.sharing else NativeRows
+        return self._settle(rows(ring, leaves, memory_mapped=self._memory_mapped))
 
     def _settle(self, rows: Rows) -> Rows:
         """Move items with these from now on."""

@@ -33,14 +33,14 @@ SHARED_TYPES = (
     *("shmb_weights", "shmb_stamp"),
 )
 #: Members of private structs that lead into shared memory: what is behind them is shared.
-SHARED_MEMBERS = "words|checksums|sources|raw|extents|mass"
+SHARED_MEMBERS = "words|checksums|sources|raw|extents|mass|nexts|holders"
 TREE_LEVELS = "sum|min"
 _SHARED = re.compile(
     rf"(->|\.)({SHARED_MEMBERS})\[|(->|\.)({TREE_LEVELS})\[[^]]*\]\[|(->|\.)entries\["
     r"|(->|\.)(runtime|me)->|\b(header_at|shmb_record_at)\("
 )
 _LEADS_THERE = re.compile(
-    rf"(->|\.)({SHARED_MEMBERS}|base|copies|runtime|me|entries|bytes)\b(?!->)"
+    rf"(->|\.)({SHARED_MEMBERS}|base|copies|runtime|me|entries|bytes|wholes)\b(?!->)"
     r"|\b(header_at|shmb_record_at)\("
 )
 #: Store where their first argument leads.

@@ -223,7 +223,7 @@ static struct specimen *made(bool records, unsigned lanes, bool prioritized) {
     struct specimen *one = need(calloc(1, sizeof *one));
     struct shmb_ring *ring = &one->ring;
     shmb_life_begin();
-    shmb_sections_of(CAPACITY, lanes, records, &one->sections);
+    shmb_sections_of(CAPACITY, lanes, records, 0, &one->sections);
     one->control = need(aligned_alloc(64, SHMB_CONTROL_BYTES));
     one->slots = need(aligned_alloc(64, one->sections.bytes));
     one->payload_bytes = records ? RECORD_BYTES : CAPACITY * lanes * ROW_BYTES;
@@ -253,7 +253,7 @@ static struct specimen *made(bool records, unsigned lanes, bool prioritized) {
         ring->extents = (struct shmb_extent *)(one->slots + one->sections.extents);
     } else {
         ring->leaves = need(malloc(sizeof *ring->leaves));
-        ring->leaves[0] = (struct shmb_leaf){one->payload, ROW_BYTES};
+        ring->leaves[0] = (struct shmb_leaf){one->payload, ROW_BYTES, ROW_BYTES};
         ring->n_leaves = 1;
     }
     shmb_mutex_format(ring->runtime);

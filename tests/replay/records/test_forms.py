@@ -19,8 +19,8 @@ from tensordict import (
     tensorclass,
 )
 
+from shmbuffer.memory.leaf import ITEMSIZES
 from shmbuffer.memory.record_format import encode_form, itemsize_of
-from shmbuffer.memory.schema import ITEMSIZES
 from shmbuffer.numpy.records import forms
 from shmbuffer.numpy.records.forms import describe
 from shmbuffer.replay.form.tensors import torch_dtype

@@ -74,7 +74,7 @@ class LeafEntries(Entries):
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
         """See `Entries.at`."""
-        view = self._rows.views()[self._at[path]].as_subclass(torch.Tensor)
+        view = self._rows.column(self._at[path])
         ring = self._rows.ring
         flat = view.detach().reshape(ring.capacity, -1)
         found = flat.index_select(0, torch.from_numpy(slots).to(flat.device))
@@ -82,7 +82,7 @@ class LeafEntries(Entries):
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
-        view = self._rows.views()[self._at[path]].as_subclass(torch.Tensor)
+        view = self._rows.column(self._at[path])
         shape = self._rows.leaves.leaves[self._at[path]].shape
         flat = view.detach().reshape(self._rows.ring.elements, *shape)
         return flat.index_select(0, torch.from_numpy(elements).to(flat.device)).cpu()

@@ -1,0 +1,100 @@
+"""One tensor of an item: its key, what a torch dtype is without torch, and the name of its file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+MAX_DEPTH = 64
+#: torch's dtype names and sizes in bytes. All of them are opaque bytes to the engine.
+ITEMSIZES: Mapping[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "uint16": 2,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "float32": 4,
+    "complex32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+#: Those that NumPy has no name for: their bytes are unsigned integers there.
+RAW = frozenset(
+    ("bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of an item."""
+
+    path: tuple[str, ...]  # nested key, outermost first
+    dtype: str  # torch's name of it, without the ``torch.``
+    shape: tuple[int, ...]  # of one element, without the storage's dimensions
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        return ITEMSIZES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element."""
+        return self.itemsize * math.prod(self.shape)
+
+    @property
+    def name(self) -> str:
+        """The key as one writes it: ``next.obs``."""
+        return ".".join(self.path)
+
+    @property
+    def file(self) -> str:
+        """Its file below the scratch directory, percent-encoded as tensordict does."""
+        return "/".join(quote(part, safe="") for part in self.path) + ".memmap"
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON says it."""
+        return {"path": list(self.path), "dtype": self.dtype, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, one: Any) -> Leaf:
+        """Reads what `to_json` wrote; ValueError, KeyError, TypeError where it did not."""
+        path = tuple(map(_string, one["path"]))
+        return cls(path, _string(one["dtype"]), sizes_of(one["shape"]))
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def size_of(value: object) -> int:
+    """A size as JSON says it; ValueError for anything else."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
+        raise ValueError(f"{value!r} is not a size")
+    return value
+
+
+def sizes_of(values: object) -> tuple[int, ...]:
+    """A shape as JSON says it; TypeError or ValueError for anything else."""
+    if not isinstance(values, list) or len(values) > MAX_DEPTH:
+        raise TypeError(f"{values!r} is not a shape")
+    return tuple(map(size_of, values))

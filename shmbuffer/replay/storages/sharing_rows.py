@@ -1,0 +1,193 @@
+"""Rows whose next observations are stored once: the C core gives whole items, and takes them.
+
+    a leaf with a column     as in `NativeRows`
+    a leaf without           ("next", k), whose bytes are those of k in the item that follows
+
+There is no view of what has no column. Whatever changes an observation goes through the core, which
+keeps the next observation of the item before as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import RingOverrunError
+from shmbuffer.memory.progress import Progress
+from shmbuffer.replay.storages.mover import ATTEMPTS, whole_or_empty
+from shmbuffer.replay.storages.native_rows import NativeRows
+from shmbuffer.replay.storages.rows import PIECE, PIECE_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.form.leaves import Leaves
+    from shmbuffer.replay.tickets import Tickets
+
+
+class SharingRows(NativeRows):
+    """The hot path is that of `NativeRows`; what torch would move there moves through the core.
+
+    Args:
+        ring: the ring that holds the leaves.
+        leaves: the same leaves, compiled.
+        memory_mapped: see `NativeRows`.
+    """
+
+    def __init__(self, ring: Ring, leaves: Leaves, *, memory_mapped: bool) -> None:
+        super().__init__(ring, leaves, memory_mapped=memory_mapped)
+        roots = ring.schema.sharing.roots(ring.schema.leaves)
+        self._observations = {*roots, *roots.values()}
+        self._columns: dict[int, torch.Tensor] = {}
+
+    def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
+        """See `Mover.fetch`. Copies."""
+        return super().fetch(index, dim_extend=dim_extend)
+
+    def patch(
+        self,
+        elements: NDArray[np.int64],
+        columns: dict[int, torch.Tensor],
+        tickets: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.bool_]:
+        """See `Rows.patch`.
+
+        Where an observation changes, the items are read and written as a whole; one that is written
+        over meanwhile is read again.
+        """
+        changed = np.zeros(len(elements), np.bool_)
+        left = np.arange(len(elements))
+        for _ in range(ATTEMPTS):
+            now = self.ring.live.tickets()[elements[left]]
+            meant = now >= 0 if tickets is None else now == tickets[left]
+            left, now = left[meant], now[meant]
+            if not len(left):
+                return changed
+            some = {at: values[torch.from_numpy(left)] for at, values in columns.items()}
+            through = self._observations.isdisjoint(some)
+            patch = self._patch_columns if through else self._patch_items
+            done = patch(elements[left], some, now)
+            changed[left[done]] = True
+            left = left[~done]
+            if tickets is not None:
+                return changed
+        if len(left):
+            raise RingOverrunError(
+                f"{self.where}: {len(left)} items were written over each of the {ATTEMPTS} times "
+                "that they were to be changed; write less often, or make the buffer larger"
+            )
+        return changed
+
+    def _patch_columns(
+        self,
+        elements: NDArray[np.int64],
+        columns: dict[int, torch.Tensor],
+        tickets: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:
+        slots, first, of_slot = np.unique(elements, return_index=True, return_inverse=True)
+        claims = self.ring.claims
+        kept = claims.claim_slots(slots, in_place=True, keeps=True, tickets=tickets[first])
+        done: NDArray[np.bool_] = kept[of_slot]
+        if kept.any():
+            which = torch.from_numpy(np.nonzero(done)[0])
+            where = torch.from_numpy(elements)[which]
+
+            def fill() -> None:
+                for at, values in columns.items():
+                    self.column(at)[where] = values[which]
+
+            self._commit(fill)
+        return done
+
+    def _patch_items(
+        self,
+        elements: NDArray[np.int64],
+        columns: dict[int, torch.Tensor],
+        tickets: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:
+        slots, of_slot = np.unique(elements, return_inverse=True)
+        expected = np.empty(len(slots), np.int64)
+        expected[of_slot] = tickets
+        tensors, found, _ = self.read(torch.from_numpy(slots))
+        rows = torch.from_numpy(of_slot)
+        for at, values in columns.items():
+            for row, value in zip(rows.tolist(), values, strict=True):  # the last one counts
+                tensors[at][row] = value
+        expected = np.where(found.numpy() == expected, expected, -1)
+        kept = self.ring.claims.claim_slots(slots, in_place=True, tickets=expected)
+        if kept.any():
+            chosen = torch.from_numpy(kept)
+            payload = [tensor[chosen].contiguous() for tensor in tensors]
+            self._commit(lambda: self.ring.claims.fill([part.data_ptr() for part in payload]))
+        done: NDArray[np.bool_] = kept[of_slot]
+        return done
+
+    def copy_in(
+        self,
+        columns: list[torch.Tensor] | None,
+        rows: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        *,
+        cursor: int,
+        write_count: int,
+        tickets: Tickets | None = None,
+        sources: NDArray[np.uint64] | None = None,
+    ) -> None:
+        """See `Rows.copy_in`: in the order of their age, so that what follows is linked.
+
+        Raises:
+            SpaceError: fewer next observations are another item's observation than there is room
+                for. The buffer is empty then.
+        """
+        assert columns is not None  # their files are not those of a storage that shares
+        ring = self.ring
+        ring.empty()
+        if sources is None:
+            sources = np.full(len(slots), ring.seat.incarnation, np.uint64)
+        exact = None if tickets is None else tickets.for_ring(ring)
+        runs = None if exact is None else exact.runs()
+        if exact is None or runs is None:
+            head, runs = cursor, _runs_of(slots, cursor, ring.capacity)
+            starts = [int(slots[run[0]]) for run in runs]
+        else:
+            head = exact.head
+            starts = [int(exact.of_items[run[0]]) for run in runs]
+        total = len(slots) * self._slot_bytes
+        with whole_or_empty(ring, self.where), Progress("load", total) as progress:
+            most = max(1, min(PIECE, PIECE_BYTES // max(1, self._slot_bytes)))
+            for start, run in zip(starts, runs, strict=True):
+                ring.restore(start, 0, None)
+                for first, count in progress.cut(len(run), self._slot_bytes, most):
+                    part = run[first : first + count]
+                    chosen = torch.from_numpy(rows[part])
+                    payload = [column[chosen].contiguous() for column in columns]
+                    addresses = [one.data_ptr() for one in payload]
+                    ring.claims.write_loaded(addresses, count, np.ascontiguousarray(sources[part]))
+                    progress.advance(count * self._slot_bytes)
+            ring.restore(head, write_count, None)
+
+    def views(self) -> list[torch.Tensor]:
+        """Raises SchemaMismatchError: not every leaf has a column."""
+        self.ring.schema.require_column(
+            next(iter(self.ring.schema.sharing.roots(self.ring.schema.leaves))), self.where
+        )
+        return super().views()
+
+    def column(self, at: int) -> torch.Tensor:
+        """See `Rows.column`."""
+        if at not in self._columns:
+            self.ring.schema.require_column(at, self.where)
+            self._columns[at] = self._view(at).as_subclass(torch.Tensor)
+        return self._columns[at]
+
+
+def _runs_of(slots: NDArray[np.int64], cursor: int, capacity: int) -> list[NDArray[np.int64]]:
+    """Which items lie in slots that follow each other, in the order in which the ring goes on."""
+    if not len(slots):
+        return []
+    places = (slots - cursor) % capacity
+    order = np.argsort(places, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(places[order]) != 1) + 1)

@@ -1,0 +1,324 @@
+"""Who writes observations once is killed at every step: what is left has every next observation.
+
+Item k has the observation k and the next one k + 1, so that an item and the one written behind it
+have an observation in common; every fifth ends an episode. A survivor, or a fresh process, reads
+what is there, asks the check, and goes on for some laps in a ring with little room for whole ones:
+a row that were lost would be missed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
+from shmbuffer.memory.check import check
+from tests.crash.harness import (
+    arm_and_open,
+    called,
+    dies,
+    ended,
+    fork,
+    native_points,
+    stopped_at,
+    succeeds,
+)
+
+pytestmark = [pytest.mark.crash, pytest.mark.product]
+
+CAPACITY, ROOM = 8, 14
+LEAVES = (
+    Leaf(("number",), "int64", ()),
+    Leaf(("obs",), "int64", (2,)),
+    Leaf(("next", "obs"), "int64", (2,)),
+)
+SETTINGS = Settings(
+    capacity=CAPACITY, alpha=0.5, eps=0.0, extra={"share_next": {"keys": [], "room": ROOM}}
+)
+POINTS = native_points("share")
+WHOLE = np.uint64(2**63)
+
+
+def batch(numbers: Iterable[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    number = np.array(list(numbers), np.int64)
+    following = np.where(number % 5 == 4, -number, number + 1)
+    return number, np.stack([number, 7 * number], 1), np.stack([following, 7 * following], 1)
+
+
+def write(ring: Ring, numbers: Iterable[int], streams: list[int] | None = None) -> None:
+    arrays = batch(numbers)
+    whose = None if streams is None else np.array(streams, np.uint32)
+    ring.write([one.ctypes.data for one in arrays], len(arrays[0]), streams=whose)
+
+
+def read_all(ring: Ring) -> dict[int, int]:
+    """slot -> number; fails where an item is not as it was written."""
+    out, tickets = batch(range(CAPACITY)), np.empty(CAPACITY, np.int64)
+    index = np.arange(CAPACITY)
+    addresses = [one.ctypes.data for one in out]
+    ring.read(index.ctypes.data, CAPACITY, addresses, tickets.ctypes.data)
+    held = (tickets >= 0).nonzero()[0].tolist()
+    for slot in held:
+        for found, expected in zip(out, batch([int(out[0][slot])]), strict=True):
+            assert (found[slot] == expected[0]).all(), f"slot {slot} is torn"
+    return {slot: int(out[0][slot]) for slot in held}
+
+
+def prepare(path: Path) -> Engine:
+    """A ring that is full of the items 3 to 10, each linked to the next one."""
+    engine = Engine.open(path, SETTINGS)
+    ring = engine.define(Schema(LEAVES, CAPACITY))
+    for number in range(11):
+        write(ring, [number])
+    assert whole(ring) == [4, 9, 10]
+    return engine
+
+
+def ring_of(engine: Engine) -> Ring:
+    ring = engine.ring()
+    assert ring is not None
+    return ring
+
+
+def whole(ring: Ring) -> list[int]:
+    """Items whose next observation has a row of its own."""
+    own = ring.live.nexts >= WHOLE
+    return sorted(number for slot, number in read_all(ring).items() if own[slot])
+
+
+def require_sound(engine: Engine) -> None:
+    ring = ring_of(engine)
+    assert engine.check().ok, engine.check().problems
+    assert ring.length == len(read_all(ring))
+    assert ring.live.wholes_used() == len(whole(ring)), "a row is in use, and no item has it"
+
+
+def require_usable(engine: Engine) -> None:
+    ring = ring_of(engine)
+    for number in range(500, 500 + 4 * CAPACITY):
+        write(ring, [number])
+        require_sound(engine)
+    assert sorted(read_all(ring).values()) == list(range(524, 532))
+    assert whole(ring) == [524, 529, 531]
+
+
+# What the victim does, and the steps of sharing that it takes.
+
+
+def follows(engine: Engine) -> None:
+    for numbers in ([20], [21], [22, 23, 24], [25], [26], [27, 28]):
+        write(ring_of(engine), numbers)
+
+
+def follows_in_streams(engine: Engine) -> None:
+    for first in range(3):
+        write(ring_of(engine), [20 + first, 120 + first, 40 + first], [0, 5, 2])
+
+
+def writes_more_than_fits(engine: Engine) -> None:
+    write(ring_of(engine), range(20, 31))
+
+
+def writes_four(engine: Engine) -> None:
+    write(ring_of(engine), range(20, 24))
+
+
+def _place(engine: Engine, where: list[int], *, in_place: bool) -> None:
+    arrays = batch(range(200, 200 + len(where)))
+    at = np.array(where, np.int64)
+    ring_of(engine).place(at, [one.ctypes.data for one in arrays], in_place=in_place)
+
+
+def places(engine: Engine) -> None:
+    _place(engine, [5, 0, 7], in_place=False)
+
+
+def writes_in_place(engine: Engine) -> None:
+    _place(engine, [1, 4, 5], in_place=True)
+
+
+def places_everywhere(engine: Engine) -> None:
+    _place(engine, list(range(CAPACITY)), in_place=False)
+
+
+def moves_the_head(engine: Engine) -> None:
+    ring_of(engine).restore(ring_of(engine).head + 3, 11, None)
+
+
+WRITE = ("share.holder", "share.next", "share.source", "share.filled")
+MADE = ("share.copied", "share.held", "share.made")
+DEEDS: dict[Callable[[Engine], None], tuple[str, ...]] = {
+    follows: (*WRITE, "share.back", "share.link", "write.commit", "write.count", "abort.word"),
+    follows_in_streams: (*WRITE, "share.back", "share.link", "write.mark", "write.commit"),
+    writes_more_than_fits: (*WRITE, "write.mark", "write.claimed", "write.commit"),
+    places: (*MADE, *WRITE, "write.mark", "write.claimed", "write.commit"),
+    writes_in_place: (*MADE, *WRITE, "write.mark", "write.claimed", "write.commit"),
+    places_everywhere: (*WRITE, "write.mark", "write.claimed", "write.commit"),
+    moves_the_head: (*MADE, "restore.head"),
+}
+CASES = [
+    (deed, point) for deed, points in DEEDS.items() for point in points if point[:5] != "abort"
+]
+#: Passings of a point at which the victim is killed.
+PASSINGS = (0, 1, 2, 3, 5, 8)
+
+
+def test_every_step_of_sharing_is_in_a_case() -> None:
+    beside = {*OF_RECOVERY, OF_REPAIR}
+    assert {point for _, point in CASES if point in POINTS} == {*POINTS} - beside
+
+
+def kills(folder: Path, deed: Callable[[Engine], None], point: str, *, alone: bool) -> list[Path]:
+    """Buffers whose writer was killed at some passing of a point; open where not ``alone``."""
+    paths = []
+    for passing in PASSINGS:
+        path = folder / str(passing)
+        engine = prepare(path)
+        if alone:
+            engine.close()
+        if not dies(path, point, deed, after=passing):
+            engine.close()
+            break
+        paths.append(path)
+        if not alone:
+            engine.seat.reap_dead()
+            look(engine, deed)
+            engine.close()
+    assert paths, f"{point} was never reached"
+    return paths
+
+
+def look(engine: Engine, deed: Callable[[Engine], None]) -> None:
+    there = read_all(ring_of(engine))
+    require_sound(engine)
+    if deed in (places, writes_in_place, places_everywhere):
+        new = {slot: number for slot, number in there.items() if number >= 200}
+        assert len(new) in (0, 3 if deed is not places_everywhere else CAPACITY)
+    if deed in (places, writes_in_place):
+        untouched = {k % CAPACITY: k for k in range(3, 11)}
+        for slot in (5, 0, 7) if deed is places else (1, 4, 5):
+            del untouched[slot]
+        assert untouched.items() <= there.items()
+    if deed is moves_the_head:
+        assert len(there) == CAPACITY
+    require_usable(engine)
+
+
+@pytest.mark.product("deed point")
+@pytest.mark.parametrize(("deed", "point"), CASES, ids=lambda one: getattr(one, "__name__", one))
+def test_a_survivor_finds_every_next_observation(
+    tmp_path: Path, deed: Callable[[Engine], None], point: str
+) -> None:
+    kills(tmp_path, deed, point, alone=False)
+
+
+@pytest.mark.product("deed point")
+@pytest.mark.parametrize(("deed", "point"), CASES, ids=lambda one: getattr(one, "__name__", one))
+def test_a_fresh_process_finds_every_next_observation(
+    tmp_path: Path, deed: Callable[[Engine], None], point: str
+) -> None:
+    for number, path in enumerate(kills(tmp_path, deed, point, alone=True)):
+
+        def recovers(path: Path = path) -> None:
+            with Engine.open(path, None) as engine:
+                look(engine, deed)
+
+        (called if number else succeeds)(recovers)
+
+
+@pytest.mark.parametrize("point", ["share.back", "share.link", "share.made", "write.commit"])
+def test_a_reader_beside_a_writer_that_stands_still_sees_whole_items(
+    tmp_path: Path, point: str
+) -> None:
+    """No lock is needed to read: what the slot says, or said, leads to the bytes."""
+    engine = prepare(tmp_path / "buffer")
+    with stopped_at(tmp_path / "buffer", point, places if point == "share.made" else follows):
+        assert len(read_all(ring_of(engine))) >= CAPACITY - 3
+    engine.seat.reap_dead()
+    require_usable(engine)
+    engine.close()
+
+
+# What only a repair does, and what only a recovery does.
+
+OF_REPAIR = "share.evicted"
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_items_go_in_order_though_their_writer_died_before_it_had_marked_them(
+    tmp_path: Path, after: int
+) -> None:
+    """The head is past them: an item that stayed would outlive what holds its next observation."""
+    engine = prepare(tmp_path / "buffer")
+    assert dies(tmp_path / "buffer", "write.mark", writes_four, after=1)
+    status = ended(fork(lambda: arm_and_open(tmp_path / "buffer", OF_REPAIR, after)))
+    assert status == (-signal.SIGKILL if after < 2 else 0)  # who joins repairs
+    engine.seat.reap_dead()
+    there = read_all(ring_of(engine))
+    assert {number for number in there.values() if number < 100} == {7, 8, 9, 10}
+    require_sound(engine)
+    require_usable(engine)
+    engine.close()
+
+
+OF_RECOVERY = ("share.found", "share.dropped")
+
+
+def section(path: Path, name: str) -> np.ndarray:
+    """Of the slots file of a buffer that nobody has open."""
+    at = Schema(LEAVES, CAPACITY).sections  # as without sharing: it lies behind them
+    start = _core.sections(CAPACITY, 1, False, ROOM)[name]
+    assert start >= at["mass"]
+    kind, count = (np.uint64, CAPACITY) if name == "nexts" else (np.uint32, ROOM)
+    return np.memmap(path / ".shmbuffer/slots", kind, "r+", start, (count,))
+
+
+def older_holders(path: Path) -> None:
+    section(path, "holders")[:] = 3
+
+
+def leads_nowhere(path: Path) -> None:
+    section(path, "nexts")[3] = np.uint64(2**63 + ROOM)
+
+
+def leads_elsewhere(path: Path) -> None:
+    section(path, "nexts")[3] += np.uint64(1)
+
+
+def has_the_row_of_another(path: Path) -> None:
+    nexts = section(path, "nexts")
+    own = np.flatnonzero(nexts >= WHOLE)
+    assert len(own) == 3
+    nexts[own[0]] = nexts[own[1]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost", "points"),
+    [
+        (older_holders, 0, ("share.found",)),
+        (leads_nowhere, 1, ("share.dropped",)),
+        (leads_elsewhere, 1, ()),
+        (has_the_row_of_another, 1, ()),
+    ],
+)
+def test_a_recovery_is_killed_where_pages_are_older_than_others(
+    tmp_path: Path, damage: Callable[[Path], None], lost: int, points: tuple[str, ...]
+) -> None:
+    """Items are compared with their checksums then: what does not lead to its bytes is no item."""
+    for point in points or ("recover.tree",):
+        path = tmp_path / point
+        prepare(path).close()
+        damage(path)
+        assert not check(path).ok
+        if points:
+            assert ended(fork(lambda: arm_and_open(path, point, 0))) == -signal.SIGKILL  # noqa: B023
+        with Engine.open(path, None, existing="verify") as engine:
+            assert engine.report is not None
+            assert len(read_all(ring_of(engine))) == CAPACITY - lost
+            require_sound(engine)
+            require_usable(engine)
