@@ -61,16 +61,17 @@ class ReadOnlyStorage(TensorStorage):
         >>> from tensordict import TensorDict
         >>> from shmbuffer import ImmutableDatasetWriter, ReadOnlyStorage
         >>> from shmbuffer import TensorDictReplayBuffer
-        >>> folder = tempfile.mkdtemp()
+        >>> folder = tempfile.TemporaryDirectory()
         >>> data = TensorDict({"obs": torch.arange(4)}, [4])
-        >>> files = data.memmap(folder)
+        >>> files = data.memmap(folder.name)
         >>> rb = TensorDictReplayBuffer(
-        ...     storage=ReadOnlyStorage(folder),
+        ...     storage=ReadOnlyStorage(folder.name),
         ...     writer=ImmutableDatasetWriter(),
         ...     batch_size=2,
         ... )
         >>> len(rb), rb[3]["obs"].item()
         (4, 3)
+        >>> folder.cleanup()
     """
 
     _default_checkpointer = ReadOnlyStorageCheckpointer  # type: ignore[assignment] # no copy of items
