@@ -32,6 +32,7 @@ from benchmarks import (
     save,
     sharded,
     table,
+    windows,
     writers,
 )
 from benchmarks.comparison import Setting
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "cycle": cycle,
     "hindsight": hindsight,
     "mixed": mixed,
+    "windows": windows,
     "writers": writers,
     "attach": attach,
     "recover": recover,

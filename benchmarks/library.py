@@ -35,7 +35,9 @@ LEVEL = 3
 #: Of `Operation.form` for sample: what is done with a batch before the clock stops.
 AS_IT_COMES, READ, LISTED = "as it comes", "all entries read", "entries as lists"
 PADDED, NESTED = "padded", "nested"
-#: Of `Operation.form` for hindsight: whether items are written in between.
+#: Steps of the windows: before the item that is drawn, from it on, and behind those.
+WINDOW = (4, 8, 1)
+#: Of `Operation.form` for hindsight and windows: whether items are written in between.
 QUIET, AFTER_WRITE = "quiet", "after add(1)"
 #: Of `Operation.form` for mixed: where the data set is.
 IN_MEMORY, IN_FILES = "data set in memory", "data set in files"
@@ -49,7 +51,7 @@ class Operation:
 
     Attributes:
         call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
-            ``"save"``, ``"hindsight"`` or ``"mixed"``.
+            ``"save"``, ``"hindsight"``, ``"mixed"`` or ``"windows"``.
         count: items of a call.
         form: how the data come or go.
     """

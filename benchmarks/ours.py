@@ -54,6 +54,7 @@ class ShmBuffer(TorchLike):
     hindsight = shmbuffer.HERReplayBuffer
     mixed = shmbuffer.OfflineToOnlineReplayBuffer
     plain, memory = shmbuffer.ReplayBuffer, shmbuffer.LazyTensorStorage
+    windowed = (shmbuffer.TensorDictReplayBuffer, shmbuffer.Sequence)
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
 
     def __init__(self, *, shared: bool = True) -> None:

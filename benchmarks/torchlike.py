@@ -25,6 +25,7 @@ from benchmarks.library import (
     QUIET,
     READ,
     TENSORDICT,
+    WINDOW,
     Operation,
 )
 from benchmarks.local import Call, Local
@@ -46,6 +47,8 @@ class TorchLike(Local):
     """A data set and what is collected; beside it a plain buffer, and a storage in memory."""
     plain: ClassVar[type[Any]]
     memory: ClassVar[type[Any]]
+    windowed: ClassVar[tuple[type[Any], type[Any]]]
+    """A buffer that takes a sample unit, and the unit that makes windows."""
     batches = TENSORDICT
     most_writers = 16
 
@@ -119,6 +122,8 @@ class TorchLike(Local):
                 return self._in_hindsight(count, form)
             case "mixed":
                 return self._mixture(form).sample, [(count,)]
+            case "windows":
+                return self._in_windows(count, form)
             case "update":
                 sets = zip(self.indices(count), self.raw_priorities(count), strict=True)
                 return buffer.update_priority, list(sets)
@@ -140,8 +145,7 @@ class TorchLike(Local):
         return len(self._buffer) * self._recording.mean_bytes / float(self._buffer.storage.bytes())
 
     def _in_hindsight(self, count: int, form: str) -> Call:
-        buffer, ends = self._buffer, torch.arange(self._capacity) % 100 == 99
-        buffer.set_("done", ends)
+        buffer = self._in_episodes()
         other = self.hindsight(
             _achieved,
             goal_key="obs",
@@ -150,7 +154,21 @@ class TorchLike(Local):
             end_key="done",
             storage=buffer.storage,
         )
-        items = self._batches(0, TENSORDICT)
+        return self._with_writes(other, count, form)
+
+    def _in_windows(self, count: int, form: str) -> Call:
+        buffer, (cls, unit) = self._in_episodes(), self.windowed
+        window = unit(WINDOW[1], done_key="done", burn_in=WINDOW[0], bootstrap=WINDOW[2])
+        return self._with_writes(cls(storage=buffer.storage, sample_unit=window), count, form)
+
+    def _in_episodes(self) -> Any:
+        """The buffer, its items in episodes of a hundred steps."""
+        self._buffer.set_("done", torch.arange(self._capacity) % 100 == 99)
+        return self._buffer
+
+    def _with_writes(self, other: Any, count: int, form: str) -> Call:
+        """How another buffer of the same storage is sampled, with or without a write before."""
+        buffer, items = self._buffer, self._batches(0, TENSORDICT)
         buffer.add(*items[0])  # behind a batch torchrl finds no episodes in a buffer that is full
         if form == QUIET:
             return other.sample, [(count,)]

@@ -152,6 +152,10 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
         "2 x extend(32): cycles(256)",
         "2 x extend(32): p99 of cycle(256)",
     }
+    assert {operation for operation, _ in ours["windows"]} == {
+        *("32 windows of 13", "416 single items", "sample(256)"),
+        *("sample(256), 3 steps", "sample(256), 10 steps"),
+    }
     assert {form for _, form in ours["attach"]} >= {"beside others", "nobody there"}
     assert {form for _, form in ours["recover"]} == {"recover()", "attach()"}
     assert {form for _, form in ours["save"]} == {"in place", "elsewhere"}

@@ -18,6 +18,7 @@ from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
     LazyTensorStorage,
     OfflineToOnlineReplayBuffer,
     ReplayBuffer,
+    Sequence,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorStorage,
@@ -64,6 +65,7 @@ class TorchRL(TorchLike):
     hindsight = HERReplayBuffer
     mixed = OfflineToOnlineReplayBuffer
     plain, memory = ReplayBuffer, LazyTensorStorage
+    windowed = (TensorDictReplayBuffer, Sequence)
     modules: ClassVar[list[str]] = ["torchrl.data"]
 
     def make(self, directory: Path, capacity: int, prioritized: bool, **options: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.library import (
+    AFTER_WRITE,
     COMPRESSED,
     ELSEWHERE,
     GIVEN_ZSTD,
@@ -19,6 +20,7 @@ from benchmarks.library import (
     LOADS,
     NESTED,
     PADDED,
+    QUIET,
     TENSORDICT,
     Operation,
 )
@@ -46,6 +48,7 @@ def test_its_calls_are_timed(peer: TorchRL, tmp_path: Path, prioritized: bool) -
     assert peer.open(str(tmp_path), "S", 300, prioritized)
     operations = [Operation("add"), Operation("extend", 32), Operation("sample", 256)]
     operations += [Operation("mixed", 256, form) for form in (IN_MEMORY, IN_FILES)]
+    operations += [Operation("windows", 8, form) for form in (QUIET, AFTER_WRITE)]
     if prioritized:
         operations += [
             Operation("update", 256, INDEX),

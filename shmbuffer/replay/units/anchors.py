@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from shmbuffer.numpy.indices import as_int, ravel
@@ -38,17 +37,12 @@ class Items(NamedTuple):
 
     elements: Ints
     """int64 ``[n]``."""
-    index: Any
-    """The same, as the storage takes them."""
-    tickets: dict[str, torch.Tensor]
-    """int64 ``[n]``, as an entry of a sample; empty where there is no ring."""
+    tickets: Ints | None
+    """int64 ``[n]``; None where there is no ring."""
 
-    def of(self, *positions: Ints) -> Items:
-        """Some of them, one behind the other."""
-        at = torch.from_numpy(np.concatenate(positions))
-        index = self.index
-        some = tuple(part[at] for part in index) if isinstance(index, tuple) else index[at]
-        return Items(self.elements[at], some, {key: one[at] for key, one in self.tickets.items()})
+    def some(self, at: Ints) -> Items:
+        """Those at some positions."""
+        return Items(self.elements[at], None if self.tickets is None else self.tickets[at])
 
 
 class Anchors(NamedTuple):
@@ -70,14 +64,16 @@ class Anchors(NamedTuple):
 
     def items(self, rows: Ints) -> Items | None:
         """What these rows hold, any of their trajectories; None: one has been written over."""
-        elements = self.found.table.elements_of(rows)
-        tickets = {}
-        if self.ring is not None:
-            held = self.found.table.are_there(self.ring, elements)
-            if held is None:
-                return None
-            tickets = {GENERATION: torch.from_numpy(held)}
-        return Items(elements, in_storage(self.storage, torch.from_numpy(elements)), tickets)
+        table = self.found.table
+        elements = table.elements_of(rows)
+        tickets = None if self.ring is None else table.are_there(self.ring, elements)
+        return None if self.ring is not None and tickets is None else Items(elements, tickets)
+
+    def named(self, items: Items, info: dict[Any, Any]) -> Expanded:
+        """Items as a unit gives them out, with what is known of them."""
+        if items.tickets is not None:
+            info = {**info, GENERATION: torch.from_numpy(items.tickets)}
+        return in_storage(self.storage, torch.from_numpy(items.elements)), info
 
 
 class Trajectories:

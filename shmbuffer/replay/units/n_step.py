@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch.utils._pytree import tree_map
 
 from shmbuffer.numpy.keys import GENERATION, INDEX
@@ -117,28 +117,36 @@ class NStep(OfTrajectories):
         items = anchors.items(rows.ravel())  # behind the rewards: they were read while it was so
         if items is None:
             return None
-        rewards = rewards.reshape(count, n, *rewards.shape[1:])
-        powers = torch.tensor([self.gamma**k for k in range(n + 1)], dtype=torch.float64)
-        total = torch.zeros_like(rewards[:, 0], dtype=torch.float64)
-        number = torch.from_numpy(steps).reshape(count, *(1,) * (total.dim() - 1))
-        for k in range(n):
-            total += torch.where(k < number, powers[k] * rewards[:, k].double(), 0.0)
-        number = number.expand(total.shape).clone()
         dtype = rewards.dtype if rewards.is_floating_point() else torch.float32
-        ends = items.of(np.arange(0, count * n, n), np.arange(n - 1, count * n, n))
-        made = {_REWARD: total.to(dtype), _STEPS: number, _GAMMA: powers[number].to(dtype)}
-        return ends.index, {**info, **made, **ends.tickets}
+        each = rewards.double().numpy().reshape(count, n, *rewards.shape[1:])
+        each[np.arange(n) >= steps[:, None]] = 0.0  # repeats of the last step
+        powers = np.array([self.gamma**k for k in range(n + 1)])
+        total = np.zeros_like(each[:, 0])
+        for k in range(n):
+            total += powers[k] * each[:, k]
+        number = np.empty(total.shape, np.int64)
+        number.T[...] = steps
+        made = {
+            _REWARD: torch.from_numpy(total).to(dtype),
+            _STEPS: torch.from_numpy(number),
+            _GAMMA: torch.from_numpy(powers[number]).to(dtype),
+        }
+        first = np.arange(0, count * n, n)
+        ends = items.some(np.concatenate((first, first + n - 1)))
+        return anchors.named(ends, {**info, **made})
 
     def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
         """See `SampleUnit.assemble`."""
         made = {key: info[key] for key in (_REWARD, _STEPS, _GAMMA)}
         said = {key: value for key, value in info.items() if key not in made}
         count = len(made[_REWARD])
-        first, last = _part(data, slice(count)), _part(data, slice(count, None))
         *inside, name = self._reward
-        into = first
-        for key in inside:
-            into, last = _set(into, key, _copied(_get(last, key))), _get(last, key)
+        first = _rows(data, slice(count), inside[0])
+        into, last = first, data
+        for at, key in enumerate(inside):
+            last = _get(last, key)
+            last = _copied(last) if at else _rows(last, slice(count, None))
+            into = _set(into, key, last)
         device = getattr(_get(last, name), "device", None)
         _set(into, name, made[_REWARD].to(device))
         for key in (_GAMMA, _STEPS):
@@ -148,18 +156,27 @@ class NStep(OfTrajectories):
                 said[key] = made[key]  # the fields of a tensorclass are what they are
         for key in (INDEX, GENERATION):
             if key in said:
-                said[key] = _part(said[key], slice(count))
+                said[key] = tree_map(lambda one: one[:count], said[key])
         return first, said
 
 
-def _part(data: Any, some: slice) -> Any:
-    """Some rows of a batch: to set entries in, and leave those of the batch alone."""
-    return _copied(tree_map(lambda leaf: leaf[some], data, is_leaf=is_collection))
+def _rows(data: Any, some: slice, but: str | None = None) -> Any:
+    """Some rows of a batch in nodes of their own, in which entries may be set; ``but`` one entry.
+
+    Cost: 2 µs a leaf of a plain TensorDict, for which its own indexing takes 30.
+    """
+    if type(data) is TensorDict:
+        kept = {key: _rows(one, some) for key, one in data._tensordict.items() if key != but}
+        size = torch.Size((len(range(*some.indices(len(data)))), *data.batch_size[1:]))
+        return TensorDict._new_unsafe(kept, size, data.device, nested=False)
+    if isinstance(data, dict):
+        return {key: _rows(one, some) for key, one in data.items() if key != but}
+    return _copied(data[some])
 
 
 def _copied(data: Any) -> Any:
     """The same tensors in a node of its own."""
-    return data.copy() if is_collection(data) or isinstance(data, dict) else data
+    return data.copy() if is_collection(data) else data
 
 
 def _get(data: Any, key: str) -> Any:

@@ -160,7 +160,7 @@ class Sequence(OfTrajectories):
         said[_VALID] = torch.from_numpy((rows == wanted).ravel())
         if anchors.tickets is not None:
             said[ANCHOR_GENERATION] = torch.from_numpy(anchors.tickets).repeat_interleave(total)
-        return items.index, {**said, **items.tickets}
+        return anchors.named(items, said)
 
     def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:
         """See `SampleUnit._by_anchor`."""
