@@ -25,9 +25,10 @@ def test_the_points_are_these() -> None:
 @pytest.mark.parametrize("point", [*python_points("mixture"), "control.touched"])
 def test_a_beginning_counts_once_its_base_is_there(survivor: Engine, point: str) -> None:
     assert dies(path_of(survivor), point, lambda engine: str(Mixture(engine, 0.3)))
-    begun = point != "mixture.fraction"
-    mine = 0.3 if begun else 0.6
+    base = float(survivor.seat.control.runtime["offline_base"][0])
+    mine = base or 0.6
     assert Mixture(survivor, mine).fraction == mine
+    assert base == (0.0 if point == "mixture.fraction" else 0.3)
     require_sound(survivor)
 
 
