@@ -17,7 +17,10 @@ from tensordict import TensorDict
 
 import shmbuffer.numpy
 from shmbuffer import (
+    HERReplayBuffer,
     LazyMemmapStorage,
+    NStep,
+    Sequence,
     SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -28,7 +31,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.inspect import inspect
 from tests.crash.harness import ended, fork
 
-OBS = ("next", "obs")
+OBS, END = ("next", "obs"), ("next", "done")
 
 
 def storage(size: int, path: Path | None = None, **options: Any) -> LazyMemmapStorage:
@@ -134,7 +137,7 @@ def test_of_several_leaves_all_have_to_follow() -> None:
 
 def test_done_and_reward_keep_their_columns() -> None:
     """Slices are cut by them."""
-    sampler = SliceSampler(num_slices=4, end_key=("next", "done"))
+    sampler = SliceSampler(num_slices=4, end_key=END)
     rb = TensorDictReplayBuffer(storage=storage(200), sampler=sampler, batch_size=16)
     for first in range(0, 200, 20):
         data = episode(first, 20)
@@ -159,6 +162,48 @@ def test_keys_that_are_named_are_those_that_are_stored_once() -> None:
         rb.extend(data)
         assert ring_of(rb).schema.sharing.paths == (OBS,)
         assert rb[:]["next", "more"].sum() == 12
+
+
+def test_goals_are_of_the_observation_that_was_reached() -> None:
+    """Hindsight reads a next observation by itself."""
+    rb = HERReplayBuffer(
+        storage=storage(200),
+        batch_size=64,
+        goal_key="goal",
+        achieved_goal_key="obs",
+        strategy="final",
+        reward_fn=lambda data: (data["goal"] == data[OBS]).all(-1, keepdim=True).float(),
+    )
+    for first in range(0, 200, 20):
+        data = episode(first, 20)
+        data["goal"] = torch.full((20, 3), -1.0, dtype=torch.float64)
+        data["next", "reward"] = torch.zeros(20, 1)
+        data[END] = torch.zeros(20, 1, dtype=torch.bool)
+        data[END][-1] = True
+        rb.extend(data)
+    found = rb.sample()
+    require_whole(found)
+    given = found["goal"][:, 0] >= 0
+    assert given.any()
+    goals, last = found["goal"][given, 0], found["number"][given] // 20 * 20 + 20
+    assert goals.equal(last.double())
+
+
+def test_windows_and_steps_that_are_looked_ahead_are_of_whole_items() -> None:
+    for unit in (Sequence(length=4), NStep(n=3, gamma=0.9)):
+        rb = TensorDictReplayBuffer(storage=storage(200), batch_size=16, sample_unit=unit)
+        for first in range(0, 200, 20):
+            data = episode(first, 20)
+            for key in ("done", "terminated"):
+                data["next", key] = torch.zeros(20, 1, dtype=torch.bool)
+                data["next", key][-1] = True
+            data["next", "reward"] = torch.ones(20, 1)
+            rb.extend(data)
+        found = rb.sample()
+        ahead = found[OBS][:, 0] - found["obs"][:, 0]
+        last = found["number"] // 20 * 20 + 20
+        steps_ahead = 1 if isinstance(unit, Sequence) else 3
+        assert ahead.equal((last - found["number"]).clamp(max=steps_ahead).double())
 
 
 # What changes it.
@@ -367,9 +412,9 @@ def test_a_leaf_that_is_stored_once_has_no_view(tmp_path: Path) -> None:
     data = rb[2:5]
     data[OBS].zero_()  # a copy, though it is memory of this process alone
     require_whole(rb[:])
-    sampler = SliceSampler(num_slices=2, end_key=OBS)
+    rows: Any = rb.storage.mover()
     with pytest.raises(SchemaMismatchError, match=r"leaf 'next.obs' is stored once .* no column"):
-        TensorDictReplayBuffer(storage=rb.storage, sampler=sampler, batch_size=4).sample()
+        rows.views()
 
 
 @pytest.mark.parametrize(
@@ -503,7 +548,6 @@ def steps(collector: int, first: int, count: int) -> dict[Any, np.ndarray]:
     obs = np.stack([env, step // LENGTH, step % LENGTH, 7 * step % LENGTH], 1).astype(np.float64)
     following = obs.copy()
     following[:, 2] += 1
-    following[:, 3] = (7 * (step % LENGTH + 1)) % (LENGTH if LENGTH else 1)
     following[:, 3] = np.where(step % LENGTH == LENGTH - 1, -1, (7 * (step + 1)) % LENGTH)
     done = step % LENGTH == LENGTH - 1
     return {"obs": obs, "next": {"obs": following, "done": done}}
@@ -528,28 +572,43 @@ def collect(path: Path, collector: int, *, for_ever: bool = False) -> None:
             count = 1 + (first + collector) % 4
             data: Any = steps(collector, first, count)
             if not collector % 2:
-                data = TensorDict(
-                    {
-                        "obs": torch.from_numpy(data["obs"]),
-                        OBS: torch.from_numpy(data["next"]["obs"]),
-                        ("next", "done"): torch.from_numpy(data["next"]["done"]),
-                    },
-                    [STREAMS * count],
-                )
+                data = tensors(data)
             rb.extend(data, streams=np.tile(streams, count))
             first += count
 
 
-def created(path: Path, size: int) -> TensorDictPrioritizedReplayBuffer:
+def tensors(data: dict[Any, Any]) -> TensorDict:
+    leaves = {"obs": data["obs"], OBS: data["next"]["obs"], END: data["next"]["done"]}
+    return TensorDict(
+        {key: torch.from_numpy(leaf) for key, leaf in leaves.items()}, [len(data["obs"])]
+    )
+
+
+def place_for_ever(path: Path, seed: int) -> None:
+    """Writes steps of its own into slots of others, and some where they are."""
+    random = Random(seed)
+    with attach(path) as rb:
+        while True:
+            if len(rb) < 400:
+                continue
+            slots = torch.tensor(random.sample(range(400), 3))
+            data = tensors(steps(COLLECTORS + seed, random.randrange(1000), 1))[:3]
+            if random.random() < 0.5:
+                rb[slots] = data
+            else:
+                rb.storage.change(slots, data, None)
+
+
+def created(path: Path, size: int, **options: Any) -> TensorDictPrioritizedReplayBuffer:
     rb = TensorDictPrioritizedReplayBuffer(
-        alpha=0.6, beta=0.4, storage=storage(size, path), batch_size=64
+        alpha=0.6, beta=0.4, storage=storage(size, path, **options), batch_size=64
     )
     rb.storage.define(
         TensorDict(
             {
                 "obs": torch.zeros(1, 4, dtype=torch.float64),
                 OBS: torch.zeros(1, 4, dtype=torch.float64),
-                ("next", "done"): torch.zeros(1, dtype=torch.bool),
+                END: torch.zeros(1, dtype=torch.bool),
             },
             [1],
         )
@@ -559,7 +618,7 @@ def created(path: Path, size: int) -> TensorDictPrioritizedReplayBuffer:
 
 def learn(rb: Any) -> None:
     found = rb.sample()
-    require_steps(*(found[key].numpy() for key in ("obs", OBS, ("next", "done"))))
+    require_steps(*(found[key].numpy() for key in ("obs", OBS, END)))
     found["td_error"] = torch.rand(len(found))
     rb.update_tensordict_priority(found)
 
@@ -569,12 +628,10 @@ def test_four_collectors_of_eight_environments_each_are_followed(tmp_path: Path)
     for collector in range(COLLECTORS):
         assert ended(fork(lambda: collect(tmp_path / "buffer", collector))) == 0  # noqa: B023
     everything = rb[:]
-    require_steps(*(everything[key].numpy() for key in ("obs", OBS, ("next", "done"))))
+    require_steps(*(everything[key].numpy() for key in ("obs", OBS, END)))
     assert len(everything) >= COLLECTORS * STREAMS * STEPS
-    ends = int(everything["next", "done"].sum())
-    newest_are_ends = sum((STEPS + 3 - collector) % LENGTH == 0 for collector in range(COLLECTORS))
+    ends = int(everything[END].sum())
     assert ends <= wholes(rb) <= ends + COLLECTORS * STREAMS
-    assert newest_are_ends >= 0
     learn(rb)
     with shmbuffer.numpy.attach(tmp_path / "buffer") as arrays:
         found = arrays.sample(64)
@@ -587,13 +644,14 @@ def test_collectors_that_are_killed_while_they_write_lose_no_next_observation(
 ) -> None:
     """Again and again, in the midst of whatever they were at; the ring goes round meanwhile."""
     path, random = tmp_path / "buffer", Random(3)
-    rb = created(path, 500)
-    for _ in range(6):
+    rb = created(path, 500, share_next_room=600)
+    for _ in range(3):
         first = rb.write_count
         victims = [
             fork(lambda: collect(path, collector, for_ever=True))  # noqa: B023
             for collector in range(3)
         ]
+        victims += [fork(lambda: place_for_ever(path, seed)) for seed in range(1)]  # noqa: B023
         goal = first + random.randrange(300, 2000)
         while rb.write_count < goal:
             if len(rb):
@@ -605,12 +663,12 @@ def test_collectors_that_are_killed_while_they_write_lose_no_next_observation(
         report = rb.storage.engine().check()
         assert report.ok, report.problems
         everything = rb[:]
-        require_steps(*(everything[key].numpy() for key in ("obs", OBS, ("next", "done"))))
+        require_steps(*(everything[key].numpy() for key in ("obs", OBS, END)))
         own = ring_of(rb).live
         held = own.holds()
         assert wholes(rb) == int((held & (own.nexts >= np.uint64(2**63))).sum())
     rb.close()
     with attach(path) as again:
         everything = again[:]
-        require_steps(*(everything[key].numpy() for key in ("obs", OBS, ("next", "done"))))
+        require_steps(*(everything[key].numpy() for key in ("obs", OBS, END)))
         assert again.storage.engine().check().ok

@@ -77,6 +77,11 @@ class Rows(Mover):
         """
         return self.views()[at].as_subclass(torch.Tensor)
 
+    def take(self, at: int, elements: NDArray[np.int64]) -> torch.Tensor:
+        """A copy of one leaf of some elements, ``[n, *shape]``; not validated."""
+        flat = self.column(at).detach().reshape(self.ring.elements, *self.leaves.leaves[at].shape)
+        return flat.index_select(0, torch.from_numpy(elements).to(flat.device)).cpu()
+
     @abstractmethod
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
         """Copy every item, all of one moment, while others go on writing; see `Ring.copy_out`."""

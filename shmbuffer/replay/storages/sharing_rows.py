@@ -176,6 +176,13 @@ class SharingRows(NativeRows):
         )
         return super().views()
 
+    def take(self, at: int, elements: NDArray[np.int64]) -> torch.Tensor:
+        """See `Rows.take`; of a leaf without a column whole items are read."""
+        if self.ring.schema.leaves[at].path not in self.ring.schema.sharing.paths:
+            return super().take(at, elements)
+        tensors, _, _ = self.read(torch.from_numpy(np.ascontiguousarray(elements, np.int64)))
+        return tensors[at]
+
     def column(self, at: int) -> torch.Tensor:
         """See `Rows.column`."""
         if at not in self._columns:

@@ -74,18 +74,14 @@ class LeafEntries(Entries):
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
         """See `Entries.at`."""
-        view = self._rows.column(self._at[path])
-        ring = self._rows.ring
-        flat = view.detach().reshape(ring.capacity, -1)
-        found = flat.index_select(0, torch.from_numpy(slots).to(flat.device))
-        return as_numbers(found).reshape(len(slots), ring.width, -1)
+        width = self._rows.ring.width
+        elements = slots if width == 1 else (slots[:, None] * width + np.arange(width)).ravel()
+        found = self._rows.take(self._at[path], elements)
+        return as_numbers(found).reshape(len(slots), width, -1)
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
-        view = self._rows.column(self._at[path])
-        shape = self._rows.leaves.leaves[self._at[path]].shape
-        flat = view.detach().reshape(self._rows.ring.elements, *shape)
-        return flat.index_select(0, torch.from_numpy(elements).to(flat.device)).cpu()
+        return self._rows.take(self._at[path], elements)
 
 
 class ObjectEntries(Entries):
