@@ -129,6 +129,24 @@ def test_a_reward_that_is_written_over_while_it_is_copied_is_not_summed(
     assert set(sample["next", "number"].tolist()) == {5}
 
 
+@pytest.mark.parametrize("base", [Sequence, NStep])
+def test_observations_that_are_stored_once_are_whole_in_what_a_unit_makes(
+    directory: Any, base: Any
+) -> None:
+    unit = Sequence(3, burn_in=1) if base is Sequence else NStep(3, 1.0)
+    storage = directory(50, share_next=True)
+    rb = TensorDictReplayBuffer(storage=storage, sample_unit=unit, batch_size=200)
+    number = torch.arange(70)
+    seen = number[:, None].float().expand(70, 8).clone()
+    after = {"seen": seen + 1, "reward": torch.ones(70), "done": number % 10 == 9}
+    for part in TensorDict({"seen": seen, "next": TensorDict(after, [70])}, [70]).split(7):
+        rb.extend(part)
+    sample = rb.sample()
+    steps = sample["steps_to_next_obs"] if base is NStep else torch.ones(len(sample))
+    assert torch.equal(sample["next", "seen"], sample["seen"] + steps[:, None])
+    assert set(steps.tolist()) == ({1, 2, 3} if base is NStep else {1.0})
+
+
 def test_it_gives_up_where_others_write_faster_than_it_looks(directory: Any) -> None:
     others = TensorDictReplayBuffer(storage=directory(6))
     others.extend(steps(0, 6))
