@@ -31,6 +31,7 @@ NOT_RUN = {
 
 # What a page shows needs this package, which not every environment of the tests has.
 NEEDS = {
+    "docs/guides/cleanrl.md": "gymnasium",
     "docs/guides/from-sb3-and-reverb.md": "gymnasium",
     "docs/guides/offline-to-online.md": "pyarrow",
     "docs/guides/stable-baselines3.md": "stable_baselines3",
