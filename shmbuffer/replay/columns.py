@@ -29,6 +29,7 @@ from shmbuffer.memory import Leaf
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype, torch_dtype_like
+from shmbuffer.replay.publication import publish_file
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.values import reading
 
@@ -62,25 +63,21 @@ def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
     }
     fields = [pa.field(one.leaf.name, one.type(pa), nullable=False) for one in columns if one.count]
     schema = pa.schema(fields, metadata={_KEY: json.dumps(form).encode()})
-    target, count = Path(path), 0
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with pq.ParquetWriter(
+    count = 0
+    with (
+        publish_file(path) as beside,
+        pq.ParquetWriter(
             beside, schema, compression=compression, use_dictionary=False, write_statistics=False
-        ) as file:
-            for tensors in in_order_of_age(rows):
-                arrays = [
-                    one.array(pa, tensor)
-                    for one, tensor in zip(columns, tensors, strict=True)
-                    if one.count
-                ]
-                count += len(tensors[0])
-                file.write_batch(pa.record_batch(arrays, schema=schema), row_group_size=2**30)
-        with open(beside, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
+        ) as file,
+    ):
+        for tensors in in_order_of_age(rows):
+            arrays = [
+                one.array(pa, tensor)
+                for one, tensor in zip(columns, tensors, strict=True)
+                if one.count
+            ]
+            count += len(tensors[0])
+            file.write_batch(pa.record_batch(arrays, schema=schema), row_group_size=2**30)
     return count
 
 

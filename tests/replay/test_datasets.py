@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,8 @@ from shmbuffer import (
     prefill_replay_buffer,
 )
 from shmbuffer.extras import MissingExtra
+from shmbuffer.replay.datasets import minari as reader
+from tests.crash.harness import ended, fork
 
 minari = pytest.importorskip("minari")
 gym = pytest.importorskip("gymnasium")
@@ -157,6 +161,43 @@ def test_it_is_converted_once_for_each_version(collect: Callable[..., str], tmp_
     collect(episodes=2)
     assert len(loaded(name, tmp_path)) == 3 + 4
     assert len(one) == 3 + 4 + 5 + 6
+
+
+def test_who_is_killed_while_it_converts_leaves_nothing_that_counts(
+    collect: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, steps = collect(), reader._episodes
+
+    def until_killed(data: Any) -> Any:
+        for at, episode in enumerate(steps(data)):
+            if at == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield episode
+
+    monkeypatch.setattr(reader, "_episodes", until_killed)
+    assert ended(fork(lambda: loaded(name, tmp_path) and None)) == -signal.SIGKILL
+    monkeypatch.setattr(reader, "_episodes", steps)
+    assert len(loaded(name, tmp_path)) == 3 + 4 + 5 + 6
+    made = [path.name for path in (tmp_path / "root" / "minari").glob("[!.]*")]
+    assert len(made) == len([*(tmp_path / "root" / "minari").iterdir()]) - 1 == 1
+
+
+def test_one_process_converts_and_the_others_wait(
+    collect: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, steps = collect(), reader._episodes
+    began, begun = os.pipe()
+
+    def noted(data: Any) -> Any:
+        os.write(begun, b"x")
+        yield from steps(data)
+
+    monkeypatch.setattr(reader, "_episodes", noted)
+    children = [fork(lambda: len(loaded(name, tmp_path)) and None) for _ in range(3)]
+    assert [ended(child) for child in children] == [0, 0, 0]
+    assert os.read(began, 9) == b"x"
+    os.close(began)
+    os.close(begun)
 
 
 def test_it_is_mixed_with_what_is_collected(collect: Callable[..., str], tmp_path: Path) -> None:

@@ -332,7 +332,11 @@ def test_a_writer_that_is_killed_leaves_the_file_before(
 
     monkeypatch.setattr(columns, "in_order_of_age", until_killed)
     assert ended(fork(lambda: rb.to_parquet(tmp_path / "x.parquet") and None)) == -signal.SIGKILL
+    assert len([*tmp_path.iterdir()]) == 2
     assert (TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:] == rb[:]).all()
+    monkeypatch.undo()
+    rb.to_parquet(tmp_path / "x.parquet")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
 
 
 def test_without_pyarrow_the_command_is_named(

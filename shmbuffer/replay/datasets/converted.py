@@ -2,21 +2,21 @@
 
     <root>/<source>/<name>-<version>/   is there as a whole, or not at all
 
-The version is that of the source's files: a data set that was made again is converted again. Two
-processes that convert at the same time do the same, and the directory of the first stays.
+The version is that of the source's files: a data set that was made again is converted again. One
+process converts, the others wait; what one leaves that dies is swept by the next.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
+import fcntl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from tensordict import TensorDict
+
+from shmbuffer.replay.publication import publish
 
 
 class Source(NamedTuple):
@@ -35,19 +35,13 @@ def converted(source: Source, root: Path | None) -> Path:
     """The directory of a data set; made now, if it is not there yet."""
     root = Path.home() / ".cache" / "shmbuffer" if root is None else root
     path = root / source.kind / f"{quote(source.name, safe='')}-{source.version:x}"
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".converting-", dir=path.parent))
-    try:
-        _write(source, made)
-        try:
-            os.rename(made, path)
-        except OSError:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path.parent / ".lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # given back by the system where its holder dies
             if not path.exists():
-                raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+                with publish(path) as made:
+                    _write(source, made)
     return path
 
 
