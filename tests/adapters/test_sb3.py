@@ -497,6 +497,31 @@ def test_a_saved_replay_buffer_names_its_directory(tmp_path: Path) -> None:
         assert model.replay_buffer.size() == 20
 
 
+def test_a_collector_follows_a_learner_that_has_no_environment(tmp_path: Path) -> None:
+    envs, path = envs_of(BOX, ACTIONS["box"], 1), tmp_path / "replay"
+    options = {"env": envs, "buffer_size": 100, "learning_starts": 10}
+    with (
+        model_of(SAC, path, gradient_steps=0, seed=0, **options) as collector,
+        model_of(SAC, path, seed=1, **options) as learner,
+    ):
+        seen = [0]
+
+        def follow(now: dict[str, Any], _: Any) -> bool:
+            newest = now["self"].replay_buffer.buffer.newest(than=seen[-1])
+            if newest is not None:
+                now["self"].policy.load_state_dict(newest.state_dict)
+                seen.append(newest.version)
+            return True
+
+        learner.set_logger(configure(None, []))
+        for step in range(1, 4):
+            collector.learn(20 * step, follow, reset_num_timesteps=False)
+            learner.train(gradient_steps=2, batch_size=8)
+            learner.replay_buffer.buffer.publish(learner.policy.state_dict(), step)
+        assert (seen, learner.replay_buffer.size()) == ([0, 1, 2], 100)
+        assert (collector._n_updates, learner._n_updates) == (0, 6)
+
+
 # -- errors ------------------------------------------------------------------------------------
 
 
