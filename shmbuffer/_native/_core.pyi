@@ -362,4 +362,5 @@ class Trajectories:
     def lengths(self, trajectories: int, count: int, out: int, /) -> None: ...
     count: int
     items: int
+    moved: int
     longest: int

@@ -357,6 +357,7 @@ static uint64_t longest_of(const struct shmb_trajectories *all) {
 }
 COUNT(count, all->count)
 COUNT(items, all->items)
+COUNT(moved, all->moved)
 COUNT(longest, longest_of(all))
 
 static PyMethodDef trajectories_methods[] = {
@@ -383,6 +384,7 @@ static PyMethodDef trajectories_methods[] = {
 static PyGetSetDef trajectories_properties[] = {
     {"count", get_count, NULL, "Trajectories.", NULL},
     {"items", get_items, NULL, "Items in them.", NULL},
+    {"moved", get_moved, NULL, "Trajectories that made room for others since all were cleared.", NULL},
     {"longest", get_longest, NULL, "Items of the longest; O(trajectories).", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -163,6 +163,7 @@ static uint32_t add_run(struct shmb_trajectories *all, uint32_t whose, uint32_t 
     all->runs[number] = (struct shmb_run){
         .items = items, .mask = FIRST_ROOM - 1, .owner = whose, .marked = SHMB_NO_ELEMENT, .step = step};
     memmove(&runs_of(owner)[at + 1], &runs_of(owner)[at], (owner->count - at) * sizeof *owner->runs);
+    all->moved += owner->count - at;
     runs_of(owner)[at] = number;
     owner->count++;
     all->count++;
@@ -178,6 +179,7 @@ static void remove_run(struct shmb_trajectories *all, uint32_t number) {
         owner->begin++;
     else
         memmove(&runs_of(owner)[at], &runs_of(owner)[at + 1], (owner->count - at - 1) * sizeof *owner->runs);
+    all->moved += at ? owner->count - at - 1 : 0;
     free(run->items);
     *run = (struct shmb_run){.front = all->free_runs};
     all->free_runs = number + 1;

@@ -43,6 +43,7 @@ struct shmb_trajectories {
     struct shmb_marks held;  /* all elements with an item; not made before somebody asks */
     uint32_t looks;
     uint64_t count, items; /* trajectories; items in them */
+    uint64_t moved;        /* runs, to make room for others of their owner */
     bool failed;           /* there was no memory: what is here is worth nothing until it is cleared */
 };
 

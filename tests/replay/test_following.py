@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from shmbuffer import (
     LazyMemmapStorage,
     LazyStackStorage,
+    LazyTensorStorage,
     RingOverrunError,
     TensorDictReplayBuffer,
 )
@@ -224,3 +225,18 @@ def test_what_is_followed_is_what_lies_there(
         if found != "is there twice":
             assert listed(anew.table) == listed(found.table)
     assert whole > 20
+
+
+def test_steps_in_no_order_are_sorted_before_they_are_followed() -> None:
+    """Each would have most of the trajectories make room for it."""
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(70_000))
+    steps = torch.from_numpy(np.random.default_rng(0).permutation(70_000))
+    rb.extend(TensorDict({"id": torch.zeros_like(steps), "step": steps}, [70_000]))
+    one = boundaries(traj_key="id", step_key="step")
+    table = one.of(rb.storage).table
+    assert listed(table) == [torch.argsort(steps).tolist()]
+    assert table.moved == 0
+    rb.extend(TensorDict({"id": torch.ones(9, dtype=torch.int64), "step": steps[:9]}, [9]))
+    whole = one.of(rb.storage).table
+    assert sum(map(len, listed(whole))) == 70_000
+    assert listed(whole) == listed(boundaries(traj_key="id", step_key="step").of(rb.storage).table)

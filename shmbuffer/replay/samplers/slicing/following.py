@@ -18,6 +18,7 @@ them crosses it.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from shmbuffer._native import _core
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from shmbuffer.replay.samplers.arrays import Flags, Ints
 
 _PIECE = 2**15  # items that are told of together: what is made of them stays in the second cache
+_MOVED = 64  # trajectories that may make room for an item; from there on items are sorted first
 
 
 class Fresh(NamedTuple):
@@ -64,6 +66,7 @@ class Following:
         self._follower = _core.Follower(self.native)
         self.table = Trajectories(ring.capacity, ring.width)
         self._again = False
+        self._is_mixed = False  # steps come in no order
 
     def forget(self) -> None:
         """Look at everything again the next time."""
@@ -102,18 +105,31 @@ class Following:
         Raises:
             RuntimeError: a step of a trajectory is there twice.
         """
-        width = self.ring.width
+        table, width = self.table, self.ring.width
         for changed, fresh in self._looks():
-            self.table.drop(changed)
-            parts = [*fresh]
+            table.drop(changed)
+            parts: Iterable[Fresh] = fresh
+            if self._is_mixed:
+                parts = _as_one(list(fresh))
             if len(changed):
-                parts.append(Fresh(changed, self.ring.live.sources[changed], changed))
-            if not parts:
-                continue
-            slots = np.concatenate([part.slots for part in parts])
-            sources = np.concatenate([part.sources for part in parts]).repeat(width)
-            elements = (slots[:, None] * width + np.arange(width)).ravel()
-            put_in_order(self.table, elements, sources, *steps_of(slots))
+                found = Fresh(changed, self.ring.live.sources[changed], changed)
+                parts = itertools.chain(parts, (found,))
+            before, moved = table.rows, table.moved
+            for slots, sources, _ in parts:
+                elements = (slots[:, None] * width + np.arange(width)).ravel()
+                ids, steps, what = steps_of(slots)
+                by_lane = sources.repeat(width)
+                if self._is_mixed:
+                    order = np.lexsort((steps, by_lane, ids))
+                    ids, steps, elements = ids[order], steps[order], elements[order]
+                    by_lane = by_lane[order]
+                put_in_order(table, elements, by_lane, ids, steps, what)
+                too_much = _MOVED * (table.rows - before) + _PIECE
+                if not self._is_mixed and table.moved - moved > too_much:
+                    self._is_mixed = True
+                    self._follower.forget()
+                    self._again = True
+                    break
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -133,7 +149,7 @@ class Following:
                 head, ring = follower.seen, self.ring
                 table.head = head
                 table.first = head % ring.capacity * ring.width if head >= ring.capacity else 0
-                yield np.frombuffer(changed, np.int64), self._fresh()
+                yield np.frombuffer(changed, np.int64).copy(), self._fresh()
                 if not self._again:
                     return
         except BaseException:
@@ -160,9 +176,7 @@ def put_in_order(
     Raises:
         RuntimeError: a step of a trajectory is there twice.
     """
-    order = np.lexsort((steps, sources, ids))  # as a rule each comes behind the one before
-    ids, steps, elements = ids[order], steps[order], elements[order]
-    twice = table.insert(elements, sources[order], ids, steps)
+    twice = table.insert(elements, sources, ids, steps)
     if twice is not None:
         at, there = twice
         raise RuntimeError(
@@ -170,3 +184,7 @@ def put_in_order(
             f"items {there} and {elements[at]}; ids of trajectories that are stored at the "
             "same time have to differ"
         )
+
+
+def _as_one(parts: list[Fresh]) -> list[Fresh]:
+    return [Fresh(*map(np.concatenate, zip(*parts, strict=True)))] if parts else []

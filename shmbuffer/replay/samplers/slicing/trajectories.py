@@ -135,6 +135,11 @@ class Trajectories:
         """
         return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
 
+    @property
+    def moved(self) -> int:
+        """How many trajectories had to make room for others since `clear`."""
+        return self._all.moved
+
     def around(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
         """Every slot that follows one of these, or is one, and the slot that it follows.
 
