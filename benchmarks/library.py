@@ -41,6 +41,8 @@ WINDOW = (4, 8, 1)
 QUIET, AFTER_WRITE = "quiet", "after add(1)"
 #: Of `Operation.form` for mixed: where the data set is.
 IN_MEMORY, IN_FILES = "data set in memory", "data set in files"
+#: Of `Operation.form` for slices: how they are drawn; by ids and steps, wherever items lie.
+UNIFORM, BY_PRIORITY, FRAGMENTED = "uniform", "prioritized", "fragmented"
 #: As many sets of indices that updates take turns with: their part of the tree is not in the cache.
 COLD_SETS = 2000
 
@@ -51,7 +53,8 @@ class Operation:
 
     Attributes:
         call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
-            ``"save"``, ``"hindsight"``, ``"mixed"`` or ``"windows"``.
+            ``"save"``, ``"hindsight"``, ``"mixed"``, ``"windows"`` or
+            ``"slices"``.
         count: items of a call.
         form: how the data come or go.
     """

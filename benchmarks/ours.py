@@ -14,7 +14,9 @@ from benchmarks.library import (
     ALPHA,
     AS_IT_COMES,
     BETA,
+    BY_PRIORITY,
     ELSEWHERE,
+    FRAGMENTED,
     FRAMES_ONCE,
     IN_FILES,
     IN_MEMORY,
@@ -27,6 +29,7 @@ from benchmarks.library import (
     QUIET,
     READ,
     TENSORDICT,
+    UNIFORM,
 )
 from benchmarks.recordings import Recording
 from benchmarks.torchlike import BATCHES, TorchLike
@@ -50,11 +53,14 @@ class ShmBuffer(TorchLike):
         BATCHES
         | {BESIDE_OTHERS, AT_REST, AND_SAMPLE, IN_PLACE, ELSEWHERE}
         | {AS_IT_COMES, READ, LISTED, PADDED, NESTED, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
+        | {UNIFORM, BY_PRIORITY, FRAGMENTED}
     )
     hindsight = shmbuffer.HERReplayBuffer
     mixed = shmbuffer.OfflineToOnlineReplayBuffer
     plain, memory = shmbuffer.ReplayBuffer, shmbuffer.LazyTensorStorage
     windowed = (shmbuffer.TensorDictReplayBuffer, shmbuffer.Sequence)
+    slices = shmbuffer.SliceSampler, shmbuffer.PrioritizedSliceSampler
+    has_streams = True
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
 
     def __init__(self, *, shared: bool = True) -> None:

@@ -6,15 +6,21 @@ Imported by peers too: it must not import shmbuffer.
 from __future__ import annotations
 
 import inspect
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from tensordict import TensorDict
 
 from benchmarks.library import (
+    ALPHA,
     ARRAYS,
+    BETA,
+    BY_PRIORITY,
+    FRAGMENTED,
     IN_FILES,
     INDEX,
     LISTED,
@@ -32,6 +38,7 @@ from benchmarks.local import Call, Local
 from benchmarks.measure import Timed
 from benchmarks.recordings import RECORDINGS, Recording
 
+_CHUNK = 1 << 16  # items that are written together to fill a buffer
 #: Of `Operation.form`: how shmbuffer takes and gives batches of fixed size.
 BATCHES = frozenset({TENSORDICT, ARRAYS, INDEX, OUT})
 
@@ -49,6 +56,10 @@ class TorchLike(Local):
     memory: ClassVar[type[Any]]
     windowed: ClassVar[tuple[type[Any], type[Any]]]
     """A buffer that takes a sample unit, and the unit that makes windows."""
+    slices: ClassVar[tuple[type[Any], type[Any]]]
+    """Samplers of slices: uniform, by priority."""
+    has_streams: ClassVar[bool]
+    """Whether items of several environments may lie between each other."""
     batches = TENSORDICT
     most_writers = 16
 
@@ -124,6 +135,8 @@ class TorchLike(Local):
                 return self._mixture(form).sample, [(count,)]
             case "windows":
                 return self._in_windows(count, form)
+            case "slices":
+                return self._in_slices(count, form)
             case "update":
                 sets = zip(self.indices(count), self.raw_priorities(count), strict=True)
                 return buffer.update_priority, list(sets)
@@ -196,6 +209,47 @@ class TorchLike(Local):
             data[:].memmap(str(files), copy_existing=True)
             data = self.data_set(files)
         return filled(self.mixed(data, online_capacity=self._capacity, offline_fraction=0.5))
+
+    def _in_slices(self, count: int, form: str) -> Call:
+        uniform, by_priority = self.slices
+        keys: dict[str, Any] = {"slice_len": 16, "end_key": "done"}
+        if form == FRAGMENTED:
+            keys = {"slice_len": 16, "traj_key": "id", "step_key": "step", "fragmented": True}
+        sampler = uniform(**keys)
+        if form == BY_PRIORITY:
+            sampler = by_priority(self._capacity, ALPHA, BETA, **keys)
+        directory = self._directory.parent / f"slices-{form}"
+        buffer = self.make(directory, self._capacity, False)
+        buffer.set_sampler(sampler)
+        chunk = min(self._capacity, _CHUNK)
+        filled = -(-self._capacity // chunk) * chunk
+        for first in range(0, filled, chunk):
+            self._write_steps(buffer, first, chunk)
+        steps = itertools.count(filled, 32)
+
+        def written() -> None:
+            self._write_steps(buffer, next(steps), 32)
+            buffer.sample(count)
+
+        return written, [()]
+
+    def _write_steps(self, buffer: Any, first: int, count: int) -> None:
+        """Steps of sixteen environments in turn."""
+        number = torch.arange(first, first + count)
+        env, time = number % 16, number // 16
+        step = time % 200
+        data = TensorDict(
+            {
+                "obs": torch.zeros(count, 8),
+                "id": time // 200 * 16 + env,
+                "step": step,
+                "done": (step == 199).unsqueeze(-1),
+                ("next", "done"): (step == 199).unsqueeze(-1),
+            },
+            [count],
+        )
+        how = {"streams": env.numpy()} if self.has_streams else {}
+        buffer.extend(data, **how)
 
     def _batches(self, count: int, form: str) -> list[tuple[Any, ...]]:
         made = self._kind if self._recording is None else self._recording

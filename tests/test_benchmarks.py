@@ -163,6 +163,11 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
     hindsight = {(f"sample(256), {how}", form) for how, form in HINDSIGHT}
     assert ours["hindsight"] == hindsight
     assert ours["mixed"] == {(f"sample(256), {how}", form) for how, form in MIXED}
+    assert ours["slices"] == {
+        (f"extend(32), sample(256) in slices, of {capacity:,}", form)
+        for capacity in (512, 1000, 10_000)
+        for form in ("uniform", "prioritized", "fragmented")
+    }
     assert {("cycle(256): p50", "index"), ("cycle(256): max", "index")} <= ours["latency"]
     for form in ("private", "shared"):
         assert {operation for operation, who in ours["records"] if who == form} == {

@@ -17,8 +17,10 @@ from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
     LazyStackStorage,
     LazyTensorStorage,
     OfflineToOnlineReplayBuffer,
+    PrioritizedSliceSampler,
     ReplayBuffer,
     Sequence,
+    SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorStorage,
@@ -29,6 +31,7 @@ from benchmarks.library import (
     ALPHA,
     AS_IT_COMES,
     BETA,
+    BY_PRIORITY,
     COMPRESSED,
     ELSEWHERE,
     GIVEN_ZSTD,
@@ -44,6 +47,7 @@ from benchmarks.library import (
     QUIET,
     READ,
     TENSORDICT,
+    UNIFORM,
 )
 from benchmarks.served import serve
 from benchmarks.torchlike import TorchLike
@@ -61,11 +65,14 @@ class TorchRL(TorchLike):
     forms: ClassVar[frozenset[str]] = frozenset(
         {TENSORDICT, INDEX, LOADS, AS_IT_COMES, READ, LISTED, PADDED, NESTED}
         | {IN_PLACE, ELSEWHERE, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
+        | {UNIFORM, BY_PRIORITY}
     )
     hindsight = HERReplayBuffer
     mixed = OfflineToOnlineReplayBuffer
     plain, memory = ReplayBuffer, LazyTensorStorage
     windowed = (TensorDictReplayBuffer, Sequence)
+    slices = SliceSampler, PrioritizedSliceSampler
+    has_streams = False
     modules: ClassVar[list[str]] = ["torchrl.data"]
 
     def make(self, directory: Path, capacity: int, prioritized: bool, **options: Any) -> Any:
