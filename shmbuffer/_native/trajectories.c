@@ -170,10 +170,11 @@ static uint32_t add_run(struct shmb_trajectories *all, uint32_t whose, uint32_t 
     return number;
 }
 
-static void remove_run(struct shmb_trajectories *all, uint32_t number) {
+/* The `at`-th of its owner. */
+static void remove_run(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
+    struct shmb_owner *owner = &all->owners[whose];
+    uint32_t number = runs_of(owner)[at];
     struct shmb_run *run = &all->runs[number];
-    struct shmb_owner *owner = &all->owners[run->owner];
-    uint32_t at = place_among(all, number);
     if (run->marked != SHMB_NO_ELEMENT) shmb_marks_set(&all->marks, run->marked, false);
     if (at == 0)
         owner->begin++;
@@ -213,23 +214,16 @@ static void put_first(struct shmb_trajectories *all, uint32_t number, uint32_t e
     run->step--;
 }
 
-/* Of two runs that follow each other: the items of the shorter one move. */
-static void join(struct shmb_trajectories *all, uint32_t one, uint32_t other) {
+/* The `at`-th run of an owner and the one behind it: the items of the shorter one move. */
+static void join(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
+    uint32_t one = runs_of(&all->owners[whose])[at], other = runs_of(&all->owners[whose])[at + 1];
     struct shmb_run *first = &all->runs[one], *second = &all->runs[other];
     bool into_first = length(first) >= length(second);
     if (into_first)
         for (uint32_t i = second->front; i != second->back && !all->failed; i++) put_last(all, one, *item(second, i));
     else
         for (uint32_t i = first->back; i != first->front && !all->failed;) put_first(all, other, *item(first, --i));
-    if (into_first) {
-        remove_run(all, other);
-    } else { /* its step is that of the other one now, and so it is found as the one before it */
-        struct shmb_owner *owner = &all->owners[first->owner];
-        uint32_t *at = &runs_of(owner)[runs_until(all, owner, first->step) - 1];
-        at[-1] = other;
-        at[0] = one;
-        remove_run(all, one);
-    }
+    remove_run(all, whose, into_first ? at + 1 : at);
     mark(all, &all->runs[into_first ? one : other]);
 }
 
@@ -345,7 +339,7 @@ bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint
         put_last(all, run, element);
     come_or_gone(all, element, true);
     mark(all, &all->runs[run]);
-    if (follows && leads) join(all, before, behind);
+    if (follows && leads) join(all, whose, at - 1);
     return true;
 }
 
@@ -362,7 +356,7 @@ void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element) {
     all->where[element].run = 0;
     come_or_gone(all, element, false);
     if (length(run) == 1) {
-        remove_run(all, number);
+        remove_run(all, run->owner, place_among(all, number));
         return;
     }
     if (index == run->front) {
@@ -393,7 +387,7 @@ void shmb_trajectory_cut(struct shmb_trajectories *all, uint32_t element, bool c
         return;
     }
     uint32_t at = place_among(all, number);
-    if (at) join(all, runs_of(&all->owners[all->runs[number].owner])[at - 1], number);
+    if (at) join(all, all->runs[number].owner, at - 1);
 }
 
 void shmb_trajectories_mark(struct shmb_trajectories *all, uint32_t least) {

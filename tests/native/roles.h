@@ -13,6 +13,8 @@ void look_after_once(struct shmb_ring *ring); /* check, alpha, the largest prior
 void reap_the_dead(struct shmb_ring *ring);
 void check_whole(struct shmb_ring *ring);
 void check_flow_once(struct shmb_ring *ring); /* what a limiter counts */
+void track_once(struct shmb_ring *ring);      /* what has come and gone; of one thread at a time */
+void track_to_the_end(struct shmb_ring *ring);
 struct shmb_call a_call(void);
 
 void publish_and_look(const struct options *options); /* threads that hand weights over, until enough were published */

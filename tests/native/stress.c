@@ -38,7 +38,10 @@ static void *live(void *argument) {
     random_begin(world.options.seed * 1000 + number);
     if (!world.options.shared) handle_open(&own);
     uint64_t enough = number < 4 ? world.options.rounds / WRITES_EACH : world.options.rounds;
-    for (uint64_t done = 0; goes_on(done, enough); done++) act(ring, number);
+    for (uint64_t done = 0; goes_on(done, enough); done++) {
+        act(ring, number);
+        if (number == 2) track_once(ring);
+    }
     if (world.options.shared) return NULL;
     struct shmb_call call = a_call();
     expect(shmb_leave(&own, &call), "leave");
@@ -98,6 +101,7 @@ static void audit(struct shmb_ring *ring) {
     }
     for (int i = 0; i < 20; i++) read_once(ring);
     copy_once(ring);
+    track_to_the_end(ring);
     uint64_t counted = atomic_load(&ring->runtime->write_count);
     if (!world.options.upkeep && (counted < atomic_load(&world.acknowledged_elements) || counted > atomic_load(&world.offered_elements)))
         fail("%llu elements were counted", (unsigned long long)counted);

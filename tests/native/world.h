@@ -25,7 +25,7 @@ struct options {
 #define COUNTS(X)                                                                                            \
     X(writes) X(items) X(aborts) X(samples) X(checked) X(missing) X(updates) X(empties) X(alphas) X(checks)  \
     X(copies) X(blocked) X(deaths) X(reaped) X(no_room) X(limited) X(admitted) X(taken) X(limiters)  \
-    X(lapped)
+    X(lapped) X(tracked)
 
 struct world {
     struct options options;

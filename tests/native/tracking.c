@@ -1,0 +1,50 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "follower.h"
+#include "roles.h"
+
+#define PIECE 5 /* items that are told of together: in several pieces, as a rule */
+
+static struct shmb_follower follower;
+static unsigned char told[MAX_CAPACITY];
+
+/* What is told agrees with what was told before, whatever others write meanwhile. */
+void track_once(struct shmb_ring *ring) {
+    bool anew;
+    if (follower.held == NULL && !shmb_follower_make(&follower, ring)) fail("no memory for a follower");
+    follower.ring = ring;
+    if (random_below(50) == 0) shmb_follower_forget(&follower);
+    if (!shmb_follower_look(&follower, &anew)) return;
+    if (anew) memset(told, 0, sizeof told);
+    for (uint64_t i = 0; i < follower.gone.count; i++) {
+        uint64_t slot = follower.gone.at[follower.gone.begin + i].first;
+        if (!told[slot]) fail("slot %llu is gone, and was not there", (unsigned long long)slot);
+        told[slot] = 0;
+    }
+    for (uint64_t i = 0; i < follower.changed.count; i++) {
+        uint64_t slot = follower.changed.at[follower.changed.begin + i].first;
+        if (!told[slot]) fail("slot %llu has changed, and was not there", (unsigned long long)slot);
+    }
+    int64_t slots[PIECE], reach[PIECE];
+    for (uint64_t count; (count = shmb_follower_next(&follower, slots, reach, PIECE)) != 0;)
+        for (uint64_t i = 0; i < count; i++) {
+            if (told[slots[i]]) fail("slot %llu is new, and was there", (unsigned long long)slots[i]);
+            if (reach[i] < 0 || (uint64_t)reach[i] > ring->capacity) fail("slot %llu reaches too far", (unsigned long long)slots[i]);
+            told[slots[i]] = 1;
+        }
+    if (follower.failed) fail("no memory for what is followed");
+    COUNT(tracked, 1);
+}
+
+/* Nobody writes any more: what was told is what is there. */
+void track_to_the_end(struct shmb_ring *ring) {
+    if (follower.held == NULL) return;
+    follower.ring = ring;
+    for (int i = 0; i < 2; i++) track_once(ring);
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+        bool held = SHMB_STATE(atomic_load(&ring->words[slot])) == SHMB_COMMITTED;
+        if (held != told[slot]) fail("slot %llu: held %d, told %d", (unsigned long long)slot, held, told[slot]);
+    }
+    shmb_follower_free(&follower);
+}
