@@ -1,0 +1,146 @@
+"""What is followed while writers die at each step of a write, and while several processes look."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shmbuffer import TensorDictReplayBuffer
+from shmbuffer._native import _core
+from tests.replay.slice_programs import opened, steps
+from tests.replay.test_slices_shared import collectors, kill, start
+from tests.replay.trajectory_oracle import boundaries, followed, listed, require_whole
+
+CAPACITY, END = 20, ("next", "done")
+#: Of a write: those that a batch of rows passes, and those of an item that is changed in place.
+POINTS = [
+    *("write.locked", "write.noted", "write.marking", "write.head", "write.mark", "write.source"),
+    *("write.raw", "write.length", "write.payload", "write.claimed", "write.copy"),
+    *("write.relocked", "write.goal", "write.committing", "write.commit", "write.lengthened"),
+    *("write.count", "write.idle", "write.done"),
+]
+
+
+def dies_at(path: Path, capacity: int, source: int, connection: Any) -> None:
+    """Writes what it is told, and dies at a point of the last write, or of the edit."""
+    torch.set_num_threads(1)
+    buffer, written = opened(path, capacity), 0
+    point, after, counts, edits = connection.recv()
+    for count in counts:
+        buffer.extend(steps(source, written, count, 6))
+        written += count
+    connection.send("wrote")
+    connection.recv()
+    _core.arm(point, "kill", after)
+    if edits:
+        buffer[edits] = steps(source, 1000, len(edits), 1)
+    else:
+        buffer.extend(steps(source, written, 5, 6))
+    connection.send("alive")
+
+
+def require_one_writer_each(rb: TensorDictReplayBuffer, found: Any) -> None:
+    """Items of a trajectory are later and later steps of one writer, unless they were edited."""
+    elements = np.arange(CAPACITY)
+    number = found.entries.at(("number",), elements).reshape(-1)
+    source = found.entries.at(("source",), elements).reshape(-1)
+    for one in listed(found.table):
+        for before, after in pairwise(one):
+            assert source[before] == source[after]
+            assert number[after] > number[before] or number[before] >= 1000
+
+
+def require_same(one: Any, rb: TensorDictReplayBuffer, *, at_rest: bool) -> None:
+    """What was followed is right, and at rest what a first look finds and what lies there."""
+    found = one.of(rb.storage)
+    require_whole(found.table)
+    require_one_writer_each(rb, found)
+    if at_rest:  # while named slots are being marked, those that were told of stay until all are
+        anew = boundaries(("number",), ("source",), end_key=END).of(rb.storage)
+        assert listed(found.table) == listed(anew.table)
+        ends = found.entries.at(END, np.arange(CAPACITY)).reshape(-1)
+        assert listed(found.table) == followed(rb.storage.ring(), ends, None)
+
+
+@pytest.mark.slow
+@pytest.mark.product("edits after")
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("edits", [[], [3, 4, 9]])
+@pytest.mark.parametrize("after", [0, 2])
+def test_what_is_followed_is_right_when_a_writer_dies_at_any_step(
+    tmp_path: Path, point: str, edits: list[int], after: int
+) -> None:
+    path = tmp_path / "buffer"
+    one = boundaries(("number",), ("source",), end_key=END)
+    with opened(path, CAPACITY) as rb:
+        rb.extend(steps(0, 0, 4, 6))
+        with collectors(dies_at, path, CAPACITY, 1) as (victim,):
+            victim[1].send((point, after, (7, 3), edits))
+            assert victim[1].poll(50)
+            assert victim[1].recv() == "wrote"
+            rb.extend(steps(0, 4, 3, 6))
+            require_same(one, rb, at_rest=True)
+            victim[1].send("go")
+            victim[0].join(50)
+            died = victim[0].exitcode == -signal.SIGKILL
+            assert died or victim[1].recv() == "alive"
+            require_same(one, rb, at_rest=False)  # as it lies there
+            rb.sample(4)  # repaired, where the mutex was held
+            require_same(one, rb, at_rest=True)
+            rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
+            require_same(one, rb, at_rest=True)
+            for turn in range(3):
+                rb.extend(steps(0, 7 + 4 * turn, 4, 6))
+                require_same(one, rb, at_rest=True)
+    assert died or after
+
+
+def writes_and_edits(path: Path, capacity: int, source: int, connection: Any) -> None:
+    """Writes without end, and changes items in place."""
+    torch.set_num_threads(1)
+    buffer, written = opened(path, capacity), 0
+    connection.send("began")
+    while not connection.poll():
+        buffer.extend(steps(source, written, 1 + written % 4, 6))
+        written += 1 + written % 4
+        if written % 7 == 0:
+            data = buffer[written % capacity : written % capacity + 1]
+            if len(data) and int(data["source"][0]) == source:
+                buffer[written % capacity : written % capacity + 1] = data
+
+
+@pytest.mark.slow
+def test_what_is_followed_beside_writers_that_are_killed_is_what_lies_there(
+    tmp_path: Path,
+) -> None:
+    path, capacity = tmp_path / "buffer", 300
+    context = multiprocessing.get_context("forkserver")
+    one = boundaries(end_key=END)
+    looks = 0
+    with collectors(writes_and_edits, path, capacity, 3) as running, opened(path, capacity) as rb:
+        for _, connection in running:
+            assert connection.poll(50)
+            connection.recv()
+        while rb.storage.ring() is None or not rb.storage.ring().length:  # type: ignore[attr-defined]
+            pass
+        for turn in range(6):
+            for _ in range(200):
+                require_whole(one.of(rb.storage).table)
+                looks += 1
+            kill(running[turn % 3])
+            running[turn % 3] = start(context, writes_and_edits, path, capacity, 3 + turn)
+        for each in running:
+            kill(each)
+        rb.sample(1)
+        rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
+        ends = one.of(rb.storage).entries.at(END, np.arange(capacity)).reshape(-1)
+        expected = followed(rb.storage.ring(), ends, None)  # type: ignore[attr-defined]
+        assert listed(one.of(rb.storage).table) == expected
+    assert looks == 1200
