@@ -68,6 +68,7 @@ class TorchLike(Local):
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self._recording: Recording | None = None
+        self._cut_up: Path | None = None  # the buffer whose items are in episodes
 
     @abstractmethod
     def make_for_records(self, directory: Path, capacity: int, storage: str) -> Any:
@@ -176,7 +177,9 @@ class TorchLike(Local):
 
     def _in_episodes(self) -> Any:
         """The buffer, its items in episodes of a hundred steps."""
-        self._buffer.set_("done", torch.arange(self._capacity) % 100 == 99)
+        if self._cut_up != self._directory:
+            self._buffer.set_("done", torch.arange(self._capacity) % 100 == 99)
+            self._cut_up = self._directory
         return self._buffer
 
     def _with_writes(self, other: Any, count: int, form: str) -> Call:
