@@ -33,25 +33,22 @@ class Batches(IterableDataset[Any]):
         self._is_ours = True  # no worker has drawn from it
 
     def __iter__(self) -> Iterator[Any]:
-        if self._is_ours and get_worker_info() is not None:
-            self._become_a_worker()
-        batches: Iterator[Any] = self._buffer._batches(
-            partial(self._buffer.sample, **self._options)
-        )
-        return batches
+        worker = get_worker_info()
+        if self._is_ours and worker is not None:
+            self._become(worker)
+        yield from self._buffer._batches(partial(self._buffer.sample, **self._options))
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
         """The batch as it is; the loader's default would take it apart."""
         return batch if get_worker_info() is None else _Sent(batch)
 
-    def _become_a_worker(self) -> None:
+    def _become(self, worker: Any) -> None:
         """Once in each worker, where the buffer came by fork or pickled: be a learner by itself."""
-        buffer, worker = self._buffer, get_worker_info()
-        assert worker is not None
-        buffer._rank_given = self._rank * worker.num_workers + worker.id
+        buffer, count = self._buffer, worker.num_workers
+        buffer._rank_given = self._rank * count + worker.id
         buffer.generator = None  # a copy of it would draw the same in all of them
-        buffer.sampler._divide(worker.id, worker.num_workers, self._rank, worker.seed - worker.id)
+        buffer.sampler._divide(worker.id, count, self._rank, worker.seed - worker.id)
         Finalize(None, buffer.close, exitpriority=0)
         self._is_ours = False
 
@@ -71,20 +68,17 @@ class _Sent:
         if type(batch) is TensorDict and batch.bytes() <= _IN_THE_PIPE:
             with suppress(TypeError):  # text, objects, bfloat16
                 return _received, _in_arrays(batch)
-        return _as_it_is, (batch,)
+        return Batches.collate_fn, (batch,)
 
 
 def _in_arrays(batch: Any) -> tuple[Any, ...]:
     if type(batch) is not TensorDict:
         raise TypeError(f"a {type(batch).__name__} is no dict of tensors")
-    return (
-        {
-            key: leaf.numpy() if isinstance(leaf, torch.Tensor) else _in_arrays(leaf)
-            for key, leaf in batch.items()
-        },
-        batch.batch_size,
-        batch.device,
-    )
+    arrays = {
+        key: leaf.numpy() if isinstance(leaf, torch.Tensor) else _in_arrays(leaf)
+        for key, leaf in batch.items()
+    }
+    return arrays, batch.batch_size, batch.device
 
 
 def _received(arrays: dict[str, Any], batch_size: Any, device: Any) -> TensorDict:
@@ -93,7 +87,3 @@ def _received(arrays: dict[str, Any], batch_size: Any, device: Any) -> TensorDic
         for key, leaf in arrays.items()
     }
     return TensorDict(entries, batch_size, device=device)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
