@@ -146,11 +146,26 @@ static uint64_t settled(struct shmb_follower *f, uint64_t until, uint64_t oldest
     return until;
 }
 
+/* Of 64 slots from a multiple of it on: all are held, and hold what they did. */
+static bool are_as_before(const struct shmb_follower *f, uint64_t slot, uint64_t before) {
+    if (f->held[slot / 64] != UINT64_MAX) return false;
+    uint64_t others = 0;
+    for (uint64_t i = slot; i < slot + 64; i++) {
+        uint64_t word = atomic_load_explicit(&f->ring->words[i], memory_order_relaxed);
+        others |= (uint64_t)(word >= before) | (uint64_t)(SHMB_STATE(word) ^ SHMB_COMMITTED);
+    }
+    return others == 0;
+}
+
 /* Every slot from the oldest on, where writes into named slots may have come to any. Returns as `settled`. */
 static uint64_t scanned(struct shmb_follower *f, uint64_t from, uint64_t until, uint64_t head) {
     const uint64_t before = SHMB_WORD(f->seen, 0), begun = SHMB_WORD(head, 0);
     f->pending.begin = f->pending.count = 0;
     for (uint64_t place = from, slot = slot_at(f, from); place < until; place++) {
+        while (slot % 64 == 0 && until - place > 64 && f->ring->capacity - slot > 64 && are_as_before(f, slot, before)) {
+            place += 64;
+            slot += 64;
+        }
         uint64_t word = word_of(f->ring, slot);
         unsigned state = SHMB_STATE(word);
         bool held = is_held(f, slot);

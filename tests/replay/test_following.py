@@ -44,7 +44,7 @@ class Histories:
     def __init__(self, path: Path, seed: int, *, lanes: int = 1, records: bool = False) -> None:
         self.random = random.Random(seed)
         self.lanes, self.records = lanes, records
-        self.capacity = self.random.choice([7, 16, 29])
+        self.capacity = self.random.choice([7, 16, 29, 150])
         self.handles = [self._handle(path) for _ in range(3)]
         self.ids = [0, 0, 0]
         self.steps = [0, 0, 0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,13 +34,13 @@ def dies_at(path: Path, capacity: int, source: int, connection: Any) -> None:
     """Writes what it is told, and dies at a point of the last write, or of the edit."""
     torch.set_num_threads(1)
     buffer, written = opened(path, capacity), 0
-    point, after, counts, edits = connection.recv()
+    point, action, after, counts, edits = connection.recv()
     for count in counts:
         buffer.extend(steps(source, written, count, 6))
         written += count
     connection.send("wrote")
     connection.recv()
-    _core.arm(point, "kill", after)
+    _core.arm(point, action, after)
     if edits:
         buffer[edits] = steps(source, 1000, len(edits), 1)
     else:
@@ -82,7 +84,7 @@ def test_what_is_followed_is_right_when_a_writer_dies_at_any_step(
     with opened(path, CAPACITY) as rb:
         rb.extend(steps(0, 0, 4, 6))
         with collectors(dies_at, path, CAPACITY, 1) as (victim,):
-            victim[1].send((point, after, (7, 3), edits))
+            victim[1].send((point, "kill", after, (7, 3), edits))
             assert victim[1].poll(50)
             assert victim[1].recv() == "wrote"
             rb.extend(steps(0, 4, 3, 6))
@@ -100,6 +102,31 @@ def test_what_is_followed_is_right_when_a_writer_dies_at_any_step(
                 rb.extend(steps(0, 7 + 4 * turn, 4, 6))
                 require_same(one, rb, at_rest=True)
     assert died or after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["write.marking", "write.mark", "write.payload", "write.commit"])
+def test_an_edit_that_was_looked_at_half_way_is_seen_once_it_is_done(
+    tmp_path: Path, point: str
+) -> None:
+    path = tmp_path / "buffer"
+    one = boundaries(("number",), ("source",), end_key=END)
+    with opened(path, CAPACITY) as rb, collectors(dies_at, path, CAPACITY, 1) as (writer,):
+        rb.extend(steps(0, 0, 4, 6))
+        writer[1].send((point, "stop", 0, (9,), [5, 7, 8]))
+        assert writer[1].poll(50)
+        assert writer[1].recv() == "wrote"
+        require_same(one, rb, at_rest=True)
+        writer[1].send("go")
+        while "T" not in Path(f"/proc/{writer[0].pid}/stat").read_text().rsplit(")", 1)[1].split():
+            time.sleep(0.001)
+        for _ in range(3):
+            require_same(one, rb, at_rest=False)
+        os.kill(writer[0].pid, signal.SIGCONT)
+        assert writer[1].poll(50)
+        assert writer[1].recv() == "alive"
+        require_same(one, rb, at_rest=True)
+        assert [6, 7] in listed(one.of(rb.storage).table)  # 5 and 7 end one now
 
 
 def writes_and_edits(path: Path, capacity: int, source: int, connection: Any) -> None:

@@ -111,8 +111,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             does not fit the entry that it is for.
 
     Cost: beside the sample, one gather of the goals; where something was written since the last
-        one, what a `SliceSampler` pays for finding trajectories. Flags that are changed through a
-        view of the storage (``rb[:]``) are seen with the next write.
+        one, what a `SliceSampler` pays for following trajectories. Flags that are changed through
+        a view of the storage (``rb[:]``) are not seen.
 
     Example:
         >>> import torch

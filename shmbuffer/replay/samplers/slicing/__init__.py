@@ -1,6 +1,8 @@
 """Trajectories of a storage, and slices of them: what every slice sampler is made of.
 
-pieces         ──▶ trajectories       ──▶ cutting        ──▶ marks
-items in order     cut where one ends     starts, rows       what a sample says of its steps
-                   (boundaries, entries)
+following           ──▶ trajectories      ──▶ cutting        ──▶ marks
+what was written,       which items           starts, rows       what a sample says of its steps
+since the last look     follow each other
+
+boundaries says where one ends, and given what the user gives for that; entries reads single entries
 """

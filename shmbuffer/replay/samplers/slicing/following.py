@@ -55,9 +55,9 @@ class Following:
     Args:
         ring: may be written by anybody meanwhile.
 
-    Cost: the first look is one at each slot: 30 ms a million. A later one costs what was written
+    Cost: the first look is one at each slot: 50 ms a million. A later one costs what was written
         and what went, and what was written behind a write that was under way. A write into named
-        slots, also one in place, has every slot's word looked at: 1 ms a million.
+        slots, also one in place, has every slot's word looked at: 2 ms a million.
     """
 
     def __init__(self, ring: Ring) -> None:
