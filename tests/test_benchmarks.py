@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("matplotlib")  # the plots are drawn with it
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import contention, peer, plots, report, scaling, table, watched
+from benchmarks import contention, once, peer, plots, report, scaling, table, watched
 from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan
 from benchmarks.comparison import Setting
 from benchmarks.held import Held
@@ -486,3 +486,16 @@ def test_the_cost_of_a_live_view_is_measured_in_pairs() -> None:
     assert found["watched"] > 0
     assert len(found["pairs"]) == 2
     assert found["lost_percent"] == pytest.approx(sum(found["pairs"]) / 2)
+
+
+@pytest.mark.slow
+def test_what_observations_that_are_stored_once_take_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    once.main(["--toy", "--torchrl", "/nowhere"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(once.KINDS)
+    for line in lines:
+        found = json.loads(line[line.index("{") :])
+        assert 0.5 < found["memory"] <= 0.55
+        assert found["wholes"] == "32 of 100", "the newest of each stream, all of the same step"

@@ -13,6 +13,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, recorded
 from shmbuffer.memory.sharing import Asked, Sharing
+from tests.crash.harness import ended, fork
 
 LEAVES = (
     Leaf(("obs",), "float64", (2,)),
@@ -270,3 +271,40 @@ def test_a_record_that_no_buffer_writes_is_refused(found: object) -> None:
     settings = Settings(capacity=10, extra={"share_next": found})
     with pytest.raises(CorruptBufferError, match="share_next"):
         recorded.of_buffer(settings, "here")
+
+
+# Beside a writer.
+
+
+def test_a_next_observation_that_moves_while_it_is_copied_is_copied_again(fast_path: Path) -> None:
+    """The reader stands between its two leaves while their row is given to another item."""
+    extra = {"share_next": {"keys": [], "room": 2}}
+    with Engine.open(fast_path, Settings(capacity=10, extra=extra)) as engine:
+        ring = engine.define(Schema(LEAVES, 10))
+        ring.write(Items([(1, 2, 0)]).addresses, 1)
+        told, tell = os.pipe()
+        hear, say = os.pipe()
+
+        def body() -> None:
+            with Engine.open(fast_path, None) as other:
+                theirs = other.ring()
+                assert theirs is not None
+                out, at = Items([(0.0, 0.0, 0)]), np.zeros(1, np.int64)
+                of = at.ctypes.data
+                # Passed once a leaf: behind those with a column and the first of the others.
+                _core.arm("sample.copy", "pause", after=3, notify_fd=tell, wait_fd=hear)
+                theirs.sample(1, 3, out.addresses, of, of, prioritized=False)
+                _core.disarm()
+                out.require(0, (1, 2, 0))
+
+        pid = fork(body)
+        assert os.read(told, 1)
+        was = int(ring.live.nexts[0]) & 1
+        ring.write(Items([(2, 3, 1)]).addresses, 1)
+        ring.write(Items([(3, 9, 2)]).addresses, 1)
+        assert int(ring.live.nexts[0]) == 1, "a link"
+        assert int(ring.live.holders[was]) == 2, "its row is that of item 2"
+        os.write(say, b"x")
+        assert ended(pid) == 0
+        for fd in (told, tell, hear, say):
+            os.close(fd)
