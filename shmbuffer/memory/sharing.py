@@ -99,6 +99,28 @@ class Asked:
     keys: tuple[tuple[str, ...], ...] = ()  # below "next"; (): all that there are
     room: int | None = None  # wholes; None: as many as are usual
 
+    @classmethod
+    def given(cls, share_next: Any, room: Any, ndim: int) -> Asked | None:
+        """Of the arguments ``share_next`` and ``share_next_room``; None: each leaf has a column.
+
+        Raises:
+            ValueError: they make no sense.
+        """
+        if share_next is False or share_next is None:
+            if room is not None:
+                raise ValueError(f"share_next_room={room!r} is of share_next, which is off")
+            return None
+        if ndim != 1:
+            raise ValueError(
+                f"share_next needs ndim=1, got {ndim}; write environments side by side as streams"
+            )
+        if room is not None and not (type(room) is int and 0 < room < NEXT_LIMIT):
+            raise ValueError(f"share_next_room has to be from 1 to {NEXT_LIMIT - 1}, got {room!r}")
+        keys = [] if share_next is True else list(map(_path, share_next))
+        if share_next is not True and not keys:
+            raise ValueError("share_next=[] names no key; leave it out, or pass True")
+        return cls(tuple(keys), room)
+
     def of(self, leaves: Iterable[Leaf], capacity: int) -> Sharing:
         """Of a buffer of these leaves.
 
@@ -138,6 +160,13 @@ class Asked:
         if found is None:
             return None
         return cls(tuple(tuple(map(str, key)) for key in found["keys"]), found["room"])
+
+
+def _path(key: Any) -> tuple[str, ...]:
+    path = (key,) if isinstance(key, str) else key
+    if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
+        raise ValueError(f"share_next: {key!r} is no key")
+    return path if path[0] == "next" else ("next", *path)
 
 
 def _why_not(path: tuple[str, ...], known: dict[tuple[str, ...], Leaf]) -> str | None:

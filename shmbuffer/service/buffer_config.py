@@ -1,7 +1,7 @@
 """What a coordinator was asked for, beside what its directory says already.
 
     fixed when the buffer is created   capacity, ndim, alpha, eps,     another value is an error
-                                       storage, max_bytes
+                                       storage, max_bytes, share_next
     recorded, and may be changed       beta, batch_size, priority_key,
                                        weight_key, reduction, dim_extend,
                                        of records: stack_dim, compression_level, compress,
@@ -23,6 +23,7 @@ from typing import Any
 
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.recorded import of_storage
+from shmbuffer.memory.sharing import Asked
 
 PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffer"
 PRIORITY_KEY = "td_error"
@@ -44,6 +45,7 @@ STORAGES: Mapping[str, frozenset[str]] = {
 OF_STORAGES = frozenset().union(*STORAGES.values())
 LOCAL_OF_STORAGES = frozenset({"device", "pad_output", "compression_fn", "decompression_fn"})
 _ROWS = "LazyMemmapStorage"
+_SHARING = frozenset({"share_next", "share_next_room"})
 
 
 class Default(float):
@@ -76,9 +78,13 @@ class BufferConfig:
     checksum: bool = True
     reserve: bool = True
     of_storage: Mapping[str, Any] = field(default_factory=dict)  # those of ``OF_STORAGES``
+    share_next: Any = False
+    share_next_room: int | None = None
 
     def __post_init__(self) -> None:
         self._check_storage()
+        if self._asked is not None and self.storage not in (None, _ROWS):
+            raise ValueError(f"storage={self.storage!r} takes no share_next")
         for name in ("capacity", "batch_size", "ndim", "max_bytes"):
             count = getattr(self, name)
             if count is not None and count < 1:
@@ -87,6 +93,10 @@ class BufferConfig:
             number = getattr(self, name)
             if number is not None and not 0 <= number < math.inf:
                 raise ValueError(f"{name} is a finite number, 0 or more, not {number}")
+
+    @property
+    def _asked(self) -> Asked | None:
+        return Asked.given(self.share_next, self.share_next_room, self.ndim or 1)
 
     def _check_storage(self) -> None:
         if self.storage is not None and self.storage not in STORAGES:
@@ -125,6 +135,7 @@ class BufferConfig:
                 "priority_key": PRIORITY_KEY,
                 **({"storage": {"kind": self.storage}} if self.max_bytes else {}),
                 **self._to_be_recorded(),
+                **({} if self._asked is None else {"share_next": self._asked.to_json()}),
             },
         )
 
@@ -144,6 +155,10 @@ class BufferConfig:
             "ndim": (self.ndim, recorded.ndim),
             "alpha": (self.alpha, there.alpha),
             "eps": (self.eps, there.eps),
+            "share_next": (
+                None if self._asked is None else self._asked.to_json(),
+                recorded.extra.get("share_next"),
+            ),
         }
         for name, (value, fact) in fixed.items():
             is_requested = not isinstance(value, Default) and (value is not None or name == "alpha")
@@ -178,17 +193,18 @@ class BufferConfig:
         return {name: _as_json(value) for name, value in requested.items() if value is not None}
 
 
-def split(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def split(options: dict[str, Any]) -> dict[str, Any]:
     """Takes what is recorded out of a coordinator's options, as arguments of `BufferConfig`."""
     more = {name: options.pop(name) for name in RECORDED & options.keys()}
     of_storage = {name: options.pop(name) for name in OF_STORAGES & options.keys()}
+    sharing = {name: options.pop(name) for name in _SHARING & options.keys()}
     if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):
         raise TypeError(
             f"Coordinator() takes no argument {unknown[0]!r}; of what concerns one process "
             f"alone it takes {', '.join(sorted(LOCAL))}, for its own buffer, and other "
             "arguments of the buffer's class go to attach()"
         )
-    return {"more": more, "of_storage": of_storage}
+    return {"more": more, "of_storage": of_storage, **sharing}
 
 
 def _as_json(value: Any) -> Any:

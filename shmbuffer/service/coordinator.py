@@ -87,13 +87,13 @@ class Coordinator:
             out of this call, if it waits for that work.
         rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer, for
             all processes. None leaves what is set in the directory, and logs it.
-        **options: further arguments of the buffer, as TorchRL's. Recorded, for everybody:
-            ``weight_key``, ``reduction``, ``dim_extend``, and of records ``stack_dim``,
-            ``compression_level``, ``compress``, ``dictionary_bytes``, ``share_frames``. For
-            ``buffer`` in this process alone: ``sampler``, ``sample_unit``, ``transform``,
-            ``collate_fn``, ``pin_memory``, ``prefetch``, ``generator``, ``rank``, and of records
-            ``device``, ``pad_output``, ``compression_fn``, ``decompression_fn``; others give theirs
-            to ``attach``.
+        **options: further arguments of the buffer, as TorchRL's. Fixed: `LazyMemmapStorage`'s
+            ``share_next`` and ``share_next_room``. Recorded, for everybody: ``weight_key``,
+            ``reduction``, ``dim_extend``; of records ``stack_dim``, ``compression_level``,
+            ``compress``, ``dictionary_bytes``, ``share_frames``. For ``buffer`` alone: ``sampler``,
+            ``sample_unit``, ``transform``, ``collate_fn``, ``pin_memory``, ``prefetch``,
+            ``generator``, ``rank``; of records ``device``, ``pad_output``, ``compression_fn``,
+            ``decompression_fn``. Others give theirs to ``attach``.
 
     Values that were recorded when the buffer was created win over defaults. A ``capacity``,
     ``alpha``, ``eps``, ``ndim``, ``storage`` or ``max_bytes`` that is given and differs is an

@@ -18,6 +18,7 @@ from tensordict import TensorDict
 
 import shmbuffer.numpy
 from shmbuffer import (
+    Coordinator,
     HERReplayBuffer,
     LazyMemmapStorage,
     NStep,
@@ -490,6 +491,22 @@ def test_no_save_into_its_own_directory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"next.obs stored once.*save to another directory"):
         rb.storage.dumps(tmp_path / "buffer")
     require_whole(rb[:])
+
+
+def test_a_coordinator_makes_one(tmp_path: Path) -> None:
+    with Coordinator(tmp_path / "buffer", capacity=100, batch_size=16, share_next=True) as run:
+        run.buffer.extend(episode(0, 50))
+        assert wholes(run.buffer) == 1
+        with shmbuffer.numpy.attach(tmp_path / "buffer") as arrays:
+            found = arrays.sample()
+            assert (found["next"]["obs"][:, 0] == found["obs"][:, 0] + 1).all()
+    options = {"on_existing": "recover", "capacity": 100}
+    with pytest.raises(ValueError, match="the buffer there has share_next="):
+        Coordinator(tmp_path / "buffer", share_next=["obs"], **options)
+    with Coordinator(tmp_path / "buffer", **options) as run:
+        require_whole(run.buffer[:])
+    with pytest.raises(ValueError, match="'LazyStackStorage' takes no share_next"):
+        Coordinator(capacity=10, storage="LazyStackStorage", max_bytes=10**6, share_next=True)
 
 
 # Saves.

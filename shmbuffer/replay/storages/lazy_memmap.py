@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.memory import Settings
-from shmbuffer.memory.layout import NEXT_LIMIT
 from shmbuffer.memory.sharing import Asked
 from shmbuffer.replay.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.replay.storages.location import Location
@@ -126,7 +125,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         share_next: bool | Sequence[Any] = False,
         share_next_room: int | None = None,
     ) -> None:
-        self._asked = _asked(share_next, share_next_room, ndim)
+        self._asked = Asked.given(share_next, share_next_room, ndim)
         self._location = Location(
             scratch_dir=scratch_dir,
             shared_init=shared_init,
@@ -166,28 +165,3 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _where_it_lies(self, data: Any) -> torch.device:
         return torch.device("cpu")  # whatever ``device`` is
-
-
-def _asked(share_next: bool | Sequence[Any], room: int | None, ndim: int) -> Asked | None:
-    """What is to be recorded; None: each leaf has a column."""
-    if share_next is False or share_next is None:
-        if room is not None:
-            raise ValueError(f"share_next_room={room!r} is of share_next, which is off")
-        return None
-    if ndim != 1:
-        raise ValueError(
-            f"share_next needs ndim=1, got {ndim}; write environments side by side as streams"
-        )
-    if room is not None and not (type(room) is int and 0 < room < NEXT_LIMIT):
-        raise ValueError(f"share_next_room has to be from 1 to {NEXT_LIMIT - 1}, got {room!r}")
-    keys = [] if share_next is True else list(map(_path, share_next))
-    if share_next is not True and not keys:
-        raise ValueError("share_next=[] names no key; leave it out, or pass True")
-    return Asked(tuple(keys), room)
-
-
-def _path(key: Any) -> tuple[str, ...]:
-    path = (key,) if isinstance(key, str) else key
-    if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
-        raise ValueError(f"share_next: {key!r} is no key")
-    return path if path[0] == "next" else ("next", *path)
