@@ -105,7 +105,7 @@ def test_what_is_followed_is_right_when_a_writer_dies_at_any_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["write.marking", "write.mark", "write.payload", "write.commit"])
+@pytest.mark.parametrize("point", ["write.head", "write.mark", "write.payload", "write.commit"])
 def test_an_edit_that_was_looked_at_half_way_is_seen_once_it_is_done(
     tmp_path: Path, point: str
 ) -> None:
