@@ -2,7 +2,7 @@
 
     scripts/instructions             print them beside the recorded ones; 1 if any grew
     scripts/instructions --record    they are the recorded ones from now on
-    scripts/instructions --wheel F   with the core of that wheel, which another compiler has made
+    scripts/instructions --wheel F   of that wheel, whose core another compiler has made
 
 valgrind counts them (callgrind), which runs the program on a processor of its own making, with AVX2
 and without AVX-512: so counts are comparable between machines, as those of hardware counters are
@@ -50,7 +50,6 @@ from benchmarks.counted import CALLS, WINDOWS
 RECORDED = Path(__file__).with_name("instructions.json")
 TOLERANCE = 0.10
 _ROOT = Path(__file__).resolve().parents[1]
-_CORE = "shmbuffer/_native/_core.abi3.so"
 _SAME_EVERYWHERE = {
     "PATH": os.defpath,
     "PYTHONHASHSEED": "0",
@@ -76,7 +75,7 @@ def count(wheel: Path | None = None) -> dict[str, int]:
     """Instructions of each hot call.
 
     Args:
-        wheel: whose core is counted; None: the one that is compiled here.
+        wheel: what is counted; None: the package here, as it was compiled here.
 
     Raises:
         CannotCountError: valgrind is not here, or its header or a compiler is not.
@@ -90,7 +89,7 @@ def count(wheel: Path | None = None) -> dict[str, int]:
         _copy_to(Path(tree))
         if wheel is not None:
             with zipfile.ZipFile(wheel) as archive:
-                archive.extract(_CORE, tree)
+                archive.extractall(tree)
         packages = os.path.relpath(sysconfig.get_path("purelib"), sys.prefix)
         run = subprocess.run(
             [
@@ -154,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Count, and compare or record."""
     asked = argparse.ArgumentParser(prog="scripts/instructions")
     asked.add_argument("--record", action="store_true", help="rewrite instructions.json")
-    asked.add_argument("--wheel", type=Path, metavar="F", help="count with the core of this wheel")
+    asked.add_argument("--wheel", type=Path, metavar="F", help="count those of this wheel")
     arguments = asked.parse_args(argv)
     try:
         found = count(arguments.wheel)
