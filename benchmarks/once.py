@@ -30,8 +30,8 @@ COLLECTORS, STREAMS, EPISODE, STEPS, BATCH = 4, 8, 100, 4, 256
 #: Observation and slots.
 KINDS = {
     "float32 [376]": (torch.float32, (376,), 200_000),
-    "uint8 [84, 84]": (torch.uint8, (84, 84), 40_000),
-    "uint8 [4, 84, 84]": (torch.uint8, (4, 84, 84), 16_000),
+    "uint8 [84, 84]": (torch.uint8, (84, 84), 20_000),
+    "uint8 [4, 84, 84]": (torch.uint8, (4, 84, 84), 8_000),
 }
 _ROOT = Path(__file__).resolve().parents[1]
 _TORCHRL = """
