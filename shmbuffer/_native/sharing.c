@@ -330,7 +330,7 @@ void shmb_fill_nexts(struct shmb_ring *ring, const unsigned char *const *from, u
         const struct shmb_once *once = &ring->once[which];
         for (uint64_t row = first; row < first + rows; row++) {
             uint64_t next = shmb_next_of(ring, shmb_slot_of_row(ring, row));
-            if (!(next & SHMB_WHOLE)) continue;
+            if (!(next & SHMB_WHOLE) || SHMB_AHEAD_OF(next) >= ring->wholes) continue; /* else it is damage */
             memcpy(ring->once[which].wholes + SHMB_AHEAD_OF(next) * once->bytes,
                    from[once->leaf] + (skip_rows + row) * once->bytes, once->bytes);
             CP(share_filled);

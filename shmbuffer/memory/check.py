@@ -188,7 +188,7 @@ def _compare_slots(
         (words, report.problems, "{} slot words have a ticket that cannot be theirs"),
         (orphans, report.problems, "{} slots are being written and nobody claims them"),
         (records, report.problems, "{} records are not where the byte ring has records"),
-        (nexts, report.problems, "{} next observations are not where their slots say"),
+        (nexts, unfinished, "{} next observations are not where their slots say"),
     ):
         if count:
             to.append(problem.format(count))

@@ -223,6 +223,8 @@ def test_a_fresh_process_finds_every_next_observation(
     tmp_path: Path, deed: Callable[[Engine], None], point: str
 ) -> None:
     for number, path in enumerate(kills(tmp_path, deed, point, alone=True)):
+        report = check(path)
+        assert report.ok, "what the next recovery mends is no problem"
 
         def recovers(path: Path = path) -> None:
             with Engine.open(path, None) as engine:
