@@ -61,7 +61,7 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "batch size": extra.get("batch_size"),
         "size": words.room(found),
         "records": words.records(found),
-        "stored once": words.sharing(found),
+        "next": words.sharing(found),
         "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
         "created": f"{found['created']} by pid {found['owner']['pid']} ({found['owner']['state']})",
         "weights": words.weights(found, time.time()),

@@ -96,7 +96,7 @@ def sharing(found: Found) -> str | None:
     if told is None:
         return None
     names = ", ".join(told["leaves"])
-    return f"{names}; whole: {told['used']:,} of {told['wholes']:,}"
+    return f"{names} stored once; whole: {told['used']:,} of {told['wholes']:,}"
 
 
 def records(found: Found) -> str | None:

@@ -29,6 +29,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
+from shmbuffer.cli import main
 from shmbuffer.errors import SchemaMismatchError, SpaceError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.inspect import inspect
@@ -393,7 +394,9 @@ def test_what_a_write_evicts_makes_room_for_it() -> None:
     assert rb[:][OBS][:, 0].tolist() == [*range(200, 210)]
 
 
-def test_inspect_and_stats_show_the_room(tmp_path: Path) -> None:
+def test_inspect_and_stats_show_the_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rb = buffer(2000, tmp_path / "buffer")
     rb.extend(episode(0, 10))
     rb.extend(episode(50, 10))
@@ -402,6 +405,8 @@ def test_inspect_and_stats_show_the_room(tmp_path: Path) -> None:
     found = inspect(tmp_path / "buffer")["sharing"]
     assert found == {"leaves": ["next.obs"], "wholes": 100, "used": 2}
     assert json.dumps(found)
+    assert main(["inspect", str(tmp_path / "buffer")]) == 0
+    assert "next.obs stored once; whole: 2 of 100" in capsys.readouterr().out
     other = buffer(20, share_next=False)
     other.extend(episode(0, 5))
     assert "wholes" not in other.stats()
