@@ -20,7 +20,6 @@ from shmbuffer.replay.samplers.sampler import (
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.marks import Marks
-from shmbuffer.replay.storages.mover import draw_from
 from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
@@ -265,8 +264,8 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
         for attempt in range(ATTEMPTS):
-            if attempt > 1 and ring is not None:  # whoever is marking slots goes on, or is repaired
-                draw_from(ring, 1, 0, None)
+            if attempt > 1 and ring is not None:
+                ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
             with self._boundaries.lock:
                 bounds = self._boundaries.of(storage)
                 table = bounds.table

@@ -146,7 +146,10 @@ class OfTrajectories(SampleUnit):
             IndexError: there is no item at an anchor, or no more.
             KeyError: no entry says where an episode ends.
         """
-        for _ in range(ATTEMPTS):
+        ring: Ring | None = ring_of(storage)
+        for attempt in range(ATTEMPTS):
+            if attempt > 1 and ring is not None:
+                ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
             found = self._expand(index, info, storage)
             if found is not None:
                 return found
