@@ -83,6 +83,8 @@ NOT_MODELLED = (
     *("weights.begun", "weights.copied", "weights.step", "weights.dated", "weights.signed"),
     *("weights.checksum", "weights.whole", "weights.published"),
     *("weights.looked", "weights.taken"),
+    *("share.copied", "share.held", "share.made", "share.holder", "share.next", "share.source"),
+    *("share.filled", "share.back", "share.link", "share.evicted", "share.found", "share.dropped"),
 )
 FATES = frozenset({"killed", "all killed", "stopped"})
 
