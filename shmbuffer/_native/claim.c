@@ -281,6 +281,15 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
     return SHMB_OK;
 }
 
+/* Whether the head would go past items, which would be the newest then: else they stay in their order. */
+static bool passes_items(const struct shmb_ring *ring, uint64_t head, uint64_t ticket) {
+    for (uint64_t left = (ticket - head) % ring->capacity; left > 0; left--) {
+        uint64_t word = atomic_load_explicit(&ring->words[(ticket - left) % ring->capacity], memory_order_relaxed);
+        if (SHMB_STATE(word) == SHMB_COMMITTED) return true;
+    }
+    return false;
+}
+
 /* The next ticket, what was counted, and the largest priority seen: of a buffer that is loaded. Tickets only grow, so
  * from one that is past the head moves on to the next one of that slot. Each store is right by itself. */
 int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted, uint64_t write_count,
@@ -293,7 +302,8 @@ int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted
     uint64_t ticket = wanted < head ? shmb_ticket_in_lap(head, wanted % ring->capacity, ring->capacity) : wanted;
     if (!has_tickets(head, ticket - head)) return end_without_claim(ring, SHMB_NO_TICKETS);
     if (shmb_limits(runtime) & SHMB_QUEUE) return end_without_claim(ring, SHMB_IN_QUEUE);
-    if (ring->plan && shmb_mend_links(ring, ticket, false)) return end_without_claim(ring, SHMB_NO_WHOLES);
+    if (ring->plan && passes_items(ring, head, ticket) && shmb_mend_links(ring, ticket, false))
+        return end_without_claim(ring, SHMB_NO_WHOLES);
     atomic_store_explicit(&runtime->head, ticket, memory_order_release);
     CP(restore_head);
     atomic_store_explicit(&runtime->write_count, write_count, memory_order_release);
