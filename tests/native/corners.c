@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "crc32c.h"
-#include "order.h"
 #include "world.h"
 
 static struct shmb_ring one, other;
@@ -142,32 +141,6 @@ static void a_sample_that_writers_overtake(void) {
         right(SHMB_WORD(tickets[row], SHMB_COMMITTED) == atomic_load(&one.words[index[row]]), "the items are there");
 }
 
-/* As many groups as slots, so that what is known of them grows; arrays with no byte to spare. */
-static void an_order_of_sources(void) {
-    for (uint64_t count = 0; count < 700; count += 1 + count / 3)
-        for (uint64_t groups = 1; groups <= count + 1; groups *= 3) {
-            uint64_t start = count ? count / 3 : 0, n = 0, seen = 0;
-            uint64_t *sources = malloc(count * sizeof *sources + 1);
-            int32_t *order = malloc(count * sizeof *order + 1), *rows = malloc(count * sizeof *rows + 1);
-            struct shmb_group *found = NULL;
-            for (uint64_t i = 0; i < count; i++) sources[i] = shmb_source(7 + i % groups % 3, (uint32_t)(i % groups / 3));
-            right(shmb_order(sources, count, start, order, rows, &found, &n), "there is memory");
-            for (uint64_t group = 0, before = 0, since = 0; group < n; group++, before = since) {
-                uint64_t stream = shmb_stream_of(found[group].source);
-                since = ((uint64_t)order[seen] + count - start) % count;
-                uint64_t previous = group ? shmb_stream_of(found[group - 1].source) : 0;
-                right(group == 0 || previous < stream || (previous == stream && before < since), "groups come by stream and age");
-                for (uint64_t i = 0; i < found[group].count; i++, seen++) {
-                    uint64_t slot = (uint64_t)order[seen], age = (slot + count - start) % count;
-                    right(sources[slot] == found[group].source && rows[slot] == (int32_t)seen, "a slot is in its group");
-                    right(i == 0 || ((uint64_t)order[seen - 1] + count - start) % count < age, "the oldest is the first");
-                }
-            }
-            right(seen == count, "every slot is there");
-            free(found), free(sources), free(order), free(rows);
-        }
-}
-
 static const struct {
     const char *name;
     void (*run)(void);
@@ -177,7 +150,6 @@ static const struct {
     {"a_write_under_a_greater_alpha", a_write_under_a_greater_alpha},
     {"a_write_that_alpha_overtakes", a_write_that_alpha_overtakes},
     {"a_sample_that_writers_overtake", a_sample_that_writers_overtake},
-    {"an_order_of_sources", an_order_of_sources},
 };
 
 int main(int argc, char **argv) {
