@@ -26,6 +26,8 @@ NOT_RUN = {
         "tests/examples kills it, resumes it, and measures what it has learned",
     ),
     ("docs/first-hour.md", "installs what is tested here"),
+    ("docs/first-hour.md", "builds for minutes"),
+    ("docs/first-hour.md", "installs into an environment of its own"),
     ("docs/torchrl.md", "needs TorchRL, and scripts/compat runs it"),
 }
 

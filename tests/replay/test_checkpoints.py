@@ -1266,7 +1266,7 @@ def test_a_load_gathers_no_more_than_some_megabytes_at_once(
     rb = ReplayBuffer(storage=LazyMemmapStorage(20))
     rb.extend(items(0, 20))
     rb.dumps(tmp_path)
-    monkeypatch.setattr(rows, "_PIECE_BYTES", 3 * (8 + 12 + 1) + 1)
+    monkeypatch.setattr(rows, "PIECE_BYTES", 3 * (8 + 12 + 1) + 1)
     at_once: list[int] = []
     replace_some = rows.Rows._replace_some
 

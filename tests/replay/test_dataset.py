@@ -206,7 +206,7 @@ def test_workers_leave_the_buffer_with_their_loader(path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 from torch.utils.data import DataLoader
 from shmbuffer import attach
 
@@ -214,6 +214,7 @@ with attach(sys.argv[1]) as rb:
     data = rb.as_dataset()
     running = iter(DataLoader(data, batch_size=None, collate_fn=data.collate_fn, num_workers=2))
     next(running)
+    time.sleep(2)  # they have nothing to do: torch waits for ever for one that dies as it sends
     os.kill(running._workers[0].pid, signal.SIGKILL)
     try:
         for batch in running:

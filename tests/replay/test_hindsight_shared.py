@@ -13,7 +13,7 @@ from tests.replay import hindsight_programs
 from tests.replay.hindsight_programs import learner, require_right
 from tests.replay.test_slices_shared import collectors, kill, start
 
-CAPACITY, BATCHES = 400, 40
+CAPACITY, BATCHES = 4_000, 40
 
 
 def began(one: tuple[Any, Any]) -> None:
