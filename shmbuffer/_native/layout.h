@@ -104,7 +104,8 @@ struct shmb_runtime {
     _Atomic uint64_t lock_waits; /* times that the mutex was not to be had at once, nor soon: it was slept for */
     struct shmb_limiter limiters[2];
     _Atomic uint64_t touched_ns; /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
-    unsigned char unused[1384];
+    unsigned char unused[1376];
+    _Atomic uint64_t consumer_version; /* of the policy that learners have, as they say. Only Python writes it */
     double offline_base;     /* share of a data set in each sample, as it began; 0: nobody has said. Only Python has it */
     double offline_fraction; /* the same, as it is now. Only Python has it */
     uint64_t first_draws[SHMB_ENTRIES]; /* what each handle's first draw came from; 0: none. Only Python has it */

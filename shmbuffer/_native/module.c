@@ -109,8 +109,8 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(progress) RUNTIME(next_incarnation) RUNTIME(repairs) RUNTIME(rolled_back) RUNTIME(rolled_forward)
     RUNTIME(reaped) RUNTIME(byte_head) RUNTIME(byte_tail) RUNTIME(evicted)
     RUNTIME(drawn) RUNTIME(pending) RUNTIME(limiter_version) RUNTIME(limited) RUNTIME(inserts_goal)
-    RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns) RUNTIME(offline_base)
-    RUNTIME(offline_fraction) RUNTIME(first_draws)
+    RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns) RUNTIME(consumer_version)
+    RUNTIME(offline_base) RUNTIME(offline_fraction) RUNTIME(first_draws)
 #define LIMITER(field) failed = failed || put(dict, "limiter." #field, offsetof(struct shmb_limiter, field));
     LIMITER(samples_per_insert) LIMITER(error_buffer) LIMITER(min_size) LIMITER(inserts_base) LIMITER(samples_base)
     LIMITER(max_times_sampled) LIMITER(queue_next) LIMITER(when_no_peer) LIMITER(limits)

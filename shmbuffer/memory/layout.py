@@ -29,7 +29,7 @@ MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
 #: 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since;
 #: 4: streams, first_draws; 5: offline_base, offline_fraction,
-#: nexts, holders.
+#: nexts, holders, consumer_version.
 FORMAT_MINOR = 5
 ENDIAN_TAG = 0x01020304
 
@@ -269,6 +269,7 @@ RUNTIME = _fields(
     ("lock_waits", "<u8", 248),
     ("limiters", "V128", 256),
     ("touched_ns", "<u8", 384),
+    ("consumer_version", "<u8", 1768),
     ("offline_base", "<f8", 1776),
     ("offline_fraction", "<f8", 1784),
     ("first_draws", "(256,)<u8", 1792),
