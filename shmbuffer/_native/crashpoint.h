@@ -124,6 +124,7 @@
     X(turn_dated, "turn.dated")                                                                              \
     X(turn_noted, "turn.noted")                                                                              \
     X(turn_returned, "turn.returned")                                                                        \
+    X(version_stored, "version.stored")                                                                      \
     X(wake_progress, "wake.progress")                                                                        \
     X(flow_pending, "flow.pending")                                                                          \
     X(flow_promised, "flow.promised")                                                                        \

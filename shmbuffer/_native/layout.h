@@ -105,7 +105,7 @@ struct shmb_runtime {
     struct shmb_limiter limiters[2];
     _Atomic uint64_t touched_ns; /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
     unsigned char unused[1376];
-    _Atomic uint64_t consumer_version; /* of the policy that learners have, as they say. Only Python writes it */
+    _Atomic uint64_t consumer_version; /* of the policy that learners have, as they say: consumer_version.c */
     double offline_base;     /* share of a data set in each sample, as it began; 0: nobody has said. Only Python has it */
     double offline_fraction; /* the same, as it is now. Only Python has it */
     uint64_t first_draws[SHMB_ENTRIES]; /* what each handle's first draw came from; 0: none. Only Python has it */

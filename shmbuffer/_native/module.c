@@ -43,6 +43,16 @@ static PyObject *core_mutex_owner(PyObject *Py_UNUSED(module), PyObject *control
     return runtime ? PyLong_FromUnsignedLong(shmb_mutex_owner(runtime)) : NULL;
 }
 
+static PyObject *core_consumer_version(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *control;
+    unsigned long long value;
+    unsigned int change;
+    if (!PyArg_ParseTuple(args, "OIK:consumer_version", &control, &change, &value)) return NULL;
+    struct shmb_runtime *runtime = runtime_of(control);
+    if (runtime == NULL) return NULL;
+    return PyLong_FromUnsignedLongLong(shmb_consumer_version(runtime, (enum shmb_version_change)change, value));
+}
+
 static PyObject *core_arm(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
     static char *names[] = {"name", "action", "after", "notify_fd", "wait_fd", NULL};
     static const char *const actions[] = {"kill", "stop", "term", "pause", "int", "exec"};
@@ -279,6 +289,8 @@ static PyMethodDef methods[] = {
     {"crc32c", core_crc32c, METH_VARARGS, "crc32c(data, crc=0): CRC32C, chainable."},
     {"format_mutex", core_format_mutex, METH_O, "format_mutex(control): a fresh robust mutex; only while nobody is alive."},
     {"mutex_owner", core_mutex_owner, METH_O, "mutex_owner(control): thread id of the holder, 0 if nobody holds it."},
+    {"consumer_version", core_consumer_version, METH_VARARGS,
+     "consumer_version(control, change, value): the version that learners have; 0 sets it, 1 adds to it, 2 raises it."},
     {"arm", (PyCFunction)(void (*)(void))core_arm, METH_VARARGS | METH_KEYWORDS,
      "arm(name, action='kill', after=0, notify_fd=-1, wait_fd=-1): for tests; at the (after + 1)th passing of a crash point.\n"
      "With the name '*' it pauses at each of them, and writes its name and a newline to notify_fd."},

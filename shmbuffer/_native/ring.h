@@ -370,6 +370,10 @@ int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t e
 void shmb_wake_waiters(struct shmb_runtime *runtime);
 int shmb_wait_progress(struct shmb_runtime *runtime, uint32_t seen, int64_t timeout_ns);
 
+/* consumer_version.c */
+enum shmb_version_change { SHMB_VERSION_SET = 0, SHMB_VERSION_ADD = 1, SHMB_VERSION_AT_LEAST = 2 };
+uint64_t shmb_consumer_version(struct shmb_runtime *runtime, enum shmb_version_change change, uint64_t value);
+
 /* records.c: the byte ring */
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart);
 bool shmb_bytes_are_being_written(struct shmb_ring *ring);

@@ -65,6 +65,7 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
         "created": f"{found['created']} by pid {found['owner']['pid']} ({found['owner']['state']})",
         "weights": words.weights(found, time.time()),
+        "policy": words.consumer(found),
         "flow": words.flow(found),
         "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),

@@ -26,7 +26,7 @@ from shmbuffer.errors import (
     FormatError,
     ShmBufferError,
 )
-from shmbuffer.memory import layout, weights_file
+from shmbuffer.memory import consumer_version, layout, weights_file
 from shmbuffer.memory.leaf import ITEMSIZES, RAW, Leaf
 from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.path_checks import explained
@@ -89,7 +89,9 @@ def publish(
             file = seat.weights = weights_file.opened(directory)
             if file is None:
                 raise BufferNotFoundError(f"{where}: was removed just now; publish again")
-        return file.publish(file.form.in_order(leaves, addresses, file.where), step)
+        version = file.publish(file.form.in_order(leaves, addresses, file.where), step)
+        consumer_version.raise_to(seat, version)
+    return version
 
 
 def newest(seat: Seat, than: int | None = None) -> Copied | None:

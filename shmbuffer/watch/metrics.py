@@ -66,6 +66,7 @@ GAUGES = {
     "bytes": "size of all files",
     "weights_version": "version of the newest weights that a learner has published; 0: none",
     "weights_age_s": "seconds since they were published",
+    "consumer_version": "version of the policy that learners have, as they say; 0: nobody has said",
 }
 
 

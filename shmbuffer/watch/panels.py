@@ -62,6 +62,7 @@ def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: boo
         "size": words.room(found),
         "records": words.records(found),
         "weights": words.weights(found, time.time()),
+        "policy": words.consumer(found),
         "flow": words.flow(found),
         "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),

@@ -126,6 +126,12 @@ def weights(found: Found, now_s: float) -> str | None:
     return f"{told}; {size} in {tensors}"
 
 
+def consumer(found: Found) -> str | None:
+    """Returns which version learners have, by which items are stale; None if nobody has said."""
+    version = found["counters"]["consumer_version"]
+    return f"version {version:,}" if version else None
+
+
 def flow(found: Found) -> str | None:
     """Returns what limits writes and samples, and how the sides stand; None if nothing does."""
     counters = found["counters"]

@@ -45,7 +45,8 @@ class Publishing(Parts):
             timeout: seconds to wait for another process that publishes right now.
 
         Returns:
-            The version: 1, 2, ... It only grows, also across restarts.
+            The version: 1, 2, ... It only grows, also across restarts. The consumer's version, by
+            which a `StalenessAwareSampler` measures, is this one from then on, if it was smaller.
 
         Raises:
             SchemaMismatchError: not the names, dtypes and shapes of the first publish; the error
