@@ -1270,9 +1270,9 @@ def test_a_load_gathers_no_more_than_some_megabytes_at_once(
     at_once: list[int] = []
     replace_some = rows.Rows._replace_some
 
-    def counted(self: Any, columns: Any, rows: Any, slots: Any, *, placed: bool) -> None:
+    def counted(self: Any, columns: Any, rows: Any, slots: Any, *whose: Any) -> None:
         at_once.append(len(slots))
-        replace_some(self, columns, rows, slots, placed=placed)
+        replace_some(self, columns, rows, slots, *whose)
 
     monkeypatch.setattr(rows.Rows, "_replace_some", counted)
     other = ReplayBuffer(storage=LazyMemmapStorage(20))

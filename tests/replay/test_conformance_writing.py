@@ -169,6 +169,8 @@ def test_repr_says_what_the_buffer_is_made_of(maker: Maker) -> None:
         for part in (rb.storage, rb.sampler, rb.writer):
             assert type(part).__name__ in text
         rb.extend(steps(0, 4))
+    rb.close()
+    assert repr(rb) == f"{type(rb).__name__}(closed)"
 
 
 # -- top-k ----------------------------------------------------------------------------------------

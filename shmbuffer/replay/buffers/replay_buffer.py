@@ -203,8 +203,8 @@ class ReplayBuffer(Writing, Sampling, StorageOrder, Serving, Saving, Columnar, P
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        if self._makers is not None:
-            return f"{type(self).__name__}(not used yet)"
+        if self._makers is not None or self._closed:
+            return f"{type(self).__name__}({'closed' if self._closed else 'not used yet'})"
         parts = {
             "storage": self._storage,
             "sampler": self._sampler,

@@ -218,27 +218,39 @@ class Rows(Mover):
         """
         self.ring.empty()
         exact = None if tickets is None else tickets.for_ring(self.ring)
-        runs = None if exact is None else exact.runs()
+        runs, starts, head = self._runs(slots, cursor, exact)
         # Where the bytes are in their places there is nothing that would take long.
         total = len(slots) * self._slot_bytes if columns is not None else 0
         with whole_or_empty(self.ring, self.where), Progress("load", total) as progress:
             most = max(1, min(PIECE, PIECE_BYTES // max(1, self._slot_bytes)))
-            for run in [np.arange(len(slots))] if runs is None else runs:
-                if exact is not None and runs is not None:
-                    self.ring.restore(int(exact.of_items[run[0]]), 0, None)
-                for start, count in progress.cut(len(run), self._slot_bytes, most):
-                    part = run[start : start + count]
-                    self._replace_some(columns, rows[part], slots[part], placed=runs is None)
+            for run, ticket in zip(runs, starts, strict=True):
+                if ticket is not None:
+                    self.ring.restore(ticket, 0, None)
+                for first, count in progress.cut(len(run), self._slot_bytes, most):
+                    part = run[first : first + count]
+                    whose = None if sources is None else sources[part]
+                    self._replace_some(columns, rows[part], slots[part], whose, ticket is None)
                     progress.advance(count * self._slot_bytes)
-        head = cursor if exact is None or runs is None else exact.head
         self.ring.restore(head, write_count, None)
+
+    def _runs(
+        self, slots: NDArray[np.int64], cursor: int, exact: Tickets | None
+    ) -> tuple[list[NDArray[np.int64]], list[int | None], int]:
+        """Items that are written one after the other, the first ticket of each run, the next one.
+
+        A run without a ticket is of named slots.
+        """
+        runs = None if exact is None else exact.runs()
+        if exact is None or runs is None:
+            return [np.arange(len(slots))], [None], cursor
+        return runs, [int(exact.of_items[run[0]]) for run in runs], exact.head
 
     def _replace_some(
         self,
         columns: list[torch.Tensor] | None,
         rows: NDArray[np.int64],
         slots: NDArray[np.int64],
-        *,
+        sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
         """Some items, in one claim: of these slots, or of those at the head, which are these."""

@@ -15,10 +15,8 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import RingOverrunError
-from shmbuffer.memory.progress import Progress
-from shmbuffer.replay.storages.mover import ATTEMPTS, whole_or_empty
+from shmbuffer.replay.storages.mover import ATTEMPTS
 from shmbuffer.replay.storages.native_rows import NativeRows
-from shmbuffer.replay.storages.rows import PIECE, PIECE_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,49 +123,38 @@ class SharingRows(NativeRows):
         done: NDArray[np.bool_] = kept[of_slot]
         return done
 
-    def copy_in(
+    def _runs(
+        self, slots: NDArray[np.int64], cursor: int, exact: Tickets | None
+    ) -> tuple[list[NDArray[np.int64]], list[int | None], int]:
+        """See `Rows._runs`: in the order of their age, so that what follows is linked."""
+        runs, starts, head = super()._runs(slots, cursor, exact)
+        if starts != [None]:
+            return runs, starts, head
+        runs = _runs_of(slots, cursor, self.ring.capacity)
+        return runs, [int(slots[run[0]]) for run in runs], head
+
+    def _replace_some(
         self,
         columns: list[torch.Tensor] | None,
         rows: NDArray[np.int64],
         slots: NDArray[np.int64],
-        *,
-        cursor: int,
-        write_count: int,
-        tickets: Tickets | None = None,
-        sources: NDArray[np.uint64] | None = None,
+        sources: NDArray[np.uint64] | None,
+        placed: bool,
     ) -> None:
-        """See `Rows.copy_in`: in the order of their age, so that what follows is linked.
+        """See `Rows._replace_some`.
 
         Raises:
             SpaceError: fewer next observations are another item's observation than there is room
-                for. The buffer is empty then.
+                for.
         """
         assert columns is not None  # their files are not those of a storage that shares
-        ring = self.ring
-        ring.empty()
+        assert not placed
         if sources is None:
-            sources = np.full(len(slots), ring.seat.incarnation, np.uint64)
-        exact = None if tickets is None else tickets.for_ring(ring)
-        runs = None if exact is None else exact.runs()
-        if exact is None or runs is None:
-            head, runs = cursor, _runs_of(slots, cursor, ring.capacity)
-            starts = [int(slots[run[0]]) for run in runs]
-        else:
-            head = exact.head
-            starts = [int(exact.of_items[run[0]]) for run in runs]
-        total = len(slots) * self._slot_bytes
-        with whole_or_empty(ring, self.where), Progress("load", total) as progress:
-            most = max(1, min(PIECE, PIECE_BYTES // max(1, self._slot_bytes)))
-            for start, run in zip(starts, runs, strict=True):
-                ring.restore(start, 0, None)
-                for first, count in progress.cut(len(run), self._slot_bytes, most):
-                    part = run[first : first + count]
-                    chosen = torch.from_numpy(rows[part])
-                    payload = [column[chosen].contiguous() for column in columns]
-                    addresses = [one.data_ptr() for one in payload]
-                    ring.claims.write_loaded(addresses, count, np.ascontiguousarray(sources[part]))
-                    progress.advance(count * self._slot_bytes)
-            ring.restore(head, write_count, None)
+            sources = np.full(len(slots), self.ring.seat.incarnation, np.uint64)
+        chosen = torch.from_numpy(rows)
+        payload = [column[chosen].contiguous() for column in columns]
+        addresses = [one.data_ptr() for one in payload]
+        self.ring.claims.write_loaded(addresses, len(slots), np.ascontiguousarray(sources))
 
     def views(self) -> list[torch.Tensor]:
         """Raises SchemaMismatchError: not every leaf has a column."""
