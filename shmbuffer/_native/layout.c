@@ -36,3 +36,13 @@ void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, uint64_t 
     if (wholes) at = on_a_cache_line(at + 4 * wholes);
     out->bytes = at;
 }
+
+static uint64_t whole_pages(uint64_t bytes) { return (bytes + SHMB_PAGE - 1) / SHMB_PAGE * SHMB_PAGE; }
+
+void shmb_parts_of(uint64_t capacity, struct shmb_parts *out) {
+    out->reservations = sizeof(struct shmb_ledger);
+    out->consumers = out->reservations + whole_pages(SHMB_RESERVATIONS * sizeof(struct shmb_reservation));
+    out->deliveries = whole_pages(SHMB_LEASES * sizeof(struct shmb_lease));
+    out->each = out->deliveries + whole_pages(capacity * sizeof(struct shmb_delivery));
+    out->bytes = out->consumers + SHMB_CONSUMERS * out->each;
+}

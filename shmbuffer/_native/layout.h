@@ -104,7 +104,9 @@ struct shmb_runtime {
     _Atomic uint64_t lock_waits; /* times that the mutex was not to be had at once, nor soon: it was slept for */
     struct shmb_limiter limiters[2];
     _Atomic uint64_t touched_ns; /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
-    unsigned char unused[1376];
+    _Atomic uint32_t consumers; /* of the ledger: how many are open; 0: a claim asks no further */
+    uint32_t beside;
+    unsigned char unused[1368];
     _Atomic uint64_t consumer_version; /* of the policy that learners have, as they say: consumer_version.c */
     double offline_base;     /* share of a data set in each sample, as it began; 0: nobody has said. Only Python has it */
     double offline_fraction; /* the same, as it is now. Only Python has it */
@@ -234,6 +236,86 @@ struct shmb_sections {
     uint64_t bytes;
 };
 
+/* The ledger file: who was given what. Behind the first page, each part on a page:
+ *
+ *     reservations[4096] | for each consumer: leases[1024], deliveries[N]
+ *
+ * A page of zeros says that nobody was given anything. The file ends where what is in use ends, and all of it is mapped: what lies
+ * behind `bytes` is never looked at. See consume.c. */
+#define SHMB_CONSUMERS 8u
+#define SHMB_LEASES 1024u
+#define SHMB_RESERVATIONS 4096u
+#define SHMB_CONSUMER_NAME 48u
+
+enum shmb_consumer_state { SHMB_NO_CONSUMER = 0, SHMB_CONSUMES = 1 };
+
+/* Everything in it is under the mutex. */
+struct shmb_consumer {
+    unsigned char name[SHMB_CONSUMER_NAME]; /* UTF-8, zeros behind it */
+    _Atomic uint32_t state;       /* enum shmb_consumer_state */
+    uint32_t times;               /* that each item is acknowledged */
+    uint32_t holds;               /* 1: no item is written over before that */
+    uint32_t pad;
+    _Atomic uint64_t next;        /* place: what nobody has been given is from here on */
+    _Atomic uint64_t floor;       /* place: everything below was acknowledged, or is gone */
+    uint64_t since;               /* head when it was opened: see shmb_place_in */
+    _Atomic uint64_t open_leases; /* records of leases in use */
+    _Atomic uint64_t delivered;   /* items, and so are the next four */
+    _Atomic uint64_t acked;
+    _Atomic uint64_t redelivered;
+    _Atomic uint64_t refused;     /* that were acknowledged too late */
+    _Atomic uint64_t dropped;     /* that were given up without delivery */
+    uint64_t created_ns;          /* CLOCK_REALTIME, for display */
+    uint64_t unused[14];
+};
+
+/* Some items, and who was given them. */
+struct shmb_lease {
+    _Atomic uint64_t id;   /* unique in the directory; id mod SHMB_LEASES is its place; 0: not in use */
+    uint32_t entry, pad;   /* of the holder */
+    uint64_t incarnation;  /* of the holder */
+    uint64_t deadline_ns;  /* CLOCK_BOOTTIME; UINT64_MAX: until the holder dies */
+    uint64_t first, end;   /* places that its items lie between */
+    uint64_t left;         /* items that are under it */
+    uint64_t taken_ns;     /* CLOCK_BOOTTIME */
+};
+
+struct shmb_reservation {
+    uint64_t unused[8];
+};
+
+/* Of one slot: what was noted for another ticket counts as nothing. */
+struct shmb_delivery {
+    _Atomic uint64_t ticket; /* 1 + ticket of the item; 0: nothing was noted */
+    _Atomic uint64_t what;   /* see below */
+};
+/* bits 0-52 the lease | bits 53-62 how often it was acknowledged | bit 63 it is under that lease */
+#define SHMB_LEASE_BITS 53
+#define SHMB_LEASE_OF(what) ((what) & (((uint64_t)1 << SHMB_LEASE_BITS) - 1))
+#define SHMB_ACKS_OF(what) ((what) << 1 >> (SHMB_LEASE_BITS + 1))
+#define SHMB_MOST_ACKS 1023u
+#define SHMB_LEASED_WHAT ((uint64_t)1 << 63)
+
+struct shmb_ledger {
+    struct shmb_consumer consumers[SHMB_CONSUMERS];
+    _Atomic uint64_t next_lease; /* ids below it were given out */
+    _Atomic uint64_t bytes;      /* the file has at least so many. Only Python writes it */
+    uint64_t unused[254];
+};
+_Static_assert(sizeof(struct shmb_consumer) == 256, "a consumer has its fixed size");
+_Static_assert(sizeof(struct shmb_lease) == 64, "a lease is one cache line");
+_Static_assert(sizeof(struct shmb_reservation) == 64, "a reservation is one cache line");
+_Static_assert(sizeof(struct shmb_delivery) == 16, "a delivery has its fixed size");
+_Static_assert(sizeof(struct shmb_ledger) == SHMB_PAGE, "the ledger begins with one page");
+
+struct shmb_parts {           /* offsets in the ledger */
+    uint64_t reservations;
+    uint64_t consumers, each; /* where the first one has its leases; bytes of each */
+    uint64_t deliveries;      /* from its leases on */
+    uint64_t bytes;           /* of the whole, if everything were in use */
+};
+
+void shmb_parts_of(uint64_t capacity, struct shmb_parts *out);
 void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, uint64_t wholes, struct shmb_sections *out);
 
 #endif

@@ -119,7 +119,7 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(progress) RUNTIME(next_incarnation) RUNTIME(repairs) RUNTIME(rolled_back) RUNTIME(rolled_forward)
     RUNTIME(reaped) RUNTIME(byte_head) RUNTIME(byte_tail) RUNTIME(evicted)
     RUNTIME(drawn) RUNTIME(pending) RUNTIME(limiter_version) RUNTIME(limited) RUNTIME(inserts_goal)
-    RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns) RUNTIME(consumer_version)
+    RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns) RUNTIME(consumers) RUNTIME(consumer_version)
     RUNTIME(offline_base) RUNTIME(offline_fraction) RUNTIME(first_draws)
 #define LIMITER(field) failed = failed || put(dict, "limiter." #field, offsetof(struct shmb_limiter, field));
     LIMITER(samples_per_insert) LIMITER(error_buffer) LIMITER(min_size) LIMITER(inserts_base) LIMITER(samples_base)
@@ -135,6 +135,16 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     WEIGHTS(crc32c) WEIGHTS(newest) WEIGHTS(stamps)
 #define STAMP(field) failed = failed || put(dict, "stamp." #field, offsetof(struct shmb_stamp, field));
     STAMP(version) STAMP(step) STAMP(time_ns) STAMP(pid) STAMP(crc32c)
+#define CONSUMER(field) failed = failed || put(dict, "consumer." #field, offsetof(struct shmb_consumer, field));
+    CONSUMER(name) CONSUMER(state) CONSUMER(times) CONSUMER(holds) CONSUMER(next) CONSUMER(floor) CONSUMER(since)
+    CONSUMER(open_leases) CONSUMER(delivered) CONSUMER(acked) CONSUMER(redelivered) CONSUMER(refused) CONSUMER(dropped)
+    CONSUMER(created_ns)
+#define LENT(field) failed = failed || put(dict, "lease." #field, offsetof(struct shmb_lease, field));
+    LENT(id) LENT(entry) LENT(incarnation) LENT(deadline_ns) LENT(first) LENT(end) LENT(left) LENT(taken_ns)
+#define DELIVERY(field) failed = failed || put(dict, "delivery." #field, offsetof(struct shmb_delivery, field));
+    DELIVERY(ticket) DELIVERY(what)
+#define LEDGER(field) failed = failed || put(dict, "ledger." #field, offsetof(struct shmb_ledger, field));
+    LEDGER(consumers) LEDGER(next_lease) LEDGER(bytes)
     failed = failed || put(dict, "page", SHMB_PAGE) || put(dict, "runtime", SHMB_RUNTIME_OFFSET) ||
              put(dict, "registry", SHMB_REGISTRY_OFFSET) || put(dict, "entries", SHMB_ENTRIES) ||
              put(dict, "entry_bytes", SHMB_ENTRY_BYTES) || put(dict, "control_bytes", SHMB_CONTROL_BYTES) ||
@@ -184,6 +194,21 @@ static PyObject *core_sections(PyObject *Py_UNUSED(module), PyObject *args) {
         PyOS_snprintf(name, sizeof name, "nodes%u", level);
         failed = failed || put(dict, name, sections.nodes[level]);
     }
+    if (failed) Py_CLEAR(dict);
+    return dict;
+}
+
+/* Of the ledger. */
+static PyObject *core_parts(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long capacity;
+    struct shmb_parts parts;
+    if (!PyArg_ParseTuple(args, "K:parts", &capacity)) return NULL;
+    if (capacity == 0 || capacity > ((uint64_t)1 << 40))
+        return PyErr_Format(PyExc_ValueError, "parts: a ledger of %llu slots cannot be laid out", capacity);
+    shmb_parts_of(capacity, &parts);
+    PyObject *dict = PyDict_New();
+    int failed = dict == NULL || put(dict, "reservations", parts.reservations) || put(dict, "consumers", parts.consumers) ||
+                 put(dict, "each", parts.each) || put(dict, "deliveries", parts.deliveries) || put(dict, "bytes", parts.bytes);
     if (failed) Py_CLEAR(dict);
     return dict;
 }
@@ -300,6 +325,7 @@ static PyMethodDef methods[] = {
     {"crash_points", core_crash_points, METH_NOARGS, "crash_points(): names of the points compiled into the C core."},
     {"layout", core_layout, METH_NOARGS, "layout(): offsets in the control file as the C core sees them."},
     {"sections", core_sections, METH_VARARGS, "sections(capacity, lanes, records=False): offsets in the slots file."},
+    {"parts", core_parts, METH_VARARGS, "parts(capacity): offsets in the ledger, and its size."},
     {"limiter", core_limiter, METH_O, "limiter(runtime): what limits both sides, as layout.LIMITER; None: nothing does."},
     {"publish", shmb_core_publish, METH_VARARGS,
      "publish(weights, copies, nbytes, pieces, count, step): under the lock of the file; returns the version. Pieces: an\n"

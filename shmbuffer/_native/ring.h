@@ -139,6 +139,9 @@ struct shmb_ring {
     _Atomic uint64_t *nexts;
     _Atomic uint32_t *holders;
     uint64_t wholes;
+    struct shmb_ledger *ledger; /* NULL: nobody consumes, nobody reserves */
+    struct shmb_reservation *reservations;
+    struct shmb_parts parts;    /* where the rest of it is */
     struct shmb_once *once;
     unsigned n_once;
     bool checksum;

@@ -59,13 +59,13 @@ static bool to_share(struct shmb_ring *ring, uint64_t wholes, const struct shmb_
 }
 
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", "records", "file", "wholes", NULL};
-    PyObject *control, *slots, *leaves, *records = Py_None, *file = Py_None;
+    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", "records", "file", "wholes", "ledger", NULL};
+    PyObject *control, *slots, *leaves, *records = Py_None, *file = Py_None, *given = Py_None;
     unsigned long long capacity, lanes, wholes = 0;
     unsigned int entry, salt;
     int checksum;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI|OOK:Ring", names, shmb_map_type, &control, shmb_map_type,
-                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt, &records, &file, &wholes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI|OOKO:Ring", names, shmb_map_type, &control, shmb_map_type,
+                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt, &records, &file, &wholes, &given))
         return NULL;
     bool has_records = records != Py_None;
     if (has_records && (!PyObject_TypeCheck(records, shmb_map_type) || !shmb_map_is_twice(records) || lanes != 1 ||
@@ -80,6 +80,11 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     if (shmb_map_bytes(control) != (Py_ssize_t)SHMB_CONTROL_BYTES || shmb_map_bytes(slots) != (Py_ssize_t)sections.bytes)
         return PyErr_Format(PyExc_ValueError, "Ring: the slots file has %zd bytes, %llu are needed", shmb_map_bytes(slots),
                             (unsigned long long)sections.bytes);
+    struct shmb_parts parts;
+    shmb_parts_of(capacity, &parts);
+    bool has_ledger = given != Py_None;
+    if (has_ledger && (!PyObject_TypeCheck(given, shmb_map_type) || shmb_map_bytes(given) != (Py_ssize_t)parts.bytes))
+        return PyErr_Format(PyExc_ValueError, "Ring: the ledger of %llu slots is a Map of %llu bytes", capacity, (unsigned long long)parts.bytes);
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     struct ring_object *self = (struct ring_object *)allocate(type, 0);
     if (self == NULL) return NULL;
@@ -103,6 +108,11 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         ring->max_bytes = (uint64_t)shmb_map_bytes(records);
         ring->extents = (struct shmb_extent *)(base + sections.extents);
     }
+    if (has_ledger) {
+        ring->parts = parts;
+        ring->ledger = shmb_map_address(given);
+        ring->reservations = (struct shmb_reservation *)((char *)shmb_map_address(given) + parts.reservations);
+    }
     ring->checksum = checksum != 0;
     ring->salt = salt;
     shmb_life_begin(); /* in the child of a fork nobody may have done it, and its own children must differ */
@@ -115,6 +125,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->slots = Py_NewRef(slots);
     self->leaves = Py_NewRef(leaves);
     self->records = Py_NewRef(records);
+    self->ledger = Py_NewRef(given);
     self->file = Py_NewRef(file);
     self->ready = 1;
     if (file != Py_None && !to_look_for(file, &ring->presence)) {
@@ -149,6 +160,7 @@ static void ring_dealloc(PyObject *object) {
     Py_XDECREF(self->slots);
     Py_XDECREF(self->leaves);
     Py_XDECREF(self->records);
+    Py_XDECREF(self->ledger);
     Py_XDECREF(self->file);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
@@ -250,7 +262,7 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Ring(control, slots, leaves, capacity, lanes, entry, checksum, salt, records=None, file=None)"},
+    {Py_tp_doc, "Ring(control, slots, leaves, capacity, lanes, entry, checksum, salt, records=None, file=None, wholes=0, ledger=None)"},
     {Py_tp_new, ring_new},
     {Py_tp_dealloc, ring_dealloc},
     {Py_tp_methods, methods},

@@ -1,8 +1,8 @@
 """Anonymous memory: the same buffer on a memfd, for one process and those it passes the buffer to.
 
-One file without a name: control file | size and JSON of the schema | slots | leaf after leaf, each
-part on a page of its own. What is not written takes no memory. It is gone when the last process
-that has it ends, so there is nothing to recover and nothing to clean up.
+One file without a name: control file | size and JSON of the schema | slots | leaf after leaf |
+ledger, each part on a page of its own. What is not written takes no memory. It is gone when the
+last process that has it ends, so there is nothing to recover and nothing to clean up.
 """
 
 from __future__ import annotations
@@ -96,6 +96,15 @@ class Anonymous:
         schema = Schema.from_json(data, WHERE)
         return self._map(schema, _places(schema, size)[1])
 
+    def extend_ledger(self, start: int, nbytes: int) -> None:
+        """Takes the memory for a part of the ledger; SpaceError without it. Under the lock."""
+        size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
+        schema = Schema.from_json(os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8), WHERE)
+        first = _places(schema, size)[1][-1]
+        with _explained(nbytes):
+            free = filesystem.free_memory_bytes()
+            filesystem.allocate_part(self.file.fd, first + start, nbytes, free=free)
+
     def dictionary(self) -> bytes | None:
         """What records are compressed with; None as long as nobody has published it."""
         return self._dictionary
@@ -125,9 +134,10 @@ class Anonymous:
             slots = _core.Map(self.file.fd, schema.sections["bytes"], offset=places[0])
             leaves = [
                 _core.Map(self.file.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
-                for nbytes, at in zip(schema.map_bytes, places[1:], strict=True)
+                for nbytes, at in zip(schema.map_bytes, places[1:-1], strict=True)
             ]
-        return Mapped(schema, slots, leaves)
+            ledger = _core.Map(self.file.fd, schema.ledger_bytes, offset=places[-1])
+        return Mapped(schema, slots, leaves, ledger)
 
     def close(self) -> None:
         """Closes the descriptor; the maps stay until nothing refers to them."""
@@ -173,7 +183,7 @@ def _places(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:
     for nbytes in (schema.sections["bytes"], *schema.map_bytes):
         places.append(at)
         at += _pages(nbytes)
-    return at, places
+    return at + layout.PAGE, [*places, at]
 
 
 def _pages(nbytes: int) -> int:

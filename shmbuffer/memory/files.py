@@ -5,6 +5,7 @@
         control                  there as soon as the directory is a buffer
         made.json                what we made in the scratch directory, before we make it
         schema.json, slots       there once the schema is
+        ledger                   who was given which items; made with the slots
         records, dictionary      of records: the byte ring; what they are compressed with
         history                  the counters over time, if there is a coordinator
         weights                  what a learner has published, in two copies
@@ -37,7 +38,7 @@ from shmbuffer.errors import (
     CorruptBufferError,
     SchemaMismatchError,
 )
-from shmbuffer.memory import layout, made, restored
+from shmbuffer.memory import filesystem, layout, ledger, made, restored
 from shmbuffer.memory.control import Control, Superblock, first_superblock
 from shmbuffer.memory.filesystem import free_memory_bytes, space_error
 from shmbuffer.memory.layout import Flag
@@ -52,7 +53,11 @@ _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
 NEW_HISTORY = f"{layout.HISTORY}.new"
 NEW_WEIGHTS = f"{layout.WEIGHTS}.new"
-_OF_THE_SCHEMA = (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layout.DICTIONARY)
+_NEW_LEDGER = f"{layout.LEDGER}.new"
+_OF_THE_SCHEMA = (
+    *(layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layout.DICTIONARY),
+    *(layout.LEDGER, _NEW_LEDGER),
+)
 
 # Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
 # shared by many rows, so that each row that is drawn would be looked for in another one.
@@ -175,6 +180,8 @@ class Files:
             if schema.record_bytes:
                 self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve).close()
                 _core.reached("define.records")
+            self._create_ledger()
+            _core.reached("define.ledger")
             self.directory.create(_NEW_SLOTS, slots_bytes).close()
             _core.reached("define.slots_allocated")
             self.directory.write_atomic(layout.SCHEMA, schema.to_json())
@@ -295,18 +302,42 @@ class Files:
         slots = self.map_slots(schema)
         if schema.record_bytes:
             records = self._map_file(layout.RECORDS, schema.record_bytes, twice=True)
-            return Mapped(schema, slots, [records])
+            return Mapped(schema, slots, [records], self._map_ledger(schema))
         leaves = [
             self._map_file(file, nbytes, aligned=nbytes < _SMALL_ROW * schema.capacity)
             if nbytes
             else _core.Map(-1, 0)
             for file, nbytes in zip(schema.leaf_files, schema.leaf_bytes, strict=True)
         ]
-        return Mapped(schema, slots, leaves)
+        return Mapped(schema, slots, leaves, self._map_ledger(schema))
+
+    def _create_ledger(self) -> None:
+        self.directory.unlink(_NEW_LEDGER)
+        self.directory.create(_NEW_LEDGER, layout.PAGE).close()
+        self.directory.rename(_NEW_LEDGER, layout.LEDGER)
+
+    def _map_ledger(self, schema: Schema) -> Any:
+        """Maps more than the file has, so that it may grow: see `ledger`."""
+        if not self.directory.exists(layout.LEDGER):  # of an older version
+            self._create_ledger()
+            _core.reached("ledger.made")
+        where = self.path / layout.LEDGER
+        with self.directory.open_file(layout.LEDGER) as file, explained(where):
+            ledger.require_length(file.fd, where)
+            return _core.Map(file.fd, schema.ledger_bytes)
+
+    def extend_ledger(self, start: int, nbytes: int) -> None:
+        """Takes the room for a part of the ledger; SpaceError without it. Under init.lock."""
+        where, free = self.path / layout.LEDGER, self.directory.free_bytes
+        with (
+            self.directory.open_file(layout.LEDGER) as file,
+            explained(where, needed=nbytes, free=free),
+        ):
+            filesystem.allocate_part(file.fd, start, nbytes, free=free())
 
     def _sync_sizes(self, mapped: Mapped) -> None:
         """A superblock that names a schema must not outlive the room for it."""
-        for mapping in mapped.maps:
+        for mapping in (*mapped.maps, mapped.ledger):
             try:
                 mapping.sync()
             except OSError as error:

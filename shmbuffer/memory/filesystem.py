@@ -119,6 +119,14 @@ def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
         raise OSError(errno.EIO, f"the file has {found} bytes after {nbytes} were allocated")
 
 
+def allocate_part(fd: int, start: int, nbytes: int, *, free: int) -> None:
+    """Give a part of a sparse file its room."""
+    if nbytes > free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.posix_fallocate(fd, start, nbytes)
+    _core.reached("file.sized")
+
+
 def space_error(
     what: Path | str,
     needed: int,

@@ -1,6 +1,6 @@
 """The durability barrier: what has to be on the disk, and in which order.
 
-    leaves ──▶ slots ──▶ superblock copy with the ticket ──▶ control file
+    leaves ──▶ slots ──▶ ledger ──▶ superblock copy with the ticket ──▶ control file
 
 Always true: a superblock names a durable ticket only after everything below it was synced. What is
 written over a covered item meanwhile may reach the disk in part: its checksum tells.
@@ -49,6 +49,8 @@ def _raise(seat: Seat, snapshot: bytes) -> None:
             _core.reached("flush.leaf")
         mapped.slots.sync()
         _core.reached("flush.slots")
+        mapped.ledger.sync()
+        _core.reached("flush.ledger")
         superblock = control.superblock()
         control.write(replace(superblock, durable_ticket=ticket, durable_epoch=superblock.epoch))
         _core.reached("flush.superblock")

@@ -13,6 +13,8 @@ The slots file (there once the schema is) holds slot words, checksums, sources, 
 the tree; where each lies follows from capacity and lanes and is computed by the C core alone
 (``_core.sections``).
 
+The ledger, made with the slots, is in `ledger`.
+
 The C core has the same offsets in ``_native/layout.h`` and ``docs/design.md`` the same tables;
 ``tests/memory/test_layout.py`` compares the three.
 """
@@ -175,7 +177,8 @@ class Flag(IntFlag):
     CREATED_DIRECTORY = 16
 
 
-def _fields(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
+def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
+    """Fields with their types and offsets."""
     names, formats, offsets = zip(*fields, strict=True)
     return np.dtype(
         {
@@ -187,7 +190,7 @@ def _fields(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
     )
 
 
-SUPERBLOCK = _fields(
+SUPERBLOCK = structure(
     ("magic", "V8", 0),
     ("format_major", "<u2", 8),
     ("format_minor", "<u2", 10),
@@ -225,7 +228,7 @@ SUPERBLOCK = _fields(
 )
 
 #: One of the two in the runtime page's ``limiters``.
-LIMITER = _fields(
+LIMITER = structure(
     ("samples_per_insert", "<f8", 0),
     ("error_buffer", "<f8", 8),
     ("min_size", "<u8", 16),
@@ -238,7 +241,7 @@ LIMITER = _fields(
     itemsize=64,
 )
 
-RUNTIME = _fields(
+RUNTIME = structure(
     ("mutex", "V64", 0),
     ("head", "<u8", 64),
     ("write_count", "<u8", 72),
@@ -269,6 +272,7 @@ RUNTIME = _fields(
     ("lock_waits", "<u8", 248),
     ("limiters", "V128", 256),
     ("touched_ns", "<u8", 384),
+    ("consumers", "<u4", 392),
     ("consumer_version", "<u8", 1768),
     ("offline_base", "<f8", 1776),
     ("offline_fraction", "<f8", 1784),
@@ -279,7 +283,7 @@ RUNTIME = _fields(
 #: What the last recovery found, at the end of the runtime page; the C core knows only its size.
 RECOVERY_BYTES = 256
 RECOVERY_OFFSET = REGISTRY_OFFSET - RECOVERY_BYTES
-RECOVERY = _fields(
+RECOVERY = structure(
     ("epoch", "<u8", 0),
     ("at_ns", "<u8", 8),
     ("duration_ns", "<u8", 16),
@@ -297,7 +301,7 @@ RECOVERY = _fields(
     itemsize=RECOVERY_BYTES,
 )
 
-ENTRY = _fields(
+ENTRY = structure(
     ("state", "<u4", 0),
     ("role", "<u4", 4),
     ("incarnation", "<u8", 8),
@@ -337,7 +341,7 @@ ENTRY = _fields(
 )
 
 #: Of one copy of the weights.
-STAMP = _fields(
+STAMP = structure(
     ("version", "<u8", 0),
     ("step", "<i8", 8),
     ("time_ns", "<u8", 16),
@@ -348,7 +352,7 @@ STAMP = _fields(
 STAMP_SIGNED_BYTES = 32
 
 #: The head of the file of the weights; the rest of its page is zero.
-WEIGHTS_HEAD = _fields(
+WEIGHTS_HEAD = structure(
     ("magic", "V8", 0),
     ("format", "<u2", 8),
     ("pad", "<u2", 10),
@@ -382,6 +386,7 @@ CONTROL = f"{PRIVATE}/control"
 SLOTS = f"{PRIVATE}/slots"
 SCHEMA = f"{PRIVATE}/schema.json"
 RECORDS = f"{PRIVATE}/records"
+LEDGER = f"{PRIVATE}/ledger"
 DICTIONARY = f"{PRIVATE}/dictionary"
 HISTORY = f"{PRIVATE}/history"
 WEIGHTS = f"{PRIVATE}/weights"

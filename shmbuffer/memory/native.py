@@ -18,10 +18,12 @@ class Mapped(NamedTuple):
     slots: _core.Map
     leaves: list[_core.Map]
     """Of each leaf; where items are records, the byte ring alone."""
+    ledger: _core.Map
+    """Who was given what; longer than its file, so that its pages are not made ahead."""
 
     @property
     def maps(self) -> list[_core.Map]:
-        """All of them, slots first."""
+        """All that hold items, slots first."""
         return [self.slots, *self.leaves]
 
     @property
@@ -54,6 +56,7 @@ class Mapped(NamedTuple):
             if folder is None
             else (folder, layout.CONTROL, superblock.device, superblock.inode),
             schema.sharing.wholes,
+            self.ledger,
         )
 
 

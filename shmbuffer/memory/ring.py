@@ -56,7 +56,7 @@ class Ring(HasTotals):
 
     def __init__(self, seat: Seat) -> None:
         assert seat.mapped is not None
-        schema, slots, leaves = seat.mapped
+        schema, slots, leaves, _ = seat.mapped
         self.seat = seat
         self.schema = schema
         self.capacity = schema.capacity

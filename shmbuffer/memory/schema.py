@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
-from shmbuffer.memory.layout import PAGE, RECORDS, SLOTS
+from shmbuffer.memory.layout import LEDGER, PAGE, RECORDS, SLOTS
 from shmbuffer.memory.leaf import ITEMSIZES, MAX_DEPTH, Leaf, size_of, sizes_of
 from shmbuffer.memory.sharing import NOT_SHARED, Sharing
 
@@ -180,15 +180,20 @@ class Schema:
     def mapped_files(self) -> list[str]:
         """Names of the files that are mapped beside the control file."""
         if self.record_bytes:
-            return [SLOTS, RECORDS]
+            return [SLOTS, LEDGER, RECORDS]
         sizes = zip(self.leaf_files, self.leaf_bytes, strict=True)
-        return [SLOTS, *(file for file, nbytes in sizes if nbytes)]
+        return [SLOTS, LEDGER, *(file for file, nbytes in sizes if nbytes)]
 
     @property
     def sections(self) -> dict[str, int]:
         """Where the parts of the slots file are, and its size; see ``_core.sections``."""
         wholes = self.sharing.wholes
         return _core.sections(self.capacity, self.width, bool(self.record_bytes), wholes)
+
+    @property
+    def ledger_bytes(self) -> int:
+        """Size of the ledger, if everything in it were in use."""
+        return _core.parts(self.capacity)["bytes"]
 
     @property
     def digest(self) -> bytes:

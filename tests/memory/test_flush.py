@@ -55,7 +55,7 @@ def engine(make_files: Maker, log: list[str]) -> Engine:
     engine = make_files(alpha=1.0)
     write(ring_of(engine), range(5))
     assert engine.seat.mapped is not None
-    slots, leaves = engine.seat.mapped[1:]
+    slots, leaves, _ = engine.seat.mapped[1:]
     names = [leaf.name for leaf in ring_of(engine).schema.leaves]
     watched = [Synced(leaf, name, log) for name, leaf in zip(names, leaves, strict=True)]
     mapped = engine.seat.mapped._replace(slots=Synced(slots, "slots", log), leaves=watched)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def test_writers_go_on_meanwhile(engine: Engine, log: list[str]) -> None:
             thread.join()
 
     assert engine.seat.mapped is not None
-    _, leaves = engine.seat.mapped[1:]
+    _, leaves, _ = engine.seat.mapped[1:]
     leaves[1] = Slow(leaves[1], "slow", log)  # type: ignore[call-overload]
     engine.flush()
     assert write_ended == [5]
@@ -122,7 +122,7 @@ def test_a_sync_that_fails_is_an_error_and_is_not_forgotten(
     engine.flush()
     write(ring_of(engine), [5])
     assert engine.seat.mapped is not None
-    slots, leaves = engine.seat.mapped[1:]
+    slots, leaves, _ = engine.seat.mapped[1:]
     failing: Any = {"number": leaves[0], "done": leaves[2], "slots": slots}[which]
     failing.fails = number
     with pytest.raises(

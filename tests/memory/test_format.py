@@ -194,6 +194,7 @@ def test_the_files_of_a_buffer_have_these_names(engine: Engine) -> None:
         ".shmbuffer",
         ".shmbuffer/control",
         ".shmbuffer/slots",
+        ".shmbuffer/ledger",
         ".shmbuffer/schema.json",
         ".shmbuffer/made.json",
         ".shmbuffer/init.lock",

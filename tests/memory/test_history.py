@@ -434,7 +434,7 @@ def test_without_room_nothing_is_left_behind(
         with pytest.raises(SpaceError, match=r"history\.new: needs 3\.\d MiB"):
             recorder_of(engine)
     assert sorted(os.listdir(path_of(engine) / layout.PRIVATE)) == [
-        *("control", "init.lock", "made.json", "procs", "schema.json", "slots"),
+        *("control", "init.lock", "ledger", "made.json", "procs", "schema.json", "slots"),
     ]
     recorder_of(engine).close()
 

@@ -44,7 +44,7 @@ def path(fast_path: Path) -> Path:
     return path
 
 
-FILES = ("control", "slots", "schema.json", "number.memmap", "obs.memmap", "done.memmap")
+FILES = ("control", "slots", "ledger", "schema.json", "number.memmap", "obs.memmap", "done.memmap")
 
 
 def test_it_tells_everything_as_plain_values(path: Path) -> None:
@@ -124,7 +124,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
         "records": None,
         "sharing": None,
         "mutex": None,
-        "bytes": 77824 + (path / layout.SLOTS).stat().st_size + 64 + 296 + 8,
+        "bytes": 77824 + (path / layout.SLOTS).stat().st_size + 4096 + 64 + 296 + 8,
         "owner": {"pid": os.getpid(), "state": "running"},
         "durable_ticket": 0,
         "waits": [],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shmbuffer._native import _core
-from shmbuffer.memory import layout
+from shmbuffer.memory import layout, ledger
 
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 STRUCTURES = {
@@ -21,6 +21,10 @@ STRUCTURES = {
     "Registry entry": layout.ENTRY,
     "Weights": layout.WEIGHTS_HEAD,
     "A stamp": layout.STAMP,
+    "Ledger": ledger.HEAD,
+    "Consumer": ledger.CONSUMER,
+    "A lease of items": ledger.LEASE,
+    "Delivery": ledger.DELIVERY,
 }
 NATIVE = _core.layout()
 
@@ -64,6 +68,10 @@ def test_the_document_has_every_field_where_python_has_it(heading: str) -> None:
         ("entry", layout.ENTRY),
         ("weights", layout.WEIGHTS_HEAD),
         ("stamp", layout.STAMP),
+        ("ledger", ledger.HEAD),
+        ("consumer", ledger.CONSUMER),
+        ("lease", ledger.LEASE),
+        ("delivery", ledger.DELIVERY),
     ],
 )
 def test_c_has_every_field_where_python_has_it(prefix: str, structure: np.dtype[np.void]) -> None:
@@ -208,6 +216,25 @@ def test_slots_and_wholes_of_a_buffer_that_shares_fit_into_the_word_of_a_slot(
 def test_sizes_that_cannot_be_laid_out_are_refused(capacity: int, lanes: int) -> None:
     with pytest.raises(ValueError, match=rf"{capacity} slots of {lanes} lanes cannot be laid out"):
         _core.sections(capacity, lanes)
+
+
+@pytest.mark.parametrize("capacity", [1, 256, 257, 1_000_000])
+def test_the_parts_of_the_ledger_follow_from_its_slots(capacity: int) -> None:
+    leases = 64 * ledger.LEASES
+    each = leases + -(-16 * capacity // 4096) * 4096
+    first = layout.PAGE + 64 * ledger.RESERVATIONS
+    assert _core.parts(capacity) == {
+        "reservations": layout.PAGE,
+        "consumers": first,
+        "each": each,
+        "deliveries": leases,
+        "bytes": first + ledger.CONSUMERS * each,
+    }
+
+
+def test_a_ledger_without_slots_is_refused() -> None:
+    with pytest.raises(ValueError, match="a ledger of 0 slots cannot be laid out"):
+        _core.parts(0)
 
 
 def test_every_phase_and_state_has_its_number_in_the_document() -> None:

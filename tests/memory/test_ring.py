@@ -1320,7 +1320,7 @@ def test_a_native_ring_is_made_of_maps_of_the_right_size(
 ) -> None:
     engine = make()
     assert engine.seat.mapped is not None
-    slots_map, leaf_maps = engine.seat.mapped[1:]
+    slots_map, leaf_maps, _ = engine.seat.mapped[1:]
     arguments: dict[str, Any] = {
         "control": engine.seat.control.map,
         "slots": slots_map,

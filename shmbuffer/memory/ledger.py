@@ -1,0 +1,77 @@
+"""The ledger: who was given which items. One page, and what is in use behind it.
+
+    page | reservations | leases and deliveries of consumer 0 | of consumer 1 ...
+    ├─ always there ─┤ ├─ room is taken under init.lock by who needs a part first ─┤
+
+Every handle maps all of it from the start, also what the file does not have yet. ``bytes`` of the
+page says how far it reaches, and nobody looks behind that.
+
+Always true: ``bytes`` is stored after the file has them, and the file never gets shorter.
+If a process dies in it: room that nobody looks at, or takes again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from shmbuffer.memory import layout
+from shmbuffer.memory.layout import structure
+from shmbuffer.memory.path_checks import wrong_size
+
+#: Of the ledger: who consumes.
+CONSUMERS, LEASES, RESERVATIONS = 8, 1024, 4096
+CONSUMER = structure(
+    ("name", "S48", 0),
+    ("state", "<u4", 48),
+    ("times", "<u4", 52),
+    ("holds", "<u4", 56),
+    ("next", "<u8", 64),
+    ("floor", "<u8", 72),
+    ("since", "<u8", 80),
+    ("open_leases", "<u8", 88),
+    ("delivered", "<u8", 96),
+    ("acked", "<u8", 104),
+    ("redelivered", "<u8", 112),
+    ("refused", "<u8", 120),
+    ("dropped", "<u8", 128),
+    ("created_ns", "<u8", 136),
+    itemsize=256,
+)
+
+#: Some items, and who was given them.
+LEASE = structure(
+    ("id", "<u8", 0),
+    ("entry", "<u4", 8),
+    ("incarnation", "<u8", 16),
+    ("deadline_ns", "<u8", 24),
+    ("first", "<u8", 32),
+    ("end", "<u8", 40),
+    ("left", "<u8", 48),
+    ("taken_ns", "<u8", 56),
+    itemsize=64,
+)
+
+#: What a consumer has noted of a slot.
+DELIVERY = structure(("ticket", "<u8", 0), ("what", "<u8", 8), itemsize=16)
+LEASE_BITS, MOST_ACKS, LEASED = 53, 1023, 2**63
+
+HEAD = structure(
+    ("consumers", "V2048", 0),
+    ("next_lease", "<u8", 2048),
+    ("bytes", "<u8", 2056),
+    itemsize=layout.PAGE,
+)
+
+
+def require_length(fd: int, where: Path) -> None:
+    """Raises CorruptBufferError where a ledger is shorter than it says."""
+    size = os.fstat(fd).st_size
+    data = os.pread(fd, layout.PAGE, 0)
+    needed = layout.PAGE
+    if len(data) == layout.PAGE:
+        needed = max(needed, int(np.frombuffer(data, HEAD)["bytes"][0]))
+    if size < needed:
+        raise wrong_size(where, f"at least {needed}", needed, size)
