@@ -96,6 +96,7 @@ _HOMES = {
         "SamplerWithoutReplacement",
         "SliceSampler",
         "SliceSamplerWithoutReplacement",
+        "StalenessAwareSampler",
         "SumSegmentTreeFp32",
         "SumSegmentTreeFp64",
     ),

@@ -13,7 +13,7 @@
 struct shmb_ring;
 
 extern PyType_Spec shmb_map_spec, shmb_ring_spec, shmb_intake_spec, shmb_outtake_spec, shmb_descriptor_spec, shmb_follower_spec,
-    shmb_trajectories_spec;
+    shmb_trajectories_spec, shmb_labels_spec;
 extern PyTypeObject *shmb_map_type, *shmb_ring_type;
 
 void *shmb_map_address(PyObject *map);

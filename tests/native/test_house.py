@@ -17,7 +17,10 @@ FILES = {path.name: path.read_text() for path in sorted(CORE.glob("*.[ch]"))}
 SOURCES_C = {name: list(functions(tokens(text))) for name, text in FILES.items() if name[-1] == "c"}
 HOME = {function: file for file, found in SOURCES_C.items() for function, _, _ in found}
 #: What stands below every ring: neither knows one.
-FOUNDATION = {"layout.c", "crashpoint.c", "crc32c.c", "tree.c", "marks.c", "trajectories.c"}
+FOUNDATION = {
+    *("layout.c", "crashpoint.c", "crc32c.c", "tree.c", "marks.c", "trajectories.c", "labels.c"),
+    "choosing.c",
+}
 
 
 def named(code: list[Token]) -> set[str]:

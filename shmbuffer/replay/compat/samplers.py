@@ -27,6 +27,8 @@ from shmbuffer.replay.compat.folders import mapped, read_folder
 from shmbuffer.replay.values import OURS, read_json, reading, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shmbuffer.memory import Masses
 
 _METADATA = "sampler_metadata.json"
@@ -156,6 +158,22 @@ def read_pass(directory: Path) -> dict[str, Any]:
             if (numbers := state.get(key)) is not None and torch.as_tensor(numbers).ndim != 1:
                 raise ValueError(f"{key} has {torch.as_tensor(numbers).ndim} dimensions")
     return state
+
+
+def write_plain(directory: Path, state: dict[str, Any]) -> None:
+    """Write a state that is whole numbers."""
+    directory.mkdir(exist_ok=True)
+    TensorDict(state).memmap(directory)
+
+
+def read_plain(directory: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What `write_plain`, or TorchRL, wrote: whole numbers by name."""
+    read_json(directory / "meta.json", missing=_MISSING)
+    with reading(directory / "meta.json"):
+        folder = read_folder(directory)
+        state = {key[0]: value for key, value in folder.values.items()}
+        state |= {key[0]: folder.tensor(key).item() for key in folder.tensors}
+        return {name: int(state[name]) for name in names}
 
 
 def moved_pass(state: dict[str, Any], loaded: Loaded | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from shmbuffer.replay.samplers.segment_trees import (
 )
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from shmbuffer.replay.samplers.staleness import StalenessAwareSampler
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
     "SumSegmentTreeFp32",
     "SumSegmentTreeFp64",
 ]

@@ -1,0 +1,285 @@
+"""The items of a storage by label, kept up to date with what is written.
+
+    ring ──▶ Follower           what was committed and what went, since this process looked last
+                 └──▶ reading       the entry of the new items
+                          └──▶ Labels   items of each label, oldest first
+
+Nothing of it is shared, and writers go on while somebody looks. What is written from then on has
+tickets from the head that was seen, so a draw checks its own: where all are older, nothing of what
+was seen of them has changed.
+
+Of groups, an item that is being written while somebody looks is absent and not gone: where the same
+item comes back, changed in place, its group is whole again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import slots as slot_words
+from shmbuffer.memory.layout import SlotState
+from shmbuffer.replay.samplers.labelled.reading import entries_of, entry_of_items
+from shmbuffer.replay.samplers.passes import wait_for_items
+from shmbuffer.replay.samplers.sampler import NOTHING_THERE
+from shmbuffer.replay.storages.storage import ring_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.numpy.nodes import KeyPath
+    from shmbuffer.replay.samplers.arrays import Floats, Ints
+    from shmbuffer.replay.samplers.labelled.reading import Column
+
+_PIECE = 2**15  # items that are told of together
+
+
+class LabelIndex:
+    """The labels of one storage at a time.
+
+    Args:
+        path: of the entry that has the label.
+        to_labels: what it holds, as a number of 64 bits each.
+        value: path of a number that is kept with each item.
+        limit: items of a group; 0: a label has any number of them.
+        by_age: whether labels are asked for by the age of their first item.
+
+    Attributes:
+        table: the labels; while `lock` is held.
+        values: float64 ``[elements]``, where ``value`` is given.
+        head: of the ring at the last look: items with tickets from there on are not of it.
+
+    Cost: the first look is one at each slot: 100 ms a million. A later one costs what was written
+        and what went. 12 to 16 bytes an item, and 80 a label.
+    """
+
+    def __init__(
+        self,
+        path: KeyPath,
+        to_labels: Callable[[Column], Ints],
+        *,
+        value: KeyPath | None = None,
+        limit: int = 0,
+        by_age: bool = False,
+    ) -> None:
+        self._paths = (path,) if value is None else (path, value)
+        self._to_labels = to_labels
+        self._limit, self._by_age = limit, by_age
+        self._process = 0
+        self._lock: AbstractContextManager[Any] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Look at everything again."""
+        self._storage: weakref.ref[Any] | None = None
+        self._native: Any = None
+        self._mover: Any = None
+        self._follower: Any = None
+        self.table: Any = None
+        self.values: Floats | None = None
+        self.head = 0
+        self._absent = np.zeros(0, np.int64)
+        self._room = np.empty((2, 0), np.int64)
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while the table is asked: another thread may look again."""
+        if self._lock is None or self._process != os.getpid():
+            self._process, self._lock = os.getpid(), threading.RLock()
+            self.forget()  # of a fork: nobody knows how far another thread was
+        return self._lock
+
+    def __getstate__(self) -> dict[str, Any]:
+        copy = LabelIndex.__new__(LabelIndex)
+        copy.__dict__.update(self.__dict__)
+        copy._lock = None
+        copy.forget()
+        return copy.__dict__
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def look(self, storage: Any) -> Ring | None:
+        """Brings the table up to what the storage holds now; while `lock` is held.
+
+        Returns:
+            The ring, where the storage has one.
+
+        Raises:
+            EmptyBufferError: there is nothing.
+            KeyError: an item does not have the entry.
+        """
+        ring: Ring | None = ring_of(storage)
+        if ring is None:
+            self._look_at_foreign(storage)
+            return None
+        if not ring.length:
+            wait_for_items(storage, ring, NOTHING_THERE)
+        native = ring.seat.native
+        if native is not self._native or self._storage is None or self._storage() is not storage:
+            self.forget()
+            self._begin(ring.elements)
+            self._native, self._storage = native, weakref.ref(storage)
+            self._follower = _core.Follower(native)
+        self._mover = storage.mover()
+        try:
+            self._catch_up(ring)
+        except BaseException:
+            self._follower.forget()
+            raise
+        if not self.table.items:
+            raise EmptyBufferError(NOTHING_THERE)
+        return ring
+
+    def _begin(self, elements: int) -> None:
+        self.table = _core.Labels(max(1, elements), self._limit, self._by_age)
+        self.values = np.zeros(elements) if len(self._paths) > 1 else None
+
+    def _look_at_foreign(self, storage: Any) -> None:
+        """A storage of somebody else's: all items are read again."""
+        count = len(storage)
+        if not count:
+            raise EmptyBufferError(NOTHING_THERE)
+        if self.table is None or self._storage is None or self._storage() is not storage:
+            self.forget()
+            self._storage = weakref.ref(storage)
+        self._begin(count)
+        data = storage.get(np.arange(count).tolist())
+        there = np.ones(count, np.bool_)
+        found = [entry_of_items(data, path, there).column for path in self._paths]
+        self._put(np.arange(count), found, np.arange(count), 0)
+        self.table.settle(0)
+
+    def _catch_up(self, ring: Ring) -> None:
+        follower, table, limited = self._follower, self.table, self._limit > 0
+        while True:
+            before = follower.seen
+            seen = follower.look()
+            if seen is None:
+                break
+            anew, gone, changed = seen
+            if anew:
+                table.clear()
+                self._absent = self._absent[:0]
+            self.head = head = follower.seen
+            first = head % ring.capacity * ring.width if head >= ring.capacity else 0
+            parts = self._fresh(ring, anew=anew)
+            went = np.frombuffer(gone, np.int64)
+            if limited and len(went):
+                away = self._elements(ring, went)
+                table.absent(away.ctypes.data, len(away))
+                self._absent = np.concatenate([self._absent, away])
+            elif len(went):
+                self._drop(ring, went if anew else _not_again(ring, went, parts, before))
+            if len(changed):
+                parts = [*parts, np.frombuffer(changed, np.int64).copy()]
+            for slots in parts if not anew else self._pieces():
+                self._tell(ring, slots, first)
+            if limited and len(self._absent):
+                self._settle_absent(ring, head)
+            table.settle(first)
+            if not anew:
+                break
+        if limited and len(self._absent):
+            self._settle_absent(ring, self.head)
+
+    def _pieces(self) -> Any:
+        if not self._room.shape[1]:
+            self._room = np.empty((2, _PIECE), np.int64)
+        slots, reach = self._room
+        while count := self._follower.next(slots.ctypes.data, reach.ctypes.data, _PIECE):
+            yield slots[:count].copy()
+
+    def _fresh(self, ring: Ring, *, anew: bool) -> list[Ints]:
+        """New items; of a first look they are told of piece by piece."""
+        return [] if anew else list(self._pieces())
+
+    def _tell(self, ring: Ring, slots: Ints, first: int) -> None:
+        found = entries_of(self._mover, self._paths, slots, self.head)
+        there = np.logical_and.reduce([entry.there for entry in found])
+        columns: list[Column] = [entry.column for entry in found]
+        elements = self._elements(ring, slots)
+        if not there.all():
+            kept = there if ring.width == 1 else there.repeat(ring.width)
+            elements = elements[kept]
+            columns = [_some(column, kept) for column in columns]
+        if len(elements):
+            self._put(elements, columns, np.ascontiguousarray(elements), first)
+
+    def _put(self, elements: Ints, columns: list[Column], at: Ints, first: int) -> None:
+        labels = np.ascontiguousarray(self._to_labels(columns[0]), np.int64)
+        if self.values is not None:
+            self.values[elements] = means_of(columns[1])
+        now = time.monotonic_ns() if self._limit else 0
+        self.table.put(at.ctypes.data, labels.ctypes.data, len(at), first, now)
+
+    def _drop(self, ring: Ring, slots: Ints) -> None:
+        elements = np.ascontiguousarray(self._elements(ring, slots))
+        self.table.drop(elements.ctypes.data, len(elements))
+
+    def _settle_absent(self, ring: Ring, head: int) -> None:
+        """Items of groups that were being written: back, gone, or written still."""
+        away = self._absent
+        still = np.empty(len(away), np.bool_)
+        self.table.are_absent(away.ctypes.data, len(away), still.ctypes.data)
+        away = away[still]
+        words = ring.live.words[away // ring.width]
+        told_later = (slot_words.states(words) == SlotState.WRITING) | (
+            slot_words.tickets(words) >= head
+        )
+        lost = np.ascontiguousarray(away[~told_later])
+        self.table.drop(lost.ctypes.data, len(lost))
+        self._absent = np.ascontiguousarray(away[told_later])
+
+    @staticmethod
+    def _elements(ring: Ring, slots: Ints) -> Ints:
+        if ring.width == 1:
+            return slots
+        found: Ints = (slots[:, None] * ring.width + np.arange(ring.width)).ravel()
+        return found
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def tickets(self, ring: Ring, elements: Ints) -> Ints | None:
+        """Tickets of items of the table, int64 ``[n]``; None where one was written over since."""
+        words = ring.live.words[elements if ring.width == 1 else elements // ring.width]
+        tickets = slot_words.tickets(words)
+        there = slot_words.committed(words) & (tickets < self.head)
+        return tickets if there.all() else None
+
+
+def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
+    """Slots that are gone: of those that are told of again, the item is the one that it was."""
+    if not parts:
+        return gone
+    fresh = np.concatenate(parts)
+    told = fresh[slot_words.tickets(ring.live.words[fresh]) < before]
+    return gone[~np.isin(gone, told)] if len(told) else gone
+
+
+def _some(column: Column, kept: Any) -> Column:
+    if isinstance(column, np.ndarray):
+        chosen: NDArray[Any] = column[kept]
+        return chosen
+    return [value for value, there in zip(column, kept.tolist(), strict=True) if there]
+
+
+def means_of(column: Column) -> Floats:
+    """One number an item: the mean of what it has."""
+    if not isinstance(column, np.ndarray):
+        kind = type(column[0]).__name__ if column else "nothing"
+        raise TypeError(
+            f"a reward is a number, or several, and not {kind}; name another reward_key"
+        )
+    means: Floats = column.astype(np.float64).mean(-1)
+    return means

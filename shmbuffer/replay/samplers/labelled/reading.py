@@ -1,0 +1,151 @@
+"""One entry of some items, of whatever form they are, and the tickets that they had then.
+
+What is read is copied first and compared with the words behind it, so that what a writer has torn
+meanwhile is left out: it is told of again at the next look.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer._native import _core
+from shmbuffer.memory import slots as slot_words
+from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.samplers.slicing.entries import as_numbers
+from shmbuffer.replay.storages.item_store import ItemStore
+from shmbuffer.replay.storages.record_store import RecordStore
+from shmbuffer.replay.storages.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeAlias
+
+    from numpy.typing import NDArray
+
+    from shmbuffer.numpy.nodes import KeyPath
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
+
+    Column: TypeAlias = NDArray[Any] | list[Any]
+
+
+class Entry(NamedTuple):
+    """What some items have under one path."""
+
+    column: Column
+    """Numbers ``[elements, k]``, or an object an element; of what is not there anything."""
+    there: Flags
+    """``[slots]``: the item was there while it was read."""
+
+
+def entries_of(mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int) -> list[Entry]:
+    """The entries of items with tickets below ``seen``.
+
+    Raises:
+        KeyError: items that are there do not have one.
+    """
+    if isinstance(mover, Rows):
+        return [_of_rows(mover, path, slots, seen) for path in paths]
+    if isinstance(mover, RecordStore):
+        found, tickets = mover.entries(slots, paths)
+        there = (tickets >= 0) & (tickets < seen)
+        if all(_are_numbers(column, there) for column in found):
+            return [Entry(_stacked(column, there), there) for column in found]
+    assert isinstance(mover, ItemStore)
+    kept, known, _ = mover.read(torch.from_numpy(slots))
+    tickets = known.numpy()
+    there = (tickets >= 0) & (tickets < seen)
+    items = iter(_items(mover, mover.some(kept, there), int(there.sum())))
+    rows = [next(items) if held else None for held in there.tolist()]
+    return [entry_of_items(rows, path, there) for path in paths]
+
+
+def entry_of_items(items: Sequence[Any], path: KeyPath, there: Flags) -> Entry:
+    """The same of items that are objects: TensorDicts, or dicts of them."""
+    column = [
+        _pick(item, path) if held else None
+        for item, held in zip(items, there.tolist(), strict=True)
+    ]
+    if _are_numbers(column, there):
+        return Entry(_stacked(column, there), there)
+    return Entry([_as_object(value) for value in column], there)
+
+
+def _of_rows(rows: Rows, path: KeyPath, slots: Ints, seen: int) -> Entry:
+    ring, width = rows.ring, rows.ring.width
+    at = next((at for at, leaf in enumerate(rows.leaves.leaves) if leaf.path == path), None)
+    if at is None:
+        raise _lacks(path)
+    elements = slots if width == 1 else (slots[:, None] * width + np.arange(width)).ravel()
+    column: Column
+    if at in rows.leaves.objects:
+        held: Any = rows.views()[at]  # `Objects`
+        column = [_as_object(value) for value in held.view(ring.elements).array[elements]]
+    else:
+        column = as_numbers(rows.take(at, elements)).reshape(len(elements), -1)
+    _core.fence()  # SYNC slot-claim, acquire
+    words = ring.live.words[slots]
+    there = slot_words.committed(words) & (slot_words.tickets(words) < seen)
+    return Entry(column, there)
+
+
+def _items(mover: Any, kept: Any, count: int) -> list[Any]:
+    if not count:
+        return []
+    if isinstance(mover, RecordStore):
+        return mover.codec.decoder.items(kept)
+    return [mover.codec.give(one) for one in kept]
+
+
+def _pick(item: Any, path: KeyPath) -> Any:
+    """KeyError where it is not there."""
+    found = item
+    for name in path:
+        try:
+            found = found.get(name, None) if is_collection(found) else found[name]
+        except (KeyError, TypeError, IndexError, AttributeError):
+            found = None
+        if found is None:
+            raise _lacks(path)
+    return found
+
+
+def _as_object(value: Any) -> Any:
+    """A key that Python can compare: of a tensor its number, or a tuple of them."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    elif is_collection(value) and hasattr(value, "data"):
+        value = value.data
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _are_numbers(column: Sequence[Any], there: Flags) -> bool:
+    return all(
+        isinstance(value, (torch.Tensor, np.ndarray, np.generic, bool, int, float))
+        and not (isinstance(value, np.ndarray) and value.dtype.kind not in "biuf")
+        for value, held in zip(column, there.tolist(), strict=True)
+        if held
+    )
+
+
+def _stacked(column: Sequence[Any], there: Flags) -> NDArray[Any]:
+    held = np.flatnonzero(there)
+    if not len(held):
+        return np.zeros((len(column), 1), np.int64)
+    parts = [as_numbers(torch.as_tensor(column[at])).reshape(-1) for at in held.tolist()]
+    if len({len(part) for part in parts}) > 1:
+        raise ValueError("an entry that names versions or groups has one shape in all items")
+    values = np.stack(parts)
+    whole = np.zeros((len(column), values.shape[1]), values.dtype)
+    whole[held] = values
+    return whole
+
+
+def _lacks(path: KeyPath) -> KeyError:
+    name = repr(path[0] if len(path) == 1 else path)
+    return KeyError(
+        f"the items have no entry {name}, by which the sampler tells them apart; write it with "
+        "every item, or name another entry"
+    )
