@@ -1,7 +1,8 @@
 """How long does it take to get hold of a full buffer that is there already?
 
-In a process that has imported everything. Where nobody has it open, the slots are looked over, as
-after a crash. torchrl's nearest thing is to load a dump, which somebody has to have made before.
+In a process that has imported everything. Where nobody has it open, everybody has left in order;
+after a crash it is `recover`. torchrl's nearest thing is to load a dump, which somebody has to have
+made before.
 """
 
 from __future__ import annotations

@@ -9,16 +9,19 @@ static bool is_mass(double found, double expected, bool alive) {
     return found == expected || (!alive && fabs(found - expected) <= 1e-12 * expected);
 }
 
-/* Changes nothing. Holds the mutex for the whole scan, some milliseconds for a million elements; where nobody is alive it
- * does not take it, as that would repair what a dead owner left: the caller keeps others out. */
-int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, struct shmb_check *found) {
+/* Of the slots that were written, and of `slots` at least. Changes nothing. Holds the mutex for the whole scan, some
+ * milliseconds for a million elements; where nobody is alive it does not take it, as that would repair what a dead owner
+ * left: the caller keeps others out. */
+int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint64_t slots, struct shmb_check *found) {
     struct shmb_runtime *runtime = ring->runtime;
     memset(found, 0, sizeof *found);
     int status = alive ? shmb_lock(ring, call) : SHMB_OK;
     if (status != SHMB_OK) return status;
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed), committed = 0;
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+    if (slots < shmb_reached(ring)) slots = shmb_reached(ring);
+    if (slots > ring->capacity) slots = ring->capacity;
+    for (uint64_t slot = 0; slot < slots; slot++) {
         uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
         bool item = SHMB_STATE(word) == SHMB_COMMITTED;
         committed += item;
@@ -32,7 +35,7 @@ int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, struc
     }
     uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
     found->wrong_length = length > committed ? length - committed : committed - length;
-    if (prioritized) found->wrong_nodes = shmb_tree_wrong_nodes(&ring->tree);
+    if (prioritized) found->wrong_nodes = shmb_tree_wrong_nodes(&ring->tree, slots * ring->lanes);
     if (alive) shmb_unlock(ring);
     return SHMB_OK;
 }

@@ -270,7 +270,7 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
     atomic_store_explicit(&me->phase, SHMB_EMPTYING, memory_order_release);
     CP(empty_emptying);
     shmb_finish_claim(ring, me);
-    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_tree_parents(&ring->tree);
+    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_tree_range(&ring->tree, 0, (head < ring->capacity ? head : ring->capacity) * ring->lanes);
     CP(empty_parents);
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(empty_idle);

@@ -50,7 +50,7 @@ void shmb_ring_leaves(struct shmb_ring *ring) {
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     uint64_t length = 0;
     double last_raw = -1, last_mass = 0;
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
         bool committed = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_COMMITTED;
         length += committed;
         if (!prioritized) continue;
@@ -73,3 +73,5 @@ void shmb_ring_leaves(struct shmb_ring *ring) {
     atomic_store_explicit(&runtime->length, length, memory_order_relaxed);
     CP(leaves_length);
 }
+
+void shmb_ring_parents(struct shmb_ring *ring) { shmb_tree_range(&ring->tree, 0, shmb_reached(ring) * ring->lanes); }

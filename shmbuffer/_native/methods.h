@@ -24,7 +24,8 @@
     X(raise_max_priority, ANY, "rt", "(value, timeout_ns): the largest priority ever given is at least this one.") \
     X(empty, ANY, "bt", "(keep_write_count, timeout_ns): forget every item.") \
     X(restore, ANY, "nnrt", "(ticket, write_count, max_priority, timeout_ns): position and counts of a buffer that is loaded.") \
-    X(check, ANY, "bt", "(alive, timeout_ns): what is not as it should be, counted; without a lock where nobody is alive.") \
+    X(check, ANY, "bnt", "(alive, slots, timeout_ns): what is not as it should be in those that were written and in so many,\n" \
+                       "counted; without a lock where nobody is alive.") \
     X(snapshot, ANY, "t", "(timeout_ns): runtime page and registry of one moment.") \
     X(copy_slots, ROWS, "nnan", "(first, count, out, tickets): copy the slots that differ from tickets.") \
     X(copy_moment, ROWS, "annnt", "(out, tickets, sources, raw, timeout_ns): the same under the mutex, and the counters.") \

@@ -96,7 +96,7 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
 static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, double eps) {
     if (!(alpha >= 0 && alpha < INFINITY && eps >= 0 && eps < INFINITY)) return false;
     double greatest = fmax(ORDINARY_PRIORITY, shmb_default_priority(ring->runtime));
-    for (uint64_t e = 0; e < ring->elements; e++) {
+    for (uint64_t e = 0, end = shmb_reached(ring) * ring->lanes; e < end; e++) {
         double raw;
         __atomic_load(&ring->raw[e], &raw, __ATOMIC_RELAXED);
         if (raw > greatest && raw < INFINITY) greatest = raw;
@@ -139,7 +139,7 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
     CP(alpha_stored);
     shmb_ring_leaves(ring);
     CP(alpha_leaves);
-    shmb_tree_parents(&ring->tree);
+    shmb_ring_parents(ring);
     CP(alpha_parents);
     shmb_touch(runtime);
     shmb_unlock(ring);

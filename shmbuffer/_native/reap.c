@@ -47,7 +47,7 @@ int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t index, ui
         atomic_load_explicit(&entry->state, memory_order_relaxed) == SHMB_LIVE) {
         if (atomic_load_explicit(&entry->phase, memory_order_relaxed) != SHMB_IDLE) {
             shmb_finish_claim(ring, entry);
-            if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_tree_parents(&ring->tree);
+            if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_ring_parents(ring);
             CP(reap_parents);
             atomic_store_explicit(&entry->phase, SHMB_IDLE, memory_order_release);
         }

@@ -42,7 +42,7 @@ static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t 
     const struct shmb_record *record = header_at(ring, at);
     if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + record->stride;
     uint64_t next = head;
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
         uint64_t position = ring->extents[slot].position;
         if (position > at && position < next && is_place_of(ring, slot, position)) next = position;
     }

@@ -91,7 +91,7 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         runtime->max_priority = -1; /* of items that are forgotten */
         CP(empty_max_priority);
         shmb_start_anew(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0);
-        for (uint64_t slot = 0; slot < ring->capacity; slot++) empty_slot(ring, slot);
+        for (uint64_t slot = 0; slot < ring->capacity && slot < first; slot++) empty_slot(ring, slot); /* as shmb_reached said then */
         shmb_pass_the_forgotten(ring);
     } else {
         CP(reap_head);
@@ -129,7 +129,7 @@ void shmb_repair(struct shmb_ring *ring) {
     CP(repair_version);
     shmb_ring_leaves(ring);
     CP(repair_leaves);
-    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_tree_parents(&ring->tree);
+    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_ring_parents(ring);
     CP(repair_parents);
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
         uint32_t phase = atomic_load_explicit(&ring->entries[i].phase, memory_order_relaxed);

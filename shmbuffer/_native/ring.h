@@ -213,6 +213,13 @@ static inline uint64_t shmb_slot_of_row(const struct shmb_ring *ring, uint64_t r
     return slot < ring->capacity ? slot : slot - ring->capacity;
 }
 
+/* Slots from here on are as the file of zeros left them: a claim moves the head first, and marks then. So what goes over the
+ * whole ring costs what was written, and makes no pages where nothing was. */
+static inline uint64_t shmb_reached(const struct shmb_ring *ring) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    return head < ring->capacity ? head : ring->capacity;
+}
+
 static inline uint64_t shmb_ticket_in_lap(uint64_t head, uint64_t slot, uint64_t capacity) {
     return head + (slot + capacity - head % capacity) % capacity;
 }
@@ -298,6 +305,7 @@ bool shmb_draws_by_mass(const struct shmb_ring *ring, bool prioritized);
 struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritized);
 int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count);
 void shmb_ring_leaves(struct shmb_ring *ring); /* every leaf from words and raw priorities, and `length` */
+void shmb_ring_parents(struct shmb_ring *ring); /* every sum and minimum from the leaves */
 
 /* limiter.c: under the mutex, but for the copy and what is asked of it */
 struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime);
@@ -454,7 +462,7 @@ struct shmb_check {
 };
 
 /* check.c */
-int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, struct shmb_check *found);
+int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint64_t slots, struct shmb_check *found);
 
 /* sample.c: draw, copy, validate */
 int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,

@@ -215,7 +215,7 @@ PyObject *shmb_ring_restore(struct ring_object *self, struct asked *asked) {
 PyObject *shmb_ring_check(struct ring_object *self, struct asked *asked) {
     struct shmb_check found;
     shmb_python_may_block(CALL);
-    int status = shmb_check(&self->ring, CALL, NUMBER(0) != 0, &found);
+    int status = shmb_check(&self->ring, CALL, NUMBER(0) != 0, NUMBER(1), &found);
     if (status != SHMB_OK) return shmb_answer(asked, status, 0);
     shmb_python_end(&asked->python);
     return Py_BuildValue("(KKKKKKK)", BIG(found.wrong_nodes), BIG(found.wrong_leaves), BIG(found.wrong_length),
@@ -304,7 +304,7 @@ PyObject *shmb_ring_mend(struct ring_object *self, struct asked *asked) {
 PyObject *shmb_ring_rebuild(struct ring_object *self, struct asked *asked) {
     shmb_python_may_block(CALL);
     shmb_ring_leaves(&self->ring);
-    shmb_tree_parents(&self->ring.tree);
+    shmb_ring_parents(&self->ring);
     shmb_python_end(&asked->python);
     Py_RETURN_NONE;
 }

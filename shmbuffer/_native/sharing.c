@@ -398,13 +398,14 @@ static bool leads_nowhere(const struct shmb_ring *ring, uint64_t next) {
  * in order becomes a whole. Returns for how many items there was no room; `drops`: these are forgotten. */
 uint64_t shmb_mend_links(struct shmb_ring *ring, uint64_t head, bool drops) {
     uint64_t left = 0, holder;
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+    const uint64_t reached = shmb_reached(ring);
+    for (uint64_t slot = 0; slot < reached; slot++) {
         uint64_t next = atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed), whole = SHMB_AHEAD_OF(next);
         if (!is_committed(ring, slot) || !(next & SHMB_WHOLE) || whole >= ring->wholes || !is_free(ring, whole, &holder)) continue;
         atomic_store_explicit(&ring->holders[whole], (uint32_t)slot, memory_order_relaxed);
         CP(share_found);
     }
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+    for (uint64_t slot = 0; slot < reached; slot++) {
         if (!is_committed(ring, slot) || shmb_link_in_order(ring, slot, head)) continue;
         uint64_t next = atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed);
         if (!leads_nowhere(ring, next) && make_whole(ring, slot)) continue;

@@ -85,8 +85,6 @@ void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {
     }
 }
 
-void shmb_tree_parents(struct shmb_tree *tree) { shmb_tree_range(tree, 0, tree->nodes[0]); }
-
 #define BITMAP_NODES 4096 /* levels up to this size remember which nodes were done, and which have another minimum below */
 
 static inline bool has(const uint64_t *bits, uint64_t at) { return bits[at / 64] >> (at % 64) & 1; }
@@ -134,13 +132,15 @@ void shmb_tree_clear_padding(struct shmb_tree *tree) {
         }
 }
 
-/* How many are not what their children say. */
-uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree) {
+/* How many are not what their children say, of those above the first `count` leaves. */
+uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree, uint64_t count) {
     uint64_t wrong = 0;
-    for (unsigned level = 1; level <= tree->depth; level++)
-        for (uint64_t node = 0; node < tree->nodes[level]; node++)
+    for (unsigned level = 1; level <= tree->depth; level++) {
+        count = (count + SHMB_FANOUT - 1) / SHMB_FANOUT;
+        for (uint64_t node = 0; node < count; node++)
             wrong += tree->sum[level][node] != sum_of_children(sums_below(tree, level, node)) ||
                      tree->min[level][node] != least_of(tree, minima_below(tree, level, node));
+    }
     return wrong;
 }
 

@@ -15,9 +15,8 @@ struct shmb_tree {
 void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections, unsigned char *slots);
 void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count); /* parents of leaves [first, first+count) */
 void shmb_tree_touched(struct shmb_tree *tree, uint64_t *elements, uint64_t count); /* consumes its argument */
-void shmb_tree_parents(struct shmb_tree *tree);                                     /* all of them */
 void shmb_tree_clear_padding(struct shmb_tree *tree);
-uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree);
+uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree, uint64_t count);
 double shmb_tree_query(const struct shmb_tree *tree, bool least, uint64_t first, uint64_t end); /* of leaves [first, end) */
 uint64_t shmb_tree_lower_bound(const struct shmb_tree *tree, double sum); /* the first leaf that reaches it; else nodes[0] */
 static inline double shmb_tree_total(const struct shmb_tree *tree) { return tree->sum[tree->depth][0]; }

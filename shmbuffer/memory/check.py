@@ -32,6 +32,7 @@ from shmbuffer.memory.recovery import wrong_checksums
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.slots_file import SlotsFile
+from shmbuffer.memory.written import Written
 
 NO_SCHEMA = "nothing has been written yet: there is no schema"
 
@@ -87,13 +88,13 @@ def check(
                 mapped = _map(report, found)
                 if mapped is not None:
                     native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
-                    _compare_slots(report, found.control, mapped, native)
+                    looked = _compare_slots(report, found.control, mapped, native, files)
         except CorruptBufferError as error:
             report.problems.append(str(error))
             return report
         if mapped is not None:
             with hearing(on_progress):
-                _compare_checksums(report, found.superblock, mapped, native)
+                _compare_checksums(report, found.superblock, mapped, native, looked)
         return report
 
 
@@ -105,8 +106,9 @@ def check_living(seat: Seat) -> CheckReport:
     if mapped is None:
         report.notes.append(NO_SCHEMA)
     else:
-        _compare_slots(report, seat.control, mapped, seat.native)
-        _compare_checksums(report, superblock, mapped, seat.native)
+        files = seat.ground if isinstance(seat.ground, Files) else None
+        looked = _compare_slots(report, seat.control, mapped, seat.native, files)
+        _compare_checksums(report, superblock, mapped, seat.native, looked)
     return report
 
 
@@ -162,20 +164,31 @@ def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
 
 
 def _compare_slots(
-    report: CheckReport, control: Control, mapped: Mapped, native: _core.Ring
-) -> None:
+    report: CheckReport,
+    control: Control,
+    mapped: Mapped,
+    native: _core.Ring,
+    files: Files | None,
+) -> int:
+    """Returns how many slots it has looked at: those that were ever written."""
     live = SlotsFile(mapped.slots, mapped.schema)
-    report.items = int(np.count_nonzero(live.holds())) * live.width
-    found = native.check(report.alive, LOCK_TIMEOUT_NS)
+    written = None if files is None else Written(files, live)
+    looked = max(_reached(control, live), 0 if written is None else written.slots())
+    report.items = int(np.count_nonzero(live.holds(slice(looked)))) * live.width
+    found = native.check(report.alive, looked, LOCK_TIMEOUT_NS)
     if isinstance(found, int):
         raise LockTimeout(
             f"{report.path}: a living process holds the buffer's mutex and does not let go, so it "
             "cannot be checked; continue or end that process (see `shmbuffer inspect`)"
         )
     nodes, leaves, length, words, orphans, records, nexts = found
+    if written is not None and control.runtime["prioritized"][0]:
+        before = max(looked, _reached(control, live))
+        beyond = written.massive(before * live.width)
+        leaves += beyond if _reached(control, live) <= before else 0
     unfinished = report.problems
     if not report.alive:
-        writing = int(np.count_nonzero(live.writing()))
+        writing = int(np.count_nonzero(live.writing(slice(looked))))
         if writing:
             report.notes.append(f"{writing} slots were being written; recovery gives them back")
         orphans = 0
@@ -192,6 +205,12 @@ def _compare_slots(
     ):
         if count:
             to.append(problem.format(count))
+    return looked
+
+
+def _reached(control: Control, live: SlotsFile) -> int:
+    """Slots from here on were never written, as the next ticket says."""
+    return min(int(control.runtime["head"][0]), live.capacity)
 
 
 def _died_in_it(control: Control) -> bool:
@@ -201,7 +220,7 @@ def _died_in_it(control: Control) -> bool:
 
 
 def _compare_checksums(
-    report: CheckReport, superblock: Superblock, mapped: Mapped, native: _core.Ring
+    report: CheckReport, superblock: Superblock, mapped: Mapped, native: _core.Ring, looked: int
 ) -> None:
     if not superblock.flags & Flag.CHECKSUM:
         report.notes.append("made with checksum=False: the items' bytes cannot be verified")
@@ -209,5 +228,5 @@ def _compare_checksums(
     report.verified = report.items
     with Progress("check", report.items, "items") as progress:
         live = SlotsFile(mapped.slots, mapped.schema)
-        wrong = wrong_checksums(native, mapped.schema, live, progress)
+        wrong = wrong_checksums(native, mapped.schema, live, looked, progress)
     report.problems += [f"slot {slot}: the bytes do not fit their checksum" for slot in wrong]

@@ -14,7 +14,7 @@ from shmbuffer.errors import BufferNotFoundError, CorruptBufferError
 from shmbuffer.memory import identity, restored
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.layout import BufferState, Flag
+from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
@@ -74,6 +74,20 @@ class Diagnosis:
         if superblock.boot_id != here:
             return "reboot"
         return "restored" if verifiable and self._is_restored() else "nobody alive"
+
+    def was_left_whole(self) -> bool:
+        """Whether everybody has left in order, so that nobody has died in the middle of anything.
+
+        Only where a file that somebody else has changed since would have been noticed.
+        """
+        entries, runtime = self.control.entries, self.control.runtime[0]
+        return (
+            bool(self.superblock.flags & Flag.CHECKSUM)
+            and self.superblock.state == int(runtime["state"]) == BufferState.READY
+            and not (entries["state"] != EntryState.FREE).any()
+            and not (entries["phase"] != Phase.IDLE).any()
+            and not any(runtime["mutex"].tobytes()[:4])
+        )
 
     def _is_restored(self) -> bool:
         """Whether somebody else has changed the files since the last store; see `restored`."""

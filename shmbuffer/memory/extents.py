@@ -11,28 +11,28 @@ from shmbuffer.memory import layout, slots
 from shmbuffer.memory.slots_file import SlotsFile
 
 
-def misplaced(runtime: Any, live: SlotsFile, record_bytes: int) -> NDArray[np.bool_]:
-    """Items whose record cannot be where their slot says. Returns bool[capacity]."""
-    position, nbytes = live.extents["position"], live.extents["bytes"]
+def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) -> NDArray[np.bool_]:
+    """Items of these slots whose record cannot be where their slot says."""
+    position, nbytes = live.extents["position"][where], live.extents["bytes"][where]
     wrong = (nbytes < layout.RECORD.itemsize) | (nbytes > record_bytes) | (position % 8 != 0)
     wrong |= position > np.uint64(2**62)
     if runtime is not None:
         tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
         wrong |= (position < tail) | (position + nbytes > head)
         wrong |= head - tail > record_bytes
-    found: NDArray[np.bool_] = wrong & live.holds()
+    found: NDArray[np.bool_] = wrong & live.holds(where)
     return found
 
 
 def not_theirs(
     live: SlotsFile, record_bytes: int, records_map: Any, placed: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Items where the record at their place has another one's header. Returns bool[capacity]."""
-    held = (placed & live.holds()).nonzero()[0]
+    """Items of the first slots where the record at their place has another one's header."""
+    held = (placed & live.holds(slice(len(placed)))).nonzero()[0]
     extents = live.extents[held]
     numbers = np.frombuffer(records_map, np.uint64)
     at = (extents["position"] % np.uint64(record_bytes)).astype(np.int64) // 8
-    wrong = np.zeros(live.capacity, np.bool_)
+    wrong = np.zeros(len(placed), np.bool_)
     wrong[held] = (
         (numbers[at] != slots.tickets(live.words[held]).astype(np.uint64))
         | (numbers[at + 1] != extents["position"])

@@ -234,7 +234,7 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
     if schema is None or not control.runtime["prioritized"][0]:
         return None
     live = SlotsFile(files.map_slots(schema, writable=False), schema)
-    looked = _looked_at(schema.capacity)
+    looked = _looked_at(min(int(control.runtime["head"][0]), schema.capacity))
     held = looked[live.holds(looked)]
     found = live.raw.reshape(schema.capacity, schema.width)[held].ravel()
     found = found[found >= 0]  # NaN: somebody is just writing it
@@ -248,12 +248,12 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
     }
 
 
-def _looked_at(capacity: int) -> NDArray[np.int64]:
-    """Slots, in runs from all over the ring: each run is a fault, because each look maps again."""
+def _looked_at(reached: int) -> NDArray[np.int64]:
+    """Written slots, in runs from all over the ring: each is a fault, as each look maps again."""
     runs = _LOOKED_SLOTS // _RUN
-    if capacity <= _LOOKED_SLOTS:
-        return np.arange(capacity)
-    starts = np.linspace(0, capacity // _RUN - 1, runs).astype(np.int64) * _RUN
+    if reached <= _LOOKED_SLOTS:
+        return np.arange(reached)
+    starts = np.linspace(0, reached // _RUN - 1, runs).astype(np.int64) * _RUN
     return (starts[:, None] + np.arange(_RUN)).ravel()
 
 

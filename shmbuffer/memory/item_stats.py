@@ -64,18 +64,19 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
         head = int(control.runtime["head"][0])
         prioritized = bool(control.runtime["prioritized"][0])
         entries = control.entries.copy()
-    step = -(-schema.capacity // LOOKED_SLOTS)
     capacity, width = schema.capacity, schema.width
-    words = live.words[::step].copy()
+    reached = min(head, capacity)  # from there on nothing was written
+    step = max(1, -(-reached // LOOKED_SLOTS))
+    words = live.words[:reached:step].copy()
     held = slots.committed(words)
-    writers = layout.writer_of(live.sources[::step][held])
+    writers = layout.writer_of(live.sources[:reached:step][held])
     ages = (head - 1 - slots.tickets(words[held])) * width
 
     def of_held(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return values.reshape(capacity, width)[::step][held].ravel()
+        return values.reshape(capacity, width)[:reached:step][held].ravel()
 
     return ItemStats(
-        len(words) / capacity,
+        len(words) / reached if reached else 1.0,
         np.repeat(np.maximum(ages, 0), width),  # a moment later the head is another one
         np.repeat(writers, width),
         of_held(live.raw),

@@ -124,7 +124,8 @@ def _clear_the_way(
         return None, None, None
     if reason is None:
         return control, None, None
-    return control, *recover_directory(found, reason, verify=existing == "verify")
+    whole = reason == "nobody alive" and existing == "attach" and found.was_left_whole()
+    return control, *recover_directory(found, reason, verify=existing == "verify", left_whole=whole)
 
 
 def _create(files: Files, settings: Settings | None, *, temporary: bool) -> Control:

@@ -14,7 +14,7 @@ another, so that every item needs a checksum that fits.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout
 from shmbuffer.memory import extents, identity, layout, limiter, slots, weights_file
-from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.control import Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history_writer import note_deaths
@@ -35,6 +35,7 @@ from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings, exponent_fits
 from shmbuffer.memory.slots_file import PIECE, SlotsFile
+from shmbuffer.memory.written import Written
 
 #: A head beyond is believed if there are items near it: nobody writes 10 ** 9 items a second for
 #: 70 years, or so many at once that are not there.
@@ -43,9 +44,12 @@ _LARGEST_GAP = 2**40
 
 
 def recover_directory(
-    found: Diagnosis, reason: str, *, verify: bool = False
+    found: Diagnosis, reason: str, *, verify: bool = False, left_whole: bool = False
 ) -> tuple[RecoveryReport, Mapped | None]:
-    """Recovers, under init.lock; returns the report, and what is mapped where there is a schema."""
+    """Recovers, under init.lock; returns the report, and what is mapped where there is a schema.
+
+    ``left_whole``: everybody has left in order, so the slots are believed without a look at them.
+    """
     files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()
     settings = found.settings()
@@ -69,7 +73,8 @@ def recover_directory(
         state = BufferState.NO_SCHEMA
         report = replace(report, clients_retired=retired)
     else:
-        report = _Repair(control, superblock, settings, mapped).run(report, verify=verify)
+        repair = _Repair(found, superblock, settings, mapped)
+        report = repair.run(report, verify=verify, left_whole=left_whole)
         state = BufferState.READY
     _core.reached("recover.tree")
     if verify or reason != "nobody alive":
@@ -97,15 +102,18 @@ def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
 
 
 def wrong_checksums(
-    native: _core.Ring, schema: Schema, live: SlotsFile, progress: Progress
+    native: _core.Ring, schema: Schema, live: SlotsFile, count: int, progress: Progress
 ) -> list[int]:
-    """Slots with an item whose bytes do not fit its checksum; ``progress`` counts elements."""
+    """Of the first slots, those with an item whose bytes do not fit its checksum.
+
+    ``progress`` counts elements.
+    """
     slot_bytes = sum(schema.map_bytes) // schema.capacity
     wrong: list[int] = []
-    for first, count in progress.cut(schema.capacity, slot_bytes):
-        wrong += native.verify(first, count)
+    for first, some in progress.cut(count, slot_bytes):
+        wrong += native.verify(first, some)
         if progress.heard:
-            held = np.count_nonzero(live.holds(slice(first, first + count)))
+            held = np.count_nonzero(live.holds(slice(first, first + some)))
             progress.advance(int(held) * schema.width)
     return wrong
 
@@ -114,27 +122,34 @@ class _Repair:
     """The steps between RECOVERING and READY, on the mapped bytes."""
 
     def __init__(
-        self, control: Control, superblock: Superblock, settings: Settings, mapped: Mapped
+        self, found: Diagnosis, superblock: Superblock, settings: Settings, mapped: Mapped
     ) -> None:
-        self.control = control
+        self.control = found.control
         self.superblock = superblock
         self.settings = settings
         self.schema = mapped.schema
         self.live = SlotsFile(mapped.slots, mapped.schema)
         self.records_map = mapped.leaves[0] if mapped.schema.record_bytes else None
-        self.native = mapped.ring(control, entry=0)
+        self.native = mapped.ring(found.control, entry=0)
         self.capacity = mapped.schema.capacity
         self.width = mapped.schema.width
+        self.written = Written(found.files, self.live)
+        self.used = slice(0)  # the slots to look at
 
-    def run(self, report: RecoveryReport, *, verify: bool) -> RecoveryReport:
+    def run(self, report: RecoveryReport, *, verify: bool, left_whole: bool) -> RecoveryReport:
         """All of them. Bytes that the dead have left in this boot are believed, unless ``verify``.
 
         Those of a directory that seems to have been restored may be theirs after all: its claims
-        are finished too, so that their batches stay whole.
+        are finished too, so that their batches stay whole. Where everybody has left in order, there
+        is nothing to do for the slots: they are not looked at.
         """
         runtime = self.control.runtime
         trusted = report.reason == "nobody alive"
-        self._sane_settings()
+        if not self._sane_settings() and left_whole and self._may_be_whole():
+            items = int(runtime["length"][0]) * self.width
+            self._settle_flow(lambda: items)
+            return replace(report, items=items)
+        self.used = slice(self.written.slots())
         self._sane_head()
         before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
         # As far as is known: a damaged page may say anything, and the words are looked at later.
@@ -159,9 +174,11 @@ class _Repair:
         _core.reached("recover.priorities")
         runtime["waiters"] = 0
         _core.reached("recover.waiters")
-        self._settle_flow()
+        self._settle_flow(lambda: int(np.count_nonzero(self.live.holds(self.used))) * self.width)
         if not verify:
             progress.advance(held // 3)
+        reached = min(int(runtime["head"][0]), self.capacity)
+        self.written.clear_masses(reached * self.width)
         self.native.rebuild()
         progress.finish()
         rolled = {name: int(runtime[name][0]) - was for name, was in before.items()}
@@ -177,10 +194,13 @@ class _Repair:
             unverified=unverified * self.width,
         )
 
-    def _sane_settings(self) -> None:
-        """Alpha and eps of the runtime page if a buffer can have them, else of the settings."""
+    def _sane_settings(self) -> bool:
+        """Alpha and eps of the runtime page if a buffer can have them, else of the settings.
+
+        Returns whether they are other ones now.
+        """
         runtime, settings = self.control.runtime, self.settings
-        alpha, eps = self._exponent()
+        alpha, eps = found = self._exponent()
         if not exponent_fits(alpha, eps, len(self.live.raw)):
             alpha, eps = (1.0 if settings.alpha is None else settings.alpha), settings.eps
         for name, value in (("alpha", alpha), ("eps", eps)):
@@ -189,8 +209,19 @@ class _Repair:
         if not self._fits(runtime["max_priority"])[0]:
             runtime["max_priority"] = -1.0
         _core.reached("recover.max_priority")
+        return (alpha, eps) != found
 
-    def _settle_flow(self) -> None:
+    def _may_be_whole(self) -> bool:
+        """Whether the counters can be believed; headers of records are always looked at."""
+        runtime = self.control.runtime[0]
+        return (
+            not self.schema.record_bytes
+            and runtime["head"] <= _MANY_TICKETS
+            and runtime["length"] <= min(int(runtime["head"]), self.capacity)
+            and runtime["next_incarnation"] < layout.INCARNATIONS
+        )
+
+    def _settle_flow(self, held: Callable[[], int]) -> None:
         """Removes an invalid limiter; sides further apart than they can be start from zero."""
         runtime, entries = self.control.runtime, self.control.entries
         for name in ("pending", "reading", "waits_for"):
@@ -206,8 +237,7 @@ class _Repair:
         _core.reached("recover.limiter")
         if limiter.is_far_apart(runtime[0], self.capacity * self.width):
             block = self.control.limiter_block(int(runtime["limiter_version"][0]))
-            there = np.count_nonzero(self.live.holds()) * self.width
-            free = max(0, int(block["min_size"][0]) - int(there))
+            free = max(0, int(block["min_size"][0]) - held())
             if int(block["limits"][0]) & layout.Limit.LEASE:
                 block["error_buffer"] = 0.0  # first: an end too early does no harm
                 _core.reached("recover.bases")
@@ -220,8 +250,9 @@ class _Repair:
         """A head far beyond every item would end the buffer; nobody alive knows a ticket of it."""
         runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
         if head > _MANY_TICKETS:
-            tickets = slots.tickets(self.live.words)
-            theirs = (tickets % self.capacity == np.arange(self.capacity)) & (self.live.words != 0)
+            words = self.live.words[self.used]
+            tickets = slots.tickets(words)
+            theirs = (tickets % self.capacity == np.arange(len(words))) & (words != 0)
             newest = int(tickets[theirs & (tickets < min(head, 2**62))].max(initial=-1))
             if head - newest > _LARGEST_GAP:
                 runtime["head"] = max(newest + 1, self.superblock.durable_ticket)
@@ -284,17 +315,17 @@ class _Repair:
     def _refuse_misplaced_records(self, trusted: bool) -> int:
         """A record must be one, and, unless the counters may be older, between tail and head."""
         runtime = self.control.runtime[0] if trusted else None
-        wrong = extents.misplaced(runtime, self.live, self.schema.record_bytes)
+        wrong = extents.misplaced(runtime, self.live, self.used, self.schema.record_bytes)
         if trusted or not self.superblock.flags & Flag.CHECKSUM:  # which covers headers too
             size, content = self.schema.record_bytes, self.records_map
             wrong |= extents.not_theirs(self.live, size, content, ~wrong)
-        self.live.words[wrong] = 0
+        self.live.words[self.used][wrong] = 0
         _core.reached("recover.misplaced")
         return int(np.count_nonzero(wrong))
 
     def _relink(self) -> int:
         """Makes one way from record to record again; what is in another's way goes."""
-        held = self.live.holds().nonzero()[0]
+        held = self.live.holds(self.used).nonzero()[0]
         order = np.argsort(self.live.extents["position"][held], kind="stable")
         ordered = np.ascontiguousarray(held[order], np.int64)
         return int(self.native.relink(ordered.ctypes.data, len(ordered)))
@@ -313,19 +344,20 @@ class _Repair:
         """Keeps what fits its checksum; without, only what a barrier covered and nobody touched."""
         runtime = self.control.runtime
         head = int(runtime["head"][0])
-        committed = self.live.holds()
+        words = self.live.words[self.used]
+        committed = slots.committed(words)
         failed = unverified = 0
         if self.superblock.flags & Flag.CHECKSUM:
-            wrong = wrong_checksums(self.native, self.schema, self.live, progress)
+            wrong = wrong_checksums(self.native, self.schema, self.live, len(words), progress)
             failed = len(wrong)
-            self.live.words[wrong] = 0
+            words[wrong] = 0
         elif trusted or self.superblock.durable_ticket == head > self._newest_ticket():
             unverified = int(np.count_nonzero(committed))
         else:
             failed = int(np.count_nonzero(committed))
-            self.live.words[committed] = 0
+            words[committed] = 0
         _core.reached("recover.dropped")
-        left = int(np.count_nonzero(self.live.words))
+        left = int(np.count_nonzero(words))
         runtime["head"] = max(head, self.superblock.durable_ticket, self._newest_ticket() + 1)
         _core.reached("recover.head")
         runtime["write_count"] = max(int(runtime["write_count"][0]), left * self.width)
@@ -334,7 +366,8 @@ class _Repair:
 
     def _newest_ticket(self) -> int:
         """Of all slots; -1 without any. Newer than ``head`` where that page is the older one."""
-        used = self.live.words[self.live.words != 0]
+        words = self.live.words[self.used]
+        used = words[words != 0]
         return int(slots.tickets(used).max()) if len(used) else -1
 
     def _exponent(self) -> tuple[float, float]:
@@ -360,5 +393,5 @@ class _Repair:
         return refused
 
     def _pieces(self) -> Iterator[slice]:
-        for first in range(0, self.capacity, PIECE):
-            yield slice(first, min(first + PIECE, self.capacity))
+        for first in range(0, self.used.stop, PIECE):
+            yield slice(first, min(first + PIECE, self.used.stop))

@@ -34,6 +34,7 @@ class SlotsFile:
 
     def __init__(self, content: Any, schema: Schema) -> None:
         data, at = np.frombuffer(content, np.uint8), schema.sections
+        self.at = at  # where each section begins, in bytes
         capacity, elements = schema.capacity, schema.elements
 
         def part(name: str, count: int, dtype: Any) -> NDArray[Any]:

@@ -57,7 +57,7 @@ def recover(
     are in memory.
     """
     began, before = time.perf_counter_ns(), _mended(scratch_dir)
-    existing: Existing = "verify" if verify else "attach"
+    existing: Existing = "verify" if verify else "recover"
     with (
         hearing(on_progress),
         Engine.open(scratch_dir, None, existing=existing, timeout=timeout) as engine,

@@ -59,7 +59,7 @@ static void write_rows(struct shmb_ring *ring, struct call *call, uint64_t count
 static void check_whole(void) {
     struct call call = plain_call();
     struct shmb_check found;
-    expect(shmb_check(&one, &call.call, true, &found), "check");
+    expect(shmb_check(&one, &call.call, true, 0, &found), "check");
     right(!(found.wrong_nodes | found.wrong_leaves | found.wrong_length | found.wrong_words | found.orphans), "whole");
 }
 

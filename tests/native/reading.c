@@ -200,7 +200,7 @@ void copy_once(struct shmb_ring *ring) {
 void check_whole(struct shmb_ring *ring) {
     struct shmb_call call = a_call();
     struct shmb_check found;
-    expect(shmb_check(ring, &call, true, &found), "check");
+    expect(shmb_check(ring, &call, true, 0, &found), "check");
     if (found.wrong_nodes | found.wrong_leaves | found.wrong_length | found.wrong_words | found.wrong_extents | found.orphans)
         fail("check: %llu nodes, %llu leaves, length %llu, %llu words, %llu extents, %llu orphans",
              (unsigned long long)found.wrong_nodes, (unsigned long long)found.wrong_leaves,

@@ -67,7 +67,7 @@ static uint64_t relink(bool damaged) {
     if (left + forgotten != count) fail("relink: %llu items became %llu", (unsigned long long)count, (unsigned long long)left);
     if (!damaged && forgotten) fail("relink: an item of a whole ring was forgotten");
     shmb_ring_leaves(&ring);
-    shmb_tree_parents(&ring.tree);
+    shmb_ring_parents(&ring);
     return forgotten;
 }
 

@@ -100,7 +100,7 @@ FAULTS = {
             (
                 "repair",
                 "    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) "
-                "shmb_tree_parents(&ring->tree);\n    CP(repair_parents);",
+                "shmb_ring_parents(ring);\n    CP(repair_parents);",
                 "",
             ),
         ),

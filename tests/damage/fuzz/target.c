@@ -144,7 +144,7 @@ static void verify_all(struct shmb_ring *ring) {
     struct shmb_check found;
     for (uint64_t slot = 0; slot < CAPACITY; slot++)
         shmb_row_checksum(ring, slot, SHMB_TICKET(atomic_load(&ring->words[slot])));
-    shmb_check(ring, &call, true, &found);
+    shmb_check(ring, &call, true, 0, &found);
 }
 
 static void update_some(struct shmb_ring *ring, uint64_t from) {
@@ -176,7 +176,7 @@ static void recover(struct shmb_ring *ring) {
     }
     if (ring->bytes) shmb_relink(ring, held, count);
     shmb_ring_leaves(ring);
-    shmb_tree_parents(&ring->tree);
+    shmb_ring_parents(ring);
 }
 
 static void make_call(struct shmb_ring *ring, unsigned char what) {
@@ -216,7 +216,7 @@ static void live(struct specimen *one, bool prioritized) {
         atomic_store(&ring->words[ticket % CAPACITY], SHMB_WORD(ticket, SHMB_WRITING));
     ring->runtime->head = first + 2;
     shmb_ring_leaves(ring);
-    shmb_tree_parents(&ring->tree);
+    shmb_ring_parents(ring);
 }
 
 static struct specimen *made(bool records, unsigned lanes, bool prioritized) {
