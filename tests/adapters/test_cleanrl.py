@@ -38,6 +38,7 @@ def run(steps: int, path: Path, *more: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.full
 def test_its_own_loop_updates_once_a_step(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3", reason="its replay buffer")
     assert run(60, tmp_path / "unused", "--collectors", "0") == 20

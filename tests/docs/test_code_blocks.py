@@ -42,6 +42,14 @@ NEEDS = {
     "docs/monitoring.md": "matplotlib",
 }
 
+# Each starts programs that import what costs seconds, and that tests/adapters and tests/distributed
+# run, too.
+IN_FULL = (
+    "docs/guides/cleanrl.md",
+    "docs/guides/stable-baselines3.md",
+    "docs/guides/several-machines.md",
+)
+
 # Else it reports what is used, and leaves a token in the user's home.
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 
@@ -93,11 +101,7 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "page",
-    [
-        # It starts a cluster twice.
-        pytest.param(page, marks=pytest.mark.full if NEEDS.get(page) == "ray" else ())
-        for page in RUNNING
-    ],
+    [pytest.param(page, marks=pytest.mark.full if page in IN_FULL else ()) for page in RUNNING],
 )
 def test_the_blocks_of_a_page_run_in_their_order(run: Run, page: str) -> None:
     if page in NEEDS:

@@ -145,7 +145,9 @@ def test_a_pass_is_shared_among_the_workers(path: Path, workers: int) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("sampler", [None, SamplerWithoutReplacement])
+@pytest.mark.parametrize(
+    "sampler", [None, pytest.param(SamplerWithoutReplacement, marks=pytest.mark.full)]
+)
 def test_spawned_workers_draw_as_forked_ones(path: Path, sampler: Any) -> None:
     options = {} if sampler is None else {"sampler": sampler()}
     with attach(path, rank=1, **options) as rb:
