@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "ring.h"
+#include "reserve.h"
 
 /* Of a dead ring but for rounding: another version of the C library may have made the powers. */
 static bool is_mass(double found, double expected, bool alive) {
@@ -35,6 +35,7 @@ int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint6
     }
     uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
     found->wrong_length = length > committed ? length - committed : committed - length;
+    found->wrong_reserved = shmb_wrong_reserved(ring);
     if (prioritized) found->wrong_nodes = shmb_tree_wrong_nodes(&ring->tree, slots * ring->lanes);
     if (alive) shmb_unlock(ring);
     return SHMB_OK;

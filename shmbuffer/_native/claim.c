@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "ring.h"
+#include "reserve.h"
 
 static bool make_room(struct shmb_ring *ring, uint64_t rows) {
     if (rows <= ring->scratch_rows) return true;
@@ -96,6 +96,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     ring->claim_first = first;
     ring->claim_slot = first % ring->capacity;
     ring->claim_count = count;
+    if (ring->claim_held) shmb_take_credit(ring, ring->claim_held);
     if (elements) shmb_promise(ring, elements);
     me->kind = ring->claim_kind;
     CP(write_kind);
@@ -148,6 +149,13 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     CP(write_claimed);
 }
 
+/* Whether the claim that is ready may be opened: it is made from a reservation, or nothing limits it now. */
+static int admit(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
+    const struct shmb_wish wish = {.rows = rows, .elements = elements, .bytes = ring->bytes ? ring->claim_bytes : 0, .held = ring->claim_held};
+    ring->claim_passes = false;
+    return shmb_is_limited(ring) ? shmb_admit_insert(ring, &wish, &ring->claim_passes) : SHMB_OK;
+}
+
 /* Nobody has to wait behind who waits for the other side. */
 static int end_limited(struct shmb_ring *ring, int status) {
     shmb_give_back_turn(ring);
@@ -181,10 +189,11 @@ static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    status = shmb_look_at_hold(ring, count, batch ? ring->claim_bytes : 0);
+    if (status != SHMB_OK) return end_without_claim(ring, status);
     if (ring->plan && (status = shmb_take_wholes(ring, ticket)) != SHMB_OK) return end_without_wholes(ring, status);
     ring->claim_written = count * ring->lanes;
-    if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, count, ring->claim_written)) != SHMB_OK)
-        return end_limited(ring, status);
+    if ((status = admit(ring, count, ring->claim_written)) != SHMB_OK) return end_limited(ring, status);
     open_claim(ring, ticket, rows, ring->claim_written, streams ? streams + (count - rows) : NULL);
     *first = head;
     return SHMB_OK;
@@ -232,10 +241,12 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    status = shmb_look_at_hold(ring, rows, batch ? ring->claim_bytes : 0);
+    if (status != SHMB_OK) return end_without_claim(ring, status);
+    if (in_place) ring->claim_held = NULL; /* nothing comes to what is there */
     if (ring->plan && (status = shmb_unlink_slots(ring)) != SHMB_OK) return end_without_wholes(ring, status);
     uint64_t elements = in_place ? 0 : rows * ring->lanes;
-    if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, 0, elements)) != SHMB_OK)
-        return end_limited(ring, status);
+    if ((status = admit(ring, 0, elements)) != SHMB_OK) return end_limited(ring, status);
     *taken = rows;
     open_claim(ring, head, ring->capacity, elements, NULL);
     ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;

@@ -1,5 +1,5 @@
 /* The end of a claim, W10 to W14: its items are committed, or its slots are given back. */
-#include "ring.h"
+#include "reserve.h"
 
 /* Parents of the claim's elements: consecutive for a ring write (in two pieces around the end), else listed. */
 void shmb_claim_parents(struct shmb_ring *ring) {
@@ -30,6 +30,7 @@ void shmb_abort_claim(struct shmb_ring *ring) {
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(abort_idle);
     shmb_settle(ring, me);
+    if (ring->claim_held) shmb_return_credit(ring, ring->claim_held);
     atomic_fetch_add_explicit(&me->aborts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
     CP(count_added);
 }
@@ -101,12 +102,13 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
         masses_of_given(ring);
         in_order = masses_in_order(ring);
     }
-    if (!in_order) {
+    bool too_old = __builtin_expect(ring->claim_version != SHMB_NO_VERSION, 0) && shmb_is_too_old(ring, ring->claim_version);
+    if (!in_order || too_old) {
         shmb_abort_claim(ring);
         shmb_unlock(ring);
         shmb_wake_waiters(runtime);
         shmb_gate_leave(ring);
-        return SHMB_BAD_PRIORITY;
+        return in_order ? SHMB_TOO_OLD : SHMB_BAD_PRIORITY;
     }
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     if (given && greatest > runtime->max_priority) runtime->max_priority = greatest;
@@ -143,6 +145,10 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     atomic_store_explicit(&runtime->write_count, goal, memory_order_release);
     CP(write_count);
     if (limited) shmb_set_base(ring);
+    if (ring->claim_held) {
+        shmb_spend_credit(ring->claim_held);
+        shmb_hold.ring = NULL;
+    }
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(write_idle);
     shmb_settle(ring, me);

@@ -93,6 +93,18 @@
     X(empty_count, "empty.count")                                                                            \
     X(empty_idle, "empty.idle")                                                                              \
     X(empty_unlocked, "empty.unlocked")                                                                      \
+    X(reserve_numbered, "reserve.numbered")                                                                  \
+    X(reserve_noted, "reserve.noted")                                                                        \
+    X(reserve_open, "reserve.open")                                                                          \
+    X(reserve_counted, "reserve.counted")                                                                    \
+    X(reserve_expiry, "reserve.expiry")                                                                      \
+    X(reserve_claimed, "reserve.claimed")                                                                    \
+    X(reserve_returned, "reserve.returned")                                                                  \
+    X(reserve_spent, "reserve.spent")                                                                        \
+    X(reserve_ended, "reserve.ended")                                                                        \
+    X(reserve_mended, "reserve.mended")                                                                      \
+    X(reserve_partial, "reserve.partial")                                                                    \
+    X(reserve_forgotten, "reserve.forgotten")                                                                \
     X(reap_locked, "reap.locked")                                                                            \
     X(reap_default, "reap.default")                                                                          \
     X(reap_mass, "reap.mass")                                                                                \

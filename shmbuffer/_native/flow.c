@@ -2,7 +2,7 @@
  * mutex. A setting is built in the block that does not count, and published by one store. */
 #include <math.h>
 
-#include "ring.h"
+#include "reserve.h"
 
 #define ROUNDING 1e-6 /* of a sample: products of a ratio such as 0.1 are not exact */
 
@@ -72,45 +72,64 @@ static bool is_short(const struct shmb_ring *ring, const struct shmb_limiter *li
 static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64_t rows, uint64_t bytes) {
     uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
     uint64_t needed = needed_from(ring, limiter);
-    return rows > ring->capacity || end > needed + ring->capacity || (ring->bytes && shmb_evicts_from(ring, needed, bytes));
+    if (rows > ring->capacity || end > needed + ring->capacity) return true;
+    return ring->bytes && (bytes > ring->max_bytes || shmb_evicts_from(ring, needed, bytes));
+}
+
+/* Would there be more than what a learner makes the versions from that it may be behind? */
+static bool is_early(const struct shmb_ring *ring, uint64_t open, uint64_t elements) {
+    const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
+    if (ages == NULL || ages->items_per_version == 0) return false;
+    uint64_t written = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) - ages->inserts_base;
+    int64_t inserted = (int64_t)(written + open + elements);
+    int64_t versions = (int64_t)(atomic_load_explicit(&ring->runtime->consumer_version, memory_order_relaxed) - ages->version_base);
+    double allowed = ((double)(versions > 0 ? versions : 0) + (double)ages->max_staleness + 1) * (double)ages->items_per_version;
+    return (double)inserted > allowed;
 }
 
 /* Whether this call goes on whatever the ratio. */
-static bool passes(void) {
+static bool goes_on(void) {
     bool pass = shmb_bypass != SHMB_COUNTS;
     if (shmb_bypass == SHMB_PASSES_ONCE) shmb_bypass = SHMB_COUNTS;
     return pass;
 }
 
-/* Before a claim that write_count grows by: may it begin? `rows` go to the head of the ring; 0: to named slots, which
- * have no place in a queue. */
-int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
+/* Before a claim that write_count grows by, or a reservation for one: may it begin? Named slots have no place in a queue.
+ * A claim that is made from a reservation was admitted with it, and waits only where the queue became one since then. */
+int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_wish *wish, bool *passes) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
-    bool pass = passes();
-    ring->claim_passes = false;
+    const struct shmb_reservation *held = wish->held;
+    bool pass = goes_on(), loads = shmb_bypass == SHMB_PASSES;
+    *passes = held && held->flags & SHMB_PASSED;
     if (limiter == NULL) return SHMB_OK;
+    shmb_expire(ring);
+    uint64_t reserved = atomic_load_explicit(&runtime->reserved, memory_order_relaxed) - (held ? held->rows : 0);
+    uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed) - (held ? held->bytes : 0);
+    uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed) + reserved * ring->lanes;
+    uint64_t elements = wish->elements;
     if (limiter->limits & SHMB_QUEUE) {
-        if (rows == 0) return SHMB_IN_QUEUE;
-        if (is_full(ring, limiter, rows, ring->claim_bytes)) {
-            if (ring->bytes) atomic_store_explicit(&ring->me->byte_first, ring->claim_bytes, memory_order_relaxed);
+        if (wish->rows == 0) return SHMB_IN_QUEUE;
+        if (is_full(ring, limiter, wish->rows + reserved, wish->bytes + bytes)) {
+            if (ring->bytes && atomic_load_explicit(&ring->me->phase, memory_order_relaxed) == SHMB_IDLE)
+                atomic_store_explicit(&ring->me->byte_first, wish->bytes, memory_order_relaxed);
             CP(flow_waits);
             return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_FULL);
         }
     }
-    if (elements && limiter->limits & SHMB_RATIO) {
-        uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+    if (elements && held == NULL && !loads && is_early(ring, open, elements))
+        return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_VERSION);
+    if (elements && held == NULL && limiter->limits & SHMB_RATIO) {
         double over = ahead(ring, limiter, open + elements, 0) - limiter->error_buffer;
         if (over > ROUNDING && !pass && !is_short(ring, limiter, open, elements))
             return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
-        ring->claim_passes = pass && over > ROUNDING;
+        *passes = *passes || (pass && over > ROUNDING);
     }
-    if (elements && limiter->limits & SHMB_LEASE) {
-        uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+    if (elements && held == NULL && limiter->limits & SHMB_LEASE) {
         uint64_t written = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) - limiter->inserts_base;
         bool fits = (double)(int64_t)(written + open + elements) <= limiter->error_buffer;
         if (!fits && !pass) return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_LEASED);
-        ring->claim_passes = pass;
+        *passes = pass;
     }
     shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
     return SHMB_OK;
@@ -139,7 +158,7 @@ static _Thread_local struct {
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted) {
     struct shmb_runtime *runtime = ring->runtime;
-    bool pass = passes();
+    bool pass = goes_on();
     *counted = 0;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -242,7 +261,9 @@ int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const st
     bool in_order = !ring->bytes || (bytes <= ring->max_bytes && shmb_span_in_order(ring));
     if (limiter && limiter->limits & SHMB_QUEUE && in_order) {
         struct shmb_place next = shmb_queue_front(ring, limiter);
-        if (side == SHMB_FOR_SAMPLES && is_full(ring, limiter, entry->inserts_wanted / ring->lanes, bytes)) *why = SHMB_FULL;
+        uint64_t rows = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed) + entry->inserts_wanted / ring->lanes;
+        bytes += atomic_load_explicit(&ring->runtime->reserved_bytes, memory_order_relaxed);
+        if (side == SHMB_FOR_SAMPLES && is_full(ring, limiter, rows, bytes)) *why = SHMB_FULL;
         if (side == SHMB_FOR_INSERTS &&
             shmb_queue_oldest(ring, limiter, &next, entry->samples_wanted, &first, NULL, NULL) < entry->samples_wanted)
             *why = SHMB_SHORT;
@@ -253,7 +274,7 @@ int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const st
 
 /* Another setting. What a queue has handed out stays so, and a new one has every item that is there; the ratio counts from
  * here on, and a lease from where the one before did. */
-int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted) {
+int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted, const struct shmb_ages *wanted_ages) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -267,6 +288,7 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     if (old && old->limits & SHMB_QUEUE) next = shmb_queue_next(ring, old);
     if (next.times && next.times >= times) next = (struct shmb_place){next.element + 1, 0};
     if (version == 0) version = 2; /* 0 means no limiter */
+    struct shmb_ages *ages = &runtime->ages[version & 1];
     atomic_thread_fence(SYNC_LIMITER_REUSE_RELEASE); /* the version names the other block before this one changes */
     limiter->samples_per_insert = wanted->samples_per_insert;
     CP(flow_stored);
@@ -288,6 +310,14 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     limiter->when_no_peer = wanted->when_no_peer;
     CP(flow_stored);
     limiter->limits = wanted->limits;
+    CP(flow_stored);
+    ages->max_staleness = wanted_ages->max_staleness;
+    CP(flow_stored);
+    ages->items_per_version = wanted_ages->items_per_version;
+    CP(flow_stored);
+    ages->inserts_base = atomic_load_explicit(&runtime->write_count, memory_order_relaxed);
+    CP(flow_stored);
+    ages->version_base = atomic_load_explicit(&runtime->consumer_version, memory_order_relaxed);
     CP(flow_stored);
     if (wanted->limits & SHMB_QUEUE) {
         if (!(old && old->limits & SHMB_QUEUE)) runtime->queue_since = head;

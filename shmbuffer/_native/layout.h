@@ -62,8 +62,21 @@ struct shmb_limiter {
     uint32_t when_no_peer;      /* enum shmb_alone */
     uint32_t limits;            /* SHMB_RATIO, SHMB_QUEUE; or SHMB_LEASE alone */
 };
-enum shmb_limit_kind { SHMB_RATIO = 1, SHMB_QUEUE = 2, SHMB_MIN_SIZE = 4, SHMB_LEASE = 8 };
+enum shmb_limit_kind { SHMB_RATIO = 1, SHMB_QUEUE = 2, SHMB_MIN_SIZE = 4, SHMB_LEASE = 8, SHMB_AGES = 16 };
+
+/* Beside a limiter with SHMB_AGES: how far what is written may be behind the consumer's version. */
+struct shmb_ages {
+    uint64_t max_staleness;     /* versions */
+    uint64_t items_per_version; /* elements that a version is made from; 0: nobody waits for a version */
+    uint64_t inserts_base;      /* write_count from which on inserts count here, those too that a ratio does not count */
+    uint64_t version_base;      /* the consumer's version when inserts began to count */
+};
 enum shmb_alone { SHMB_ALONE_PASS = 0, SHMB_ALONE_WAIT = 1, SHMB_ALONE_ERROR = 2 };
+
+struct shmb_setting { /* a copy of both */
+    struct shmb_limiter limiter;
+    struct shmb_ages ages;
+};
 
 /* Whom a client waits for. */
 enum shmb_side { SHMB_FOR_SAMPLES = 1, SHMB_FOR_INSERTS = 2 };
@@ -106,7 +119,13 @@ struct shmb_runtime {
     _Atomic uint64_t touched_ns; /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
     _Atomic uint32_t consumers; /* of the ledger: how many are open; 0: a claim asks no further */
     uint32_t beside;
-    unsigned char unused[1368];
+    unsigned char unused[1264];
+    _Atomic uint64_t reserved;       /* slots of the reservations that are open */
+    _Atomic uint64_t reserved_bytes; /* of the byte ring, of the same */
+    _Atomic uint64_t next_expiry;    /* CLOCK_BOOTTIME, in ns, before which no reservation ends by time; 0: none does */
+    _Atomic uint64_t next_reservation; /* number of the last one */
+    _Atomic uint64_t refused;          /* elements that were too old for the consumer's version */
+    struct shmb_ages ages[2];          /* beside limiters */
     _Atomic uint64_t consumer_version; /* of the policy that learners have, as they say: consumer_version.c */
     double offline_base;     /* share of a data set in each sample, as it began; 0: nobody has said. Only Python has it */
     double offline_fraction; /* the same, as it is now. Only Python has it */
@@ -153,6 +172,24 @@ struct shmb_entry {
     _Atomic uint64_t last_insert_ns; /* CLOCK_MONOTONIC; 0: none since it joined */
     _Atomic uint64_t last_sample_ns;
 };
+
+/* Room that somebody holds for items to come; see reservations.c. */
+struct shmb_reservation {
+    uint64_t id;          /* of one that is not FREE, and of nobody else */
+    uint64_t incarnation; /* with entry: who holds it */
+    uint32_t entry;
+    _Atomic uint32_t state; /* enum shmb_reservation_state */
+    uint64_t rows;          /* slots */
+    uint64_t bytes;         /* of the byte ring; 0: unknown */
+    uint64_t expires_ns;    /* CLOCK_BOOTTIME; UINT64_MAX: it ends with its holder only */
+    uint64_t since_ns;      /* CLOCK_BOOTTIME, for display */
+    uint32_t flags;         /* enum shmb_reservation_flag */
+    uint32_t pad;
+};
+enum shmb_reservation_state { SHMB_UNRESERVED = 0, SHMB_OPEN = 1, SHMB_CLAIMED = 2, SHMB_DONE = 3 };
+enum shmb_reservation_flag { SHMB_PARTIAL = 1, SHMB_PASSED = 2 }; /* it has pieces in a file; the ratio let it pass */
+#define SHMB_RESERVATIONS 4096u
+_Static_assert(sizeof(struct shmb_reservation) == 64, "a reservation is one cache line");
 
 /* A record in the byte ring. Positions only grow; the byte at a position is number position mod max_bytes of the
  * file, which is mapped twice in a row so that no record is cut at its end. From header to header by `stride` one
@@ -201,6 +238,7 @@ enum shmb_claim_kind { SHMB_RING_WRITE = 0, SHMB_PLACED = 1, SHMB_IN_PLACE = 2 }
 
 _Static_assert(sizeof(struct shmb_record) == 32, "the header of a record has its fixed size");
 _Static_assert(sizeof(struct shmb_limiter) == 64, "a limiter is one cache line");
+_Static_assert(sizeof(struct shmb_ages) == 32, "ages have their fixed size");
 /* The end of the runtime page is the record of the last recovery, which only Python reads and writes. */
 #define SHMB_RECOVERY_BYTES 256u
 _Static_assert(sizeof(struct shmb_runtime) <= SHMB_PAGE - SHMB_RECOVERY_BYTES, "the runtime page is one page");
@@ -244,7 +282,6 @@ struct shmb_sections {
  * behind `bytes` is never looked at. See consume.c. */
 #define SHMB_CONSUMERS 8u
 #define SHMB_LEASES 1024u
-#define SHMB_RESERVATIONS 4096u
 #define SHMB_CONSUMER_NAME 48u
 
 enum shmb_consumer_state { SHMB_NO_CONSUMER = 0, SHMB_CONSUMES = 1 };
@@ -280,10 +317,6 @@ struct shmb_lease {
     uint64_t taken_ns;     /* CLOCK_BOOTTIME */
 };
 
-struct shmb_reservation {
-    uint64_t unused[8];
-};
-
 /* Of one slot: what was noted for another ticket counts as nothing. */
 struct shmb_delivery {
     _Atomic uint64_t ticket; /* 1 + ticket of the item; 0: nothing was noted */
@@ -304,7 +337,6 @@ struct shmb_ledger {
 };
 _Static_assert(sizeof(struct shmb_consumer) == 256, "a consumer has its fixed size");
 _Static_assert(sizeof(struct shmb_lease) == 64, "a lease is one cache line");
-_Static_assert(sizeof(struct shmb_reservation) == 64, "a reservation is one cache line");
 _Static_assert(sizeof(struct shmb_delivery) == 16, "a delivery has its fixed size");
 _Static_assert(sizeof(struct shmb_ledger) == SHMB_PAGE, "the ledger begins with one page");
 

@@ -20,7 +20,7 @@
 
 static bool in_order(const struct shmb_limiter *limiter) {
     double ratio = limiter->samples_per_insert, buffer = limiter->error_buffer;
-    bool known = limiter->limits <= (SHMB_RATIO | SHMB_QUEUE) || limiter->limits == SHMB_LEASE;
+    bool known = !(limiter->limits & ~(uint32_t)(SHMB_RATIO | SHMB_QUEUE | SHMB_AGES)) || limiter->limits == SHMB_LEASE;
     return known && limiter->when_no_peer <= SHMB_ALONE_ERROR && ratio >= 0 &&
            isfinite(ratio) && buffer >= 0 && isfinite(buffer) &&
            (!(limiter->limits & SHMB_RATIO) || (ratio > 0 && buffer >= 1 && buffer >= ratio)) &&
@@ -34,21 +34,36 @@ struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime) {
     return version && in_order(limiter) ? limiter : NULL;
 }
 
-/* The same, looked at without the mutex, or one that limits nothing. */
-struct shmb_limiter shmb_copy_of_limiter(const struct shmb_runtime *runtime) {
-    struct shmb_limiter copy = {0};
+/* What the one that counts says of ages; NULL: nothing. */
+const struct shmb_ages *shmb_ages_of(const struct shmb_runtime *runtime) {
+    uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
+    const struct shmb_limiter *limiter = &runtime->limiters[version & 1];
+    return version && in_order(limiter) && limiter->limits & SHMB_AGES ? &runtime->ages[version & 1] : NULL;
+}
+
+/* May an item of that version not be committed any more? */
+bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version) {
+    const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
+    uint64_t now = atomic_load_explicit(&ring->runtime->consumer_version, memory_order_relaxed);
+    return ages && now > version && now - version > ages->max_staleness;
+}
+
+/* Both, looked at without the mutex, or what limits nothing. */
+struct shmb_setting shmb_copy_of_setting(const struct shmb_runtime *runtime) {
+    struct shmb_setting copy = {{0}, {0}};
     uint32_t version = atomic_load_explicit(&runtime->limiter_version, SYNC_LIMITER_SET_ACQUIRE), before = 0;
     while (version != before) {
         before = version;
-        SHMB_OPTIMISTIC(copy = runtime->limiters[version & 1]);
+        SHMB_OPTIMISTIC(copy.limiter = runtime->limiters[version & 1]);
+        SHMB_OPTIMISTIC(copy.ages = runtime->ages[version & 1]);
         atomic_thread_fence(SYNC_LIMITER_REUSE_ACQUIRE);
         version = atomic_load_explicit(&runtime->limiter_version, SYNC_LIMITER_SET_ACQUIRE);
     }
-    return version && in_order(&copy) ? copy : (struct shmb_limiter){0};
+    return version && in_order(&copy.limiter) ? copy : (struct shmb_setting){{0}, {0}};
 }
 
 uint32_t shmb_limits(struct shmb_runtime *runtime) {
-    struct shmb_limiter limiter = shmb_copy_of_limiter(runtime);
+    struct shmb_limiter limiter = shmb_copy_of_setting(runtime).limiter;
     return limiter.limits | (limiter.min_size ? SHMB_MIN_SIZE : 0);
 }
 
@@ -132,5 +147,10 @@ void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elem
     limiter->inserts_base = write_count + (limiter->min_size > elements ? limiter->min_size - elements : 0);
     CP(flow_base);
     limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);
+    CP(flow_base);
+    struct shmb_ages *ages = &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+    ages->inserts_base = write_count;
+    CP(flow_base);
+    ages->version_base = atomic_load_explicit(&runtime->consumer_version, memory_order_relaxed);
     CP(flow_base);
 }

@@ -43,7 +43,14 @@
     X(cancel, ANY, "nnt", "(count, version, timeout_ns): a draw that was admitted was not made.") \
     X(take, ANY, "nnnt", "(count, index, tickets, timeout_ns): the oldest of a queue.") \
     X(release, ANY, "t", "(timeout_ns): what was taken is read.") \
-    X(limit, ANY, "nrrnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_no_peer, timeout_ns).") \
+    X(limit, ANY, "nrrnnnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_no_peer,\n" \
+                               "max_staleness, items_per_version, timeout_ns).") \
+    X(reserve, ANY, "nnnnt", "(rows, bytes, expires_ns, id or 0, timeout_ns): room for items to come; what names it.") \
+    X(hold, ANY, "nk", "(name or 0, version): this thread's next claim is made from what it names.") \
+    X(give_back, ANY, "nt", "(name, timeout_ns): it is not needed any more.") \
+    X(note_partial, ANY, "nt", "(name, timeout_ns): it has pieces in a file.") \
+    X(partial_is_done, ANY, "nbt", "(id, forget, timeout_ns): whether pieces are committed; forget: their file is gone.") \
+    X(refuse, ANY, "n", "(elements): so many were too old.") \
     X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.") \
     X(give_up, ANY, "t", "(timeout_ns): stop waiting, for a slot and for the other side.") \
     X(write_records, RECORDS, "nnnnnnnt", "(data, bytes, starts, sizes, count, priorities, streams, timeout_ns): claim, fill, commit.") \

@@ -120,10 +120,16 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(reaped) RUNTIME(byte_head) RUNTIME(byte_tail) RUNTIME(evicted)
     RUNTIME(drawn) RUNTIME(pending) RUNTIME(limiter_version) RUNTIME(limited) RUNTIME(inserts_goal)
     RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns) RUNTIME(consumers) RUNTIME(consumer_version)
+    RUNTIME(reserved) RUNTIME(reserved_bytes) RUNTIME(next_expiry) RUNTIME(next_reservation) RUNTIME(refused) RUNTIME(ages)
     RUNTIME(offline_base) RUNTIME(offline_fraction) RUNTIME(first_draws)
 #define LIMITER(field) failed = failed || put(dict, "limiter." #field, offsetof(struct shmb_limiter, field));
     LIMITER(samples_per_insert) LIMITER(error_buffer) LIMITER(min_size) LIMITER(inserts_base) LIMITER(samples_base)
     LIMITER(max_times_sampled) LIMITER(queue_next) LIMITER(when_no_peer) LIMITER(limits)
+#define RESERVATION(field) failed = failed || put(dict, "reservation." #field, offsetof(struct shmb_reservation, field));
+    RESERVATION(id) RESERVATION(incarnation) RESERVATION(entry) RESERVATION(state) RESERVATION(rows) RESERVATION(bytes)
+    RESERVATION(expires_ns) RESERVATION(since_ns) RESERVATION(flags)
+#define AGES(field) failed = failed || put(dict, "ages." #field, offsetof(struct shmb_ages, field));
+    AGES(max_staleness) AGES(items_per_version) AGES(inserts_base) AGES(version_base)
 #define ENTRY(field) failed = failed || put(dict, "entry." #field, offsetof(struct shmb_entry, field));
     ENTRY(state) ENTRY(role) ENTRY(incarnation) ENTRY(pid) ENTRY(start_time) ENTRY(pid_namespace) ENTRY(boot_id)
     ENTRY(joined_ns) ENTRY(phase) ENTRY(kind) ENTRY(first) ENTRY(count) ENTRY(goal) ENTRY(turn) ENTRY(turn_ns) ENTRY(byte_first) ENTRY(inserts)
@@ -160,13 +166,13 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
 static PyObject *core_limiter(PyObject *Py_UNUSED(module), PyObject *page) {
     Py_buffer view;
     if (PyObject_GetBuffer(page, &view, PyBUF_SIMPLE) < 0) return NULL;
-    struct shmb_limiter limiter = {0};
+    struct shmb_setting copy = {{0}, {0}};
     bool is_page = view.len == SHMB_PAGE;
-    if (is_page) limiter = shmb_copy_of_limiter(view.buf);
+    if (is_page) copy = shmb_copy_of_setting(view.buf);
     PyBuffer_Release(&view);
     if (!is_page) return PyErr_Format(PyExc_ValueError, "limiter: a runtime page has %d bytes", SHMB_PAGE);
-    if (limiter.limits == 0 && limiter.min_size == 0) Py_RETURN_NONE;
-    return PyBytes_FromStringAndSize((const char *)&limiter, sizeof limiter);
+    if (copy.limiter.limits == 0 && copy.limiter.min_size == 0) Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize((const char *)&copy, sizeof copy);
 }
 
 static PyObject *core_sections(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -369,6 +375,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
     STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(LIMITED) STATUS(IN_QUEUE) STATUS(DAMAGED)
-    STATUS(UNLINKED) STATUS(LAPPED) STATUS(NO_WHOLES)
+    STATUS(UNLINKED) STATUS(LAPPED) STATUS(NO_WHOLES) STATUS(NO_RESERVATION) STATUS(OVER_RESERVED)
+    STATUS(ALL_RESERVED) STATUS(TOO_OLD)
     return module;
 }

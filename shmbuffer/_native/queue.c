@@ -62,7 +62,7 @@ uint64_t shmb_queue_oldest(const struct shmb_ring *ring, const struct shmb_limit
 
 /* Elements that a queue has not handed out as often as it may; those that are being written included. */
 uint64_t shmb_queued(const struct shmb_ring *ring) {
-    struct shmb_limiter limiter = shmb_copy_of_limiter(ring->runtime);
+    struct shmb_limiter limiter = shmb_copy_of_setting(ring->runtime).limiter;
     if (!(limiter.limits & SHMB_QUEUE)) return 0;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     return head * ring->lanes - shmb_queue_next(ring, &limiter).element;

@@ -1,5 +1,5 @@
 /* A client goes: it leaves, or is proven dead and reaped. */
-#include "ring.h"
+#include "reserve.h"
 
 /* The handle is done: waits for a write that another thread is in, gives back what is open, frees the entry. LOCK_TIMEOUT
  * where a thread of ours may take the mutex still: then the entry stays, and is reaped with the process. */
@@ -14,6 +14,7 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
     } else if (status == SHMB_OK) {
         bool mine = shmb_is_ours(ring);
         if (ring->claimed) shmb_abort_claim(ring);
+        if (mine) shmb_end_reservations(ring, ring->me);
         if (mine) shmb_give_back_turn(ring);
         if (mine) shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
         CP(leave_claim);
@@ -53,6 +54,7 @@ int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t index, ui
         }
         CP(reap_idle);
         shmb_settle(ring, entry);
+        shmb_end_reservations(ring, entry);
         shmb_wait_no_more(ring, entry, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
         if (atomic_load_explicit(&entry->turn, memory_order_relaxed) != 0) {
             atomic_store_explicit(&entry->turn, 0, memory_order_release);

@@ -1,6 +1,6 @@
 /* What the dead left half-way is rolled back or forward. Everything here is idempotent: a process that dies in it is followed by
  * another. The mutex is held throughout. */
-#include "ring.h"
+#include "reserve.h"
 
 static void unmass(struct shmb_ring *ring, uint64_t slot) {
     if (!atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed)) return;
@@ -106,7 +106,9 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         CP(empty_count);
     else
         CP(reap_count);
-    if (phase == SHMB_COMMITTING) shmb_set_base(ring);
+    if (phase != SHMB_COMMITTING) return;
+    shmb_set_base(ring);
+    shmb_spend_for(ring, entry);
 }
 
 /* EOWNERDEAD: the last owner of the mutex died holding it. The claim that is in a phase which exists only
@@ -138,6 +140,7 @@ void shmb_repair(struct shmb_ring *ring) {
         CP(repair_idle);
     }
     shmb_count_limited(ring);
+    shmb_count_reserved(ring);
     atomic_fetch_add_explicit(&runtime->repairs, 1, memory_order_relaxed);
     CP(count_added);
 }

@@ -51,6 +51,10 @@ enum shmb_status {
     SHMB_UNLINKED,       /* the directory was removed: see presence.c */
     SHMB_LAPPED,         /* what was read was written over each time */
     SHMB_NO_WHOLES,      /* too few rows for whole next observations: see shmb_refusal.needed */
+    SHMB_NO_RESERVATION, /* this one has ended: committed, given back, expired, or its holder was taken for dead */
+    SHMB_OVER_RESERVED,  /* more rows or bytes than were reserved: see shmb_refusal.needed, shmb_refusal.bad_at */
+    SHMB_ALL_RESERVED,   /* there is no place for another reservation */
+    SHMB_TOO_OLD,        /* the consumer's version is further on than items of this claim may be behind */
     SHMB_OWNER_DIED,     /* the mutex is ours, its last owner died holding it: section.c repairs, and tells nobody */
 };
 
@@ -172,9 +176,13 @@ struct shmb_ring {
     uint64_t *touched;
     uint64_t scratch_rows;
     uint64_t readers; /* threads that copy out of a queue; under the mutex */
+
+    struct shmb_reservation *claim_held;   /* what the open claim is made from; NULL: it was reserved by nobody */
+    uint64_t claim_version;                /* of the oldest of its items; SHMB_NO_VERSION: nobody has said */
+    uint32_t next_place;                   /* where to look for a free reservation */
 };
 
-enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT, SHMB_LEASED };
+enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT, SHMB_LEASED, SHMB_VERSION };
 
 /* Why the last call of this thread that was refused was so. Not of the handle, which other threads use meanwhile. */
 struct shmb_refusal {
@@ -309,7 +317,9 @@ void shmb_ring_parents(struct shmb_ring *ring); /* every sum and minimum from th
 
 /* limiter.c: under the mutex, but for the copy and what is asked of it */
 struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime);
-struct shmb_limiter shmb_copy_of_limiter(const struct shmb_runtime *runtime);
+struct shmb_setting shmb_copy_of_setting(const struct shmb_runtime *runtime);
+const struct shmb_ages *shmb_ages_of(const struct shmb_runtime *runtime);
+bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version);
 uint32_t shmb_limits(struct shmb_runtime *runtime); /* in force: of enum shmb_limit_kind */
 void shmb_promise(struct shmb_ring *ring, uint64_t elements);
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
@@ -362,6 +372,8 @@ static inline bool shmb_next_holds(const struct shmb_ring *ring, uint64_t slot, 
     return !ring->plan || atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed) == next;
 }
 
+/* reservations.c: room that is reserved; under the mutex: see reserve.h */
+
 /* repair.c: claims of the dead. Under the mutex */
 void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_repair(struct shmb_ring *ring);
@@ -402,7 +414,6 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
 
 /* flow.c: flow control */
 extern _Thread_local enum shmb_bypass { SHMB_COUNTS, SHMB_PASSES_ONCE, SHMB_PASSES } shmb_bypass; /* of this thread's calls */
-int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements); /* under the mutex */
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);
 int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);
@@ -410,7 +421,7 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
 int shmb_release(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
                         enum shmb_reason *why);
-int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted);
+int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted, const struct shmb_ages *ages);
 int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides);
 
 /* fill.c */
@@ -438,6 +449,8 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
 int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted, uint64_t write_count,
                  double max_priority);
 
+/* reserve.c: the calls of who reserves: see reserve.h */
+
 /* reap.c */
 int shmb_leave(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t incarnation, bool *freed);
@@ -458,6 +471,7 @@ struct shmb_check {
     uint64_t wrong_words;  /* ticket not of this slot, or from the future */
     uint64_t wrong_extents; /* a record that is not between tail and head of the byte ring */
     uint64_t wrong_nexts;   /* a next observation that is not where its slot says */
+    uint64_t wrong_reserved; /* what is reserved is not what the reservations say; damaged ones */
     uint64_t orphans;      /* WRITING, and no claim covers it */
 };
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "methods.h"
+#include "reserve.h"
 
 /* Rows of leaves. */
 
@@ -211,15 +212,16 @@ PyObject *shmb_ring_restore(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_restore(&self->ring, CALL, NUMBER(0), NUMBER(1), REAL(2)), 0);
 }
 
-/* -> (wrong nodes, wrong leaves, wrong length, wrong words, orphans, wrong extents, wrong nexts), or a status */
+/* -> (wrong nodes, leaves, length, words, orphans, wrong extents, nexts, reserved), or a status */
 PyObject *shmb_ring_check(struct ring_object *self, struct asked *asked) {
     struct shmb_check found;
     shmb_python_may_block(CALL);
     int status = shmb_check(&self->ring, CALL, NUMBER(0) != 0, NUMBER(1), &found);
     if (status != SHMB_OK) return shmb_answer(asked, status, 0);
     shmb_python_end(&asked->python);
-    return Py_BuildValue("(KKKKKKK)", BIG(found.wrong_nodes), BIG(found.wrong_leaves), BIG(found.wrong_length),
-                         BIG(found.wrong_words), BIG(found.orphans), BIG(found.wrong_extents), BIG(found.wrong_nexts));
+    return Py_BuildValue("(KKKKKKKK)", BIG(found.wrong_nodes), BIG(found.wrong_leaves), BIG(found.wrong_length),
+                         BIG(found.wrong_words), BIG(found.orphans), BIG(found.wrong_extents), BIG(found.wrong_nexts),
+                         BIG(found.wrong_reserved));
 }
 
 /* -> bytes of the runtime page and the registry, all of one moment; or a status */
@@ -371,7 +373,49 @@ PyObject *shmb_ring_release(struct ring_object *self, struct asked *asked) {
 
 PyObject *shmb_ring_limit(struct ring_object *self, struct asked *asked) {
     const struct shmb_limiter wanted = {REAL(1), REAL(2), NUMBER(3), 0, 0, NUMBER(4), 0, (uint32_t)NUMBER(5), (uint32_t)NUMBER(0)};
-    return shmb_answer(asked, shmb_limit(&self->ring, CALL, &wanted), 0);
+    const struct shmb_ages ages = {NUMBER(6), NUMBER(7), 0, 0};
+    return shmb_answer(asked, shmb_limit(&self->ring, CALL, &wanted, &ages), 0);
+}
+
+/* Room for items to come. What is reserved is named by its number and its place in the ledger. */
+
+#define PLACE(n) ((uint32_t)(NUMBER(n) % SHMB_RESERVATIONS))
+#define ID(n) (NUMBER(n) / SHMB_RESERVATIONS)
+
+/* -> what names it */
+PyObject *shmb_ring_reserve(struct ring_object *self, struct asked *asked) {
+    const struct shmb_wish wish = {.rows = NUMBER(0), .elements = NUMBER(0) * self->ring.lanes, .bytes = NUMBER(1),
+                                   .expires_ns = NUMBER(2), .id = NUMBER(3), .flags = NUMBER(3) ? SHMB_PARTIAL : 0};
+    uint64_t id = 0;
+    uint32_t place = 0;
+    int status = shmb_seen(self, shmb_reserve(&self->ring, CALL, wish, &place, &id));
+    return shmb_answer(asked, status, id * SHMB_RESERVATIONS + place);
+}
+
+PyObject *shmb_ring_hold(struct ring_object *self, struct asked *asked) {
+    shmb_hold = (struct shmb_hold){NUMBER(0) ? &self->ring : NULL, PLACE(0), ID(0), NUMBER(1)};
+    Py_RETURN_NONE;
+}
+
+PyObject *shmb_ring_give_back(struct ring_object *self, struct asked *asked) {
+    return shmb_answer(asked, shmb_give_back(&self->ring, CALL, PLACE(0), ID(0)), 0);
+}
+
+PyObject *shmb_ring_note_partial(struct ring_object *self, struct asked *asked) {
+    return shmb_answer(asked, shmb_note_partial(&self->ring, CALL, PLACE(0), ID(0)), 0);
+}
+
+/* -> 1 if it is */
+PyObject *shmb_ring_partial_is_done(struct ring_object *self, struct asked *asked) {
+    bool done = false;
+    int status = shmb_partial_is_done(&self->ring, CALL, NUMBER(0), NUMBER(1) != 0, &done);
+    return shmb_answer(asked, status, done);
+}
+
+PyObject *shmb_ring_refuse(struct ring_object *self, struct asked *asked) {
+    atomic_fetch_add_explicit(&self->ring.runtime->refused, NUMBER(0), memory_order_relaxed);
+    CP(count_added);
+    Py_RETURN_NONE;
 }
 
 /* Nothing says any more that a call through this handle waits, for a slot or for a side. It is one call, which Python makes

@@ -22,7 +22,7 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
-from shmbuffer.memory import identity, layout
+from shmbuffer.memory import identity, layout, limiter
 from shmbuffer.memory.identity import Identity
 from shmbuffer.memory.layout import BufferState, Flag
 from shmbuffer.memory.limiter import NO_LIMIT, NUMBERS, Lease, RateLimiter
@@ -130,6 +130,7 @@ class Superblock:
 _BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
 _NUMBERS = tuple(one.name for one in fields(Superblock) if one.name not in (*_BYTES, "settings"))
 #: What may be written once more; tickets end at 2 ** 62.
+_AGES = frozenset(("max_staleness", "items_per_version"))
 _LIMITS = {"sequence": 2**64 - 2**32, "epoch": 2**64 - 2**32, "durable_ticket": 2**62}
 
 
@@ -180,13 +181,17 @@ class Control:
     def limit(self, wanted: RateLimiter | Lease | None) -> None:
         """Sets a limiter before there is a ring; under init.lock. Afterwards the core does it."""
         version = int(self.runtime["limiter_version"][0]) + 1
-        block = self.limiter_block(version)
+        block, ages = self.limiter_block(version), self.ages_block(version)
         numbers = dict(
             zip(NUMBERS, NO_LIMIT if wanted is None else wanted.to_numbers(), strict=True)
         )
         beside = {"inserts_base": numbers["min_size"], "samples_base": 0, "queue_next": 0}
+        ages["inserts_base"] = 0
+        _core.reached("limit.stored")
+        ages["version_base"] = self.runtime["consumer_version"]
+        _core.reached("limit.stored")
         for name, value in (numbers | beside).items():  # SYNC limiter-reuse, release
-            block[name] = value
+            (ages if name in _AGES else block)[name] = value
             _core.reached("limit.stored")
         self.runtime["limiter_version"] = version  # SYNC limiter-set, release
         _core.reached("limit.published")
@@ -196,6 +201,12 @@ class Control:
         at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["limiters"][1]  # type: ignore[index]
         at += (version & 1) * layout.LIMITER.itemsize
         return self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
+
+    def ages_block(self, version: int) -> np.ndarray[Any, Any]:
+        """The ages beside it, live."""
+        at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["ages"][1]  # type: ignore[index]
+        at += (version & 1) * limiter.AGES.itemsize
+        return self._bytes[at : at + limiter.AGES.itemsize].view(limiter.AGES)
 
     def superblock(self) -> Superblock:
         """The valid copy with the higher sequence; a page that is known is not decoded again."""

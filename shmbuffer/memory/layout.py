@@ -12,11 +12,9 @@ The control file (fixed size, there as soon as the directory is a buffer):
 The slots file (there once the schema is) holds slot words, checksums, sources, raw priorities and
 the tree; where each lies follows from capacity and lanes and is computed by the C core alone
 (``_core.sections``).
-
-The ledger, made with the slots, is in `ledger`.
-
-The C core has the same offsets in ``_native/layout.h`` and ``docs/design.md`` the same tables;
-``tests/memory/test_layout.py`` compares the three.
+The ledger, made with the slots, is in `ledger`. The C core has the same offsets in
+``_native/layout.h`` and ``docs/design.md`` the same tables; ``tests/memory/test_layout.py``
+compares the three.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from numpy.typing import NDArray
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
 #: 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since;
-#: 4: streams, first_draws; 5: offline_base, offline_fraction,
-#: nexts, holders, consumer_version.
+#: 4: streams, first_draws; 5: offline_base, offline_fraction, nexts, holders, consumer_version,
+#: ledger, ages.
 FORMAT_MINOR = 5
 ENDIAN_TAG = 0x01020304
 
@@ -134,6 +132,7 @@ class Limit(IntFlag):
     RATIO = 1
     QUEUE = 2
     LEASE = 8
+    AGES = 16
 
 
 class Alone(IntEnum):
@@ -160,6 +159,7 @@ class Why(IntEnum):
     FULL = 4
     SHORT = 5
     LEASED = 6
+    VERSION = 7
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:
@@ -273,6 +273,11 @@ RUNTIME = structure(
     ("limiters", "V128", 256),
     ("touched_ns", "<u8", 384),
     ("consumers", "<u4", 392),
+    *(("reserved", "<u8", 1664), ("reserved_bytes", "<u8", 1672)),
+    ("next_expiry", "<u8", 1680),
+    ("next_reservation", "<u8", 1688),
+    ("refused", "<u8", 1696),
+    ("ages", "V64", 1704),
     ("consumer_version", "<u8", 1768),
     ("offline_base", "<f8", 1776),
     ("offline_fraction", "<f8", 1784),

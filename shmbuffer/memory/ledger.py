@@ -13,6 +13,7 @@ If a process dies in it: room that nobody looks at, or takes again.
 from __future__ import annotations
 
 import os
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,20 @@ LEASE = structure(
     itemsize=64,
 )
 
+#: Room that somebody holds for items to come.
+RESERVATION = structure(
+    ("id", "<u8", 0),
+    ("incarnation", "<u8", 8),
+    ("entry", "<u4", 16),
+    ("state", "<u4", 20),
+    ("rows", "<u8", 24),
+    ("bytes", "<u8", 32),
+    ("expires_ns", "<u8", 40),
+    ("since_ns", "<u8", 48),
+    ("flags", "<u4", 56),
+    itemsize=64,
+)
+
 #: What a consumer has noted of a slot.
 DELIVERY = structure(("ticket", "<u8", 0), ("what", "<u8", 8), itemsize=16)
 LEASE_BITS, MOST_ACKS, LEASED = 53, 1023, 2**63
@@ -64,6 +79,15 @@ HEAD = structure(
     ("bytes", "<u8", 2056),
     itemsize=layout.PAGE,
 )
+
+
+class ReservationState(IntEnum):
+    """State of a reservation."""
+
+    UNRESERVED = 0
+    OPEN = 1
+    CLAIMED = 2
+    DONE = 3
 
 
 def require_length(fd: int, where: Path) -> None:

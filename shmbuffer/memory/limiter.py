@@ -1,4 +1,4 @@
-"""What limits both sides of a buffer: a ratio of samples to inserts, a queue, a least size.
+"""What limits both sides of a buffer: a ratio of samples to inserts, a queue, a size, an age.
 
     inserted = write_count - where the ratio began      (the first ``min_size`` inserts are free)
     drawn    = elements sampled since then
@@ -27,6 +27,18 @@ from shmbuffer.memory.layout import Alone, Limit
 
 WhenNoPeer = Literal["pass", "wait", "error"]
 
+#: Beside a limiter, one of the two in the runtime page's ``ages``.
+AGES = layout.structure(
+    ("max_staleness", "<u8", 0),
+    ("items_per_version", "<u8", 8),
+    ("inserts_base", "<u8", 16),
+    ("version_base", "<u8", 24),
+    itemsize=32,
+)
+
+#: A limiter and the ages beside it, as the C core copies them.
+SETTING = np.dtype([("limiter", layout.LIMITER), ("ages", AGES)])
+
 _TOLERANCE = 0.1  # of the samples that the first min_size inserts stand for
 
 
@@ -36,6 +48,7 @@ class RateLimiter:
 
         RateLimiter(samples_per_insert=4, min_size=1_000)     # replay: each item 4 times on average
         RateLimiter(max_times_sampled=1)                      # an on-policy queue
+        RateLimiter(max_staleness=2, items_per_version=512)   # asynchronous: two versions behind
 
     Args:
         samples_per_insert: how often an item is sampled, on average: items drawn for each one
@@ -52,9 +65,18 @@ class RateLimiter:
             on it. "pass": go on and not count it, so that the ratio goes on where it was when
             somebody comes. "wait": wait, with a warning every 30 s. "error": raise RateLimitError.
             None is "pass", and "wait" for a queue, which would lose items.
+        max_staleness: how many versions of the policy an item may be behind those that learners
+            have (`ReplayBuffer.reserve`): an item that is older when it is committed is refused,
+            and counted. None: nobody asks.
+        items_per_version: how many items a learner makes a version from. A write, or a reservation,
+            then waits until it may be trained on before it is too old: no more than
+            ``(version + max_staleness + 1) * items_per_version`` items are written, in flight and
+            reserved, where versions and items count from when this was set. None: nobody waits
+            for a version.
 
     Raises:
-        ValueError: a number out of range, or ``when_no_peer="pass"`` for a queue.
+        ValueError: a number out of range; ``when_no_peer="pass"`` for a queue;
+            ``items_per_version`` without ``max_staleness``.
 
     Source: ``reverb.rate_limiters.SampleToInsertRatio``, and ``max_times_sampled`` of
         ``reverb.Table``.
@@ -65,11 +87,14 @@ class RateLimiter:
     error_buffer: float | None = None
     max_times_sampled: int | None = None
     when_no_peer: WhenNoPeer | None = None
+    max_staleness: int | None = None
+    items_per_version: int | None = None
 
     def __post_init__(self) -> None:
         _require_whole("min_size", self.min_size)
         if self.max_times_sampled is not None:
             _require_whole("max_times_sampled", self.max_times_sampled)
+        _require_ages(self.max_staleness, self.items_per_version)
         ratio, buffer = self.samples_per_insert, self.error_buffer
         if ratio is not None and not (_is_number(ratio) and 0 < ratio < math.inf):
             raise ValueError(f"samples_per_insert has to be a number above 0, got {ratio!r}")
@@ -112,7 +137,8 @@ class RateLimiter:
     def limits(self) -> Limit:
         """What a call may have to wait for."""
         ratio = Limit.RATIO if self.samples_per_insert is not None else Limit(0)
-        return ratio | (Limit.QUEUE if self.max_times_sampled is not None else Limit(0))
+        ages = Limit.AGES if self.max_staleness is not None else Limit(0)
+        return ratio | ages | (Limit.QUEUE if self.max_times_sampled is not None else Limit(0))
 
     def changed(self, **changes: Any) -> RateLimiter:
         """A copy with other values; an error buffer too small for another ratio is computed again.
@@ -151,7 +177,7 @@ class RateLimiter:
                 f"{elements:,} items: nobody could ever sample"
             )
 
-    def to_numbers(self) -> tuple[int, float, float, int, int, int]:
+    def to_numbers(self) -> Numbers:
         """As ``_core.Ring.limit`` takes them, in the order of `NUMBERS`."""
         return (
             int(self.limits),
@@ -160,14 +186,17 @@ class RateLimiter:
             self.min_size,
             self.max_times_sampled or 0,
             int(self.alone),
+            self.max_staleness or 0,
+            self.items_per_version or 0,
         )
 
 
+Numbers = tuple[int, float, float, int, int, int, int, int]
 NUMBERS = (
     *("limits", "samples_per_insert", "error_buffer", "min_size", "max_times_sampled"),
-    "when_no_peer",
+    *("when_no_peer", "max_staleness", "items_per_version"),
 )
-NO_LIMIT = (0, 0.0, 0.0, 0, 0, 0)
+NO_LIMIT: Numbers = (0, 0.0, 0.0, 0, 0, 0, 0, 0)
 """Of ``_core.Ring.limit``: it is gone."""
 
 
@@ -184,9 +213,9 @@ class Lease(NamedTuple):
     def require_fits(self, elements: int, where: str, *, prioritized: bool) -> None:
         """Any ring will do."""
 
-    def to_numbers(self) -> tuple[int, float, float, int, int, int]:
+    def to_numbers(self) -> Numbers:
         """As those of `RateLimiter`."""
-        return int(Limit.LEASE), 0.0, float(self.room), 0, 0, int(Alone.WAIT)
+        return int(Limit.LEASE), 0.0, float(self.room), 0, 0, int(Alone.WAIT), 0, 0
 
 
 def lease_of(runtime: Any) -> tuple[int, int] | None:
@@ -203,8 +232,14 @@ def lease_of(runtime: Any) -> tuple[int, int] | None:
 
 def active(runtime: Any) -> Any:
     """A copy of the `layout.LIMITER` that counts, all of one setting; None: there is none."""
+    found = setting(runtime)
+    return None if found is None else found["limiter"]
+
+
+def setting(runtime: Any) -> Any:
+    """The same with the ages beside it, as a `SETTING`."""
     found = _core.limiter(runtime)
-    return None if found is None else np.frombuffer(found, layout.LIMITER)[0]
+    return None if found is None else np.frombuffer(found, SETTING)[0]
 
 
 def is_far_apart(runtime: Any, elements: int) -> bool:
@@ -223,15 +258,18 @@ def is_far_apart(runtime: Any, elements: int) -> bool:
 
 def read(runtime: Any) -> RateLimiter | None:
     """What is set, or None."""
-    block = active(runtime)
-    if block is None:
+    found = setting(runtime)
+    if found is None:
         return None
+    block, ages = found["limiter"], found["ages"]
     limits = Limit(int(block["limits"]))
     return RateLimiter(
         samples_per_insert=float(block["samples_per_insert"]) if limits & Limit.RATIO else None,
         min_size=max(1, int(block["min_size"])),
         error_buffer=float(block["error_buffer"]) if limits & Limit.RATIO else None,
         max_times_sampled=int(block["max_times_sampled"]) if limits & Limit.QUEUE else None,
+        max_staleness=int(ages["max_staleness"]) if limits & Limit.AGES else None,
+        items_per_version=int(ages["items_per_version"]) or None if limits & Limit.AGES else None,
         when_no_peer=Alone(int(block["when_no_peer"])).name.lower(),  # type: ignore[arg-type]
     )
 
@@ -245,7 +283,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _require_whole(name: str, value: object) -> None:
+def _require_ages(most: object, items: object) -> None:
+    if most is not None:
+        _require_whole("max_staleness", most, 0)
+    if items is not None:
+        _require_whole("items_per_version", items)
+        if most is None:
+            raise ValueError("items_per_version is what max_staleness waits by: give both")
+
+
+def _require_whole(name: str, value: object, least: int = 1) -> None:
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < 1:  # type: ignore[operator]
-        raise ValueError(f"{name} has to be a whole number of at least 1, got {value!r}")
+    if not whole or value < least:  # type: ignore[operator]
+        raise ValueError(f"{name} has to be a whole number of at least {least}, got {value!r}")

@@ -37,16 +37,24 @@ class RateStatus:
     pending: int  # items that are being written
     max_times_sampled: int  # 0: there is no queue
     leased: int | None = None  # elements that the lease of one ring among several has left
+    reserved: int = 0  # items that are reserved
+    # items written, in flight and reserved since ages count, and how many may be; None: no gate
+    early: tuple[int, int] | None = None
+    version: int = 0  # of the policy that learners have
+    max_staleness: int | None = None  # versions that items may be behind it; None: nobody asks
+    refused: int = 0  # items that were too old
 
     def why(self, side: Side, count: int) -> Why | None:
         """What a call for ``count`` items would be limited by now; None: nothing."""
         if side == Side.SAMPLES:
-            if self.queued is not None and self.queued + count > self.room:
+            if self.queued is not None and self.queued + self.reserved + count > self.room:
                 return Why.FULL
             if self.leased is not None and count > self.leased:
                 return Why.LEASED
+            if self.early is not None and self.early[0] + count > self.early[1]:
+                return Why.VERSION
             if self.wanted is not None and self.filled >= self.min_size:
-                after = self.ahead + (self.pending + count) * self.wanted
+                after = self.ahead + (self.pending + self.reserved + count) * self.wanted
                 return Why.AHEAD if after > self.error_buffer + _ROUNDING else None
             return None
         if self.size < self.min_size:
@@ -61,12 +69,16 @@ class RateStatus:
 def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
     """Of a runtime page."""
     size, pending = int(runtime["length"]) * width, int(runtime["pending"])
+    reserved = int(runtime["reserved"]) * width
     head = int(runtime["head"])
-    block = limiter.active(runtime)
-    if block is None:
+    setting = limiter.setting(runtime)
+    if setting is None:
+        room, open_ = capacity * width, pending + reserved
         return RateStatus(
-            None, None, 0.0, 0.0, 0, size, size + pending, None, 0, capacity * width, pending, 0
+            *(None, None, 0.0, 0.0, 0, size, size + open_, None, 0, room, pending, 0, None),
+            reserved,
         )
+    block, ages = setting["limiter"], setting["ages"]
     limits = Limit(int(block["limits"]))
     ratio = float(block["samples_per_insert"])
     inserted = limiter.signed(int(runtime["write_count"]) - int(block["inserts_base"]))
@@ -87,14 +99,29 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
         error_buffer=float(block["error_buffer"]) if lease is None else 0.0,
         min_size=int(block["min_size"]),
         size=size + (pending if overwrites else 0),
-        filled=size + pending,
+        filled=size + pending + reserved,
         queued=queued,
         left=left,
         room=capacity * width,
         pending=pending,
         max_times_sampled=times,
-        leased=None if lease is None else max(0, lease[0] - lease[1] - pending),
+        leased=None if lease is None else max(0, lease[0] - lease[1] - pending - reserved),
+        reserved=reserved,
+        early=_early(runtime, ages, pending + reserved) if limits & Limit.AGES else None,
+        version=int(runtime["consumer_version"]),
+        max_staleness=int(ages["max_staleness"]) if limits & Limit.AGES else None,
+        refused=int(runtime["refused"]),
     )
+
+
+def _early(runtime: Any, ages: Any, open_: int) -> tuple[int, int] | None:
+    each = int(ages["items_per_version"])
+    if each == 0:
+        return None
+    written = limiter.signed(int(runtime["write_count"]) - int(ages["inserts_base"]))
+    versions = limiter.signed(int(runtime["consumer_version"]) - int(ages["version_base"]))
+    allowed = (max(0, versions) + int(ages["max_staleness"]) + 1) * each
+    return written + open_, allowed
 
 
 def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> list[int]:
@@ -126,6 +153,13 @@ def explain(
                 f"{count:,} items are to be written, and the lease of this shard has {now.leased:,}"
             )
             who = "it grows as the learners of the sharded buffer sample"
+        case Why.VERSION:
+            there, allowed = now.early or (0, 0)
+            what = (
+                f"{there:,} items are written, in flight and reserved, and while learners have "
+                f"version {now.version:,} there may be {allowed:,} "
+                f"(max_staleness={now.max_staleness})"
+            )
         case Why.FEW:
             what = f"{now.size:,} items are there, {count:,} have to be"
         case Why.FULL:

@@ -227,7 +227,7 @@ class _Repair:
         for name in ("pending", "reading", "waits_for"):
             entries[name] = 0
             _core.reached("recover.flow")
-        for name in ("pending", "limited"):
+        for name in ("pending", "limited", "reserved", "reserved_bytes", "next_expiry"):
             runtime[name] = 0
             _core.reached("recover.flow")
         runtime["queue_since"] = min(int(runtime["queue_since"][0]), int(runtime["head"][0]))

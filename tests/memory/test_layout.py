@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from shmbuffer._native import _core
-from shmbuffer.memory import layout, ledger
+from shmbuffer.memory import layout, ledger, limiter
 
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 STRUCTURES = {
     "Superblock": layout.SUPERBLOCK,
     "Runtime page": layout.RUNTIME,
     "Limiter": layout.LIMITER,
+    "Reservation": ledger.RESERVATION,
+    "Ages": limiter.AGES,
     "Recovery record": layout.RECOVERY,
     "Registry entry": layout.ENTRY,
     "Weights": layout.WEIGHTS_HEAD,
@@ -65,6 +67,8 @@ def test_the_document_has_every_field_where_python_has_it(heading: str) -> None:
     [
         ("runtime", layout.RUNTIME),
         ("limiter", layout.LIMITER),
+        ("reservation", ledger.RESERVATION),
+        ("ages", limiter.AGES),
         ("entry", layout.ENTRY),
         ("weights", layout.WEIGHTS_HEAD),
         ("stamp", layout.STAMP),

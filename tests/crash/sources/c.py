@@ -30,10 +30,10 @@ from tests.crash.sources.flow import Call, Goto, Label, Leave, Loop, Point, Step
 #: What a pointer to one of these types leads to is shared.
 SHARED_TYPES = (
     *("shmb_runtime", "shmb_limiter", "shmb_entry", "shmb_record", "shmb_extent"),
-    *("shmb_weights", "shmb_stamp"),
+    *("shmb_weights", "shmb_stamp", "shmb_ages", "shmb_reservation"),
 )
 #: Members of private structs that lead into shared memory: what is behind them is shared.
-SHARED_MEMBERS = "words|checksums|sources|raw|extents|mass|nexts|holders"
+SHARED_MEMBERS = "words|checksums|sources|raw|extents|mass|nexts|holders|reservations"
 TREE_LEVELS = "sum|min"
 _SHARED = re.compile(
     rf"(->|\.)({SHARED_MEMBERS})\[|(->|\.)({TREE_LEVELS})\[[^]]*\]\[|(->|\.)entries\["

@@ -1,0 +1,57 @@
+/* Room that is reserved for items to come: the table of it, and the calls of who reserves. See reservations.c. */
+#ifndef SHMB_RESERVE_H
+#define SHMB_RESERVE_H
+
+#include "ring.h"
+
+#define SHMB_NO_VERSION UINT64_MAX
+
+/* The reservation that this thread's next claim of a ring is made from; the claim's commit ends it. */
+struct shmb_hold {
+    const struct shmb_ring *ring; /* NULL: none */
+    uint32_t place;
+    uint64_t id;
+    uint64_t version; /* of the oldest of its items, or SHMB_NO_VERSION */
+};
+extern _Thread_local struct shmb_hold shmb_hold;
+
+/* What is to be written, or reserved. */
+struct shmb_wish {
+    uint64_t rows; /* to the head of the ring; 0: to named slots */
+    uint64_t elements, bytes;
+    const struct shmb_reservation *held; /* it is made from this one; NULL: from none */
+    uint64_t id, expires_ns; /* of a reservation: 0, or the number of pieces that are gone on with */
+    uint32_t flags;          /* enum shmb_reservation_flag */
+};
+
+/* Of enum shmb_reservation_state. */
+static inline uint32_t shmb_standing(const struct shmb_reservation *held) {
+    return atomic_load_explicit(&held->state, memory_order_relaxed);
+}
+
+/* reservations.c: under the mutex */
+uint64_t shmb_boot_ns(void);
+bool shmb_has_reservations(const struct shmb_ring *ring);
+bool shmb_holds(const struct shmb_ring *ring, const struct shmb_reservation *held, uint64_t id);
+int shmb_look_at_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes);
+void shmb_take_credit(struct shmb_ring *ring, struct shmb_reservation *held);
+void shmb_return_credit(struct shmb_ring *ring, struct shmb_reservation *held);
+void shmb_spend_credit(struct shmb_reservation *held);
+void shmb_spend_for(struct shmb_ring *ring, const struct shmb_entry *entry);
+void shmb_open_reservation(struct shmb_ring *ring, struct shmb_reservation *held, const struct shmb_wish *wish);
+void shmb_end_reservation(struct shmb_ring *ring, struct shmb_reservation *held);
+void shmb_end_reservations(struct shmb_ring *ring, const struct shmb_entry *entry);
+void shmb_expire(struct shmb_ring *ring);
+void shmb_count_reserved(struct shmb_ring *ring);
+uint64_t shmb_wrong_reserved(const struct shmb_ring *ring);
+
+/* flow.c */
+int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_wish *wish, bool *passes); /* under the mutex */
+
+/* reserve.c */
+int shmb_reserve(struct shmb_ring *ring, struct shmb_call *call, struct shmb_wish wish, uint32_t *place, uint64_t *id);
+int shmb_give_back(struct shmb_ring *ring, struct shmb_call *call, uint32_t place, uint64_t id);
+int shmb_note_partial(struct shmb_ring *ring, struct shmb_call *call, uint32_t place, uint64_t id);
+int shmb_partial_is_done(struct shmb_ring *ring, struct shmb_call *call, uint64_t id, bool forget, bool *done);
+
+#endif
