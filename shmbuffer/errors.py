@@ -23,6 +23,7 @@
     ├── AttachTimeout              which wait, for how long, who holds it (also a TimeoutError)
     ├── LockTimeout                a living process keeps the mutex (also a TimeoutError)
     ├── RingOverrunError           a living writer fills the slot we need (also a TimeoutError)
+    ├── ReservationLostError       a reservation that is not held any more
     ├── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
     └── RateLimitError             the other side of a limited buffer cannot go on: pids
         └── RateLimitTimeout           it did not in time (also a TimeoutError)
@@ -166,6 +167,10 @@ class RingOverrunError(ShmBufferError, TimeoutError):
 
     Attributes: ``pid``, ``state``.
     """
+
+
+class ReservationLostError(ShmBufferError):
+    """It was committed or given back, its time is over, or its holder was taken for dead."""
 
 
 class RecordTooLargeError(ShmBufferError, ValueError):

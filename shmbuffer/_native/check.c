@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "check.h"
 #include "reserve.h"
 
 /* Of a dead ring but for rounding: another version of the C library may have made the powers. */

@@ -55,6 +55,7 @@ int shmb_look_at_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
     if (!shmb_has_reservations(ring) || !shmb_holds(ring, held, shmb_hold.id)) return SHMB_NO_RESERVATION;
     bool of_rows = rows > held->rows;
     if (of_rows || (held->bytes && bytes > held->bytes)) {
+        shmb_refusal.why = of_rows ? SHMB_SLOT_IS_TAKEN : SHMB_FULL; /* of rows, of bytes */
         shmb_refusal.bad_at = of_rows ? rows : bytes;
         shmb_refusal.needed = of_rows ? held->rows : held->bytes;
         return SHMB_OVER_RESERVED;

@@ -463,20 +463,7 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
 int shmb_read_totals(struct shmb_ring *ring, struct shmb_call *call, struct shmb_totals *out);
 int shmb_raise_max_priority(struct shmb_ring *ring, struct shmb_call *call, double value);
 
-/* What a check finds; all zero if the ring is whole. */
-struct shmb_check {
-    uint64_t wrong_nodes;  /* not what their children say */
-    uint64_t wrong_leaves; /* mass without an item, or not the mass of the raw priority */
-    uint64_t wrong_length; /* |length - number of COMMITTED slots| */
-    uint64_t wrong_words;  /* ticket not of this slot, or from the future */
-    uint64_t wrong_extents; /* a record that is not between tail and head of the byte ring */
-    uint64_t wrong_nexts;   /* a next observation that is not where its slot says */
-    uint64_t wrong_reserved; /* what is reserved is not what the reservations say; damaged ones */
-    uint64_t orphans;      /* WRITING, and no claim covers it */
-};
-
-/* check.c */
-int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint64_t slots, struct shmb_check *found);
+/* check.c: see check.h */
 
 /* sample.c: draw, copy, validate */
 int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,

@@ -69,7 +69,8 @@ def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -
     entries = control.entries
     in_queue = now.queued is not None
     live = entries["state"] == EntryState.LIVE
-    if (why == Why.FEW and not in_queue) or now.pending or entries["reading"][live].any():
+    comes = now.pending or now.reserved
+    if (why == Why.FEW and not in_queue) or comes or entries["reading"][live].any():
         return None  # more comes, or what is written and read now changes the numbers
     busy = live & (
         (entries["last_insert_ns"] > 0)

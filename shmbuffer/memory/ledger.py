@@ -15,9 +15,12 @@ from __future__ import annotations
 import os
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from shmbuffer._native import _core
 from shmbuffer.memory import layout
 from shmbuffer.memory.layout import structure
 from shmbuffer.memory.path_checks import wrong_size
@@ -99,3 +102,20 @@ def require_length(fd: int, where: Path) -> None:
         needed = max(needed, int(np.frombuffer(data, HEAD)["bytes"][0]))
     if size < needed:
         raise wrong_size(where, f"at least {needed}", needed, size)
+
+
+def reservations(mapped: _core.Map) -> NDArray[Any]:
+    """All of them, live; none where the ledger does not reach so far yet."""
+    start = _core.parts(1)["reservations"]
+    end = start + RESERVATIONS * RESERVATION.itemsize
+    if int(np.frombuffer(mapped, HEAD, 1)["bytes"][0]) < end:
+        return np.empty(0, RESERVATION)
+    return np.frombuffer(mapped, RESERVATION, RESERVATIONS, start)
+
+
+def note_bytes(mapped: _core.Map, nbytes: int) -> None:
+    """The file has so many bytes by now; under init.lock."""
+    head = np.frombuffer(mapped, HEAD, 1)["bytes"]
+    if head[0] < nbytes:
+        head[0] = nbytes
+    _core.reached("ledger.extended")

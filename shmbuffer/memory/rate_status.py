@@ -140,9 +140,19 @@ def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> lis
 
 
 def explain(
-    now: RateStatus, entries: Any, side: Side, count: int, why: Why, now_ns: int, excluding: int
+    now: RateStatus,
+    entries: Any,
+    side: Side,
+    count: int,
+    why: Why,
+    now_ns: int,
+    excluding: int,
+    held: str = "",
 ) -> str:
-    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ..."."""
+    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ...".
+
+    ``held``: who holds reservations, as `holders.told` says it.
+    """
     who = _who(entries, side, now_ns, excluding)
     match why:
         case Why.AHEAD | Why.BEHIND:
@@ -164,11 +174,13 @@ def explain(
             what = f"{now.size:,} items are there, {count:,} have to be"
         case Why.FULL:
             what = f"the queue is full: {now.queued:,} of {now.room:,} items are not handed out"
+            if now.reserved:
+                what += f", and {now.reserved:,} are reserved"
             reader = _first(entries, "reading", entries["reading"] > 0)
-            if (now.queued or 0) + count <= now.room and reader is not None:
+            if (now.queued or 0) + now.reserved + count <= now.room and reader is not None:
                 what = "items that were taken out of the queue are still being read"
                 who = f"{_name(entries, reader)} reads them"
-            elif (now.queued or 0) + count <= now.room and (
+            elif (now.queued or 0) + now.reserved + count <= now.room and (
                 size := int(entries["byte_first"][excluding])
             ):
                 what = (
@@ -183,11 +195,13 @@ def explain(
                 who = f"{_name(entries, writer)} writes them"
             elif now.left >= count:
                 what = f"the queue has fewer than {count:,} items: some places hold none"
+    if held and side == Side.SAMPLES:
+        who = f"{held}; {who}"
     return f"{what}; {who}"
 
 
 def waits(
-    runtime: Any, entries: Any, *, width: int, capacity: int, now_ns: int
+    runtime: Any, entries: Any, *, width: int, capacity: int, now_ns: int, held: str = ""
 ) -> list[dict[str, Any]]:
     """Every client that waits for the other side: ``pid``, ``entry``, ``seconds``, ``text``."""
     now = rate_status(runtime, width=width, capacity=capacity)
@@ -199,7 +213,7 @@ def waits(
             why = limited_by(now, one, side)
             if why is None:
                 continue  # it may go on, and will in a moment
-            text = explain(now, entries, side, wanted(one, side), why, now_ns, int(entry))
+            text = explain(now, entries, side, wanted(one, side), why, now_ns, int(entry), held)
             found.append(
                 {
                     "entry": int(entry),

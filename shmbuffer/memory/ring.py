@@ -7,9 +7,8 @@
 Elements and slots: a slot is one index of the first storage dimension and holds ``width`` elements
 (1 unless the storage has several dimensions); element = slot * width + lane. Tickets are int64.
 
-Payload comes and goes by address, in the order of ``schema.leaves``: the caller keeps the memory
-alive and contiguous and has compared dtypes and shapes with the schema. Index, ticket and weight
-outputs too.
+Payload comes and goes by address, in the order of ``schema.leaves``, and so do index, tickets and
+weights: the caller keeps memory alive and contiguous, and has compared dtypes and shapes.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from shmbuffer.memory.flow import Flow
 from shmbuffer.memory.item_snapshot import ItemSnapshot, copy_rows
 from shmbuffer.memory.limiter import NO_LIMIT, Lease, RateLimiter
 from shmbuffer.memory.records import Records
+from shmbuffer.memory.reservations import Reservations
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.slots_file import SlotsFile
 from shmbuffer.memory.status import raise_for_status
@@ -43,15 +43,14 @@ class Ring(HasTotals):
 
     Attributes:
         seat: of the handle.
-        schema: what an item is made of.
-        capacity: slots.
-        width: elements of a slot.
-        elements: capacity * width.
+        schema, capacity: what an item is made of; slots.
+        width, elements: of a slot; capacity * width.
         live: words, sources, raw priorities and masses of all slots, as they are now.
         tree: priorities and their exponents.
         claims: the split form of a write.
         records: the byte ring, where items are records; None where they are rows of leaves.
         flow: what limits writes and samples, and the waiting for it.
+        reservations: room for items to come.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -67,6 +66,7 @@ class Ring(HasTotals):
         self.tree = PriorityTree(self._calls, self.live)
         self.claims = Claims(self._calls, self.tree)
         self.flow = Flow(self._calls)
+        self.reservations = Reservations(self._calls, seat)
         self.records: Records | None = None
         self._leaf_maps = leaves
         if schema.record_bytes:

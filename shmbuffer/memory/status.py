@@ -15,13 +15,19 @@ from shmbuffer.errors import (
     EmptyBufferError,
     LockTimeout,
     RecordTooLargeError,
+    ReservationLostError,
     ShmBufferError,
     SpaceError,
 )
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.identity import process_of, process_state
+from shmbuffer.memory.ledger import RESERVATIONS
 from shmbuffer.memory.priorities import largest_mass
 from shmbuffer.memory.seat import Seat, unlinked
+
+
+class TooOld(Exception):  # noqa: N818 - no error: what is too old is left out, and the rest written
+    """Of a write from a reservation: the consumer's version went on meanwhile."""
 
 
 def require_linked(seat: Seat) -> None:
@@ -87,6 +93,24 @@ def raise_for_status(
             f"{where}: record {native.bad_at} of the batch does not lie within its bytes; "
             "nothing was changed"
         )
+    if status == _core.NO_RESERVATION:
+        raise ReservationLostError(
+            f"{where}: {what}: this reservation is not held any more; reserve again. Nothing was "
+            "changed"
+        )
+    if status == _core.OVER_RESERVED:
+        unit = "bytes" if native.why else "items"
+        raise ValueError(
+            f"{where}: {what} of {native.bad_at:,} {unit} from a reservation of "
+            f"{native.needed:,}; reserve as many, or write fewer. Nothing was changed"
+        )
+    if status == _core.ALL_RESERVED:
+        raise ShmBufferError(
+            f"{where}: {what}: all {RESERVATIONS:,} reservations are in use; commit or abort some. "
+            "`shmbuffer inspect` says who holds them"
+        )
+    if status == _core.TOO_OLD:
+        raise TooOld
     if status == _core.NOTHING:
         raise EmptyBufferError(f"{where}: Cannot sample from an empty storage; write to it first")
     if status == _core.IN_QUEUE:

@@ -26,6 +26,7 @@ from shmbuffer.errors import RateLimitError, RateLimitTimeout, RingOverrunError
 from shmbuffer.memory import deadline, limiter
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.deadlock import find_deadlock
+from shmbuffer.memory.holders import holders, table_of, told
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.layout import Alone, Side, Why
 from shmbuffer.memory.limiter import RateLimiter
@@ -314,7 +315,9 @@ class Waiting:
 
     def _text(self, why: Why, count: int) -> str:
         entries, now_ns = self._seat.control.entries, time.monotonic_ns()
-        text = explain(self._standing(), entries, self._side, count, why, now_ns, self._seat.entry)
+        held = told(holders(table_of(self._seat), entries, self._schema.width))
+        entry = self._seat.entry
+        text = explain(self._standing(), entries, self._side, count, why, now_ns, entry, held)
         return f"{self._what} waits: {text}"
 
     def _pids(self) -> list[int]:

@@ -1,0 +1,109 @@
+"""Room for items to come, as one handle's ring holds it.
+
+    reserve ──▶ name ──held──▶ a write of this thread is made from it ──commit──▶ spent
+                  └──give_back, its time is over, the handle goes──▶ others may have its room
+
+What a reservation is admitted for is that of a write, and counts for everybody at once. It has no
+slot and no ticket: those the write takes. The table is in the ledger (``_native/reservations.c``);
+what names a reservation is its number and its place there.
+If the holder dies: what it held ends when it is reaped; a write that was being committed is
+committed for it, and its reservation is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shmbuffer._native import _core
+from shmbuffer.memory import ledger
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.holders import now_ns, table_of
+from shmbuffer.memory.ledger import RESERVATION, RESERVATIONS, ReservationState
+from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.waiting import Calls
+
+NO_VERSION = 2**64 - 1
+_FOR_EVER = 2**64 - 1
+
+
+class Reservations:
+    """The reservations of one handle's ring. Use `Ring.reservations`."""
+
+    def __init__(self, calls: Calls, seat: Seat) -> None:
+        self._calls = calls
+        self._seat = seat
+        self._has_room = False
+
+    def reserve(
+        self, rows: int, nbytes: int = 0, *, seconds: float | None = None, number: int = 0
+    ) -> int:
+        """Waits as a write of so many rows would, and holds their room; returns what names it.
+
+        Args:
+            rows: slots.
+            nbytes: of the byte ring; 0: unknown.
+            seconds: until it ends by itself; None: with the handle.
+            number: of pieces that are gone on with; 0: a new one.
+        """
+        self._take_room()
+        ends = _FOR_EVER if seconds is None else now_ns() + int(seconds * 1e9)
+
+        def call() -> int:
+            native = self._seat.native
+            return int(native.reserve(rows, nbytes, ends, number, LOCK_TIMEOUT_NS))
+
+        return self._calls.run(call, "reserve")
+
+    @contextmanager
+    def held(self, name: int, version: int = NO_VERSION) -> Iterator[None]:
+        """The first write that this thread commits in here is made from the reservation."""
+        native = self._seat.native
+        native.hold(name, version)
+        try:
+            yield
+        finally:
+            native.hold(0, NO_VERSION)
+
+    def give_back(self, name: int) -> bool:
+        """Others may have its room; False: it had ended already."""
+
+        def call() -> int:
+            found = int(self._seat.native.give_back(name, LOCK_TIMEOUT_NS))
+            return 1 if found == -_core.NO_RESERVATION else found
+
+        return self._calls.run(call, "abort") == 0
+
+    def note_partial(self, name: int) -> None:
+        """From here on it has pieces in a file."""
+        self._calls.run(
+            lambda: int(self._seat.native.note_partial(name, LOCK_TIMEOUT_NS)), "append"
+        )
+
+    def is_done(self, number: int, *, forget: bool = False) -> bool:
+        """Whether the pieces of that number were committed; ``forget``: their file is gone."""
+
+        def call() -> int:
+            return int(self._seat.native.partial_is_done(number, forget, LOCK_TIMEOUT_NS))
+
+        return self._calls.run(call, "partials") > 0
+
+    def refuse(self, elements: int) -> None:
+        """Counts elements that were too old."""
+        self._seat.native.refuse(elements)
+
+    def done(self) -> list[int]:
+        """Numbers of those whose pieces were committed, and whose file nobody has seen off."""
+        table = table_of(self._seat)
+        return [int(number) for number in table["id"][table["state"] == ReservationState.DONE]]
+
+    def _take_room(self) -> None:
+        """Extends the ledger so far that it has the reservations; SpaceError without room."""
+        if self._has_room:
+            return
+        assert self._seat.mapped is not None
+        start, nbytes = _core.parts(1)["reservations"], RESERVATIONS * RESERVATION.itemsize
+        with self._seat.ground.lock(60.0):
+            self._seat.ground.extend_ledger(start, nbytes)
+            ledger.note_bytes(self._seat.mapped.ledger, start + nbytes)
+        self._has_room = True

@@ -1,0 +1,378 @@
+"""Reservations: their holders are killed at every step.
+
+What a dead holder held is free again, what was reserved for others stays theirs, and pieces that
+lie in a file are known to be committed if, and only if, their items are there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine, RateLimiter, Ring
+from shmbuffer.memory.holders import table_of
+from shmbuffer.memory.layout import Phase
+from shmbuffer.memory.ledger import RESERVATIONS, ReservationState
+from tests.crash.deeds import ring_of
+from tests.crash.harness import (
+    CAPACITY,
+    dies,
+    ended,
+    fork,
+    goes,
+    native_points,
+    read_all,
+    require_sound,
+    schema,
+    settings,
+    stopped_at,
+    write,
+)
+from tests.crash.test_flow import take_all
+
+pytestmark = [pytest.mark.crash, pytest.mark.product]
+
+QUEUE = RateLimiter(max_times_sampled=1)
+RATIO = RateLimiter(samples_per_insert=1, error_buffer=CAPACITY)
+LONG_NS = 5 * 10**9
+PASSINGS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+WRITTEN = 2
+"""Items that are there when the victim comes: numbers 0 and 1."""
+OURS = 2
+"""Slots that the survivor has reserved meanwhile."""
+BATCH = {2: 100, 3: 101}
+#: Of the victim's pieces.
+NUMBER = 77
+
+
+def reserve(engine: Engine, rows: int, **options: float) -> int:
+    return ring_of(engine).reservations.reserve(rows, **options)  # type: ignore[arg-type]
+
+
+# What the victims do.
+
+
+def reserves(engine: Engine) -> None:
+    reserve(engine, 4)
+
+
+def reserves_for_a_while(engine: Engine) -> None:
+    reserve(engine, 2, seconds=3600.0)
+    reserve(engine, 2, seconds=60.0)
+
+
+def reserves_and_gives_back(engine: Engine) -> None:
+    assert ring_of(engine).reservations.give_back(reserve(engine, 4))
+
+
+def reserves_and_leaves(engine: Engine) -> None:
+    reserve(engine, 4)
+    engine.close()
+
+
+def commits(engine: Engine) -> None:
+    """Fewer than were reserved."""
+    with ring_of(engine).reservations.held(reserve(engine, 4)):
+        write(ring_of(engine), BATCH.values())
+
+
+def commits_pieces(engine: Engine) -> None:
+    name = reserve(engine, 4, number=NUMBER)
+    with ring_of(engine).reservations.held(name):
+        write(ring_of(engine), BATCH.values())
+
+
+def commits_pieces_and_forgets_them(engine: Engine) -> None:
+    commits_pieces(engine)
+    assert ring_of(engine).reservations.is_done(NUMBER, forget=True)
+
+
+def notes_pieces(engine: Engine) -> None:
+    ring_of(engine).reservations.note_partial(reserve(engine, 4))
+
+
+def aborts_the_claim(engine: Engine) -> None:
+    ring = ring_of(engine)
+    with ring.reservations.held(reserve(engine, 4)):
+        ring.claims.claim(2)
+        ring.claims.abort()
+
+
+def expires(engine: Engine) -> None:
+    name = reserve(engine, 4, seconds=0.0)
+    assert not ring_of(engine).reservations.give_back(name) or True
+    reserve(engine, 1)
+
+
+# The dead that others find.
+
+
+def dies_in(path: Path, work: Callable[[Engine], None]) -> None:
+    def body() -> None:
+        engine = Engine.open(path, None)
+        work(engine)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(fork(body)) == -signal.SIGKILL
+
+
+def claims(engine: Engine) -> None:
+    name = reserve(engine, 4)
+    ring_of(engine).seat.native.hold(name, 2**64 - 1)
+    assert ring_of(engine).seat.native.claim(2, 0, LONG_NS) >= 0
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What a victim does in a buffer with two items and a reservation of the survivor."""
+
+    work: Callable[[Engine], None]
+    points: tuple[str, ...]
+    limiter: RateLimiter = QUEUE
+
+
+TAKE = ("reserve.numbered", "reserve.noted", "reserve.open", "reserve.counted", "reserve.expiry")
+CLAIM = (*TAKE, "reserve.claimed", "reserve.spent")
+DEEDS = {
+    "reserve": Deed(reserves, TAKE),
+    "reserve beside a ratio": Deed(reserves, TAKE, RATIO),
+    "reserve for a while": Deed(reserves_for_a_while, TAKE),
+    "give back": Deed(reserves_and_gives_back, (*TAKE, "reserve.ended")),
+    "leave": Deed(reserves_and_leaves, (*TAKE, "reserve.ended")),
+    "commit": Deed(commits, CLAIM),
+    "commit beside a ratio": Deed(commits, CLAIM, RATIO),
+    "commit pieces": Deed(commits_pieces, CLAIM),
+    "forget pieces": Deed(commits_pieces_and_forgets_them, (*CLAIM, "reserve.forgotten")),
+    "note pieces": Deed(notes_pieces, (*TAKE, "reserve.partial")),
+    "abort the claim": Deed(aborts_the_claim, (*TAKE, "reserve.claimed", "reserve.returned")),
+    "expire": Deed(expires, (*TAKE, "reserve.ended")),
+}
+#: Of a commit from a reservation, whatever it is made from.
+COMMITS = (
+    *("write.marking", "write.payload", "write.committing", "write.commit", "write.count"),
+    *("write.idle", "write.done"),
+)
+DEAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "reap a holder": (
+        lambda path: dies_in(path, reserves),
+        ("reserve.ended", "reserve.counted"),
+    ),
+    "reap a claim of a holder": (
+        lambda path: dies_in(path, claims),
+        ("reserve.ended",),
+    ),
+    "repair a reservation": (
+        lambda path: dies(path, "reserve.open", reserves),
+        ("reserve.mended", "reserve.counted", "reserve.expiry", "reserve.ended"),
+    ),
+    "repair a claim": (
+        lambda path: dies(path, "reserve.claimed", commits_pieces),
+        ("reserve.mended", "reserve.counted", "reserve.expiry"),
+    ),
+    "repair a commit": (
+        lambda path: dies(path, "write.committing", commits_pieces),
+        ("reserve.spent", "reserve.mended", "reserve.counted"),
+    ),
+}
+PAIRS = [(name, point) for name, deed in DEEDS.items() for point in deed.points]
+PAIRS += [
+    (name, point)
+    for name in ("commit", "commit pieces", "commit beside a ratio")
+    for point in COMMITS
+]
+MENDING = [(name, point) for name, (_, points) in DEAD.items() for point in points]
+
+
+@contextmanager
+def buffer(path: Path, deed: Deed | None = None) -> Iterator[tuple[Engine, int]]:
+    """A limited buffer with items, and what names the survivor's reservation."""
+    with Engine.open(path, replace(settings("rows"), alpha=None)) as engine:
+        ring = engine.define(schema())
+        engine.set_limiter(QUEUE if deed is None else deed.limiter)
+        write(ring, range(WRITTEN))
+        yield engine, reserve(engine, OURS)
+
+
+def require_consistent(engine: Engine) -> None:
+    """What is counted in the runtime page is what the reservations say."""
+    engine.stats()  # takes the mutex, so that what a dead owner left is mended
+    table, runtime = table_of(engine.seat), engine.seat.control.runtime[0]
+    held = table["state"] == ReservationState.OPEN
+    assert int(runtime["reserved"]) == int(table["rows"][held].sum())
+    assert int(runtime["reserved_bytes"]) == int(table["bytes"][held].sum())
+    claimed = table[table["state"] == ReservationState.CLAIMED]
+    entries = engine.seat.control.entries
+    assert (entries["phase"][claimed["entry"]] == Phase.PAYLOAD).all()
+
+
+def require_mended(engine: Engine, name: int | None) -> None:
+    """All that has to be true after a death, then what the buffer is for."""
+    ring = ring_of(engine)
+    require_consistent(engine)
+    engine.seat.reap_dead()
+    require_consistent(engine)
+    table, runtime = table_of(engine.seat), engine.seat.control.runtime[0]
+    states = table["state"].tolist()
+    ours = 0 if name is None else 1
+    assert states.count(ReservationState.OPEN) == ours
+    assert int(runtime["reserved"]) == ours * OURS
+    assert states.count(ReservationState.CLAIMED) == int(runtime["pending"]) == 0
+    require_sound(engine)
+    there = read_all(ring)
+    batch = {slot: number for slot, number in there.items() if number >= 100}
+    assert batch in ({}, BATCH), "a batch is there in part"
+    assert there.items() - batch.items() == {(0, 0), (1, 1)}
+    done = states.count(ReservationState.DONE)
+    assert done <= bool(batch)
+    if done:
+        assert ring.reservations.is_done(NUMBER)
+        assert ring.reservations.is_done(NUMBER, forget=True)
+    assert not ring.reservations.is_done(NUMBER)
+    require_room(ring, name, len(batch))
+
+
+def require_room(ring: Ring, name: int | None, batch: int) -> None:
+    """The rest may be used, and no more; what is reserved for us may be used last."""
+    if ring.flow.is_queue:
+        take_all(ring)
+        room = CAPACITY
+    else:
+        room = CAPACITY - WRITTEN - batch + 1  # the first item is not counted
+    others = room - (0 if name is None else OURS)
+    for number in range(others):
+        assert goes(lambda number=number: write(ring, [10 + number])), "room of the dead is held"
+    assert not goes(lambda: write(ring, [30]))
+    if name is not None:
+        with ring.reservations.held(name):
+            assert goes(lambda: write(ring, [31, 32])), "our room was given away"
+        assert not goes(lambda: write(ring, [33]))
+        assert int(ring.seat.control.runtime["reserved"][0]) == 0
+
+
+def is_there(path: Path) -> bool:
+    """Whether the victim's batch is, after a commit of its pieces."""
+    with Engine.open(path, None) as engine:
+        engine.seat.reap_dead()
+        return 100 in read_all(ring_of(engine)).values()
+
+
+@pytest.mark.parametrize(("name", "point"), PAIRS)
+def test_what_a_victim_has_reserved_is_free_and_ours_stays_ours(
+    tmp_path: Path, name: str, point: str
+) -> None:
+    deed = DEEDS[name]
+    for passing in PASSINGS:
+        with buffer(tmp_path / str(passing), deed) as (survivor, ours):
+            assert survivor.path is not None
+            killed = dies(survivor.path, point, deed.work, after=passing)
+            assert killed or passing, f"{point} was never reached"
+            if not killed:
+                break
+            require_mended(survivor, ours)
+
+
+@pytest.mark.parametrize("point", [*CLAIM, *COMMITS])
+def test_pieces_are_known_to_be_committed_if_their_items_are_there(
+    tmp_path: Path, point: str
+) -> None:
+    for passing in PASSINGS:
+        with buffer(tmp_path / str(passing)) as (survivor, _):
+            assert survivor.path is not None
+            if not dies(survivor.path, point, commits_pieces, after=passing):
+                assert passing
+                break
+            there = is_there(survivor.path)
+            assert ring_of(survivor).reservations.is_done(NUMBER) == there
+
+
+@pytest.mark.parametrize(("name", "point"), PAIRS)
+def test_recovery_ends_all_reservations(tmp_path: Path, name: str, point: str) -> None:
+    deed = DEEDS[name]
+    for passing in (0, 1, 4):
+        path = tmp_path / str(passing)
+        with buffer(path, deed):
+            pass
+        if not dies(path, point, deed.work, after=passing):
+            assert passing
+            break
+        with Engine.open(path, None) as found:
+            assert found.report is not None
+            require_mended(found, None)
+
+
+@pytest.mark.parametrize(("name", "point"), [pair for pair in PAIRS if pair[0] != "leave"])
+def test_a_waiter_gets_the_mutex_of_a_victim_that_reserves(
+    tmp_path: Path, name: str, point: str
+) -> None:
+    deed, path = DEEDS[name], tmp_path / "buffer"
+    started, start = os.pipe()
+
+    def waits() -> None:
+        with Engine.open(path, None) as waiter:
+            os.write(start, b"x")
+            require_consistent(waiter)
+
+    with buffer(path, deed) as (survivor, ours):
+        with stopped_at(path, point, deed.work):
+            waiter = fork(waits)
+            assert os.read(started, 1) == b"x"
+        assert ended(waiter) == 0
+        require_mended(survivor, ours)
+    os.close(started)
+    os.close(start)
+
+
+def mends(path: Path, point: str, after: int) -> bool:
+    """A second victim, which mends what the first one left; whether it was killed at the point."""
+
+    def body() -> None:
+        _core.arm(point, after=after)
+        with Engine.open(path, None) as engine:
+            engine.seat.reap_dead()
+            _core.disarm()
+
+    status = ended(fork(body))
+    assert status in (0, -signal.SIGKILL), f"the second victim ended with {status}"
+    return status == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("name", "point"), MENDING)
+def test_a_process_that_dies_mending_reservations_is_followed_by_another(
+    tmp_path: Path, name: str, point: str
+) -> None:
+    for passing in (0, 1, 2, 3, 4):
+        with buffer(tmp_path / str(passing)) as (survivor, ours):
+            assert survivor.path is not None
+            DEAD[name][0](survivor.path)
+            killed = mends(survivor.path, point, passing)
+            assert killed or passing, f"{point} was never reached"
+            if not killed:
+                break
+            require_mended(survivor, ours)
+
+
+def test_a_table_that_is_full_is_free_again_when_its_holder_is_dead(tmp_path: Path) -> None:
+    def fills(engine: Engine) -> None:
+        engine.set_limiter(None)
+        for _ in range(RESERVATIONS - 1):
+            reserve(engine, 1)
+
+    with buffer(tmp_path / "buffer") as (survivor, ours):
+        assert survivor.path is not None
+        dies_in(survivor.path, fills)
+        survivor.set_limiter(QUEUE)
+        assert int(np.count_nonzero(table_of(survivor.seat)["state"])) == RESERVATIONS
+        require_mended(survivor, ours)
+
+
+def test_every_point_of_reservations_is_died_at() -> None:
+    died_at = {point for _, point in (*PAIRS, *MENDING)}
+    assert died_at >= set(native_points("reserve"))
