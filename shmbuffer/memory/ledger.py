@@ -108,14 +108,25 @@ def reservations(mapped: _core.Map) -> NDArray[Any]:
     """All of them, live; none where the ledger does not reach so far yet."""
     start = _core.parts(1)["reservations"]
     end = start + RESERVATIONS * RESERVATION.itemsize
-    if int(np.frombuffer(mapped, HEAD, 1)["bytes"][0]) < end:
+    if int(np.frombuffer(memoryview(mapped), HEAD, 1)["bytes"][0]) < end:
         return np.empty(0, RESERVATION)
-    return np.frombuffer(mapped, RESERVATION, RESERVATIONS, start)
+    table: NDArray[Any] = np.frombuffer(memoryview(mapped), RESERVATION, RESERVATIONS, start)
+    return table
 
 
 def note_bytes(mapped: _core.Map, nbytes: int) -> None:
     """The file has so many bytes by now; under init.lock."""
-    head = np.frombuffer(mapped, HEAD, 1)["bytes"]
+    head = np.frombuffer(memoryview(mapped), HEAD, 1)["bytes"]
     if head[0] < nbytes:
         head[0] = nbytes
     _core.reached("ledger.extended")
+
+
+def end_reservations(mapped: _core.Map, runtime: NDArray[Any]) -> None:
+    """For recovery: nobody holds any more, and what was committed is not committed once more."""
+    table = reservations(mapped)
+    table["state"][table["state"] != ReservationState.DONE] = ReservationState.UNRESERVED
+    _core.reached("recover.reservations")
+    last = max(int(runtime["next_reservation"][0]), int(table["id"].max(initial=0)))
+    runtime["next_reservation"] = last
+    _core.reached("recover.reservations")

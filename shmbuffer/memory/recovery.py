@@ -28,7 +28,6 @@ from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history_writer import note_deaths
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
-from shmbuffer.memory.ledger import ReservationState
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.priorities import are_priorities
 from shmbuffer.memory.progress import Progress
@@ -132,7 +131,7 @@ class _Repair:
         self.live = SlotsFile(mapped.slots, mapped.schema)
         self.records_map = mapped.leaves[0] if mapped.schema.record_bytes else None
         self.native = mapped.ring(found.control, entry=0)
-        self.reservations = ledger.reservations(mapped.ledger)
+        self.ledger = mapped.ledger
         self.capacity = mapped.schema.capacity
         self.width = mapped.schema.width
         self.written = Written(found.files, self.live)
@@ -232,12 +231,7 @@ class _Repair:
         for name in ("pending", "limited", "reserved", "reserved_bytes", "next_expiry"):
             runtime[name] = 0
             _core.reached("recover.flow")
-        table = self.reservations  # nobody holds any; what is committed is not committed again
-        table["state"][table["state"] != ReservationState.DONE] = ReservationState.UNRESERVED
-        _core.reached("recover.flow")
-        last = max(int(runtime["next_reservation"][0]), int(table["id"].max(initial=0)))
-        runtime["next_reservation"] = last
-        _core.reached("recover.flow")
+        ledger.end_reservations(self.ledger, runtime)
         runtime["queue_since"] = min(int(runtime["queue_since"][0]), int(runtime["head"][0]))
         _core.reached("recover.flow")
         if limiter.active(runtime[0]) is None:  # none, or one that cannot be

@@ -46,5 +46,5 @@ def test_one_that_is_shorter_than_it_says_is_refused(path: Path) -> None:
     with open(path / layout.LEDGER, "r+b") as file:
         file.seek(2056)
         file.write((8192).to_bytes(8, "little"))
-    with pytest.raises(CorruptBufferError, match="ledger: at least 8192 bytes .* 4096 found"):
+    with pytest.raises(CorruptBufferError, match=r"ledger: at least 8192 bytes .* 4096 found"):
         Engine.open(path, None)
