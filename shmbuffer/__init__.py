@@ -86,11 +86,13 @@ _HOMES = {
         "pad",
     ),
     "shmbuffer.replay.samplers": (
+        "GroupCounts",
         "MinSegmentTreeFp32",
         "MinSegmentTreeFp64",
         "PrioritizedSampler",
         "PrioritizedSliceSampler",
         "PriorityUpdate",
+        "PromptGroupSampler",
         "RandomSampler",
         "Sampler",
         "SamplerWithoutReplacement",

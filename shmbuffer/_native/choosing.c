@@ -55,6 +55,8 @@ uint64_t shmb_choose(struct shmb_choice *choice, uint64_t set, uint64_t left) {
     return chosen;
 }
 
+uint64_t shmb_choose_any(struct shmb_choice *choice, uint64_t of) { return chosen_below(choice, of); }
+
 struct sums {
     double *upto;    /* of all sets so far */
     uint32_t *left;  /* of each set */

@@ -15,6 +15,7 @@ bool shmb_choice_begin(struct shmb_choice *choice, uint64_t key, uint64_t count)
 void shmb_choice_end(struct shmb_choice *choice);
 /* One of the numbers of a set that were not chosen yet, of which `left` are. */
 uint64_t shmb_choose(struct shmb_choice *choice, uint64_t set, uint64_t left);
+uint64_t shmb_choose_any(struct shmb_choice *choice, uint64_t of); /* again, perhaps */
 
 /* Elements by the weight of their labels, in the order of the labels; `again`: one may come twice. False: no
  * memory, or nothing that weighs anything. */

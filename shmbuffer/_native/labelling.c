@@ -213,6 +213,25 @@ static PyObject *labels_members(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Of each group as many as are wanted, each once; what a group lacks is drawn from it again. */
+static PyObject *labels_some(PyObject *self, PyObject *args) {
+    const struct shmb_labels *all = labels_in(self);
+    unsigned long long at[6];
+    if (!parsed(self, args, "KKKKK:some", at)) return NULL;
+    uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
+    struct shmb_choice choice;
+    if (!shmb_choice_begin(&choice, at[3], at[1] * at[2])) return PyErr_NoMemory();
+    for (uint64_t i = 0; i < at[1]; i++) {
+        const struct shmb_kin *kin = (uint64_t)NUMBERS(0)[i] < total ? marked_at(all, (uint64_t)NUMBERS(0)[i], before) : NULL;
+        for (uint32_t n = 0; kin && n < at[2]; n++) {
+            uint64_t chosen = n < kin->count ? shmb_choose(&choice, i, kin->count - n) : shmb_choose_any(&choice, kin->count);
+            NUMBERS(4)[i * at[2] + n] = (int64_t)shmb_kin_item(kin, (uint32_t)chosen);
+        }
+    }
+    shmb_choice_end(&choice);
+    Py_RETURN_NONE;
+}
+
 static PyObject *labels_lost(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     struct shmb_labels *all = labels_in(self);
     if (all->failed) return PyErr_NoMemory();
@@ -256,6 +275,7 @@ static PyMethodDef labels_methods[] = {
     {"choose", labels_choose, METH_VARARGS, "choose(key, of, count, out): numbers below `of`, each once."},
     {"sizes", labels_sizes, METH_VARARGS, "sizes(numbers, count, out): items of those, by age of the first."},
     {"members", labels_members, METH_VARARGS, "members(numbers, count, width, out): their items, [count, width]; -1: no more."},
+    {"some", labels_some, METH_VARARGS, "some(numbers, count, width, key, out): items of those by chance, [count, width]."},
     {"lost", labels_lost, METH_NOARGS, "lost(): items of lost groups, int64, each told once."},
     {"tell", labels_tell, METH_NOARGS, "tell(): have `lost` tell of them."},
     {NULL, NULL, 0, NULL},

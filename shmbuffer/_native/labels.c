@@ -236,11 +236,22 @@ void shmb_label_drop(struct shmb_labels *all, uint32_t element) {
     remark(all, kin);
 }
 
+/* It was told of again, and may be in another place: a claim that its writer left half-marked has moved on without it. */
+static void look_around(struct shmb_labels *all, struct shmb_kin *kin, uint32_t element) {
+    uint32_t index = all->where[element].index;
+    uint32_t before = index == kin->front ? SHMB_NO_ITEM : *entry(kin, index - 1);
+    uint32_t after = index + 1 == kin->back ? SHMB_NO_ITEM : *entry(kin, index + 1);
+    uint64_t age = age_of(all, element);
+    if (before != SHMB_NO_ITEM && age_of(all, before) > age) loosen(all, kin);
+    if (after != SHMB_NO_ITEM && age_of(all, after) < age) loosen(all, kin);
+}
+
 void shmb_label_put(struct shmb_labels *all, uint32_t element, int64_t label, int64_t now) {
     if (all->where[element].kin) {
         struct shmb_kin *kin = &all->kins[all->where[element].kin - 1];
         if (kin->label == label) {
             if (is_absent(all, element)) set_absent(all, kin, element, false);
+            look_around(all, kin, element);
             return;
         }
         shmb_label_drop(all, element);

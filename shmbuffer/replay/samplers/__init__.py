@@ -1,6 +1,7 @@
 """Who draws: one sampler a file."""
 
 from shmbuffer.numpy.priorities import PriorityUpdate
+from shmbuffer.replay.samplers.groups import GroupCounts, PromptGroupSampler
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from shmbuffer.replay.samplers.random import RandomSampler
@@ -17,11 +18,13 @@ from shmbuffer.replay.samplers.staleness import StalenessAwareSampler
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [
+    "GroupCounts",
     "MinSegmentTreeFp32",
     "MinSegmentTreeFp64",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "PriorityUpdate",
+    "PromptGroupSampler",
     "RandomSampler",
     "Sampler",
     "SamplerWithoutReplacement",

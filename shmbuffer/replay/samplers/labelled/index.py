@@ -54,6 +54,7 @@ class LabelIndex:
         value: path of a number that is kept with each item.
         limit: items of a group; 0: a label has any number of them.
         by_age: whether labels are asked for by the age of their first item.
+        trim: called behind each look with what gives the labels that are there; None: nobody asks.
 
     Attributes:
         table: the labels; while `lock` is held.
@@ -72,10 +73,11 @@ class LabelIndex:
         value: KeyPath | None = None,
         limit: int = 0,
         by_age: bool = False,
+        trim: Callable[[Callable[[], Ints]], None] | None = None,
     ) -> None:
         self._paths = (path,) if value is None else (path, value)
         self._to_labels = to_labels
-        self._limit, self._by_age = limit, by_age
+        self._limit, self._by_age, self._trim = limit, by_age, trim
         self._process = 0
         self._lock: AbstractContextManager[Any] | None = None
         self.forget()
@@ -137,6 +139,8 @@ class LabelIndex:
         except BaseException:
             self._follower.forget()
             raise
+        if self._trim is not None:
+            self._trim(lambda: self.labels(np.flatnonzero(ring.live.holds())))
         if not self.table.items:
             raise EmptyBufferError(NOTHING_THERE)
         return ring
@@ -249,6 +253,12 @@ class LabelIndex:
         return found
 
     # -- asking --------------------------------------------------------------------------------
+
+    def labels(self, elements: Ints) -> Ints:
+        """The label of each element, int64 ``[n]``."""
+        found = np.empty_like(elements)
+        self.table.of(elements.ctypes.data, len(elements), found.ctypes.data)
+        return found
 
     def tickets(self, ring: Ring, elements: Ints) -> Ints | None:
         """Tickets of items of the table, int64 ``[n]``; None where one was written over since."""

@@ -1,0 +1,50 @@
+"""Which items of a group are drawn, where there are more than are wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.samplers.arrays import Floats, Ints
+
+_SAME = 1e-12  # variances that differ by rounding alone
+
+
+def last(members: Ints, wanted: int) -> Ints:
+    """The newest; members ``[groups, items]``, oldest first."""
+    return members[:, members.shape[1] - wanted :]
+
+
+def best(members: Ints, rewards: Floats, wanted: int) -> Ints:
+    """Those of the largest rewards, the largest first; of equal ones the oldest."""
+    order = np.argsort(-rewards, axis=1, kind="stable")[:, :wanted]
+    return np.take_along_axis(members, order, 1)
+
+
+def most_different(members: Ints, rewards: Floats, wanted: int) -> Ints:
+    """Those whose rewards have the largest variance, the smallest first.
+
+    They are some of the smallest and some of the largest. Of equal variances the one with the
+    largest sum.
+    """
+    order = np.argsort(rewards, axis=1, kind="stable")
+    values = np.take_along_axis(rewards, order, 1)
+    groups, count = values.shape
+    values = values - values.mean(1, keepdims=True)  # so that squares do not lose digits
+    sums, squares = np.zeros((2, groups, count + 1))
+    np.cumsum(values, 1, out=sums[:, 1:])
+    np.cumsum(values**2, 1, out=squares[:, 1:])
+    low = np.arange(wanted + 1)
+    high = count - (wanted - low)
+    total = sums[:, low] + sums[:, count:] - sums[:, high]
+    square = squares[:, low] + squares[:, count:] - squares[:, high]
+    variances = square / wanted - (total / wanted) ** 2
+    largest = variances.max(1, keepdims=True)
+    same = variances >= largest - _SAME * np.maximum(1.0, np.abs(largest))
+    lows = np.where(same, total, -np.inf).argmax(1)[:, None]
+    rank = np.arange(count)
+    chosen = (rank < lows) | (rank >= count - (wanted - lows))
+    found: Ints = np.take_along_axis(members, order, 1)[chosen].reshape(groups, wanted)
+    return found
