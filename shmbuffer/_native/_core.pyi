@@ -24,6 +24,9 @@ BAD_BATCH: int
 NO_ROOM: int
 LIMITED: int
 IN_QUEUE: int
+CONSUMED: int
+CONSUMER_GONE: int
+NO_LEASE: int
 DAMAGED: int
 UNLINKED: int
 LAPPED: int
@@ -40,6 +43,63 @@ class Descriptor:
     @property
     def fd(self) -> int: ...
     def fileno(self) -> int: ...
+    def open_consumer(
+        self,
+        which: int,
+        name: int,
+        times: int,
+        holds: bool,
+        newest: bool,
+        seed: int,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def remove_consumer(self, which: int, number: int, timeout_ns: int, /) -> int: ...
+    def deliver(
+        self,
+        which: int,
+        number: int,
+        count: int,
+        least: int,
+        lease_ns: int,
+        slots: int,
+        tickets: int,
+        lease: int,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def claim_groups(
+        self,
+        which: int,
+        number: int,
+        slots: int,
+        tickets: int,
+        sizes: int,
+        groups: int,
+        lease_ns: int,
+        kept: int,
+        lease: int,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def drop_items(
+        self, which: int, number: int, slots: int, tickets: int, count: int, timeout_ns: int, /
+    ) -> int: ...
+    def acknowledge(
+        self,
+        which: int,
+        number: int,
+        leases: int,
+        slots: int,
+        tickets: int,
+        count: int,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def return_lease(self, which: int, number: int, lease: int, timeout_ns: int, /) -> int: ...
+    def standings(
+        self, which: int, number: int, standings: int, tickets: int, leases: int, timeout_ns: int, /
+    ) -> int: ...
     def take(self, open: Callable[..., int], /, *args: Any, **kwargs: Any) -> int: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...

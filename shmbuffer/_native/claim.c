@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "ledger.h"
 #include "reserve.h"
 
 static bool make_room(struct shmb_ring *ring, uint64_t rows) {
@@ -153,7 +154,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
 static int admit(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
     const struct shmb_wish wish = {.rows = rows, .elements = elements, .bytes = ring->bytes ? ring->claim_bytes : 0, .held = ring->claim_held};
     ring->claim_passes = false;
-    return shmb_is_limited(ring) ? shmb_admit_insert(ring, &wish, &ring->claim_passes) : SHMB_OK;
+    return shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, &wish, &ring->claim_passes) : SHMB_OK;
 }
 
 /* Nobody has to wait behind who waits for the other side. */

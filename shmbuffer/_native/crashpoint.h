@@ -151,6 +151,23 @@
     X(flow_passed, "flow.passed")                                                                            \
     X(flow_stored, "flow.stored")                                                                            \
     X(flow_published, "flow.published")                                                                      \
+    X(consume_numbered, "consume.numbered")                                                                  \
+    X(consume_noted, "consume.noted")                                                                        \
+    X(consume_lent, "consume.lent")                                                                          \
+    X(consume_given, "consume.given")                                                                        \
+    X(consume_told, "consume.told")                                                                          \
+    X(consume_acked, "consume.acked")                                                                        \
+    X(consume_left, "consume.left")                                                                          \
+    X(consume_freed, "consume.freed")                                                                        \
+    X(consume_ended, "consume.ended")                                                                        \
+    X(consume_next, "consume.next")                                                                          \
+    X(consume_floor, "consume.floor")                                                                        \
+    X(consume_cleared, "consume.cleared")                                                                    \
+    X(consume_opened, "consume.opened")                                                                      \
+    X(consume_begun, "consume.begun")                                                                        \
+    X(consume_counted, "consume.counted")                                                                    \
+    X(consume_removed, "consume.removed")                                                                    \
+    X(consume_mended, "consume.mended")                                                                      \
     X(mutex_cleared, "mutex.cleared")                                                                        \
     X(mutex_made, "mutex.made")                                                                              \
     X(mutex_locked, "mutex.locked")                                                                          \

@@ -2,6 +2,7 @@
  * mutex. A setting is built in the block that does not count, and published by one store. */
 #include <math.h>
 
+#include "ledger.h"
 #include "reserve.h"
 
 #define ROUNDING 1e-6 /* of a sample: products of a ratio such as 0.1 are not exact */
@@ -16,7 +17,7 @@ static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *lim
 }
 
 /* Under the mutex, so that the process that changes what is waited for sees it afterwards. */
-static int wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why) {
+int shmb_wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why) {
     struct shmb_entry *me = ring->me;
     uint32_t before = atomic_load_explicit(&me->waits_for, memory_order_relaxed);
     if (!(before & side)) {
@@ -73,7 +74,7 @@ static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64
     uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
     uint64_t needed = needed_from(ring, limiter);
     if (rows > ring->capacity || end > needed + ring->capacity) return true;
-    return ring->bytes && (bytes > ring->max_bytes || shmb_evicts_from(ring, needed, bytes));
+    return ring->bytes && (bytes > ring->max_bytes || shmb_evicts_from(ring, needed, ring->runtime->queue_since, bytes));
 }
 
 /* Would there be more than what a learner makes the versions from that it may be behind? */
@@ -85,6 +86,34 @@ static bool is_early(const struct shmb_ring *ring, uint64_t open, uint64_t eleme
     int64_t versions = (int64_t)(atomic_load_explicit(&ring->runtime->consumer_version, memory_order_relaxed) - ages->version_base);
     double allowed = ((double)(versions > 0 ? versions : 0) + (double)ages->max_staleness + 1) * (double)ages->items_per_version;
     return (double)inserted > allowed;
+}
+
+/* Does a consumer have items that a claim would write over, of so many rows, or so many bytes of records? */
+static bool is_held_back(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
+    uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
+    for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
+        struct shmb_book book;
+        if (!shmb_consumer_at(ring, which, &book) || !book.consumer->holds) continue;
+        uint64_t floor = atomic_load_explicit(&book.consumer->floor, memory_order_relaxed), since = book.consumer->since;
+        if (end <= floor + ring->capacity && !(ring->bytes && shmb_evicts_from(ring, floor, since, bytes))) continue;
+        floor = shmb_move_floor(ring, &book);
+        if (end > floor + ring->capacity || (ring->bytes && shmb_evicts_from(ring, floor, since, bytes))) return true;
+    }
+    return false;
+}
+
+static bool holds_writers(const struct shmb_ring *ring) {
+    struct shmb_book book;
+    for (uint32_t which = 0; which < SHMB_CONSUMERS; which++)
+        if (shmb_consumer_at(ring, which, &book) && book.consumer->holds) return true;
+    return false;
+}
+
+static int wait_for_room(struct shmb_ring *ring, const struct shmb_wish *wish, enum shmb_reason why) {
+    if (ring->bytes && atomic_load_explicit(&ring->me->phase, memory_order_relaxed) == SHMB_IDLE)
+        atomic_store_explicit(&ring->me->byte_first, wish->bytes, memory_order_relaxed);
+    CP(flow_waits);
+    return shmb_wait_for(ring, SHMB_FOR_SAMPLES, wish->elements, why);
 }
 
 /* Whether this call goes on whatever the ratio. */
@@ -102,33 +131,36 @@ int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_wish *wish, bool
     const struct shmb_reservation *held = wish->held;
     bool pass = goes_on(), loads = shmb_bypass == SHMB_PASSES;
     *passes = held && held->flags & SHMB_PASSED;
-    if (limiter == NULL) return SHMB_OK;
+    if (limiter == NULL && !shmb_is_consumed(ring)) return SHMB_OK;
     shmb_expire(ring);
     uint64_t reserved = atomic_load_explicit(&runtime->reserved, memory_order_relaxed) - (held ? held->rows : 0);
     uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed) - (held ? held->bytes : 0);
     uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed) + reserved * ring->lanes;
     uint64_t elements = wish->elements;
+    if (shmb_is_consumed(ring)) {
+        if (wish->rows == 0 && holds_writers(ring)) return SHMB_CONSUMED; /* named slots have no place in their order either */
+        if (is_held_back(ring, wish->rows + reserved, wish->bytes + bytes)) return wait_for_room(ring, wish, SHMB_HELD);
+    }
+    if (limiter == NULL) {
+        shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
+        return SHMB_OK;
+    }
     if (limiter->limits & SHMB_QUEUE) {
         if (wish->rows == 0) return SHMB_IN_QUEUE;
-        if (is_full(ring, limiter, wish->rows + reserved, wish->bytes + bytes)) {
-            if (ring->bytes && atomic_load_explicit(&ring->me->phase, memory_order_relaxed) == SHMB_IDLE)
-                atomic_store_explicit(&ring->me->byte_first, wish->bytes, memory_order_relaxed);
-            CP(flow_waits);
-            return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_FULL);
-        }
+        if (is_full(ring, limiter, wish->rows + reserved, wish->bytes + bytes)) return wait_for_room(ring, wish, SHMB_FULL);
     }
     if (elements && held == NULL && !loads && is_early(ring, open, elements))
-        return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_VERSION);
+        return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_VERSION);
     if (elements && held == NULL && limiter->limits & SHMB_RATIO) {
         double over = ahead(ring, limiter, open + elements, 0) - limiter->error_buffer;
         if (over > ROUNDING && !pass && !is_short(ring, limiter, open, elements))
-            return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
+            return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
         *passes = *passes || (pass && over > ROUNDING);
     }
     if (elements && held == NULL && limiter->limits & SHMB_LEASE) {
         uint64_t written = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) - limiter->inserts_base;
         bool fits = (double)(int64_t)(written + open + elements) <= limiter->error_buffer;
-        if (!fits && !pass) return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_LEASED);
+        if (!fits && !pass) return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_LEASED);
         *passes = pass;
     }
     shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
@@ -168,11 +200,11 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     if (chosen && limiter && limiter->limits & SHMB_QUEUE) {
         status = SHMB_IN_QUEUE;
     } else if (size_of(ring, limiter) < min_size) {
-        status = wait_for(ring, SHMB_FOR_INSERTS, min_size, SHMB_FEW);
+        status = shmb_wait_for(ring, SHMB_FOR_INSERTS, min_size, SHMB_FEW);
     } else if (limiter && limiter->limits & SHMB_RATIO) {
         bool fits = ahead(ring, limiter, 0, count) >= -(limiter->error_buffer + ROUNDING);
         if (!fits && !pass) {
-            status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_BEHIND);
+            status = shmb_wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_BEHIND);
         } else {
             if (fits) atomic_fetch_add_explicit(&runtime->drawn, count, memory_order_relaxed);
             CP(flow_drawn);
@@ -222,7 +254,7 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
     uint64_t first = 0;
     if (shmb_queue_oldest(ring, limiter, &next, count, &first, index, tickets) < count) {
         tickets[0] = -1; /* nothing is taken */
-        status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
+        status = shmb_wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
     } else {
         uint64_t reading = atomic_load_explicit(&ring->me->reading, memory_order_relaxed);
         ring->readers++;

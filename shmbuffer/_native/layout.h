@@ -284,7 +284,7 @@ struct shmb_sections {
 #define SHMB_LEASES 1024u
 #define SHMB_CONSUMER_NAME 48u
 
-enum shmb_consumer_state { SHMB_NO_CONSUMER = 0, SHMB_CONSUMES = 1 };
+enum shmb_consumer_state { SHMB_CONSUMES_NOT = 0, SHMB_CONSUMES = 1 };
 
 /* Everything in it is under the mutex. */
 struct shmb_consumer {
@@ -295,7 +295,7 @@ struct shmb_consumer {
     uint32_t pad;
     _Atomic uint64_t next;        /* place: what nobody has been given is from here on */
     _Atomic uint64_t floor;       /* place: everything below was acknowledged, or is gone */
-    uint64_t since;               /* head when it was opened: see shmb_place_in */
+    uint64_t since;               /* head when it was opened: see shmb_place_since */
     _Atomic uint64_t open_leases; /* records of leases in use */
     _Atomic uint64_t delivered;   /* items, and so are the next four */
     _Atomic uint64_t acked;
@@ -303,7 +303,8 @@ struct shmb_consumer {
     _Atomic uint64_t refused;     /* that were acknowledged too late */
     _Atomic uint64_t dropped;     /* that were given up without delivery */
     uint64_t created_ns;          /* CLOCK_REALTIME, for display */
-    uint64_t unused[14];
+    uint64_t number;              /* unique in the directory: another one with its name is not it */
+    uint64_t unused[13];
 };
 
 /* Some items, and who was given them. */

@@ -51,6 +51,16 @@
     X(note_partial, ANY, "nt", "(name, timeout_ns): it has pieces in a file.") \
     X(partial_is_done, ANY, "nbt", "(id, forget, timeout_ns): whether pieces are committed; forget: their file is gone.") \
     X(refuse, ANY, "n", "(elements): so many were too old.") \
+    X(open_consumer, ANY, "nnnbbnt", "(which, name, times, holds, newest, seed, timeout_ns): under init.lock; returns its number.") \
+    X(remove_consumer, ANY, "nnt", "(which, number, timeout_ns): it holds nothing any more.") \
+    X(deliver, ANY, "nnnnnnnnt", "(which, number, count, least, lease_ns, slots, tickets, lease, timeout_ns): the oldest that it has\n" \
+                                 "not been given, under a lease.") \
+    X(claim_groups, ANY, "nnnnnnnnnt", "(which, number, slots, tickets, sizes, groups, lease_ns, kept, lease, timeout_ns): each group\n" \
+                                       "whole or not at all.") \
+    X(drop_items, ANY, "nnnnnt", "(which, number, slots, tickets, count, timeout_ns): what nobody has, without delivery.") \
+    X(acknowledge, ANY, "nnnnnnt", "(which, number, leases, slots, tickets, count, timeout_ns): each under its lease.") \
+    X(return_lease, ANY, "nnnt", "(which, number, lease, timeout_ns): what is under it is given to others.") \
+    X(standings, ANY, "nnnnnt", "(which, number, standings, tickets, leases, timeout_ns): of every slot, at one moment.") \
     X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.") \
     X(give_up, ANY, "t", "(timeout_ns): stop waiting, for a slot and for the other side.") \
     X(write_records, RECORDS, "nnnnnnnt", "(data, bytes, starts, sizes, count, priorities, streams, timeout_ns): claim, fill, commit.") \

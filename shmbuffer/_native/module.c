@@ -144,7 +144,7 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
 #define CONSUMER(field) failed = failed || put(dict, "consumer." #field, offsetof(struct shmb_consumer, field));
     CONSUMER(name) CONSUMER(state) CONSUMER(times) CONSUMER(holds) CONSUMER(next) CONSUMER(floor) CONSUMER(since)
     CONSUMER(open_leases) CONSUMER(delivered) CONSUMER(acked) CONSUMER(redelivered) CONSUMER(refused) CONSUMER(dropped)
-    CONSUMER(created_ns)
+    CONSUMER(created_ns) CONSUMER(number)
 #define LENT(field) failed = failed || put(dict, "lease." #field, offsetof(struct shmb_lease, field));
     LENT(id) LENT(entry) LENT(incarnation) LENT(deadline_ns) LENT(first) LENT(end) LENT(left) LENT(taken_ns)
 #define DELIVERY(field) failed = failed || put(dict, "delivery." #field, offsetof(struct shmb_delivery, field));
@@ -376,6 +376,6 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
     STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(LIMITED) STATUS(IN_QUEUE) STATUS(DAMAGED)
     STATUS(UNLINKED) STATUS(LAPPED) STATUS(NO_WHOLES) STATUS(NO_RESERVATION) STATUS(OVER_RESERVED)
-    STATUS(ALL_RESERVED) STATUS(TOO_OLD)
+    STATUS(ALL_RESERVED) STATUS(TOO_OLD) STATUS(CONSUMED) STATUS(CONSUMER_GONE) STATUS(NO_LEASE)
     return module;
 }

@@ -1,5 +1,6 @@
 /* What the dead left half-way is rolled back or forward. Everything here is idempotent: a process that dies in it is followed by
  * another. The mutex is held throughout. */
+#include "ledger.h"
 #include "reserve.h"
 
 static void unmass(struct shmb_ring *ring, uint64_t slot) {
@@ -93,6 +94,7 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         shmb_start_anew(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0);
         for (uint64_t slot = 0; slot < ring->capacity && slot < first; slot++) empty_slot(ring, slot); /* as shmb_reached said then */
         shmb_pass_the_forgotten(ring);
+        if (shmb_is_consumed(ring)) shmb_mend_ledger(ring);
     } else {
         CP(reap_head);
         evict_unmarked(ring, entry, first, end);
@@ -141,6 +143,7 @@ void shmb_repair(struct shmb_ring *ring) {
     }
     shmb_count_limited(ring);
     shmb_count_reserved(ring);
+    shmb_mend_ledger(ring);
     atomic_fetch_add_explicit(&runtime->repairs, 1, memory_order_relaxed);
     CP(count_added);
 }

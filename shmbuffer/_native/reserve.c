@@ -1,5 +1,6 @@
 /* The calls of who reserves room for items to come. The rules are those of a write: what a reservation is admitted for is
  * held for it, and its commit waits for nobody but a writer who is in its slots. The table is told in reservations.c. */
+#include "ledger.h"
 #include "reserve.h"
 
 /* NULL: there is none. Each handle begins to look where it found the last one. */
@@ -28,7 +29,7 @@ static int may_reserve(struct shmb_ring *ring, struct shmb_wish *wish) {
     }
     if (wish->id && numbered(ring, wish->id)) return SHMB_NO_RESERVATION; /* it is committed, or somebody goes on with it */
     bool passes = false;
-    int status = shmb_is_limited(ring) ? shmb_admit_insert(ring, wish, &passes) : SHMB_OK;
+    int status = shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, wish, &passes) : SHMB_OK;
     if (passes) wish->flags |= SHMB_PASSED;
     return status;
 }

@@ -16,6 +16,7 @@
 #include "layout.h"
 #include "sync.h"
 #include "tree.h"
+#include "weights.h"
 
 /* Around a copy of bytes that a writer may be changing meanwhile: kept where `still_holds`, or a ticket, says that
  * nobody was. In terms of C it is a data race; a build for ThreadSanitizer is told here what not to look at. */
@@ -47,6 +48,9 @@ enum shmb_status {
     SHMB_NO_ROOM,        /* what was read does not fit into the caller's arena: see shmb_refusal.needed */
     SHMB_LIMITED,        /* the other side has to go on first: see shmb_refusal.why */
     SHMB_IN_QUEUE,       /* a queue is written at its end only */
+    SHMB_CONSUMED,       /* so is a ring that is consumed */
+    SHMB_CONSUMER_GONE,  /* it was removed */
+    SHMB_NO_LEASE,       /* all of a consumer's are in use */
     SHMB_DAMAGED,        /* shared memory says what cannot be; slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
     SHMB_UNLINKED,       /* the directory was removed: see presence.c */
     SHMB_LAPPED,         /* what was read was written over each time */
@@ -182,7 +186,8 @@ struct shmb_ring {
     uint32_t next_place;                   /* where to look for a free reservation */
 };
 
-enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT, SHMB_LEASED, SHMB_VERSION };
+enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT, SHMB_LEASED, SHMB_VERSION,
+                   SHMB_HELD, SHMB_SCARCE };
 
 /* Why the last call of this thread that was refused was so. Not of the handle, which other threads use meanwhile. */
 struct shmb_refusal {
@@ -262,25 +267,7 @@ int64_t shmb_now_ns(void);
 int64_t shmb_clock_ns(clockid_t clock);
 void shmb_touch(struct shmb_runtime *runtime);
 
-/* weights.c: knows no ring. Each call is one of the file's own, which is mapped here */
-struct shmb_weights_map {
-    struct shmb_weights *page;
-    unsigned char *copies; /* two of them */
-    uint64_t bytes;        /* of each */
-};
-struct shmb_pieces {
-    const uint64_t *from, *sizes, *places; /* addresses, bytes, offsets within a copy */
-    uint64_t count;
-};
-struct shmb_told { /* what a stamp says */
-    uint64_t version;
-    int64_t step;
-    uint64_t time_ns, pid;
-    uint32_t crc32c;
-};
-enum { SHMB_WEIGHTS_LOOKS = 64 }; /* so often a reader begins again before it gives up */
-uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_pieces *pieces, int64_t step, uint64_t pid);
-int shmb_newest(const struct shmb_weights_map *map, uint64_t than, unsigned char *out, struct shmb_told *found);
+/* weights.c: see weights.h */
 
 /* presence.c */
 bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns);
@@ -302,6 +289,10 @@ int shmb_mutex_mended(struct shmb_runtime *runtime);
 /* slots.c */
 bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *entry);
 uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket);
+/* Where an item is that was there before `since`: see slots.c. */
+static inline uint64_t shmb_place_since(uint64_t ticket, uint64_t since, uint64_t capacity) {
+    return ticket < since ? since - 1 - (since - 1 - ticket) % capacity : ticket;
+}
 
 /* follower.c: what has come and gone since this process looked, without the mutex: see follower.h */
 
@@ -341,6 +332,8 @@ uint64_t shmb_queue_oldest(const struct shmb_ring *ring, const struct shmb_limit
                            uint64_t count, uint64_t *first, int64_t *index, int64_t *tickets);
 uint64_t shmb_queued(const struct shmb_ring *ring);
 void shmb_pass_the_forgotten(struct shmb_ring *ring);
+
+/* ledger.c: who was given which items, under the mutex: see ledger.h */
 
 /* sharing.c: observations that are stored once. Under the mutex, but for what only looks, and for what fills */
 bool shmb_sharing_begin(struct shmb_ring *ring);
@@ -400,7 +393,7 @@ uint64_t shmb_consumer_version(struct shmb_runtime *runtime, enum shmb_version_c
 /* records.c: the byte ring */
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart);
 bool shmb_bytes_are_being_written(struct shmb_ring *ring);
-bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t bytes);
+bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t since, uint64_t bytes);
 void shmb_take_bytes(struct shmb_ring *ring);
 void shmb_fill_records(struct shmb_ring *ring);
 bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent);
@@ -414,6 +407,7 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
 
 /* flow.c: flow control */
 extern _Thread_local enum shmb_bypass { SHMB_COUNTS, SHMB_PASSES_ONCE, SHMB_PASSES } shmb_bypass; /* of this thread's calls */
+int shmb_wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why);
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);
 int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);
@@ -423,6 +417,8 @@ int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const st
                         enum shmb_reason *why);
 int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted, const struct shmb_ages *ages);
 int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides);
+
+/* consume.c: what a consumer's clients ask for: see ledger.h */
 
 /* fill.c */
 void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "ledger.h"
 #include "methods.h"
 #include "reserve.h"
 
@@ -308,6 +309,7 @@ PyObject *shmb_ring_rebuild(struct ring_object *self, struct asked *asked) {
     shmb_python_may_block(CALL);
     shmb_ring_leaves(&self->ring);
     shmb_ring_parents(&self->ring);
+    shmb_clean_ledger(&self->ring);
     shmb_python_end(&asked->python);
     Py_RETURN_NONE;
 }

@@ -20,6 +20,5 @@ bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *wh
  * beside a placed write or after a load, and is where its slot comes in the last lap before: in the order in which the
  * ring would have written over it. */
 uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket) {
-    uint64_t since = ring->runtime->queue_since;
-    return ticket < since ? since - 1 - (since - 1 - ticket) % ring->capacity : ticket;
+    return shmb_place_since(ticket, ring->runtime->queue_since, ring->capacity);
 }

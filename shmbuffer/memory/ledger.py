@@ -42,6 +42,7 @@ CONSUMER = structure(
     ("refused", "<u8", 120),
     ("dropped", "<u8", 128),
     ("created_ns", "<u8", 136),
+    ("number", "<u8", 144),
     itemsize=256,
 )
 

@@ -39,13 +39,13 @@ MILESTONES = {
 
 #: Variables and members through which something private is stored.
 PRIVATE = """
-    action all anew applied arena armed asked at b bool branch bytes c call changed
-    const count counted counted_draw d double draws elements f file first form found
+    acked action again all anew applied arena armed asked at b book bool branch bytes c call
+    changed const count counted counted_draw d double draws dropped elements f file first form found
     freed from front gate given holes id int64_t item items joint known known_in lane
-    leaves life_page limit locks map marked marks mask me memory missing moment n next
-    out owner pair pairs plan pool presence priorities python random records redrawn
+    lease_id leaves life_page limit locks map marked marks mask me memory missing moment n
+    next number out owner pair pairs plan pool presence priorities python random records redrawn
     release result ring room root run runs second self shmb_refusal slot slots source
-    step streams struct table taken tensor there to told touched tree uint64_t version
+    step streams struct table taken tensor there ticket to told touched tree uint64_t version
     wanted whole whose why width word x
     copy done expires_ns flags held passes place rows shmb_hold wish
 """

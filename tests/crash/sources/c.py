@@ -31,16 +31,18 @@ from tests.crash.sources.flow import Call, Goto, Label, Leave, Loop, Point, Step
 SHARED_TYPES = (
     *("shmb_runtime", "shmb_limiter", "shmb_entry", "shmb_record", "shmb_extent"),
     *("shmb_weights", "shmb_stamp", "shmb_ages", "shmb_reservation"),
+    *("shmb_ledger", "shmb_consumer", "shmb_lease", "shmb_delivery"),
 )
 #: Members of private structs that lead into shared memory: what is behind them is shared.
 SHARED_MEMBERS = "words|checksums|sources|raw|extents|mass|nexts|holders|reservations"
+SHARED_MEMBERS += "|leases|deliveries|consumers"
 TREE_LEVELS = "sum|min"
 _SHARED = re.compile(
     rf"(->|\.)({SHARED_MEMBERS})\[|(->|\.)({TREE_LEVELS})\[[^]]*\]\[|(->|\.)entries\["
-    r"|(->|\.)(runtime|me)->|\b(header_at|shmb_record_at)\("
+    r"|(->|\.)(runtime|me|ledger|consumer)->|\b(header_at|shmb_record_at)\("
 )
 _LEADS_THERE = re.compile(
-    rf"(->|\.)({SHARED_MEMBERS}|base|copies|runtime|me|entries|bytes|wholes)\b(?!->)"
+    rf"(->|\.)({SHARED_MEMBERS}|base|copies|runtime|me|entries|bytes|wholes|ledger)\b(?!->)"
     r"|\b(header_at|shmb_record_at)\("
 )
 #: Store where their first argument leads.
