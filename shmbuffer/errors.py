@@ -25,6 +25,7 @@
     ├── RingOverrunError           a living writer fills the slot we need (also a TimeoutError)
     ├── ReservationLostError       a reservation that is not held any more
     ├── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
+    ├── ConsumerError              no such consumer any more, or it is used in another way: name
     └── RateLimitError             the other side of a limited buffer cannot go on: pids
         └── RateLimitTimeout           it did not in time (also a TimeoutError)
 
@@ -175,6 +176,13 @@ class ReservationLostError(ShmBufferError):
 
 class RecordTooLargeError(ShmBufferError, ValueError):
     """The records of one write need more bytes than the byte ring has; nothing was changed."""
+
+
+class ConsumerError(ShmBufferError):
+    """A consumer was removed, or there with another count, or there are eight.
+
+    Attributes: ``name``, of the consumer.
+    """
 
 
 class RateLimitError(ShmBufferError):

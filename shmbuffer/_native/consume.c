@@ -93,10 +93,7 @@ int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_
     if (status != SHMB_OK) return status;
     *given = 0;
     uint64_t chosen = shmb_choose_items(ring, &book, wanted, now, slots, tickets, &next);
-    if (chosen < least) {
-        shmb_move_next(&book, next);
-        return end_book(ring, shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE));
-    }
+    if (chosen < least) return end_book(ring, shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE));
     struct shmb_lease *lease = chosen ? shmb_begin_lease(ring, &book, tickets, chosen, deadline_of(now, lease_ns)) : NULL;
     if (chosen && lease == NULL) return end_book(ring, SHMB_NO_LEASE);
     for (uint64_t i = 0; i < chosen; i++) {

@@ -10,11 +10,8 @@ The control file (fixed size, there as soon as the directory is a buffer):
     12288    65536   registry                  256 entries of 256 bytes, one for each handle
 
 The slots file (there once the schema is) holds slot words, checksums, sources, raw priorities and
-the tree; where each lies follows from capacity and lanes and is computed by the C core alone
-(``_core.sections``).
-The ledger, made with the slots, is in `ledger`. The C core has the same offsets in
-``_native/layout.h`` and ``docs/design.md`` the same tables; ``tests/memory/test_layout.py``
-compares the three.
+the tree, where ``_core.sections`` says; the ledger is in `ledger`. The C core has the same offsets
+in ``_native/layout.h`` and ``docs/design.md`` the same tables: ``tests/memory/test_layout.py``.
 """
 
 from __future__ import annotations
@@ -160,6 +157,8 @@ class Why(IntEnum):
     SHORT = 5
     LEASED = 6
     VERSION = 7
+    HELD = 8
+    SCARCE = 9
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:

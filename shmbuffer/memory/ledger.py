@@ -27,6 +27,7 @@ from shmbuffer.memory.path_checks import wrong_size
 
 #: Of the ledger: who consumes.
 CONSUMERS, LEASES, RESERVATIONS = 8, 1024, 4096
+CONSUMES, NAME_BYTES = 1, 48
 CONSUMER = structure(
     ("name", "S48", 0),
     ("state", "<u4", 48),
@@ -131,3 +132,8 @@ def end_reservations(mapped: _core.Map, runtime: NDArray[Any]) -> None:
     last = max(int(runtime["next_reservation"][0]), int(table["id"].max(initial=0)))
     runtime["next_reservation"] = last
     _core.reached("recover.reservations")
+
+
+def consumers(content: Any) -> Any:
+    """The consumers in a ledger that is mapped, live."""
+    return np.frombuffer(content, CONSUMER, CONSUMERS)

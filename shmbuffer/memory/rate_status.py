@@ -7,10 +7,12 @@ one that inserts a collector, whatever their roles are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shmbuffer.memory import limiter
+from shmbuffer.memory.consumer_status import ConsumerStatus
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.layout import EntryState, Limit, Phase, Role, Side, Why
 
@@ -148,6 +150,7 @@ def explain(
     now_ns: int,
     excluding: int,
     held: str = "",
+    consumers: Sequence[ConsumerStatus] = (),
 ) -> str:
     """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ...".
 
@@ -170,6 +173,10 @@ def explain(
                 f"version {now.version:,} there may be {allowed:,} "
                 f"(max_staleness={now.max_staleness})"
             )
+        case Why.HELD:
+            what, who = _held(consumers)
+        case Why.SCARCE:
+            what = f"{count:,} items are wanted that this consumer has not been given"
         case Why.FEW:
             what = f"{now.size:,} items are there, {count:,} have to be"
         case Why.FULL:
@@ -200,8 +207,34 @@ def explain(
     return f"{what}; {who}"
 
 
+def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
+    """What writers wait for, and who has to do it."""
+    holding = [one for one in consumers if one.holds]
+    if not holding:
+        return "a consumer has items that are not acknowledged", "it was removed just now"
+    last = min(holding, key=lambda one: one.floor)
+    what = (
+        f"the oldest of {last.behind:,} items that consumer {last.name!r} has not acknowledged "
+        "would be written over"
+    )
+    advice = f"remove it (`shmbuffer consumers DIRECTORY --remove {last.name}`) if nobody will"
+    if not last.leases:
+        return what, f"nobody holds any of them; sample with that consumer, or {advice}"
+    pids = sorted({lease.pid for lease in last.leases})
+    noun = "process" if len(pids) == 1 else "processes"
+    held = f"{noun} {', '.join(map(str, pids))} {'holds' if len(pids) == 1 else 'hold'} "
+    return what, f"{held}{last.held:,} of them until ack(); {advice}"
+
+
 def waits(
-    runtime: Any, entries: Any, *, width: int, capacity: int, now_ns: int, held: str = ""
+    runtime: Any,
+    entries: Any,
+    *,
+    width: int,
+    capacity: int,
+    now_ns: int,
+    held: str = "",
+    consumers: Sequence[ConsumerStatus] = (),
 ) -> list[dict[str, Any]]:
     """Every client that waits for the other side: ``pid``, ``entry``, ``seconds``, ``text``."""
     now = rate_status(runtime, width=width, capacity=capacity)
@@ -213,7 +246,8 @@ def waits(
             why = limited_by(now, one, side)
             if why is None:
                 continue  # it may go on, and will in a moment
-            text = explain(now, entries, side, wanted(one, side), why, now_ns, int(entry), held)
+            asked = now, entries, side, wanted(one, side), why, now_ns, int(entry)
+            text = explain(*asked, held, consumers)
             found.append(
                 {
                     "entry": int(entry),
@@ -240,8 +274,10 @@ def limited_by(now: RateStatus, entry: Any, side: Side) -> Why | None:
     noted = int(entry["waits_why"])
     if side == Side.SAMPLES and noted == Why.FULL:
         return Why.FULL
-    if side == Side.INSERTS and noted == Why.SHORT:
+    if noted == Why.SHORT and side == Side.INSERTS:
         return Why.SHORT
+    if noted == (Why.HELD if side == Side.SAMPLES else Why.SCARCE):
+        return Why(noted)
     if side == Side.INSERTS and noted == Why.FEW:
         return Why.FEW if now.size < wanted(entry, side) else None
     return now.why(side, wanted(entry, side))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.claims import Claims, address, address_of_priorities
+from shmbuffer.memory.consumers import Consumers
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.flow import Flow
 from shmbuffer.memory.item_snapshot import ItemSnapshot, copy_rows
@@ -51,15 +52,14 @@ class Ring(HasTotals):
         records: the byte ring, where items are records; None where they are rows of leaves.
         flow: what limits writes and samples, and the waiting for it.
         reservations: room for items to come.
+        consumers: who is given each item once.
     """
 
     def __init__(self, seat: Seat) -> None:
         assert seat.mapped is not None
         schema, slots, leaves, _ = seat.mapped
-        self.seat = seat
-        self.schema = schema
-        self.capacity = schema.capacity
-        self.width = schema.width
+        self.seat, self.schema = seat, schema
+        self.capacity, self.width = schema.capacity, schema.width
         self.elements = schema.elements
         self.live = SlotsFile(slots, schema)
         self._calls = Calls(seat, schema, self.live)
@@ -67,6 +67,7 @@ class Ring(HasTotals):
         self.claims = Claims(self._calls, self.tree)
         self.flow = Flow(self._calls)
         self.reservations = Reservations(self._calls, seat)
+        self.consumers = Consumers(self._calls)
         self.records: Records | None = None
         self._leaf_maps = leaves
         if schema.record_bytes:
@@ -150,8 +151,7 @@ class Ring(HasTotals):
     def refused(self, status: int) -> None:
         """Of a fast write that answered with a status, before the same is tried with `write`.
 
-        Raises:
-            LockTimeout: that it has waited for once is enough.
+        Raises LockTimeout: that it has waited for once is enough.
         """
         if status == -_core.LOCK_TIMEOUT:
             raise_for_status(self.seat, -status, "write")

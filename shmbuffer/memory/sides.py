@@ -31,7 +31,7 @@ class Sides:
     def are_left(self, side: Side, now: float) -> bool:
         """Whether nobody is on a side, and has not been for a while."""
         there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
-        if there or self._has_thread(side):
+        if there or self.has_thread(side):
             self._alone.pop(side, None)
             self._left.discard(side)
             return False
@@ -46,7 +46,7 @@ class Sides:
         self._left.add(side)
         return not known
 
-    def _has_thread(self, side: Side) -> bool:
+    def has_thread(self, side: Side) -> bool:
         """Whether another thread of this process is on that side, through this handle."""
         me = get_native_id()
         native = self._seat.native  # None: nobody has written anything

@@ -11,6 +11,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
     BufferNeedsRestart,
+    ConsumerError,
     CorruptBufferError,
     EmptyBufferError,
     LockTimeout,
@@ -19,6 +20,7 @@ from shmbuffer.errors import (
     ShmBufferError,
     SpaceError,
 )
+from shmbuffer.memory import ledger
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.identity import process_of, process_state
 from shmbuffer.memory.ledger import RESERVATIONS
@@ -117,6 +119,22 @@ def raise_for_status(
         raise ShmBufferError(
             f"{where}: {what}: the buffer is a queue, which is written at its end only; take "
             "max_times_sampled away first. Nothing was changed"
+        )
+    if status == _core.CONSUMED:
+        raise ShmBufferError(
+            f"{where}: {what}: the items are consumed in the order in which they were written, so "
+            "that nothing can be written into named slots; remove the consumers first (shmbuffer "
+            "consumers DIRECTORY --remove NAME). Nothing was changed"
+        )
+    if status == _core.CONSUMER_GONE:
+        raise ConsumerError(
+            f"{where}: {what}: the consumer was removed while this handle used it; open it again, "
+            "with a new sampler, if it is still wanted. Nothing was changed"
+        )
+    if status == _core.NO_LEASE:
+        raise ConsumerError(
+            f"{where}: {what}: {ledger.LEASES} batches of this consumer wait for their "
+            "acknowledgement; call ack() for each batch once it is trained on. Nothing was changed"
         )
     if status == _core.OTHER_SETTINGS:
         raise ValueError(

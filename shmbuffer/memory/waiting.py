@@ -23,7 +23,8 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout, RingOverrunError
-from shmbuffer.memory import deadline, limiter
+from shmbuffer.memory import consumer_status, deadline, limiter
+from shmbuffer.memory.consumer_status import ConsumerStatus
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.deadlock import find_deadlock
 from shmbuffer.memory.holders import holders, table_of, told
@@ -243,6 +244,12 @@ class Waiting:
             raise ValueError(
                 f"{where}: min_size is {count:,}, and the buffer has room for {room:,} items"
             )
+        if why in (Why.HELD, Why.SCARCE) and count > room:
+            verb = "write" if why == Why.HELD else "draw"
+            raise ValueError(
+                f"{where}: a batch of {count:,} items is consumed through a buffer of {room:,}; "
+                f"{verb} fewer at once"
+            )
         if found is None:
             return
         share = count * (found.samples_per_insert or 0.0) if why == Why.AHEAD else count
@@ -317,8 +324,22 @@ class Waiting:
         entries, now_ns = self._seat.control.entries, time.monotonic_ns()
         held = told(holders(table_of(self._seat), entries, self._schema.width))
         entry = self._seat.entry
-        text = explain(self._standing(), entries, self._side, count, why, now_ns, entry, held)
+        text = explain(
+            self._standing(),
+            entries,
+            self._side,
+            count,
+            why,
+            now_ns,
+            entry,
+            held,
+            self._consumers(),
+        )
         return f"{self._what} waits: {text}"
+
+    def _consumers(self) -> list[ConsumerStatus]:
+        mapped = self._seat.mapped
+        return [] if mapped is None else consumer_status.of(mapped, self._seat.control)
 
     def _pids(self) -> list[int]:
         entries = self._seat.control.entries

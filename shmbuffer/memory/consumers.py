@@ -1,0 +1,384 @@
+"""Consumers of a ring: each is given every item once, whichever of its clients asks for it.
+
+    c = ring.consumers.open("learner")
+    c.take(count, lease) ──▶ items under a lease ──▶ c.ack(...)     done, for this consumer
+    c.claim(groups)      ──▶ those that were chosen, each group whole or not at all
+    c.drop(...)          ──▶ done without a delivery
+                 holder dead, or its lease over ──▶ given again, before anything else
+
+A consumer is known by its name, in all processes; it stays when they end. With ``holds`` a writer
+waits for it rather than write over what it has not acknowledged. What happens to the ledger is
+told in ``_native/ledger.c``; this is who asks for it, and what is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.errors import ConsumerError, EmptyBufferError
+from shmbuffer.memory import consumer_status, ledger, limiter
+from shmbuffer.memory.claims import address
+from shmbuffer.memory.consumer_status import ConsumerStatus
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.layout import Alone, Side
+from shmbuffer.memory.waiting import Calls
+
+Start = Literal["oldest", "newest"]
+
+_SEED_BITS = 40  # of the first lease's number: another directory's are not taken for ours
+
+
+class Taken(NamedTuple):
+    """Items under one lease."""
+
+    slots: NDArray[np.int64]
+    tickets: NDArray[np.int64]
+    lease: int  # 0: there are none
+
+
+class Acknowledged(NamedTuple):
+    """What an acknowledgement has done."""
+
+    applied: int
+    """Items that are done, under the lease that they came with."""
+    refused: int
+    """Items that came too late: others have been given them since, or they are gone."""
+
+
+class Standings(NamedTuple):
+    """What each slot's item is to a consumer; see ``enum shmb_standing``."""
+
+    states: NDArray[np.uint8]
+    tickets: NDArray[np.int64]
+    leases: NDArray[np.uint64]
+
+
+NO_ITEM, TO_GIVE, HELD_HERE, HELD_THERE, DONE = range(5)
+"""In `Standings.states`."""
+
+
+class Consumers:
+    """The consumers of one handle's ring. Use `Ring.consumers`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._seat = calls.seat
+
+    def __bool__(self) -> bool:
+        return bool(self._seat.control.runtime["consumers"][0])
+
+    def status(self) -> list[ConsumerStatus]:
+        """Those that there are, as they are now."""
+        assert self._seat.mapped is not None
+        return consumer_status.of(self._seat.mapped, self._seat.control)
+
+    def open(
+        self,
+        name: str,
+        *,
+        times: int = 1,
+        holds: bool = True,
+        start: Start = "oldest",
+        timeout: float = 60.0,
+    ) -> Consumer:
+        """The consumer of that name, which is made if it is not there.
+
+        Args:
+            name: up to 48 bytes of UTF-8.
+            times: how often each item is to be acknowledged.
+            holds: whether writers wait for it.
+            start: of one that is made: with the oldest item that is there, or with the next.
+            timeout: seconds to wait for another process that opens one, creates or recovers.
+
+        Raises:
+            ConsumerError: it is there with other ``times`` or ``holds``; there are eight already.
+            ValueError: there is no such start; the name cannot be; the storage has dimensions.
+            SpaceError: there is no room for what it notes.
+        """
+        encoded = self._checked(name, times, start)
+        found = self._find(encoded)
+        if found is None:
+            with self._seat.ground.lock(timeout):
+                self._seat.require_there()
+                found = self._find(encoded)
+                if found is None:
+                    found = self._make(encoded, times, holds, newest=start == "newest")
+        which, record = found
+        if (int(record["times"]), bool(record["holds"])) != (times, holds):
+            raise ConsumerError(
+                f"{self._seat.where}: consumer {name!r} is there with max_sample_count "
+                f"{int(record['times'])}{'' if record['holds'] else ' and without holding writers'}"
+                f", not {times}{'' if holds else ' and without holding them'}; use the same, or "
+                "another name",
+                name=name,
+            )
+        return Consumer(self._calls, name, which, int(record["number"]))
+
+    def remove(self, name: str) -> bool:
+        """Removes a consumer: nobody waits for it any more. Returns whether it was there."""
+        found = self._find(name.encode())
+        if found is None:
+            return False
+        which, number = found[0], int(found[1]["number"])
+        native = self._seat.native
+        result = int(native.remove_consumer(which, number, LOCK_TIMEOUT_NS))
+        if result == -_core.CONSUMER_GONE:
+            return False
+        if result < 0:
+            self._calls.again(
+                result,
+                lambda: int(self._seat.native.remove_consumer(which, number, LOCK_TIMEOUT_NS)),
+                "remove_consumer",
+            )
+        return True
+
+    def _checked(self, name: str, times: int, start: str) -> bytes:
+        where, encoded = self._seat.where, name.encode()
+        if not 0 < len(encoded) <= ledger.NAME_BYTES or "\0" in name:
+            raise ValueError(
+                f"{where}: the name of a consumer has 1 to {ledger.NAME_BYTES} bytes, not {name!r}"
+            )
+        if start not in ("oldest", "newest"):
+            raise ValueError(f"{where}: start is 'oldest' or 'newest', not {start!r}")
+        if not 1 <= times <= ledger.MOST_ACKS:
+            raise ValueError(f"{where}: max_sample_count is 1 to {ledger.MOST_ACKS}, not {times}")
+        if self._calls.schema.lanes:
+            raise ValueError(
+                f"{where}: a consumer needs a storage of one dimension, not of "
+                f"{1 + len(self._calls.schema.lanes)}; make it with ndim=1"
+            )
+        return encoded
+
+    def _map(self) -> Any:
+        assert self._seat.mapped is not None
+        return self._seat.mapped.ledger
+
+    def _find(self, encoded: bytes) -> tuple[int, Any] | None:
+        for which, record in enumerate(ledger.consumers(self._map())):
+            if record["state"] == ledger.CONSUMES and record["name"] == encoded:
+                return which, record
+        return None
+
+    def _make(self, encoded: bytes, times: int, holds: bool, *, newest: bool) -> tuple[int, Any]:
+        """Under init.lock."""
+        seat, records = self._seat, ledger.consumers(self._map())
+        free = [at for at, one in enumerate(records) if one["state"] != ledger.CONSUMES]
+        if not free:
+            names = ", ".join(repr(one.name) for one in self.status())
+            raise ConsumerError(
+                f"{seat.where}: there are {len(records)} consumers already ({names}), and no more "
+                "can be; remove one (shmbuffer consumers DIRECTORY --remove NAME)",
+                name=encoded.decode(),
+            )
+        parts = _core.parts(self._calls.schema.capacity)
+        start = parts["consumers"] + free[0] * parts["each"]
+        seat.ground.extend_ledger(start, parts["each"])
+        ledger.note_bytes(self._map(), start + parts["each"])
+        padded = np.frombuffer(encoded.ljust(ledger.NAME_BYTES, b"\0"), np.uint8)
+        seed = 1 + secrets.randbits(_SEED_BITS)
+
+        def call() -> int:
+            given = free[0], padded.ctypes.data, times, holds, newest, seed
+            return int(seat.native.open_consumer(*given, LOCK_TIMEOUT_NS))
+
+        self._calls.run(call, "open_consumer")
+        return free[0], records[free[0]]
+
+
+class Consumer:
+    """One consumer, as one handle sees it; `Consumers.open` makes it.
+
+    Raises, in every call:
+        ConsumerError: it was removed meanwhile.
+        BufferClosedError, LockTimeout, BufferNeedsRestart: as they say; nothing was changed.
+    """
+
+    def __init__(self, calls: Calls, name: str, which: int, number: int) -> None:
+        self._calls = calls
+        self._seat = calls.seat
+        self.name = name
+        self.which = which  # place in the ledger
+        self.number = number
+        self._lease = np.zeros(1, np.uint64)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was not removed."""
+        assert self._seat.mapped is not None
+        record = ledger.consumers(self._seat.mapped.ledger)[self.which]
+        return bool(record["state"] == ledger.CONSUMES and record["number"] == self.number)
+
+    def take(self, count: int, lease_s: float = math.inf) -> Taken:
+        """The oldest ``count`` items that it was not given, under a lease.
+
+        Waits until so many are there. Where nobody could write more, it takes what is left.
+
+        Args:
+            count: items.
+            lease_s: seconds until they are given to others; inf: until this handle is closed, or
+                its process ends.
+
+        Raises:
+            EmptyBufferError: nothing is left, and nobody writes.
+            RateLimitTimeout, RateLimitError: as a sample of a limited buffer.
+        """
+        slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
+        lease_ns, lease = nanoseconds(lease_s), np.zeros(1, np.uint64)
+        where = slots.ctypes.data, tickets.ctypes.data, lease.ctypes.data
+        self._calls.sides.draws_here()
+
+        def call() -> int:
+            given = self.which, self.number, count
+            result = int(
+                self._seat.native.deliver(*given, count, lease_ns, *where, LOCK_TIMEOUT_NS)
+            )
+            if result == -_core.LIMITED and self._is_over():
+                result = int(
+                    self._seat.native.deliver(*given, 1, lease_ns, *where, LOCK_TIMEOUT_NS)
+                )
+                if result == -_core.LIMITED:
+                    raise EmptyBufferError(
+                        f"{self._seat.where}: Cannot sample from an empty storage; consumer "
+                        f"{self.name!r} was given every item, and nobody writes"
+                    )
+            return result
+
+        found = self._calls.run(call, "sample") if count else 0
+        return Taken(slots[:found], tickets[:found], int(lease[0]))
+
+    def _is_over(self) -> bool:
+        """Whether nobody writes, and nobody has said that this is to be waited for."""
+        seat = self._seat
+        found = limiter.read(seat.control.runtime[0])
+        if found is not None and found.alone != Alone.PASS:
+            return False
+        if seat.is_alone():
+            return not self._calls.sides.has_thread(Side.INSERTS)
+        return self._calls.sides.are_left(Side.INSERTS, time.monotonic())
+
+    def claim(
+        self,
+        index: NDArray[np.int64],
+        tickets: NDArray[np.int64],
+        sizes: Sequence[int] | NDArray[np.int64] | None = None,
+        lease_s: float = math.inf,
+    ) -> tuple[NDArray[np.bool_], int]:
+        """Takes items that were chosen, under one lease.
+
+        Args:
+            index: slots.
+            tickets: of the items that they were chosen for.
+            sizes: items of each group, one group after the other: it is taken whole, or not at all
+                where one of its items is gone, done, or held by somebody alive. None: each item by
+                itself.
+            lease_s: as for `take`.
+
+        Returns:
+            Which groups were taken, and the lease; 0: none was.
+        """
+        groups = np.ones(len(index), np.int64) if sizes is None else np.asarray(sizes, np.int64)
+        index, tickets = _pair(index, tickets)
+        if int(groups.sum()) != len(index) or (groups < 0).any():
+            raise ValueError(f"claim: groups of {groups.tolist()} are not {len(index)} items")
+        kept, lease = np.zeros(len(groups), np.uint8), np.zeros(1, np.uint64)
+        self._calls.sides.draws_here()
+
+        def call() -> int:
+            return int(
+                self._seat.native.claim_groups(
+                    *(self.which, self.number, address(index), address(tickets)),
+                    *(groups.ctypes.data, len(groups), nanoseconds(lease_s)),
+                    *(kept.ctypes.data, lease.ctypes.data, LOCK_TIMEOUT_NS),
+                )
+            )
+
+        found = self._calls.run(call, "sample", index=index)
+        return kept.astype(bool), int(lease[0]) if found else 0
+
+    def drop(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> int:
+        """Acknowledges items without a delivery, but for those that somebody alive holds.
+
+        Returns how many. For what was given up: groups that cannot be whole, ends of streams.
+        """
+        index, tickets = _pair(index, tickets)
+
+        def call() -> int:
+            where = self.which, self.number, address(index), address(tickets), len(index)
+            return int(self._seat.native.drop_items(*where, LOCK_TIMEOUT_NS))
+
+        return self._calls.run(call, "drop", index=index)
+
+    def ack(
+        self,
+        leases: int | NDArray[np.uint64],
+        index: NDArray[np.int64],
+        tickets: NDArray[np.int64],
+    ) -> Acknowledged:
+        """Acknowledges items, each under the lease that it came with; twice is as once."""
+        index, tickets = _pair(index, tickets)
+        under = np.ascontiguousarray(np.broadcast_to(np.asarray(leases, np.uint64), index.shape))
+
+        def call() -> int:
+            where = address(under), address(index), address(tickets), len(index)
+            return int(
+                self._seat.native.acknowledge(self.which, self.number, *where, LOCK_TIMEOUT_NS)
+            )
+
+        applied = self._calls.run(call, "ack", index=index)
+        return Acknowledged(applied, len(index) - applied)
+
+    def give_back(self, lease: int) -> None:
+        """What was taken under a lease, and is not acknowledged, is given to others at once."""
+
+        def call() -> int:
+            given = self.which, self.number, lease
+            return int(self._seat.native.return_lease(*given, LOCK_TIMEOUT_NS))
+
+        self._calls.run(call, "give_back")
+
+    def standings(self) -> Standings:
+        """What each slot's item is to it, all of one moment. O(capacity)."""
+        capacity = self._calls.schema.capacity
+        found = Standings(
+            np.empty(capacity, np.uint8),
+            np.empty(capacity, np.int64),
+            np.empty(capacity, np.uint64),
+        )
+
+        def call() -> int:
+            where = (one.ctypes.data for one in found)
+            return int(
+                self._seat.native.standings(self.which, self.number, *where, LOCK_TIMEOUT_NS)
+            )
+
+        self._calls.run(call, "standings")
+        return found
+
+    def held(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+        """Slots, tickets and leases of what this handle holds. O(capacity)."""
+        found = self.standings()
+        here = (found.states == HELD_HERE).nonzero()[0]
+        return here, found.tickets[here], found.leases[here]
+
+
+def nanoseconds(lease_s: float) -> int:
+    """How long a lease is; ValueError for what is no time."""
+    if not lease_s > 0:
+        raise ValueError(f"a lease is a number of seconds above 0, or math.inf, not {lease_s!r}")
+    return min(int(lease_s * 1e9), 2**64 - 1) if lease_s < 2**34 else 2**64 - 1
+
+
+def _pair(
+    index: NDArray[np.int64], tickets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    if np.shape(index) != np.shape(tickets):
+        raise ValueError(f"{len(index)} indices, {len(tickets)} generations; give as many")
+    return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(tickets, np.int64)
