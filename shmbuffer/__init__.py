@@ -99,6 +99,7 @@ _HOMES = {
         "SliceSampler",
         "SliceSamplerWithoutReplacement",
         "StalenessAwareSampler",
+        "StreamingSliceSampler",
         "SumSegmentTreeFp32",
         "SumSegmentTreeFp64",
     ),

@@ -5,6 +5,7 @@
 #include "follower.h"
 #include "ring.h"
 #include "trajectories.h"
+#include "windows.h"
 
 #define MUCH 16384u /* items: the interpreter lock is given up for more */
 
@@ -134,6 +135,7 @@ PyType_Spec shmb_follower_spec = {.name = "shmbuffer._native._core.Follower",
 struct trajectories_object {
     PyObject_HEAD
     struct shmb_trajectories all;
+    PyObject *windows; /* kept alive */
 };
 
 static struct shmb_trajectories *trajectories_in(PyObject *self) { return &((struct trajectories_object *)self)->all; }
@@ -153,6 +155,7 @@ static PyObject *trajectories_new(PyTypeObject *type, PyObject *args, PyObject *
 
 static void trajectories_dealloc(PyObject *self) {
     shmb_trajectories_free(trajectories_in(self));
+    Py_XDECREF(((struct trajectories_object *)self)->windows);
     free_object(self);
 }
 
@@ -165,7 +168,8 @@ static bool asked_for(PyObject *self, PyObject *args, const char *format, unsign
 }
 
 static PyObject *done(PyObject *self) {
-    if (trajectories_in(self)->failed) return PyErr_NoMemory();
+    const struct shmb_trajectories *all = trajectories_in(self);
+    if (all->failed || (all->windows && all->windows->failed)) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -344,6 +348,40 @@ static PyObject *trajectories_elements(PyObject *self, PyObject *args) {
 
 static PyObject *trajectories_lengths(PyObject *self, PyObject *args) { return each(self, args, "KKK:lengths", steps_of); }
 
+static PyObject *trajectories_cut_by(PyObject *self, PyObject *windows) {
+    struct trajectories_object *object = (struct trajectories_object *)self;
+    struct shmb_windows *w = shmb_windows_in(windows);
+    if (w == NULL) return NULL;
+    if (w->elements != object->all.elements || object->all.items || object->windows)
+        return PyErr_Format(PyExc_ValueError, "cut_by: windows of these elements, once, and before there is an item");
+    object->windows = Py_NewRef(windows);
+    object->all.windows = w;
+    Py_RETURN_NONE;
+}
+
+static PyObject *trajectories_take(PyObject *self, PyObject *args) {
+    struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    uint64_t found;
+    if (!asked_for(self, args, "KK:take", at)) return NULL;
+    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "take: cut_by() windows first");
+    Py_BEGIN_ALLOW_THREADS
+    found = shmb_windows_take(all, at[0], OUT(1));
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(found);
+}
+
+static PyObject *trajectories_used(PyObject *self, PyObject *args) {
+    struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    if (!asked_for(self, args, "K:used", at)) return NULL;
+    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "used: cut_by() windows first");
+    Py_BEGIN_ALLOW_THREADS
+    shmb_windows_used(all, OUT(0));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 #define COUNT(name, expression)                                                                              \
     static PyObject *get_##name(PyObject *self, void *Py_UNUSED(closure)) {                                  \
         const struct shmb_trajectories *all = trajectories_in(self);                                         \
@@ -379,6 +417,9 @@ static PyMethodDef trajectories_methods[] = {
     {"rows", trajectories_rows, METH_VARARGS, "rows(elements, count, out): trajectory << 32 | step; -1: none."},
     {"elements", trajectories_elements, METH_VARARGS, "elements(rows, count, out): the elements again."},
     {"lengths", trajectories_lengths, METH_VARARGS, "lengths(trajectories, count, out): items of each."},
+    {"cut_by", trajectories_cut_by, METH_O, "cut_by(windows): of all that comes from here on."},
+    {"take", trajectories_take, METH_VARARGS, "take(count, firsts): the next windows that are whole, as their first elements."},
+    {"used", trajectories_used, METH_VARARGS, "used(tickets): of each element whose item needs no window; -1."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef trajectories_properties[] = {

@@ -361,7 +361,9 @@ PyMODINIT_FUNC PyInit__core(void) {
                  {"Outtake", &shmb_outtake_spec},
                  {"Follower", &shmb_follower_spec},
                  {"Trajectories", &shmb_trajectories_spec},
-                 {"Labels", &shmb_labels_spec}};
+                 {"Labels", &shmb_labels_spec},
+
+                 {"Windows", &shmb_windows_spec}};
     if (shmb_map_type == NULL || shmb_ring_type == NULL || PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
         PyModule_AddObjectRef(module, "Ring", (PyObject *)shmb_ring_type) < 0)
         Py_CLEAR(module);

@@ -13,7 +13,7 @@
 struct shmb_ring;
 
 extern PyType_Spec shmb_map_spec, shmb_ring_spec, shmb_intake_spec, shmb_outtake_spec, shmb_descriptor_spec, shmb_follower_spec,
-    shmb_trajectories_spec, shmb_labels_spec;
+    shmb_trajectories_spec, shmb_labels_spec, shmb_windows_spec;
 extern PyTypeObject *shmb_map_type, *shmb_ring_type;
 
 void *shmb_map_address(PyObject *map);
@@ -26,6 +26,11 @@ void shmb_descriptors_of_parent(void);
 /* weights_binding.c */
 PyObject *shmb_core_publish(PyObject *module, PyObject *args);
 PyObject *shmb_core_newest(PyObject *module, PyObject *args);
+
+struct shmb_windows;
+
+/* NULL: it is no Windows, and the exception is set. */
+struct shmb_windows *shmb_windows_in(PyObject *windows);
 
 struct shmb_ring *shmb_binding_ring(PyObject *ring);
 /* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "windows.h"
+
 #define FIRST_ROOM 4u /* of a run, and of an owner */
 
 static inline uint32_t length(const struct shmb_run *run) { return run->back - run->front; }
@@ -225,6 +227,7 @@ static void join(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
         for (uint32_t i = first->back; i != first->front && !all->failed;) put_first(all, other, *item(first, --i));
     remove_run(all, whose, into_first ? at + 1 : at);
     mark(all, &all->runs[into_first ? one : other]);
+    if (all->windows) shmb_windows_again(all, &all->runs[into_first ? one : other]);
 }
 
 /* From that index on the items are a run of their own. */
@@ -244,6 +247,8 @@ static void split(struct shmb_trajectories *all, uint32_t number, uint32_t index
     }
     mark(all, &all->runs[number]);
     mark(all, &all->runs[made]);
+    if (all->windows) shmb_windows_again(all, &all->runs[number]);
+    if (all->windows) shmb_windows_again(all, &all->runs[made]);
 }
 
 static void come_or_gone(struct shmb_trajectories *all, uint32_t element, bool come) {
@@ -280,9 +285,11 @@ bool shmb_trajectories_clear(struct shmb_trajectories *all) {
     uint32_t least = all->least, width = all->width;
     uint64_t elements = all->wanted;
     bool counted = all->held.bits != NULL;
+    struct shmb_windows *windows = all->windows;
     shmb_trajectories_free(all);
     bool made = shmb_trajectories_make(all, elements, width);
     all->least = least;
+    all->windows = windows;
     if (counted) shmb_trajectories_count(all);
     return made;
 }
@@ -315,6 +322,7 @@ void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint
     put_last(all, run, element);
     come_or_gone(all, element, true);
     mark(all, &all->runs[run]);
+    if (all->windows) shmb_windows_longer(all, &all->runs[run]);
 }
 
 bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint32_t lane, int64_t id, int64_t step,
@@ -351,6 +359,7 @@ void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element) {
         if (all->failed) return;
         number = all->where[element].run - 1;
         index = all->where[element].index;
+        if (all->runs[number].cut == index) all->runs[number].cut++; /* windows begin behind the hole */
     }
     struct shmb_run *run = &all->runs[number];
     all->where[element].run = 0;
@@ -362,8 +371,10 @@ void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element) {
     if (index == run->front) {
         run->front++;
         run->step++;
+        if (all->windows) shmb_windows_shorter(all, run);
     } else {
         run->back--;
+        if ((int32_t)(run->cut - run->back) > 0) run->cut = run->back;
     }
     mark(all, run);
 }

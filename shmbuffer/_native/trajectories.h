@@ -14,6 +14,7 @@ struct shmb_run {
     uint32_t owner;
     uint32_t marked;       /* element by which it is in the marks; SHMB_NO_ELEMENT: it is not */
     int64_t step;          /* of the first item */
+    uint32_t cut;          /* index from which its next window begins; see windows.c */
 };
 #define SHMB_NO_ELEMENT UINT32_MAX
 
@@ -44,6 +45,7 @@ struct shmb_trajectories {
     uint32_t looks;
     uint64_t count, items; /* trajectories; items in them */
     uint64_t moved;        /* runs, to make room for others of their owner */
+    struct shmb_windows *windows; /* NULL: runs are not cut into windows */
     bool failed;           /* there was no memory: what is here is worth nothing until it is cleared */
 };
 

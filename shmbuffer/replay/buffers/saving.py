@@ -256,6 +256,7 @@ class Saving(Saves, Parts):
         self._storage.load_state_dict(state_dict["_storage"])
         self._writer.load_state_dict(state_dict["_writer"])
         self._sampler.load_state_dict(state_dict["_sampler"])
+        self._sampler._loaded_into(self._storage)
         self._transform.load_state_dict(state_dict["_transforms"])
         self._batch_size = state_dict["_batch_size"]
         if state_dict["_rng"] is not None:
@@ -285,6 +286,7 @@ class Saving(Saves, Parts):
         loaded = apply_part(self._storage, storage, read_counts(path / "writer"))
         self._sampler._empty()
         apply_part(self._sampler, sampler, loaded)
+        self._sampler._loaded_into(self._storage)
         apply_part(self._writer, writer, loaded)
         for name, one in self._seeded().items():
             if name in states:

@@ -15,6 +15,7 @@ from shmbuffer.replay.samplers.segment_trees import (
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 from shmbuffer.replay.samplers.staleness import StalenessAwareSampler
+from shmbuffer.replay.samplers.streaming_slices import StreamingSliceSampler
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "StalenessAwareSampler",
+    "StreamingSliceSampler",
     "SumSegmentTreeFp32",
     "SumSegmentTreeFp64",
 ]

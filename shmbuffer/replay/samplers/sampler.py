@@ -163,6 +163,9 @@ class Sampler(Checkpoints):
     def _empty(self) -> None:
         """The storage was emptied."""
 
+    def _loaded_into(self, storage: Any) -> None:
+        """The state that was loaded is of the items that ``storage`` has now."""
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # another process, another learner
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.arrays import Flags, Ints
+    from shmbuffer.replay.samplers.slicing.windows import Windows
 
 _EMPTY = "the storage is empty: write something before sampling"
 DONE: KeyPath = ("next", "done")
@@ -84,6 +85,9 @@ class Boundaries:
         trajectories: integers ``[slots, *lanes]``.
         cache_values: while nothing is written objects are not read again.
         others: entries that will be asked for as well.
+        begins: flags of items that begin a trajectory, whatever is before them; those that the
+            items have not are left out.
+        windows: what cuts the trajectories of a ring into windows.
     """
 
     def __init__(
@@ -97,6 +101,8 @@ class Boundaries:
         trajectories: torch.Tensor | None,
         cache_values: bool,
         others: Sequence[KeyPath],
+        begins: Sequence[KeyPath] = (),
+        windows: Windows | None = None,
     ) -> None:
         self._all_ends = end_keys is not None
         given = () if end_keys is None else tuple(path_of(key) for key in end_keys)
@@ -105,7 +111,9 @@ class Boundaries:
         self._step = None if step_key is None else path_of(step_key)
         self._given = Given(ends, trajectories)
         self._cache_values = cache_values
-        self._others = tuple(others)
+        self._others = (*others, *begins)
+        self._begins = tuple(begins)
+        self._windows = windows
         self._seen: Found | None = None
         self._asked: Keys | None = None  # of the entries that were looked at
         self._process = 0
@@ -138,6 +146,8 @@ class Boundaries:
         if self._lock is None or self._process != os.getpid():
             self._process, self._lock = os.getpid(), threading.RLock()
             self.forget()  # of a fork: nobody knows how far another thread was
+            if self._windows is not None:
+                self._windows.forget()
         return self._lock
 
     def forget(self) -> None:
@@ -178,6 +188,8 @@ class Boundaries:
             following = seen.following if seen is not None else None
             if following is None or following.native is not ring.seat.native:
                 following, self._asked, seen = Following(ring), None, None
+                if self._windows is not None:
+                    self._windows.follow(ring, following.table)
             there = np.zeros(0, np.int64) if lies_open else np.flatnonzero(ring.live.holds())
             entries = self._entries(storage, mover, there) if seen is None else seen.entries
             table = following.table
@@ -207,6 +219,8 @@ class Boundaries:
             found = [any_of(entries.at(path, other)) for path in ends]
             if ids is not None:
                 found.append(any_of(entries.at(ids, one) != entries.at(ids, other)))
+            begins = [path for path in self._begins if entries.has(path)]
+            found += [any_of(entries.at(path, one)) for path in begins]
             cuts[follow] = np.logical_or.reduce(found) if found else False
         return cuts
 

@@ -148,6 +148,8 @@ class Following:
                 table.drop(np.frombuffer(gone, np.int64))
                 head, ring = follower.seen, self.ring
                 table.head = head
+                if table.windows is not None:
+                    table.windows.seen = head
                 table.first = head % ring.capacity * ring.width if head >= ring.capacity else 0
                 yield np.frombuffer(changed, np.int64).copy(), self._fresh()
                 if not self._again:

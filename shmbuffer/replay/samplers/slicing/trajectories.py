@@ -33,6 +33,7 @@ class Trajectories:
     Attributes:
         head: of the ring at that look: items with tickets from there on are not of it. None where
             there is no ring.
+        windows: what cuts it into windows; None: nothing.
         first: the element of the oldest slot: where trajectories begin to be counted.
         starts: int64, by trajectory: its first row.
         lengths: int64, by trajectory: its rows.
@@ -44,6 +45,7 @@ class Trajectories:
         self._width = width
         self._all = _core.Trajectories(slots, width)
         self.head: int | None = None
+        self.windows: _core.Windows | None = None
         self.first = 0
         self.starts = Starts()
         self.lengths = Lengths(self._all)
@@ -134,6 +136,22 @@ class Trajectories:
             The number of the first one whose step is there already, and the element that has it.
         """
         return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
+
+    def cut_by(self, windows: _core.Windows) -> None:
+        """Cut what comes from here on into windows."""
+        self._all.cut_by(windows)
+        self.windows = windows
+
+    def take(self, count: int) -> Ints:
+        """The first elements of the next windows, int64 ``[n]``, up to ``count``."""
+        firsts = np.empty(count, np.int64)
+        return firsts[: self._all.take(count, _at(firsts))]
+
+    def used(self, elements: int) -> Ints:
+        """Tickets of items that need no window, or are in one that was taken, by element; -1."""
+        tickets = np.empty(elements, np.int64)
+        self._all.used(_at(tickets))
+        return tickets
 
     @property
     def moved(self) -> int:

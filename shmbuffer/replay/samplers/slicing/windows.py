@@ -1,0 +1,133 @@
+"""Windows of trajectories that are given once: which were, and how that is kept over a save.
+
+    trajectories ──▶ windows.c      completed windows, a queue; the items that need none any more
+                        ╰──▶ state  those items, a bit each
+
+Which windows there are follows from the trajectories, and from the items that have been in one: so
+nothing but these is saved, and they are known by their tickets as long as the ring is the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer._native import _core
+from shmbuffer.memory import ItemSnapshot
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+
+
+class Used(NamedTuple):
+    """Items that need no window."""
+
+    elements: Ints
+    """int64 ``[n]``."""
+    below: int
+    """Only where they have tickets below that: others are stored there by now."""
+
+
+_NONE = Used(np.zeros(0, np.int64), 0)
+
+
+class Windows:
+    """Windows of one sampler.
+
+    Args:
+        steps: items of a window.
+
+    The caller holds the lock of the trajectories.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._native: _core.Windows | None = None
+        self._ring: Ring | None = None
+        self._table: Trajectories | None = None
+        self._loaded = _NONE
+
+    def follow(self, ring: Ring, table: Trajectories) -> None:
+        """Cut a table's trajectories, before there is an item in it."""
+        if self._ring is None or self._ring.seat.native is not ring.seat.native:
+            self._native, self._ring = _core.Windows(ring.seat.native, self.steps), ring
+            loaded, self._loaded = self._loaded, _NONE
+            fit = np.ascontiguousarray(loaded.elements[loaded.elements < ring.elements])
+            self._native.use(fit.ctypes.data, len(fit), loaded.below)
+        assert self._native is not None
+        table.cut_by(self._native)
+        self._table = table
+
+    def forget(self) -> None:
+        """Every window comes again."""
+        self._native = self._ring = self._table = None
+        self._loaded = _NONE
+
+    def take(self, count: int) -> Ints:
+        """The next ones, as the rows of their first items, int64 ``[n]``."""
+        table = self._table
+        assert table is not None
+        return table.rows_of(table.take(count))
+
+    @property
+    def waiting(self) -> int:
+        """How many were not taken yet; those that are lost by now among them."""
+        return 0 if self._native is None else self._native.waiting
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """What `rewind` needs; and, second, how many were lost."""
+        return None if self._native is None else self._native.position
+
+    def rewind(self, position: tuple[int, int] | None) -> None:
+        """As if none had been taken since."""
+        if self._native is not None:
+            self._native.back(*(position or (0, 0)))
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def used(self, moment: Any = None) -> Used:
+        """The items that need no window, and the ring's head.
+
+        Args:
+            moment: what is saved of the storage: an `ItemSnapshot`; another value is the ring as it
+                is now.
+        """
+        if self._table is None or self._ring is None:
+            return self._loaded
+        tickets = self._table.used(self._ring.elements)
+        head = self._ring.head
+        if isinstance(moment, ItemSnapshot):
+            tickets[tickets != moment.tickets.repeat(self._ring.width)] = -1
+            head = moment.head
+        return Used(np.flatnonzero(tickets >= 0), head)
+
+    def load(self, used: Used) -> None:
+        """Go on from there, the next time that something is followed."""
+        self.forget()
+        self._loaded = used
+
+    def loaded_into(self, ring: Ring) -> None:
+        """What was loaded is of the items that this ring has now, whose tickets are others."""
+        self._loaded = self._loaded._replace(below=ring.head)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {"_native": None, "_ring": None, "_table": None}
+        return {**self.__dict__, **state, "_loaded": _NONE}
+
+
+def as_bits(elements: Ints) -> torch.Tensor:
+    """A set of numbers as uint8 ``[largest / 8]``."""
+    flags = np.zeros(int(elements.max(initial=-1)) + 1, np.bool_)
+    flags[elements] = True
+    return torch.from_numpy(np.packbits(flags, bitorder="little"))
+
+
+def of_bits(bits: Any) -> Ints:
+    """The numbers again, int64."""
+    given = torch.as_tensor(bits).cpu().numpy().astype(np.uint8)
+    return np.flatnonzero(np.unpackbits(given, bitorder="little"))

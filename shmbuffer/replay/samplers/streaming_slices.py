@@ -1,0 +1,295 @@
+"""Windows of trajectories as they are completed, each once; between them, slices at random."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.memory import slots
+from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.replay.samplers.sampler import lanes_of
+from shmbuffer.replay.samplers.slices import SliceSampler
+from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
+from shmbuffer.replay.samplers.slicing.cutting import Cuts
+from shmbuffer.replay.samplers.slicing.windows import Used, Windows, as_bits, of_bits
+from shmbuffer.replay.storages.indexing import ravel
+from shmbuffer.replay.storages.storage import ring_of
+from shmbuffer.replay.values import write_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from shmbuffer.replay.checkpoints import Loaded
+    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.replay.samplers.slicing.cutting import Side
+    from shmbuffer.replay.samplers.slicing.entries import Key
+    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+
+_BEGINS = ("is_init",)
+_REMEMBERED = 64  # batches that may be on their way
+
+
+class StreamingSliceSampler(SliceSampler):
+    """Every window of ``slice_len`` steps once, when it is complete; then slices at random.
+
+    A trajectory is cut from its first step into windows that follow each other without an overlap.
+    A batch has the windows that nobody has seen yet, the one that was completed first before the
+    others, and is filled up with what a `SliceSampler` draws. Steps at the end of a trajectory that
+    fill no window are in no window.
+
+    - Streams and collectors may write in turn into one buffer: each is followed for itself. A
+      window never lies across the end of a trajectory, nor before a step whose ``is_init`` is true.
+    - A window of which an item was written over before it was drawn is left out, and counted:
+      `lost`.
+    - The position is that of this process. It is saved with the buffer, and by `state_dict`. A copy
+      in another process begins with the oldest window.
+
+    Args:
+        slice_len: steps of a window, and of a slice.
+        end_key: see `SliceSampler`, also for the others.
+        end_keys: several.
+        traj_key: id of the trajectory.
+        cache_values: see there.
+        truncated_key: is true on the last step of each window.
+        init_key: is true on the first step of each window; None leaves it as it is stored.
+        strict_length: of slices at random: from trajectories that are long enough only.
+        pad_output: of slices at random.
+        compile: accepted; nothing here is compiled.
+        span: of slices at random.
+        use_gpu: accepted.
+
+    Raises:
+        TypeError: ``slice_len`` is no integer. When it draws: the storage is somebody else's.
+        ValueError: it is less than 1.
+
+    Cost: see `SliceSampler`; 8 bytes an item more.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, StreamingSliceSampler
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(16),
+        ...     sampler=StreamingSliceSampler(slice_len=3),
+        ...     batch_size=6,
+        ... )
+        >>> done = torch.zeros(7, 1, dtype=torch.bool)
+        >>> data = TensorDict({"value": torch.arange(7), ("next", "done"): done}, [7])
+        >>> index = rb.extend(data)
+        >>> rb.sample()["value"].tolist()
+        [0, 1, 2, 3, 4, 5]
+
+    Source: ``torchrl.data.StreamingSliceSampler``.
+    """
+
+    def __init__(
+        self,
+        *,
+        slice_len: int,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        cache_values: bool = False,
+        truncated_key: Key | None = ("next", "truncated"),
+        init_key: Key | None = "is_init",
+        strict_length: bool = True,
+        pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,
+        span: Side | tuple[Side, Side] = False,
+        use_gpu: torch.device | bool = False,
+    ) -> None:
+        if isinstance(slice_len, bool) or not isinstance(slice_len, int):
+            raise TypeError(f"slice_len has to be an integer, got {slice_len!r}")
+        super().__init__(
+            slice_len=slice_len,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            cache_values=cache_values,
+            truncated_key=truncated_key,
+            init_key=init_key,
+            strict_length=strict_length,
+            pad_output=pad_output,
+            compile=compile,
+            span=span,
+            use_gpu=use_gpu,
+        )
+        self._windows = Windows(slice_len)
+        self._drawn: deque[tuple[Any, Ints]] = deque(maxlen=_REMEMBERED)
+        self._boundaries = Boundaries(
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            step_key=None,
+            ends=None,
+            trajectories=None,
+            cache_values=self.cache_values,
+            others=self._marks.paths,
+            begins=[_BEGINS],
+            windows=self._windows,
+        )
+
+    # -- what there is -------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Windows that were complete at the last draw and are still to come."""
+        with self._boundaries.lock:
+            return self._windows.waiting
+
+    @property
+    def lost(self) -> int:
+        """Complete windows that were written over before they were drawn.
+
+        Those that came and went between two draws are not among them: nobody has looked.
+        """
+        with self._boundaries.lock:
+            position = self._windows.position
+            return 0 if position is None else position[1]
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Draw; see `SliceSampler.sample`. Windows that are new first, then slices at random.
+
+        Raises:
+            TypeError: the storage is somebody else's, and has no ring.
+        """
+        ring = ring_of(storage)
+        if ring is None:
+            raise TypeError(
+                "StreamingSliceSampler follows what is written in a storage of this package; a "
+                f"{type(storage).__name__} does not say it. Draw with a SliceSampler"
+            )
+        if ring.elements < self._windows.steps:
+            raise ValueError(
+                f"a storage of {ring.elements} items has no room for one window of "
+                f"slice_len={self._windows.steps}"
+            )
+        found = super().sample(storage, batch_size)
+        self._remember(found)
+        return found
+
+    def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
+        """The next windows, and slices for the rest."""
+        return self._with(np.zeros(0, np.int64), storage, table, count, steps)
+
+    def _with(self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
+        """Windows that begin at these rows; then the next ones, and slices for the rest."""
+        before = self._windows.position
+        rows = np.concatenate([kept, self._windows.take(count - len(kept))])
+        trajectories = table.of_rows(rows)
+        fresh = Cuts(trajectories, rows - table.starts[trajectories])
+        if len(rows) == count:
+            return fresh
+        try:
+            rest = super()._choose(storage, table, count - len(rows), steps)
+        except RuntimeError:
+            self._windows.rewind(before)
+            raise
+        return Cuts(
+            np.concatenate([fresh.trajectories, rest.trajectories]),
+            np.concatenate([fresh.begins, rest.begins]),
+        )
+
+    def _remember(self, found: tuple[Any, dict[Any, Any]]) -> None:
+        """What was drawn, until it has been read."""
+        index, info = found
+        self._drawn.append((index, info[GENERATION].numpy()))
+
+    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
+        """The slices that are still there, and others for those that were written over."""
+        count, steps = self._sizes(self._asked)
+        elements, ring = ravel(index, lanes_of(storage)), ring_of(storage)
+        assert ring is not None
+        tickets = next((tickets for drawn, tickets in self._drawn if drawn is index), None)
+
+        def choose(table: Trajectories) -> Cuts:
+            kept = np.zeros(0, np.int64)
+            if tickets is not None and len(tickets) == count * steps:
+                words = ring.live.words[elements // ring.width]
+                same = slots.committed(words) & (slots.tickets(words) == tickets)
+                kept = table.rows_of(elements.reshape(-1, steps)[same.reshape(-1, steps).all(1), 0])
+            return self._with(kept[kept >= 0], storage, table, count, steps)
+
+        found = self._draw(storage, steps, choose)
+        self._remember(found)
+        return found
+
+    # -- told by the buffer --------------------------------------------------------------------
+
+    def _loaded_into(self, storage: Any) -> None:
+        ring = ring_of(storage)
+        if ring is not None:
+            with self._boundaries.lock:
+                self._windows.loaded_into(ring)
+
+    def _empty(self) -> None:
+        with self._boundaries.lock:
+            self._windows.forget()
+        super()._empty()
+
+    def _position(self) -> Any:
+        with self._boundaries.lock:
+            return self._windows.position or (0, 0)
+
+    def _rewind(self, position: Any) -> None:
+        with self._boundaries.lock:
+            self._windows.rewind(position)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _state(self, moment: Any) -> dict[str, Any]:
+        with self._boundaries.lock:
+            used = self._windows.used(moment)
+        return {
+            "slice_len": self._windows.steps,
+            "_used": as_bits(used.elements),
+            "_below": used.below,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which windows were drawn: a state that is loaded goes on with the others.
+
+        Returns:
+            ``slice_len``; ``_used``, uint8, a bit an element: its item was in a window that was
+            drawn, or is in none; ``_below``, the ring's head.
+        """
+        return self._state(None)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave. Of TorchRL's, whose slots have other numbers, only the length.
+
+        Raises:
+            RuntimeError: it is of windows of another length; nothing was changed.
+        """
+        steps = int(state_dict["slice_len"])
+        if steps != self._windows.steps:
+            raise RuntimeError(
+                f"a state of windows of slice_len={steps} cannot be loaded into a sampler of "
+                f"slice_len={self._windows.steps}"
+            )
+        used = Used(of_bits(state_dict.get("_used", ())), int(state_dict.get("_below", 0)))
+        with self._boundaries.lock:
+            self._boundaries.forget()
+            self._windows.load(used)
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        directory.mkdir(exist_ok=True)
+        write_state(directory, self._state(moment), "the state of this StreamingSliceSampler")
+
+    def _apply(self, saved: dict[str, Any] | None, loaded: Loaded | None) -> None:
+        if saved is None:
+            return
+        if loaded is not None and loaded.shift:
+            moved = loaded.places(of_bits(saved["_used"]))
+            saved = {**saved, "_used": as_bits(moved[moved >= 0])}
+        self.load_state_dict(saved)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_drawn": deque(maxlen=_REMEMBERED)}
