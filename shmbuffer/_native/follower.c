@@ -130,17 +130,18 @@ static void begin(struct shmb_follower *f, uint64_t head) {
     f->in_order = true;
 }
 
-/* Slots that were being written at the look before. Returns the first place of those that hold an item now, or `until`. */
+/* Slots that were being written at the look before. Returns the first place of those that hold an item now, or `until`; in turn
+ * of those that are done. */
 static uint64_t settled(struct shmb_follower *f, uint64_t until, uint64_t oldest) {
     uint64_t kept = 0;
     for (uint64_t i = 0; i < f->pending.count; i++) {
         struct shmb_pair one = *pair(&f->pending, i);
         uint64_t word = word_of(f->ring, slot_at(f, one.first));
-        if (one.first < oldest) continue;
-        if (word == one.second)
+        uint64_t from = one.first < oldest ? oldest : one.first;
+        if (from == one.first && word == one.second)
             *pair(&f->pending, kept++) = one;
-        else if (SHMB_STATE(word) == SHMB_COMMITTED && one.first < until)
-            until = one.first;
+        else if (from < until && (f->in_turn || (from == one.first && SHMB_STATE(word) == SHMB_COMMITTED)))
+            until = from;
     }
     f->pending.count = kept;
     return until;
@@ -234,6 +235,7 @@ bool shmb_follower_look(struct shmb_follower *f, bool *anew) {
 /* The next of the new items, oldest first: their slots, and how many places before each are no hole. 0: that was all. */
 uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t room) {
     uint64_t found = 0;
+    f->settled = 0;
     for (uint64_t slot = slot_at(f, f->at); f->at < f->end && found < room; f->at++) {
         uint64_t word = word_of(f->ring, slot);
         bool ours = SHMB_TICKET(word) < f->seen;
@@ -242,6 +244,7 @@ uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *re
             f->ticket = SHMB_TICKET(word);
             reach[found] = (int64_t)reach_of(f, f->at);
             slots[found++] = (int64_t)slot;
+            if (f->pending.count == 0) f->settled = found;
             hold(f, slot, true);
         } else {
             if (ours && SHMB_STATE(word) == SHMB_WRITING) push(f, &f->pending, f->at, word);

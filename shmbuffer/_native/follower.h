@@ -22,6 +22,8 @@ struct shmb_follower {
     bool started;
     bool failed;              /* there was no memory: the next look begins anew */
     bool in_order;            /* tickets grow from place to place */
+    bool in_turn;             /* what lies behind a write that is under way is told again, however that ends */
+    uint64_t settled;         /* of the items told of last: those before the first write that is under way */
     uint64_t seen;            /* tickets below it were looked at */
     uint64_t front, at, end;  /* places */
     uint64_t ticket;          /* of the last item that was told of */

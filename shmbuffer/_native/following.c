@@ -106,6 +106,19 @@ static PyObject *follower_seen(PyObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromUnsignedLongLong(follower_in(self)->seen);
 }
 
+static PyObject *follower_settled(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(follower_in(self)->settled);
+}
+
+static PyObject *follower_pending(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(follower_in(self)->pending.count);
+}
+
+static PyObject *follower_in_turn(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+    follower_in(self)->in_turn = true;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef follower_methods[] = {
     {"look", follower_look, METH_NOARGS,
      "look(): (anew, slots that hold nothing of before, slots with another item in the same place); None: nothing has changed."},
@@ -113,10 +126,15 @@ static PyMethodDef follower_methods[] = {
      "next(slots, reach, room): how many new items, oldest first; reach: how many places before each are no hole. 0: no more."},
     {"reach", follower_reach, METH_VARARGS, "reach(slots, count, reach): the same of slots that hold an item."},
     {"forget", follower_forget, METH_NOARGS, "forget(): the next look tells of every item."},
+    {"in_turn", follower_in_turn, METH_NOARGS,
+     "in_turn(): what lies behind a write that is under way is told again, however that ends."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef follower_properties[] = {
-    {"seen", follower_seen, NULL, "Tickets below it were looked at.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+    {"seen", follower_seen, NULL, "Tickets below it were looked at.", NULL},
+    {"settled", follower_settled, NULL, "Of the last next(): items before the first write that is under way.", NULL},
+    {"pending", follower_pending, NULL, "Writes that are under way.", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot follower_slots[] = {
     {Py_tp_doc, "Follower(ring): what has come and gone since the last look."},
     {Py_tp_new, follower_new},
@@ -218,14 +236,14 @@ static PyObject *trajectories_before(PyObject *self, PyObject *args) {
 static PyObject *trajectories_append(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = trajectories_in(self);
     unsigned long long at[6];
-    if (!asked_for(self, args, "KKKK:append", at)) return NULL;
+    if (!asked_for(self, args, "KKKKK:append", at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     for (uint64_t i = 0; i < at[3] && !all->failed; i++)
         for (uint32_t lane = 0; lane < all->width && !all->failed; lane++) {
             uint64_t element = IN(uint64_t, 0)[i] * all->width + lane;
             if (element < all->elements && all->where[element].run == 0)
                 shmb_trajectory_append(all, IN(uint64_t, 1)[i], lane, (uint32_t)element,
-                                       IN(unsigned char, 2)[i * all->width + lane] != 0);
+                                       IN(unsigned char, 2)[i * all->width + lane] != 0, i < at[4]);
         }
     Py_END_ALLOW_THREADS
     return done(self);
@@ -404,7 +422,8 @@ static PyMethodDef trajectories_methods[] = {
     {"before", trajectories_before, METH_VARARGS,
      "before(slots, sources, reach, count, out): the slot that each follows in its source; -1: none, or behind a hole."},
     {"append", trajectories_append, METH_VARARGS,
-     "append(slots, sources, cuts, count): behind the last of their source; cuts: bytes [count, width], cut before it."},
+     "append(slots, sources, cuts, count, settled): behind the last of their source; cuts: bytes [count, width], cut before it;\n"
+     "settled: so many of them may complete windows."},
     {"insert", trajectories_insert, METH_VARARGS,
      "insert(elements, sources, ids, steps, count): where their steps belong; (number, element) of one that is there twice."},
     {"around", trajectories_around, METH_VARARGS,

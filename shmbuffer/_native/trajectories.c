@@ -309,7 +309,8 @@ int64_t shmb_trajectory_before(struct shmb_trajectories *all, uint64_t source, u
     return before;
 }
 
-void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint32_t lane, uint32_t element, bool cut) {
+void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint32_t lane, uint32_t element, bool cut,
+                            bool settled) {
     struct shmb_owner *owner = owner_of(all, source, 0, lane);
     if (owner == NULL) {
         all->failed = true;
@@ -322,7 +323,7 @@ void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint
     put_last(all, run, element);
     come_or_gone(all, element, true);
     mark(all, &all->runs[run]);
-    if (all->windows) shmb_windows_longer(all, &all->runs[run]);
+    if (all->windows && settled) shmb_windows_longer(all, &all->runs[run]);
 }
 
 bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint32_t lane, int64_t id, int64_t step,

@@ -55,7 +55,8 @@ bool shmb_trajectories_clear(struct shmb_trajectories *all);
 
 /* The last item of a source, by slot of lane 0; of the call under way too: -1, or the slot that `slot` follows. */
 int64_t shmb_trajectory_before(struct shmb_trajectories *all, uint64_t source, uint32_t slot);
-void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint32_t lane, uint32_t element, bool cut);
+void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint32_t lane, uint32_t element, bool cut,
+                            bool settled);
 /* False: that step is there already. */
 bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint32_t lane, int64_t id, int64_t step,
                             uint32_t element, uint32_t *there);

@@ -9,7 +9,8 @@
  *   1. The word of an item is noted with it once it is in a window, or in the rest of one that was lost. So an item that is
  *      told of again, by whomever and however often, gets no second window, and one that is stored in its place does.
  *   2. A window is taken only if each of its items is the one that was noted, and they follow each other still.
- *   3. Windows of a run have the phase of its first item, also where that is written over: what is left of a window without its
+ *   3. An item behind a write that is under way comes into no window before that is done: it may be what is missing.
+ *   4. Windows of a run have the phase of its first item, also where that is written over: what is left of a window without its
  *      first item is no part of another one. */
 #include "windows.h"
 
@@ -48,7 +49,7 @@ void shmb_windows_free(struct shmb_windows *w) {
     *w = (struct shmb_windows){0};
 }
 
-static inline struct shmb_window *numbered(const struct shmb_windows *w, uint64_t number) {
+static inline struct shmb_window *window_of(const struct shmb_windows *w, uint64_t number) {
     return &w->at[w->begin + (number - w->number)];
 }
 
@@ -65,15 +66,15 @@ static const struct shmb_run *run_of_window(const struct shmb_trajectories *all,
 }
 
 /* Room for one more: what was taken long ago is forgotten, and what is lost. */
-static bool make_room(struct shmb_trajectories *all) {
+static bool room_for_one(struct shmb_trajectories *all) {
     struct shmb_windows *w = all->windows;
     if (w->begin + w->count < w->room) return true;
     uint64_t end = w->number + w->count, from = w->next - w->number > KEPT ? w->next - KEPT : w->number;
     uint64_t kept = w->begin + (w->next - w->number);
     for (uint64_t number = w->next; number < end; number++) {
         uint32_t index;
-        if (run_of_window(all, numbered(w, number), &index))
-            w->at[kept++] = *numbered(w, number);
+        if (run_of_window(all, window_of(w, number), &index))
+            w->at[kept++] = *window_of(w, number);
         else
             w->lost++;
     }
@@ -95,7 +96,7 @@ static bool make_room(struct shmb_trajectories *all) {
 static void complete(struct shmb_trajectories *all, struct shmb_run *run) {
     struct shmb_windows *w = all->windows;
     uint32_t first = at_index(run, run->cut), end = run->cut + w->steps;
-    if (!make_room(all)) return;
+    if (!room_for_one(all)) return;
     while (run->cut != end) use(w, at_index(run, run->cut++));
     w->at[w->begin + w->count++] = (struct shmb_window){.word = w->used[first], .first = first};
 }
@@ -107,8 +108,8 @@ void shmb_windows_longer(struct shmb_trajectories *all, struct shmb_run *run) {
         run->cut = run->back;
     else if ((int32_t)(run->cut - run->back) >= 0) /* the rest of a window that was lost */
         use(w, last);
-    else if (run->back - run->cut == w->steps)
-        complete(all, run);
+    else
+        while (run->back - run->cut >= w->steps && !w->failed) complete(all, run);
 }
 
 void shmb_windows_shorter(struct shmb_trajectories *all, struct shmb_run *run) {
@@ -124,14 +125,13 @@ void shmb_windows_again(struct shmb_trajectories *all, struct shmb_run *run) {
     run->cut = run->front;
     for (uint32_t i = run->back; i != run->front && run->cut == run->front; i--)
         if (is_used(all->windows, at_index(run, i - 1))) run->cut = i;
-    while (run->back - run->cut >= all->windows->steps && !all->windows->failed) complete(all, run);
 }
 
 uint64_t shmb_windows_take(struct shmb_trajectories *all, uint64_t count, int64_t *firsts) {
     struct shmb_windows *w = all->windows;
     uint64_t found = 0;
     for (uint32_t index; found < count && w->next < w->number + w->count; w->next++) {
-        const struct shmb_window *one = numbered(w, w->next);
+        const struct shmb_window *one = window_of(w, w->next);
         if (run_of_window(all, one, &index))
             firsts[found++] = one->first;
         else
@@ -165,7 +165,7 @@ void shmb_windows_used(const struct shmb_trajectories *all, int64_t *tickets) {
         tickets[element] = is_used(w, (uint32_t)element) ? (int64_t)SHMB_TICKET(w->used[element]) : -1;
     for (uint64_t number = w->next; number < w->number + w->count; number++) {
         uint32_t index;
-        const struct shmb_run *run = run_of_window(all, numbered(w, number), &index);
+        const struct shmb_run *run = run_of_window(all, window_of(w, number), &index);
         for (uint32_t i = 0; run && i < w->steps; i++) tickets[at_index(run, index + i)] = -1;
     }
 }

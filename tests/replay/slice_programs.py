@@ -83,3 +83,16 @@ def rows_of_streams(source: int, step: int, envs: int) -> TensorDict:
     done = (step % (5 + env) == 4 + env).unsqueeze(-1)
     number = 10_000 * source + 1000 * env + step
     return TensorDict({"number": number, "next": TensorDict({"done": done}, [envs])}, [envs])
+
+
+def up_to_three_thousand(path: Path, capacity: int, source: int, connection: Any) -> None:
+    """Writes so many steps in small batches as fast as it can, and waits."""
+    torch.set_num_threads(1)
+    buffer, written, sizes = opened(path, capacity), 0, random.Random(source)
+    while written < 3000:
+        count = sizes.randint(1, 4)
+        buffer.extend(steps(source, written, count, 11 + source))
+        if not written:
+            connection.send("began")
+        written += count
+    connection.recv()

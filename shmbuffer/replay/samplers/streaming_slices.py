@@ -43,6 +43,8 @@ class StreamingSliceSampler(SliceSampler):
 
     - Streams and collectors may write in turn into one buffer: each is followed for itself. A
       window never lies across the end of a trajectory, nor before a step whose ``is_init`` is true.
+    - Items that are being written right now hold up the windows behind them, of all streams: until
+      then nobody knows whose they are. Those of a writer that has died do for 0.1 s.
     - A window of which an item was written over before it was drawn is left out, and counted:
       `lost`.
     - The position is that of this process. It is saved with the buffer, and by `state_dict`. A copy
@@ -66,7 +68,8 @@ class StreamingSliceSampler(SliceSampler):
         TypeError: ``slice_len`` is no integer. When it draws: the storage is somebody else's.
         ValueError: it is less than 1.
 
-    Cost: see `SliceSampler`; 8 bytes an item more.
+    Cost: see `SliceSampler`; 8 bytes an item more, and a write into named slots, or in place, has
+        all items looked at again: 50 ms a million.
 
     Example:
         >>> import torch
@@ -79,7 +82,8 @@ class StreamingSliceSampler(SliceSampler):
         ...     batch_size=6,
         ... )
         >>> done = torch.zeros(7, 1, dtype=torch.bool)
-        >>> data = TensorDict({"value": torch.arange(7), ("next", "done"): done}, [7])
+        >>> value = torch.arange(7)
+        >>> data = TensorDict({"value": value, ("next", "done"): done}, [7])
         >>> index = rb.extend(data)
         >>> rb.sample()["value"].tolist()
         [0, 1, 2, 3, 4, 5]
@@ -183,6 +187,8 @@ class StreamingSliceSampler(SliceSampler):
         """Windows that begin at these rows; then the next ones, and slices for the rest."""
         before = self._windows.position
         rows = np.concatenate([kept, self._windows.take(count - len(kept))])
+        if len(rows) < count:
+            self._windows.help()
         trajectories = table.of_rows(rows)
         fresh = Cuts(trajectories, rows - table.starts[trajectories])
         if len(rows) == count:

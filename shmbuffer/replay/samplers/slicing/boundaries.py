@@ -189,7 +189,7 @@ class Boundaries:
             if following is None or following.native is not ring.seat.native:
                 following, self._asked, seen = Following(ring), None, None
                 if self._windows is not None:
-                    self._windows.follow(ring, following.table)
+                    self._windows.follow(ring, following)
             there = np.zeros(0, np.int64) if lies_open else np.flatnonzero(ring.live.holds())
             entries = self._entries(storage, mover, there) if seen is None else seen.entries
             table = following.table

@@ -72,6 +72,16 @@ class Following:
         """Look at everything again the next time."""
         self._follower.forget()
 
+    def cut_by(self, windows: _core.Windows) -> None:
+        """Cut what comes from here on into windows; in turn: nothing behind an unfinished write."""
+        self._follower.in_turn()
+        self.table.cut_by(windows)
+
+    @property
+    def pending(self) -> int:
+        """Writes that were under way at the last look."""
+        return self._follower.pending
+
     def catch_up(self, cuts: Callable[[Ints, Ints], Flags]) -> None:
         """Follow items in the order in which they were written.
 
@@ -82,8 +92,10 @@ class Following:
         table = self.table
         for changed, fresh in self._looks():
             if len(changed):
-                around = table.around(changed, self.ring.live.sources[changed])
-                if around is None:  # somebody else's item: then all are put in order again
+                around = None
+                if table.windows is None:
+                    around = table.around(changed, self.ring.live.sources[changed])
+                if around is None:  # somebody else's item, or a lap of them: all are told of again
                     self._follower.forget()
                     self._again = True
                     continue
@@ -94,7 +106,7 @@ class Following:
                 table.cut(items, cuts(items, np.where(apart, -1, before)))
             for slots, sources, reach in fresh:
                 follows = table.before(slots, sources, reach)
-                table.append(slots, sources, cuts(slots, follows))
+                table.append(slots, sources, cuts(slots, follows), self._follower.settled)
 
     def catch_up_by_step(self, steps_of: Callable[[Ints], tuple[Ints, Ints, str]]) -> None:
         """Follow items by id and number of the step, wherever they lie.

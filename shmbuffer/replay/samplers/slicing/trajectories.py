@@ -123,9 +123,14 @@ class Trajectories:
         self._all.before(_at(slots), _at(sources), _at(reach), len(slots), _at(out))
         return out
 
-    def append(self, slots: Ints, sources: NDArray[np.uint64], cuts: Flags) -> None:
-        """Items come behind the last of their source; ``cuts[n, lanes]`` where one begins."""
-        self._all.append(_at(slots), _at(sources), _at(cuts), len(slots))
+    def append(
+        self, slots: Ints, sources: NDArray[np.uint64], cuts: Flags, settled: int = 0
+    ) -> None:
+        """Items come behind the last of their source; ``cuts[n, lanes]`` where one begins.
+
+        The first ``settled`` of them may complete windows.
+        """
+        self._all.append(_at(slots), _at(sources), _at(cuts), len(slots), settled)
 
     def insert(
         self, elements: Ints, sources: NDArray[np.uint64], ids: Ints, steps: Ints

@@ -9,6 +9,7 @@ nothing but these is saved, and they are known by their tickets as long as the r
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from shmbuffer.memory import ItemSnapshot
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.replay.samplers.slicing.following import Following
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 
@@ -31,6 +33,8 @@ class Used(NamedTuple):
     below: int
     """Only where they have tickets below that: others are stored there by now."""
 
+
+_REAP_S = 0.1  # between two looks for writers that have died
 
 _NONE = Used(np.zeros(0, np.int64), 0)
 
@@ -48,23 +52,25 @@ class Windows:
         self.steps = steps
         self._native: _core.Windows | None = None
         self._ring: Ring | None = None
+        self._following: Following | None = None
         self._table: Trajectories | None = None
+        self._reaped = 0.0
         self._loaded = _NONE
 
-    def follow(self, ring: Ring, table: Trajectories) -> None:
-        """Cut a table's trajectories, before there is an item in it."""
+    def follow(self, ring: Ring, following: Following) -> None:
+        """Cut the trajectories that are followed, before there is an item in them."""
         if self._ring is None or self._ring.seat.native is not ring.seat.native:
             self._native, self._ring = _core.Windows(ring.seat.native, self.steps), ring
             loaded, self._loaded = self._loaded, _NONE
             fit = np.ascontiguousarray(loaded.elements[loaded.elements < ring.elements])
             self._native.use(fit.ctypes.data, len(fit), loaded.below)
         assert self._native is not None
-        table.cut_by(self._native)
-        self._table = table
+        following.cut_by(self._native)
+        self._following, self._table = following, following.table
 
     def forget(self) -> None:
         """Every window comes again."""
-        self._native = self._ring = self._table = None
+        self._native = self._ring = self._following = self._table = None
         self._loaded = _NONE
 
     def take(self, count: int) -> Ints:
@@ -72,6 +78,15 @@ class Windows:
         table = self._table
         assert table is not None
         return table.rows_of(table.take(count))
+
+    def help(self) -> None:
+        """Have a write ended whose writer has died: what is behind it is in no window before."""
+        now = time.monotonic()
+        if self._following is None or not self._following.pending:
+            return
+        if now - self._reaped >= _REAP_S:
+            self._reaped = now
+            self._following.ring.seat.reap_dead()
 
     @property
     def waiting(self) -> int:
@@ -116,7 +131,7 @@ class Windows:
         self._loaded = self._loaded._replace(below=ring.head)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {"_native": None, "_ring": None, "_table": None}
+        state = dict.fromkeys(("_native", "_ring", "_following", "_table"))
         return {**self.__dict__, **state, "_loaded": _NONE}
 
 
