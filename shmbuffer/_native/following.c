@@ -31,6 +31,8 @@ struct follower_object {
 
 static struct shmb_follower *follower_in(PyObject *self) { return &((struct follower_object *)self)->follower; }
 
+struct shmb_follower *shmb_binding_follower(PyObject *follower) { return follower_in(follower); }
+
 static PyObject *follower_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *ring;
     if (!PyArg_ParseTuple(args, "O!:Follower", shmb_ring_type, &ring)) return NULL;

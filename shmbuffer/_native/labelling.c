@@ -1,9 +1,13 @@
 /* Labels for Python. Addresses come as integers, as in arguments.c, of int64 where nothing else is said. One thread at a time
  * is in each: who has them holds a lock of its own. */
-#include "module.h"
+#include "labelling.h"
+
+#include <stdlib.h>
 
 #include "choosing.h"
-#include "labels.h"
+#include "follower.h"
+#include "module.h"
+#include "ring.h"
 
 #define MUCH 16384u /* items: the interpreter lock is given up for more */
 
@@ -12,7 +16,7 @@ struct labels_object {
     struct shmb_labels all;
 };
 
-static struct shmb_labels *labels_in(PyObject *self) { return &((struct labels_object *)self)->all; }
+struct shmb_labels *shmb_labels_in(PyObject *labels) { return &((struct labels_object *)labels)->all; }
 
 static PyObject *labels_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     unsigned long long elements;
@@ -25,14 +29,14 @@ static PyObject *labels_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     PyObject *self = allocate(type, 0);
     if (self == NULL) return NULL;
-    if (shmb_labels_make(labels_in(self), elements, limit, by_age != 0)) return self;
+    if (shmb_labels_make(shmb_labels_in(self), elements, limit, by_age != 0)) return self;
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
 
 static void labels_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    shmb_labels_free(labels_in(self));
+    shmb_labels_free(shmb_labels_in(self));
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -41,12 +45,12 @@ static void labels_dealloc(PyObject *self) {
 /* Up to six numbers or addresses. False: the exception is set; also where there was no memory before. */
 static bool parsed(PyObject *self, PyObject *args, const char *format, unsigned long long *at) {
     if (!PyArg_ParseTuple(args, format, &at[0], &at[1], &at[2], &at[3], &at[4], &at[5])) return false;
-    if (labels_in(self)->failed) return PyErr_NoMemory(), false;
+    if (shmb_labels_in(self)->failed) return PyErr_NoMemory(), false;
     return true;
 }
 
 static PyObject *finished(PyObject *self) {
-    if (labels_in(self)->failed) return PyErr_NoMemory();
+    if (shmb_labels_in(self)->failed) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -54,14 +58,14 @@ static PyObject *finished(PyObject *self) {
 
 static PyObject *labels_clear(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     Py_BEGIN_ALLOW_THREADS
-    shmb_labels_clear(labels_in(self));
+    shmb_labels_clear(shmb_labels_in(self));
     Py_END_ALLOW_THREADS
     return finished(self);
 }
 
 static PyObject *each_element(PyObject *self, PyObject *args, const char *format,
                               void (*change)(struct shmb_labels *all, uint32_t element)) {
-    struct shmb_labels *all = labels_in(self);
+    struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
     if (!parsed(self, args, format, at)) return NULL;
     for (uint64_t i = 0; i < at[1]; i++)
@@ -71,12 +75,10 @@ static PyObject *each_element(PyObject *self, PyObject *args, const char *format
 
 static PyObject *labels_drop(PyObject *self, PyObject *args) { return each_element(self, args, "KK:drop", shmb_label_drop); }
 
-static PyObject *labels_absent(PyObject *self, PyObject *args) {
-    return each_element(self, args, "KK:absent", shmb_label_absent);
-}
+static PyObject *labels_away(PyObject *self, PyObject *args) { return each_element(self, args, "KK:away", shmb_label_away); }
 
 static PyObject *labels_put(PyObject *self, PyObject *args) {
-    struct shmb_labels *all = labels_in(self);
+    struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
     if (!parsed(self, args, "KKKKK:put", at)) return NULL;
     all->first = at[3];
@@ -88,23 +90,15 @@ static PyObject *labels_put(PyObject *self, PyObject *args) {
     return finished(self);
 }
 
-static PyObject *labels_settle(PyObject *self, PyObject *args) {
-    unsigned long long at[6];
-    if (!parsed(self, args, "K:settle", at)) return NULL;
-    labels_in(self)->first = at[0];
-    shmb_labels_settle(labels_in(self));
-    return finished(self);
-}
-
 static PyObject *labels_give_up(PyObject *self, PyObject *args) {
     unsigned long long at[6];
     if (!parsed(self, args, "K:give_up", at)) return NULL;
-    shmb_labels_give_up(labels_in(self), (int64_t)at[0]);
+    shmb_labels_give_up(shmb_labels_in(self), (int64_t)at[0]);
     return finished(self);
 }
 
 static PyObject *labels_take(PyObject *self, PyObject *args) {
-    struct shmb_labels *all = labels_in(self);
+    struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
     if (!parsed(self, args, "KKK:take", at)) return NULL;
     for (uint64_t i = 0; i < at[1]; i++)
@@ -113,7 +107,7 @@ static PyObject *labels_take(PyObject *self, PyObject *args) {
 }
 
 static PyObject *labels_order(PyObject *self, PyObject *Py_UNUSED(ignored)) {
-    struct shmb_labels *all = labels_in(self);
+    struct shmb_labels *all = shmb_labels_in(self);
     if (all->failed) return PyErr_NoMemory();
     Py_ssize_t bytes = (Py_ssize_t)(shmb_labels_order(all) * sizeof(int64_t));
     PyObject *labels = PyBytes_FromStringAndSize(NULL, bytes), *counts = PyBytes_FromStringAndSize(NULL, bytes), *told = NULL;
@@ -135,14 +129,46 @@ static PyObject *labels_draw(PyObject *self, PyObject *args) {
     if (!parsed(self, args, "KKKKK:draw", at)) return NULL;
     bool made;
     Py_BEGIN_ALLOW_THREADS
-    made = shmb_draw_labelled(labels_in(self), (const double *)(uintptr_t)at[0], at[1], at[2], at[3] != 0, NUMBERS(4));
+    made = shmb_draw_labelled(shmb_labels_in(self), (const double *)(uintptr_t)at[0], at[1], at[2], at[3] != 0, NUMBERS(4));
     Py_END_ALLOW_THREADS
     if (made) Py_RETURN_NONE;
     return PyErr_Format(PyExc_ValueError, "draw: nothing is left that weighs anything");
 }
 
+/* Each label weighs 1 / (staleness + 1), of what is not too stale. The tickets are those of the items that were told of, or
+ * the answer is False. */
+static PyObject *labels_fresh(PyObject *self, PyObject *args) {
+    struct shmb_labels *all = shmb_labels_in(self);
+    PyObject *follower;
+    long long version, most;
+    unsigned long long key, count, out, stale, held;
+    if (!PyArg_ParseTuple(args, "O!LLKKKKK:fresh", shmb_follower_type, &follower, &version, &most, &key, &count, &out, &stale, &held))
+        return NULL;
+    if (all->failed) return PyErr_NoMemory();
+    const struct shmb_follower *f = shmb_binding_follower(follower);
+    uint64_t sets = shmb_labels_order(all), fresh = 0;
+    double *weights = malloc((sets + 1) * sizeof *weights);
+    if (weights == NULL) return PyErr_NoMemory();
+    for (uint64_t i = 0; i < sets; i++) {
+        int64_t staleness = version - all->order[i].label;
+        weights[i] = staleness > most ? 0 : 1.0 / ((double)(staleness > 0 ? staleness : 0) + 1.0);
+        fresh += staleness > most ? 0 : shmb_kin_at(all, i)->count;
+    }
+    int64_t *elements = (int64_t *)(uintptr_t)out, *tickets = (int64_t *)(uintptr_t)held;
+    bool made = fresh > 0 && shmb_draw_labelled(all, weights, key, count, count > fresh, elements), there = true;
+    free(weights);
+    if (!made) Py_RETURN_NONE;
+    for (uint64_t i = 0; i < count && there; i++) {
+        uint64_t word = atomic_load_explicit(&f->ring->words[(uint64_t)elements[i] / f->ring->lanes], memory_order_relaxed);
+        there = SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < f->seen;
+        tickets[i] = (int64_t)SHMB_TICKET(word);
+        ((float *)(uintptr_t)stale)[i] = (float)(version - shmb_kin_of(all, (uint64_t)elements[i])->label);
+    }
+    return PyBool_FromLong(there);
+}
+
 static PyObject *labels_freshest(PyObject *self, PyObject *args) {
-    struct shmb_labels *all = labels_in(self);
+    struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
     if (!parsed(self, args, "KKK:freshest", at)) return NULL;
     uint64_t found = 0;
@@ -158,19 +184,9 @@ static PyObject *labels_of(PyObject *self, PyObject *args) {
     unsigned long long at[6];
     if (!parsed(self, args, "KKK:of", at)) return NULL;
     for (uint64_t i = 0; i < at[1]; i++) {
-        const struct shmb_kin *kin = shmb_kin_of(labels_in(self), (uint64_t)NUMBERS(0)[i]);
+        const struct shmb_kin *kin = shmb_kin_of(shmb_labels_in(self), (uint64_t)NUMBERS(0)[i]);
         NUMBERS(2)[i] = kin ? kin->label : 0;
     }
-    Py_RETURN_NONE;
-}
-
-static PyObject *labels_are_absent(PyObject *self, PyObject *args) {
-    const struct shmb_labels *all = labels_in(self);
-    unsigned long long at[6];
-    if (!parsed(self, args, "KKK:are_absent", at)) return NULL;
-    for (uint64_t i = 0; i < at[1]; i++)
-        ((unsigned char *)(uintptr_t)at[2])[i] =
-            (uint64_t)NUMBERS(0)[i] < all->elements && shmb_label_is_absent(all, (uint32_t)NUMBERS(0)[i]);
     Py_RETURN_NONE;
 }
 
@@ -191,7 +207,7 @@ static const struct shmb_kin *marked_at(const struct shmb_labels *all, uint64_t 
 }
 
 static PyObject *labels_sizes(PyObject *self, PyObject *args) {
-    const struct shmb_labels *all = labels_in(self);
+    const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
     if (!parsed(self, args, "KKK:sizes", at)) return NULL;
     uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
@@ -201,7 +217,7 @@ static PyObject *labels_sizes(PyObject *self, PyObject *args) {
 }
 
 static PyObject *labels_members(PyObject *self, PyObject *args) {
-    const struct shmb_labels *all = labels_in(self);
+    const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
     if (!parsed(self, args, "KKKK:members", at)) return NULL;
     uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
@@ -215,7 +231,7 @@ static PyObject *labels_members(PyObject *self, PyObject *args) {
 
 /* Of each group as many as are wanted, each once; what a group lacks is drawn from it again. */
 static PyObject *labels_some(PyObject *self, PyObject *args) {
-    const struct shmb_labels *all = labels_in(self);
+    const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
     if (!parsed(self, args, "KKKKK:some", at)) return NULL;
     uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
@@ -233,7 +249,7 @@ static PyObject *labels_some(PyObject *self, PyObject *args) {
 }
 
 static PyObject *labels_lost(PyObject *self, PyObject *Py_UNUSED(ignored)) {
-    struct shmb_labels *all = labels_in(self);
+    struct shmb_labels *all = shmb_labels_in(self);
     if (all->failed) return PyErr_NoMemory();
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(all->n_lost * sizeof(int64_t)));
     if (bytes == NULL) return NULL;
@@ -244,13 +260,13 @@ static PyObject *labels_lost(PyObject *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyObject *labels_tell(PyObject *self, PyObject *Py_UNUSED(ignored)) {
-    labels_in(self)->tells = true;
+    shmb_labels_in(self)->tells = true;
     Py_RETURN_NONE;
 }
 
 #define COUNTED(name, expression)                                                                           \
     static PyObject *counted_##name(PyObject *self, void *Py_UNUSED(closure)) {                             \
-        const struct shmb_labels *all = labels_in(self);                                                    \
+        const struct shmb_labels *all = shmb_labels_in(self);                                                    \
         return PyLong_FromUnsignedLongLong(expression);                                                     \
     }
 COUNTED(items, all->items)
@@ -262,14 +278,19 @@ COUNTED(given_up, all->given_up)
 static PyMethodDef labels_methods[] = {
     {"clear", labels_clear, METH_NOARGS, "clear(): no item is there; what was counted stays."},
     {"drop", labels_drop, METH_VARARGS, "drop(elements, count): they are gone."},
-    {"absent", labels_absent, METH_VARARGS, "absent(elements, count): they are being written, or gone; with a limit."},
-    {"are_absent", labels_are_absent, METH_VARARGS, "are_absent(elements, count, out): bytes [count]: still."},
+    {"away", labels_away, METH_VARARGS, "away(elements, count): they are being written, or gone; with a limit."},
     {"put", labels_put, METH_VARARGS, "put(elements, labels, count, first, now): they are there; first: of the oldest slot."},
-    {"settle", labels_settle, METH_VARARGS, "settle(first): behind puts and drops, before anything is asked."},
+    {"settle", shmb_labels_settle_all, METH_O, "settle(follower): behind puts and drops, before anything is asked; None: no ring."},
+    {"follow", shmb_labels_follow, METH_VARARGS,
+     "follow(follower, labels, bytes, kind, values, count, bytes, kind, means, now): a look at columns of numbers; the head.\n"
+     "None: one of them is no label, and the next look is a first one."},
     {"give_up", labels_give_up, METH_VARARGS, "give_up(before): groups that began until then and are not whole."},
     {"take", labels_take, METH_VARARGS, "take(elements, count, taken): whether their groups are somebody's."},
     {"order", labels_order, METH_NOARGS, "order(): the labels, the smallest first, and the items of each, as int64."},
     {"draw", labels_draw, METH_VARARGS, "draw(weights, key, count, again, out): by a float64 for each of `order`."},
+    {"fresh", labels_fresh, METH_VARARGS,
+     "fresh(follower, version, most, key, count, out, staleness, tickets): draw by 1 / (staleness + 1), float32 [count];\n"
+     "False: one has been written over; None: nothing is fresh enough."},
     {"freshest", labels_freshest, METH_VARARGS, "freshest(weights, count, out): how many, of the largest labels, newest first."},
     {"of", labels_of, METH_VARARGS, "of(elements, count, out): their labels."},
     {"choose", labels_choose, METH_VARARGS, "choose(key, of, count, out): numbers below `of`, each once."},

@@ -208,8 +208,13 @@ static void set_absent(struct shmb_labels *all, struct shmb_kin *kin, uint32_t e
 
 bool shmb_label_is_absent(const struct shmb_labels *all, uint32_t element) { return is_absent(all, element); }
 
-void shmb_label_absent(struct shmb_labels *all, uint32_t element) {
-    if (all->absent && all->where[element].kin) set_absent(all, &all->kins[all->where[element].kin - 1], element, true);
+void shmb_label_away(struct shmb_labels *all, uint32_t element) {
+    if (all->absent == NULL || all->where[element].kin == 0 || is_absent(all, element)) return;
+    uint32_t *away = with_room(all, all->away, all->n_away, &all->room_away, sizeof *away);
+    if (away == NULL) return;
+    all->away = away;
+    away[all->n_away++] = element;
+    set_absent(all, &all->kins[all->where[element].kin - 1], element, true);
 }
 
 /* Items. */
@@ -371,6 +376,7 @@ void shmb_labels_free(struct shmb_labels *all) {
     free(all->order);
     free(all->loose);
     free(all->lost);
+    free(all->away);
     if (all->by_age) shmb_marks_free(&all->marks);
     *all = (struct shmb_labels){0};
 }

@@ -53,6 +53,8 @@ struct shmb_labels {
     uint32_t *lost; /* elements of kins that are lost, which nobody has taken yet */
     uint64_t n_lost, room_lost;
     bool tells; /* of them */
+    uint32_t *away; /* elements that were absent at the last look, each once; some may be back */
+    uint64_t n_away, room_away;
     uint32_t serials, oldest, newest; /* of the open ones, 1 + number */
     struct shmb_marks marks;          /* first items of those that may be drawn */
     uint64_t items, open, withdrawn, given_up;
@@ -64,7 +66,7 @@ bool shmb_labels_clear(struct shmb_labels *all); /* counts stay */
 
 void shmb_label_put(struct shmb_labels *all, uint32_t element, int64_t label, int64_t now);
 void shmb_label_drop(struct shmb_labels *all, uint32_t element);
-void shmb_label_absent(struct shmb_labels *all, uint32_t element); /* it is being written, or gone: nobody knows yet */
+void shmb_label_away(struct shmb_labels *all, uint32_t element); /* it is being written, or gone: nobody knows yet */
 bool shmb_label_is_absent(const struct shmb_labels *all, uint32_t element);
 void shmb_labels_settle(struct shmb_labels *all); /* behind puts and drops, before anything is asked */
 void shmb_labels_give_up(struct shmb_labels *all, int64_t before); /* open ones that began before that */

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from shmbuffer.memory import Ring
     from shmbuffer.replay.checkpoints import Loaded
     from shmbuffer.replay.samplers.arrays import Floats, Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
@@ -152,19 +153,41 @@ class StalenessAwareSampler(Sampler):
                 ring = index.look(storage)
                 if attempt > 1 and ring is not None:
                     ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
-                elements, staleness = self._choose(draw_key(self, storage), batch_size)
-                info = {"staleness": torch.from_numpy(staleness.astype(np.float32))}
-                tickets = None if ring is None else index.tickets(ring, elements)
-                if ring is None or tickets is not None:
+                drawn = self._drawn(ring, draw_key(self, storage), batch_size)
+                if drawn is not None:
                     break
             else:
                 raise RuntimeError(
                     f"items were written over each of the {ATTEMPTS} times that they were chosen; "
                     "make the buffer larger, or write slower"
                 )
-        if tickets is not None and storage.shared:
-            info[GENERATION] = torch.from_numpy(tickets)
-        return in_storage(storage, torch.from_numpy(elements)), info
+        elements, staleness, tickets = drawn
+        info = {"staleness": staleness}
+        if ring is not None and storage.shared:
+            info[GENERATION] = tickets
+        return in_storage(storage, elements), info
+
+    def _drawn(
+        self, ring: Ring | None, key: int, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Elements, staleness and tickets; None where one has been written over meanwhile."""
+        index, version = self._index, self.consumer_version
+        if self.staleness_weight_fn is None and not self.freshest_first and ring is not None:
+            elements = torch.empty(count, dtype=torch.int64)
+            tickets, staleness = torch.empty_like(elements), torch.empty(count)
+            out = elements.data_ptr(), staleness.data_ptr(), tickets.data_ptr()
+            there = index.fresh(version, self._limit, key, count, *out)
+            if there is not None:
+                return (elements, staleness, tickets) if there else None
+        chosen, stale = self._choose(key, version, count)
+        held = np.empty(0, np.int64) if ring is None else index.tickets(ring, chosen)
+        if held is None:
+            return None
+        return (
+            torch.from_numpy(chosen),
+            torch.from_numpy(stale.astype(np.float32)),
+            torch.from_numpy(held),
+        )
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `Sampler.can_sample`: an item is fresh enough."""
@@ -185,11 +208,15 @@ class StalenessAwareSampler(Sampler):
         return version - np.frombuffer(labels, np.int64), np.frombuffer(counts, np.int64)
 
     def _are_fresh(self, staleness: Ints) -> Any:
-        return staleness <= (_LARGEST if self._max_staleness < 0 else self._max_staleness)
+        return staleness <= self._limit
 
-    def _choose(self, key: int, batch_size: int) -> tuple[Ints, Ints]:
+    @property
+    def _limit(self) -> int:
+        return _LARGEST if self._max_staleness < 0 else self._max_staleness
+
+    def _choose(self, key: int, version: int, batch_size: int) -> tuple[Ints, Ints]:
         """Elements, and how stale each is."""
-        version, table = self.consumer_version, self._index.table
+        table = self._index.table
         staleness, counts = self._stalenesses(version)
         weights = self._weights(staleness, counts, version)
         elements, labels = np.empty((2, batch_size), np.int64)

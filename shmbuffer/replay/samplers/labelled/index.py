@@ -25,8 +25,7 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.memory.layout import SlotState
-from shmbuffer.replay.samplers.labelled.reading import entries_of, entry_of_items
+from shmbuffer.replay.samplers.labelled.reading import columns_of, entries_of, entry_of_items
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE
 from shmbuffer.replay.storages.storage import ring_of
@@ -91,7 +90,7 @@ class LabelIndex:
         self.table: Any = None
         self.values: Floats | None = None
         self.head = 0
-        self._absent = np.zeros(0, np.int64)
+        self._columns: tuple[Any, ...] | None = None
         self._room = np.empty((2, 0), np.int64)
 
     @property
@@ -133,7 +132,10 @@ class LabelIndex:
             self._begin(ring.elements)
             self._native, self._storage = native, weakref.ref(storage)
             self._follower = _core.Follower(native)
-        self._mover = storage.mover()
+        mover = storage.mover()
+        if mover is not self._mover:
+            self._mover = mover
+            self._columns = columns_of(mover, self._paths, self.values)
         try:
             self._catch_up(ring)
         except BaseException:
@@ -162,40 +164,47 @@ class LabelIndex:
         there = np.ones(count, np.bool_)
         found = [entry_of_items(data, path, there).column for path in self._paths]
         self._put(np.arange(count), found, np.arange(count), 0)
-        self.table.settle(0)
+        self.table.settle(None)
 
     def _catch_up(self, ring: Ring) -> None:
-        follower, table, limited = self._follower, self.table, self._limit > 0
-        while True:
-            before = follower.seen
-            seen = follower.look()
-            if seen is None:
-                break
-            anew, gone, changed = seen
-            if anew:
-                table.clear()
-                self._absent = self._absent[:0]
-            self.head = head = follower.seen
-            first = head % ring.capacity * ring.width if head >= ring.capacity else 0
-            parts = self._fresh(ring, anew=anew)
-            went = np.frombuffer(gone, np.int64)
-            if limited and len(went):
-                away = self._elements(ring, went)
-                table.absent(away.ctypes.data, len(away))
-                self._absent = np.concatenate([self._absent, away])
-            elif len(went):
-                self._drop(ring, went if anew else _not_again(ring, went, parts, before))
-            if len(changed):
-                parts = [*parts, np.frombuffer(changed, np.int64).copy()]
-            for slots in parts if not anew else self._pieces():
-                self._tell(ring, slots, first)
-            if limited and len(self._absent):
-                self._settle_absent(ring, head)
-            table.settle(first)
-            if not anew:
-                break
-        if limited and len(self._absent):
-            self._settle_absent(ring, self.head)
+        """One look, and after a first one another."""
+        columns = self._columns
+        if columns is not None:
+            now = time.monotonic_ns() if self._limit else 0
+            head = self.table.follow(self._follower, *columns, now)
+            if head is not None:
+                self.head = head
+                return
+            self._columns = None  # there is more than numbers
+        while self._look_once(ring):
+            pass
+
+    def _look_once(self, ring: Ring) -> bool:
+        """Whether it was a first one: it takes a while, and others have written meanwhile."""
+        follower, table = self._follower, self.table
+        before = follower.seen
+        seen = follower.look()
+        if seen is None:
+            table.settle(follower)
+            return False
+        anew, gone, changed = seen
+        if anew:
+            table.clear()
+        self.head = head = follower.seen
+        first = head % ring.capacity * ring.width if head >= ring.capacity else 0
+        parts = [] if anew else list(self._pieces())
+        went = np.frombuffer(gone, np.int64)
+        if self._limit:
+            away = np.ascontiguousarray(self._elements(ring, went))
+            table.away(away.ctypes.data, len(away))
+        elif len(went):
+            self._drop(ring, went if anew else _not_again(ring, went, parts, before))
+        if len(changed):
+            parts = [*parts, np.frombuffer(changed, np.int64).copy()]
+        for slots in self._pieces() if anew else parts:
+            self._tell(ring, slots, first)
+        table.settle(follower)
+        return bool(anew)
 
     def _pieces(self) -> Any:
         if not self._room.shape[1]:
@@ -203,10 +212,6 @@ class LabelIndex:
         slots, reach = self._room
         while count := self._follower.next(slots.ctypes.data, reach.ctypes.data, _PIECE):
             yield slots[:count].copy()
-
-    def _fresh(self, ring: Ring, *, anew: bool) -> list[Ints]:
-        """New items; of a first look they are told of piece by piece."""
-        return [] if anew else list(self._pieces())
 
     def _tell(self, ring: Ring, slots: Ints, first: int) -> None:
         found = entries_of(self._mover, self._paths, slots, self.head)
@@ -231,20 +236,6 @@ class LabelIndex:
         elements = np.ascontiguousarray(self._elements(ring, slots))
         self.table.drop(elements.ctypes.data, len(elements))
 
-    def _settle_absent(self, ring: Ring, head: int) -> None:
-        """Items of groups that were being written: back, gone, or written still."""
-        away = self._absent
-        still = np.empty(len(away), np.bool_)
-        self.table.are_absent(away.ctypes.data, len(away), still.ctypes.data)
-        away = away[still]
-        words = ring.live.words[away // ring.width]
-        told_later = (slot_words.states(words) == SlotState.WRITING) | (
-            slot_words.tickets(words) >= head
-        )
-        lost = np.ascontiguousarray(away[~told_later])
-        self.table.drop(lost.ctypes.data, len(lost))
-        self._absent = np.ascontiguousarray(away[told_later])
-
     @staticmethod
     def _elements(ring: Ring, slots: Ints) -> Ints:
         if ring.width == 1:
@@ -258,6 +249,11 @@ class LabelIndex:
         """The label of each element, int64 ``[n]``."""
         found = np.empty_like(elements)
         self.table.of(elements.ctypes.data, len(elements), found.ctypes.data)
+        return found
+
+    def fresh(self, version: int, most: int, key: int, count: int, *out: int) -> bool | None:
+        """Draws by staleness; see ``Labels.fresh`` of the core."""
+        found: bool | None = self.table.fresh(self._follower, version, most, key, count, *out)
         return found
 
     def tickets(self, ring: Ring, elements: Ints) -> Ints | None:

@@ -6,6 +6,7 @@ meanwhile is left out: it is told of again at the next look.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from shmbuffer.replay.samplers.arrays import Flags, Ints
 
     Column: TypeAlias = NDArray[Any] | list[Any]
+
+
+_READ = {*((kind, size) for kind in "iu" for size in (1, 2, 4, 8)), ("f", 4), ("f", 8)}
+"""Kinds and sizes of numbers that the core reads."""
 
 
 class Entry(NamedTuple):
@@ -60,6 +65,36 @@ def entries_of(mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int) -> 
     items = iter(_items(mover, mover.some(kept, there), int(there.sum())))
     rows = [next(items) if held else None for held in there.tolist()]
     return [entry_of_items(rows, path, there) for path in paths]
+
+
+def columns_of(
+    mover: Any, paths: Sequence[KeyPath], means: NDArray[np.float64] | None
+) -> tuple[Any, ...] | None:
+    """Where numbers of a label, and of a value, lie in a row, as the core takes them; else None."""
+    if not isinstance(mover, Rows):
+        return None
+    found: list[Any] = []
+    for path in paths:
+        at = next((at for at, leaf in enumerate(mover.leaves.leaves) if leaf.path == path), None)
+        if at is None or at in mover.leaves.objects:
+            return None
+        if mover.ring.schema.sharing and path in mover.ring.schema.sharing.paths:
+            return None
+        column = mover.column(at).detach()
+        if not column.is_cpu or not column.is_contiguous():
+            return None
+        dtype = as_numbers(column[:0]).dtype
+        kind = {"b": "u"}.get(dtype.kind, dtype.kind)
+        size = dtype.itemsize
+        if size != column.element_size() or (kind, size) not in _READ or size == 0:
+            return None
+        numbers = math.prod(mover.leaves.leaves[at].shape)
+        if not numbers or (numbers > 1 and not found):
+            return None
+        found += [column.data_ptr(), *((numbers,) if found else ()), size, kind]
+    if len(paths) == 1:
+        found += [0, 0, 1, "u"]
+    return (*found, 0 if means is None else means.ctypes.data)
 
 
 def entry_of_items(items: Sequence[Any], path: KeyPath, there: Flags) -> Entry:

@@ -1,0 +1,224 @@
+/* Labels::follow for Python: what has come and gone in a ring whose labels lie in a column of numbers, in one call. */
+#include "labelling.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "follower.h"
+#include "module.h"
+#include "ring.h"
+
+#define PIECE 8192u
+#define WHOLE 9007199254740992.0 /* 2^53: a float64 below it is a whole number exactly */
+
+/* Numbers of one kind, some an element. */
+struct column {
+    const unsigned char *base;
+    uint64_t count, bytes; /* numbers of an element; bytes of a number */
+    int kind;              /* 'i', 'u', 'f', as numpy has them */
+};
+
+static double number_in(const struct column *column, uint64_t at) {
+    const unsigned char *from = column->base + at * column->bytes;
+    if (column->kind == 'f') {
+        double wide;
+        float narrow;
+        if (column->bytes == sizeof wide) return memcpy(&wide, from, sizeof wide), wide;
+        return memcpy(&narrow, from, sizeof narrow), (double)narrow;
+    }
+    uint64_t bits = 0;
+    memcpy(&bits, from, column->bytes); /* little-endian, as everything that is shared */
+    unsigned spare = 64 - 8 * (unsigned)column->bytes;
+    return column->kind == 'i' ? (double)((int64_t)(bits << spare) >> spare) : (double)bits;
+}
+
+/* False: it is none. */
+static bool label_in(const struct column *column, uint64_t element, int64_t *label) {
+    if (column->kind == 'f') {
+        double value = number_in(column, element);
+        *label = fabs(value) < WHOLE ? (int64_t)value : 0;
+        return (double)*label == value;
+    }
+    uint64_t bits = 0;
+    memcpy(&bits, column->base + element * column->bytes, column->bytes);
+    unsigned spare = 64 - 8 * (unsigned)column->bytes;
+    *label = column->kind == 'i' ? (int64_t)(bits << spare) >> spare : (int64_t)bits;
+    return *label < (int64_t)1 << 61 && *label > -((int64_t)1 << 61) && (column->kind == 'i' || bits >> 61 == 0);
+}
+
+struct telling {
+    struct shmb_labels *all;
+    const struct shmb_ring *ring;
+    struct column labels, values; /* values.base NULL: none */
+    double *kept;                 /* the means of the values, by element */
+    uint64_t head;
+    int64_t now;
+};
+
+/* What is read first and compared then is right. False: there is no label in one of them. */
+static bool put_slots(const struct telling *of, const int64_t *slots, uint64_t count) {
+    const struct shmb_ring *ring = of->ring;
+    int64_t labels[64];
+    double values[64];
+    bool good[64];
+    const uint64_t at_once = ring->lanes > 64 ? 1 : 64 / ring->lanes;
+    if (ring->lanes > 64) return false;
+    for (uint64_t first = 0; first < count && !of->all->failed; first += at_once) {
+        uint64_t some = count - first < at_once ? count - first : at_once, n = 0;
+        for (uint64_t i = 0; i < some; i++)
+            for (uint64_t e = (uint64_t)slots[first + i] * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
+                good[n] = label_in(&of->labels, e, &labels[n]);
+                double sum = 0;
+                for (uint64_t v = 0; of->values.base && v < of->values.count; v++)
+                    sum += number_in(&of->values, e * of->values.count + v);
+                values[n] = of->values.base ? sum / (double)of->values.count : 0;
+            }
+        atomic_thread_fence(memory_order_acquire); /* SYNC slot-claim, acquire */
+        n = 0;
+        for (uint64_t i = 0; i < some; i++) {
+            uint64_t slot = (uint64_t)slots[first + i], word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+            bool there = SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < of->head;
+            for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
+                if (!there) continue;
+                if (!good[n]) return false;
+                if (of->values.base) of->kept[e] = values[n];
+                shmb_label_put(of->all, (uint32_t)e, labels[n], of->now);
+            }
+        }
+    }
+    return true;
+}
+
+static bool is_among(const int64_t *sorted, uint64_t count, int64_t slot) {
+    uint64_t low = 0, high = count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (sorted[middle] < slot)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && sorted[low] == slot;
+}
+
+static int by_slot(const void *one, const void *other) {
+    int64_t a = *(const int64_t *)one, b = *(const int64_t *)other;
+    return a < b ? -1 : a > b;
+}
+
+/* Those that are gone; but of those that are told of again, the item is the one that it was. `fresh` is sorted by this. */
+static void let_slots_go(const struct telling *of, const struct shmb_follower *f, int64_t *fresh, uint64_t count, uint64_t before) {
+    struct shmb_labels *all = of->all;
+    uint64_t again = 0;
+    for (uint64_t i = 0; i < count && !all->limit; i++) {
+        uint64_t word = atomic_load_explicit(&of->ring->words[fresh[i]], memory_order_relaxed);
+        if (SHMB_TICKET(word) < before) fresh[again++] = fresh[i];
+    }
+    if (again > 1) qsort(fresh, again, sizeof *fresh, by_slot);
+    for (uint64_t i = 0; i < f->gone.count; i++) {
+        uint64_t slot = f->gone.at[f->gone.begin + i].first;
+        if (again && is_among(fresh, again, (int64_t)slot)) continue;
+        for (uint64_t e = slot * of->ring->lanes, end = e + of->ring->lanes; e < end; e++) {
+            if (all->limit)
+                shmb_label_away(all, (uint32_t)e);
+            else
+                shmb_label_drop(all, (uint32_t)e);
+        }
+    }
+}
+
+/* Items of groups that were being written: back, gone, or written still. */
+static void settle_away(const struct telling *of) {
+    struct shmb_labels *all = of->all;
+    uint64_t kept = 0;
+    for (uint64_t i = 0; i < all->n_away; i++) {
+        uint32_t element = all->away[i];
+        if (!shmb_label_is_absent(all, element)) continue;
+        uint64_t word = atomic_load_explicit(&of->ring->words[element / of->ring->lanes], memory_order_relaxed);
+        if (SHMB_STATE(word) == SHMB_WRITING || SHMB_TICKET(word) >= of->head)
+            all->away[kept++] = element;
+        else
+            shmb_label_drop(all, element);
+    }
+    all->n_away = kept;
+}
+
+/* One look. False: there is no label in an item, and all has to be looked at again. */
+static bool look_once(struct telling *of, struct shmb_follower *f, bool *more) {
+    struct shmb_labels *all = of->all;
+    const uint64_t before = f->seen, capacity = of->ring->capacity;
+    bool anew = false, right = true;
+    *more = false;
+    if (!shmb_follower_look(f, &anew)) {
+        of->head = f->seen;
+        settle_away(of);
+        shmb_labels_settle(all);
+        return true;
+    }
+    if (f->failed) return all->failed = true, true;
+    if (anew) shmb_labels_clear(all);
+    of->head = f->seen;
+    all->first = of->head >= capacity ? of->head % capacity * of->ring->lanes : 0;
+    uint64_t written = anew ? PIECE : f->end - f->at, room = written < PIECE ? PIECE : written, count = 0;
+    int64_t *slots = malloc(3 * room * sizeof *slots), *reach = slots + room, *sorted = slots + 2 * room;
+    if (slots == NULL) return all->failed = true, true;
+    if (!anew) {
+        count = shmb_follower_next(f, slots, reach, room);
+        memcpy(sorted, slots, count * sizeof *slots);
+        let_slots_go(of, f, sorted, count, before);
+        right = put_slots(of, slots, count);
+    }
+    while (anew && right && !all->failed && (count = shmb_follower_next(f, slots, reach, room)) > 0)
+        right = put_slots(of, slots, count);
+    for (uint64_t i = 0; i < f->changed.count && right; i++) {
+        int64_t slot = (int64_t)f->changed.at[f->changed.begin + i].first;
+        right = put_slots(of, &slot, 1);
+    }
+    free(slots);
+    settle_away(of);
+    shmb_labels_settle(all);
+    if (f->failed) all->failed = true;
+    *more = anew; /* it takes a while, and others have written meanwhile */
+    return right;
+}
+
+PyObject *shmb_labels_settle_all(PyObject *labels, PyObject *follower) {
+    struct shmb_labels *all = shmb_labels_in(labels);
+    if (all->failed) return PyErr_NoMemory();
+    if (PyObject_TypeCheck(follower, shmb_follower_type)) {
+        const struct shmb_follower *f = shmb_binding_follower(follower);
+        const struct telling of = {.all = all, .ring = f->ring, .head = f->seen};
+        settle_away(&of);
+    }
+    shmb_labels_settle(all);
+    if (all->failed) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+PyObject *shmb_labels_follow(PyObject *labels, PyObject *args) {
+    PyObject *follower;
+    unsigned long long base, bytes, values, count, size, kept;
+    long long now;
+    int kind, value_kind;
+    if (!PyArg_ParseTuple(args, "O!KKCKKKCKL:follow", shmb_follower_type, &follower, &base, &bytes, &kind, &values, &count, &size,
+                          &value_kind, &kept, &now))
+        return NULL;
+    struct shmb_follower *f = shmb_binding_follower(follower);
+    struct telling of = {.all = shmb_labels_in(labels),
+                         .ring = f->ring,
+                         .labels = {(const unsigned char *)(uintptr_t)base, 1, bytes, kind},
+                         .values = {(const unsigned char *)(uintptr_t)values, count, size, value_kind},
+                         .kept = (double *)(uintptr_t)kept,
+                         .now = now};
+    uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
+    bool right, more = true;
+    PyThreadState *state = !f->started || head - f->seen > PIECE ? PyEval_SaveThread() : NULL;
+    do right = look_once(&of, f, &more);
+    while (more && right && !of.all->failed);
+    if (state) PyEval_RestoreThread(state);
+    if (!right || of.all->failed) shmb_follower_forget(f);
+    if (of.all->failed) return PyErr_NoMemory();
+    if (!right) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(of.head);
+}
