@@ -252,7 +252,7 @@ class Files:
         beside = (layout.HISTORY, NEW_HISTORY, layout.WEIGHTS, NEW_WEIGHTS)
         for name in (*_OF_THE_SCHEMA, _NEW_CONTROL, *beside):
             made.unlink(self.directory, name)
-        for folder in (f"{layout.PRIVATE}/procs", layout.SPAWNED):
+        for folder in (f"{layout.PRIVATE}/procs", layout.SPAWNED, layout.PARTIALS):
             if self.directory.exists(folder):
                 for name in self.directory.listdir(folder):
                     self.directory.unlink(f"{folder}/{name}")

@@ -109,7 +109,8 @@ def raise_for_status(
     if status == _core.ALL_RESERVED:
         raise ShmBufferError(
             f"{where}: {what}: all {RESERVATIONS:,} reservations are in use; commit or abort some. "
-            "`shmbuffer inspect` says who holds them"
+            "`shmbuffer inspect` says who holds them",
+            reservations=RESERVATIONS,
         )
     if status == _core.TOO_OLD:
         raise TooOld

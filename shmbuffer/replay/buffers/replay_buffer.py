@@ -15,6 +15,7 @@ from shmbuffer.replay.buffers.arguments import refuse
 from shmbuffer.replay.buffers.columnar import Columnar
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.publishing import Publishing
+from shmbuffer.replay.buffers.reserving import Reserving
 from shmbuffer.replay.buffers.sampling import Sampling
 from shmbuffer.replay.buffers.saving import Saving
 from shmbuffer.replay.buffers.serving import Serving
@@ -34,7 +35,9 @@ DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage ge
 _PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform", "_plan"))
 
 
-class ReplayBuffer(Writing, Sampling, StorageOrder, Serving, Saving, Columnar, Publishing):
+class ReplayBuffer(
+    Writing, Reserving, Sampling, StorageOrder, Serving, Saving, Columnar, Publishing
+):
     """A replay buffer made of three parts.
 
     Where all parts are of this package, a batch is one native call: ``extend`` is claim, copy,

@@ -1,0 +1,311 @@
+"""Room that is held for a rollout, from before it begins until its items are committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import LazyStackedTensorDict
+
+from shmbuffer.errors import ReservationLostError, ShmBufferError
+from shmbuffer.memory import consumer_version
+from shmbuffer.memory.deadline import within
+from shmbuffer.memory.ledger import RESERVATIONS
+from shmbuffer.memory.partials import Pieces
+from shmbuffer.memory.record_batch import join
+from shmbuffer.memory.reservations import NO_VERSION
+from shmbuffer.memory.status import TooOld
+from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.records.decoder import Decoder
+from shmbuffer.replay.records.encoder import Encoder
+from shmbuffer.replay.writers.round_robin import length_of
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import Engine
+
+
+class Reservation:
+    """Room for items to come, of one handle. Made by `ReplayBuffer.reserve`, or `resume`.
+
+    It holds room and the limiter's credit, and no slot: the place of its items is taken when they
+    are committed. With ``with``, what is not committed is given back at the end of the block. It
+    ends with its handle, whatever happens to the process.
+
+        with rb.reserve(32, version=policy.version) as room:
+            room.commit(collect(32))
+
+    Attributes:
+        items: how many may be committed.
+        version: of the policy that makes them; None: nobody has said.
+        refused: items of the last `commit` that were too old.
+    """
+
+    def __init__(
+        self,
+        rb: Any,
+        engine: Engine,
+        items: int,
+        name: int | None,
+        version: int | None,
+        pieces: Pieces | None = None,
+    ) -> None:
+        self._engine = engine
+        self._rb = rb
+        self._name = name  # None: nobody has written yet, so that there is nothing to hold
+        self._incarnation = engine.seat.incarnation
+        self._over = ""  # what has ended it here
+        self._pieces = pieces
+        self.items = items
+        self.version = version
+        self.refused = 0
+
+    @property
+    def id(self) -> int | None:
+        """Its number, which no other one ever has; None before the first write to the buffer."""
+        return None if self._name is None else self._name // RESERVATIONS
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was committed or given back, through this object."""
+        return bool(self._over)
+
+    def commit(
+        self,
+        data: Any = None,
+        *,
+        version: int | Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
+        priority: Any = None,
+        whole: bool = False,
+        timeout: float | None = None,
+        **given: Any,
+    ) -> Any:
+        """Write items, whole or not at all, into the room that was reserved; it ends with that.
+
+        Fewer items than were reserved give the rest back. What has been appended comes first.
+        Where an error is raised before anything was written, the reservation stays.
+
+        Args:
+            data: the items, as `extend` takes them; None: what has been appended is all.
+            version: of the policy, of each item or of all; None: that of the reservation. Items
+                that are more than the limiter's ``max_staleness`` versions behind the consumer's
+                are refused, and counted: in ``refused``, and in ``rb.stats()``.
+            priority: of each item, for `update_priority` after the write.
+            whole: ``data`` is all of it, what was appended included: the pieces are dropped.
+            timeout: as of `extend`. Nobody is waited for but a writer who is in the same slots.
+            **given: more arguments of `extend`.
+
+        Returns:
+            The index of what was written, as `extend` gives it. Of nothing: int64 ``[0]``.
+
+        Raises:
+            ReservationLostError: it was committed or given back, its time is over, its handle came
+                through fork, or its holder was taken for dead.
+            ValueError: more items, or bytes, than were reserved; versions for other items than
+                there are. Nothing was changed.
+            SchemaMismatchError, RingOverrunError: as of `extend`; nothing was changed.
+        """
+        self._require_held("commit")
+        data = self._with_pieces(data, whole)
+        self.refused = 0
+        ages = self.version if version is None else version
+        index = self._committed(data, ages, timeout, given)
+        self._over = "was committed"
+        self._see_off()
+        if priority is not None and len(index):
+            self._rb.update_priority(index, priority)
+        return index
+
+    def append(self, data: Any) -> None:
+        """Keep items of a rollout that is not finished, so that another process can go on with it.
+
+        They lie in a file of their own: samples see them with `commit` only. They are there when
+        this returns, also if the process is killed then.
+
+        Args:
+            data: a batch, of what a record can have: tensors, arrays, text, numbers, dicts and
+                lists of them.
+
+        Raises:
+            ReservationLostError: as of `commit`.
+            ShmBufferError: the buffer has no directory, or no items yet.
+            TypeError: a value that could only be pickled.
+            SpaceError: there is no room for the file; nothing was appended.
+        """
+        self._require_held("append")
+        batch = Encoder().encode(data, single=True)
+        pieces = self._pieces or self._make_pieces()
+        pieces.append(batch.body(0), length_of(data))
+
+    @property
+    def pieces(self) -> list[Any]:
+        """What has been appended, in order; copies."""
+        if self._pieces is None:
+            return []
+        decoder = Decoder(where=self._engine.where)
+        return [decoder.items(join([body]))[0] for _, body in self._pieces.read()]
+
+    def abort(self) -> None:
+        """Give the room back, and drop what was appended. Does nothing once it has ended."""
+        if self._over:
+            return
+        self._over = "was given back"
+        if self._pieces is not None:
+            self._pieces.remove()  # first: if we die now, nobody goes on with it
+            self._pieces.close()
+        if self._name is not None and self._is_ours() and (ring := self._engine.ring()):
+            ring.reservations.give_back(self._name)
+
+    def _committed(self, data: Any, ages: Any, timeout: float | None, given: Any) -> Any:
+        """Once more, where the consumer's version went on while the items were copied."""
+        while True:
+            kept, oldest, refused = self._young(data, ages)
+            with suppress(TooOld), within(timeout):
+                index = self._written(kept, oldest, given)
+                if refused and (ring := self._engine.ring()) is not None:
+                    ring.reservations.refuse(refused * ring.width)
+                self.refused = refused
+                return index
+
+    def _written(self, data: Any, oldest: int | None, given: Any) -> Any:
+        if self._name is None and (ring := self._engine.ring()) is not None:
+            self._name = ring.reservations.reserve(self.items)
+        if self._name is None:  # nobody has written, and this write is like any other
+            return self._rb.extend(data, **given)
+        ring = self._engine.ring()
+        assert ring is not None
+        index = torch.zeros(0, dtype=torch.int64)
+        if data is not None:
+            with ring.reservations.held(self._name, NO_VERSION if oldest is None else oldest):
+                index = self._rb.extend(data, **given)
+        ring.reservations.give_back(self._name)  # of nothing, or where transforms kept all back
+        return index
+
+    def _young(self, data: Any, ages: Any) -> tuple[Any, int | None, int]:
+        """What is not too old, or None; the oldest version in it; and how many items are."""
+        if ages is None:
+            return data, None, 0
+        limiter, now = self._engine.limiter, consumer_version.read(self._engine.seat)
+        most = None if limiter is None else limiter.max_staleness
+        count, versions = length_of(data), np.asarray(ages, np.int64).reshape(-1)
+        if np.ndim(ages) and len(versions) != count:
+            raise ValueError(
+                f"{self._engine.where}: {len(versions)} versions for {count} items; give one for "
+                "each, or one for all"
+            )
+        if versions.min(initial=0) < 0:
+            raise ValueError(f"{self._engine.where}: a version is a number from 0 on, got {ages}")
+        young = versions >= (0 if most is None else now - most)
+        if not young.any():
+            return None, None, count
+        kept = data if young.all() else _rows(data, young)
+        return kept, int(versions[young].min()), int(np.count_nonzero(~young))
+
+    def _with_pieces(self, data: Any, whole: bool) -> Any:
+        if whole and data is None:
+            raise ValueError("commit(whole=True) is given all of the items; give them")
+        before = [] if whole else self.pieces
+        found = before if data is None else [*before, data]
+        if not found:
+            raise TypeError("commit(): nothing was appended; give the items, or call abort()")
+        return _joined(found)
+
+    def _make_pieces(self) -> Pieces:
+        directory, name = self._engine.seat.ground.directory, self._name
+        ring = self._engine.ring()
+        if directory is None or name is None or ring is None:
+            what = "has no directory" if directory is None else "has no items yet"
+            raise ShmBufferError(
+                f"{self._engine.where}: append keeps pieces beside a buffer, and this one {what}; "
+                "keep them in the process until commit"
+            )
+        assert self.id is not None
+        self._pieces = Pieces.make(directory, self.id, self.items, 0, self.version)
+        ring.reservations.note_partial(name)
+        return self._pieces
+
+    def _see_off(self) -> None:
+        """The file goes, then what says that it is committed."""
+        if self._pieces is None:
+            return
+        self._pieces.remove()
+        ring = self._engine.ring()
+        assert ring is not None
+        ring.reservations.is_done(self._pieces.number, forget=True)
+        self._pieces.close()
+
+    def _is_ours(self) -> bool:
+        seat = self._engine.seat
+        return seat.is_ours() and seat.incarnation == self._incarnation
+
+    def _require_held(self, what: str) -> None:
+        where = self._engine.where
+        self._engine.seat.require_open()
+        if self._over:
+            problem = f"this reservation {self._over} already"
+        elif not self._is_ours():
+            problem = (
+                "this reservation is another process's: it came through fork, and stayed there"
+            )
+        else:
+            return
+        raise ReservationLostError(
+            f"{where}: {what}: {problem}; reserve again. Nothing was changed"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_over", "made half"):
+            with suppress(Exception):  # the interpreter may be gone, or the handle
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """As if we had died: the room is free, the pieces are for others."""
+        self._over = "was let go"
+        if self._name is not None and self._is_ours() and (ring := self._engine.ring()):
+            ring.reservations.give_back(self._name)
+        if self._pieces is not None:
+            self._pieces.close()
+
+    def __repr__(self) -> str:
+        state = self._over or "held"
+        return f"Reservation(id={self.id}, items={self.items}, {state})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a reservation is one handle's: reserve in the process that commits")
+
+
+def _rows(data: Any, which: NDArray[np.bool_]) -> Any:
+    """Some items of a batch."""
+    if isinstance(data, list):
+        return [item for item, kept in zip(data, which, strict=True) if kept]
+    if isinstance(data, Mapping) and not is_collection(data):
+        return {key: _rows(value, which) for key, value in data.items()}
+    if isinstance(data, tuple):
+        return tuple(_rows(value, which) for value in data)
+    return data[which] if isinstance(data, np.ndarray) else data[torch.from_numpy(which)]
+
+
+def _joined(batches: list[Any]) -> Any:
+    """Batches one behind the other."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if isinstance(first, Mapping) and not is_collection(first):
+        return {key: _joined([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(map(_joined, map(list, zip(*batches, strict=True))))
+    lazy = any(isinstance(batch, LazyStackedTensorDict) for batch in batches)
+    if lazy or any(isinstance(batch, list) for batch in batches):
+        return [item for batch in batches for item in batch]
+    if isinstance(first, np.ndarray):
+        return np.concatenate([np.asarray(batch) for batch in batches])
+    return torch.cat([torch.as_tensor(b) if isinstance(b, np.ndarray) else b for b in batches])
