@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shmbuffer.environments import *  # noqa: F403
     from shmbuffer.errors import *  # noqa: F403
     from shmbuffer.memory.limiter import RateLimiter as RateLimiter
+    from shmbuffer.memory.partials import Partial as Partial
     from shmbuffer.memory.progress import ProgressReport as ProgressReport
     from shmbuffer.memory.weights import Weights as Weights
     from shmbuffer.replay.buffers import *  # noqa: F403
@@ -57,6 +58,7 @@ _HOMES = {
         "HindsightStrategy",
         "PrioritizedReplayBuffer",
         "ReplayBuffer",
+        "Reservation",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
     ),
@@ -150,6 +152,7 @@ _HOMES = {
         "Writer",
     ),
     "shmbuffer.memory.limiter": ("RateLimiter",),
+    "shmbuffer.memory.partials": ("Partial",),
     "shmbuffer.memory.weights": ("Weights",),
     "shmbuffer.service.client": ("attach",),
     "shmbuffer.service.coordinator": ("Coordinator",),

@@ -67,6 +67,7 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "weights": words.weights(found, time.time()),
         "policy": words.consumer(found),
         "flow": words.flow(found),
+        "reserved": words.reserved(found),
         "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),
         "uuid": found["uuid"],

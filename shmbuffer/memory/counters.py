@@ -22,6 +22,7 @@ RUNTIME_COUNTERS = (
     "evicted",
     "lock_waits",
     "consumer_version",
+    "refused",
 )
 
 
@@ -40,7 +41,8 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
         ``alpha``, ``eps``, ``max_priority``, the sums of `layout.COUNTERS`, what `RUNTIME_COUNTERS`
         names, and of a limiter ``samples_per_insert`` (0: there is no ratio), ``error_buffer``,
         ``samples_ahead`` (that the inserts are ahead by), ``min_size``, ``max_times_sampled`` and
-        ``queued`` (0: there is no queue) and ``limited`` (clients that wait for the other side).
+        ``queued`` (0: there is no queue) and ``limited`` (clients that wait for the other side);
+        ``reserved`` (items).
     """
     flow = rate_status(runtime, width=width, capacity=max(1, elements // width))
     return {
@@ -61,6 +63,7 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
         "max_times_sampled": flow.max_times_sampled,
         "queued": flow.queued or 0,
         "limited": int(runtime["limited"]),
+        "reserved": flow.reserved,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from dataclasses import asdict
 from datetime import UTC, datetime
 from os import PathLike
 from typing import Any
@@ -13,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.errors import CorruptBufferError, FormatError
-from shmbuffer.memory import counters, extents, identity, layout, weights_file
+from shmbuffer.memory import counters, extents, identity, layout, ledger, partials, weights_file
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.filesystem import UNLIMITED
+from shmbuffer.memory.holders import Holder, holders, told
 from shmbuffer.memory.layout import BufferState, Flag
 from shmbuffer.memory.rate_status import waits
 from shmbuffer.memory.region import Directory
@@ -53,7 +55,9 @@ def inspect(
         was none, or a version that kept no record did it), ``mutex`` (``tid`` and ``pid`` of its
         holder at this moment; None if nobody holds it),
         ``waits`` (who waits for the other side of a limited buffer: ``entry``, ``pid``,
-        ``seconds``, ``text``).
+        ``seconds``, ``text``), ``reservations`` (who holds room for items to come: ``entry``,
+        ``pid``, ``reservations``, ``items``, ``nbytes``, ``oldest_s``), ``partials`` (rollouts of
+        dead processes that another one may go on with).
 
         A client of ``clients`` has what `Client` has, ``mutex`` (whether it holds it now), and
         ``memory_bytes`` of its process, shared pages included; None where it cannot be seen.
@@ -68,6 +72,7 @@ def inspect(
         schema = look.schema
         clients = [client.to_json() for client in look.registry.clients()]
         mutex = _mutex(control)
+        held = _holders(files, schema, control)
         spread = {"priorities": _spread(files, schema, control)} if priorities else {}
         return {
             "path": str(directory.path),
@@ -105,9 +110,21 @@ def inspect(
                 width=schema.width if schema else 1,
                 capacity=schema.capacity if schema else settings.capacity,
                 now_ns=time.monotonic_ns(),
+                held=told(held),
             ),
+            "reservations": [asdict(holder) for holder in held],
+            "partials": len(partials.orphans(directory)),
             **spread,
         }
+
+
+def _holders(files: Files, schema: Schema | None, control: Control) -> list[Holder]:
+    """Who holds reservations; nothing is mapped for it."""
+    if schema is None or not files.directory.exists(layout.LEDGER):
+        return []
+    with files.directory.open_file(layout.LEDGER, writable=False) as file:
+        table = ledger.read_reservations(file.fd)
+    return holders(table, control.entries, schema.width)
 
 
 def _describe(schema: Schema | None) -> dict[str, Any] | None:

@@ -116,6 +116,14 @@ def reservations(mapped: _core.Map) -> NDArray[Any]:
     return table
 
 
+def read_reservations(fd: int) -> NDArray[Any]:
+    """A copy of those in the file."""
+    data = os.pread(fd, RESERVATIONS * RESERVATION.itemsize, _core.parts(1)["reservations"])
+    count = len(data) // RESERVATION.itemsize
+    table: NDArray[Any] = np.frombuffer(data, RESERVATION, count)
+    return table
+
+
 def note_bytes(mapped: _core.Map, nbytes: int) -> None:
     """The file has so many bytes by now; under init.lock."""
     head = np.frombuffer(memoryview(mapped), HEAD, 1)["bytes"]

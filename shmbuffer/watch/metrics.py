@@ -67,6 +67,8 @@ GAUGES = {
     "weights_version": "version of the newest weights that a learner has published; 0: none",
     "weights_age_s": "seconds since they were published",
     "consumer_version": "version of the policy that learners have, as they say; 0: nobody has said",
+    "reserved": "items that are reserved and not committed yet",
+    "refused": "items that were too old to be committed",
 }
 
 

@@ -64,6 +64,7 @@ def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: boo
         "weights": words.weights(found, time.time()),
         "policy": words.consumer(found),
         "flow": words.flow(found),
+        "reserved": words.reserved(found),
         "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),
         "after deaths": _mended(counters),

@@ -15,6 +15,7 @@
     repairs, rolled_back, rolled_forward, reaped   what deaths made necessary
     weights_version, weights_age_s    of the newest that a learner has published; zeros: none
     consumer_version                  of the policy that learners have, as they say; 0: nobody has
+    reserved, refused                 items that are reserved; that were too old to be committed
     epoch, bytes, p_sum, ...          the engine's other numbers, under its own names
 
 One reading is one snapshot of the engine. Counters are shared by all processes; rates belong to the

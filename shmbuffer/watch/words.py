@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shmbuffer.memory.holders import Holder, told
 from shmbuffer.watch import units
 
 Found = Mapping[str, Any]
@@ -130,6 +131,19 @@ def consumer(found: Found) -> str | None:
     """Returns which version learners have, by which items are stale; None if nobody has said."""
     version = found["counters"]["consumer_version"]
     return f"version {version:,}" if version else None
+
+
+def reserved(found: Found) -> str | None:
+    """Returns who holds room for items to come, and what was too old; None if there is nothing."""
+    holders = [Holder(**holder) for holder in found.get("reservations", [])]
+    refused = found["counters"]["refused"]
+    parts = [told(holders)] if holders else []
+    if found.get("partials"):
+        what = units.counted(found["partials"], "rollout", "rollouts")
+        parts.append(f"{what} of dead processes may be gone on with")
+    if refused:
+        parts.append(f"{units.counted(refused, 'item', 'items')} too old, refused")
+    return "; ".join(parts) or None
 
 
 def flow(found: Found) -> str | None:

@@ -128,6 +128,8 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
         "owner": {"pid": os.getpid(), "state": "running"},
         "durable_ticket": 0,
         "waits": [],
+        "reservations": [],
+        "partials": 0,
     }
     assert [(one["role"], one["phase"], one["alive"], one["pid"]) for one in clients] == [
         ("learner", "PAYLOAD", True, os.getpid())

@@ -7,6 +7,7 @@ from shmbuffer.replay.buffers.prioritized import (
     TensorDictPrioritizedReplayBuffer,
 )
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
+from shmbuffer.replay.buffers.reservation import Reservation
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "HindsightStrategy",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
+    "Reservation",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
 ]

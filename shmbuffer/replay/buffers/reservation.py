@@ -247,9 +247,7 @@ class Reservation:
         if self._over:
             problem = f"this reservation {self._over} already"
         elif not self._is_ours():
-            problem = (
-                "this reservation is another process's: it came through fork, and stayed there"
-            )
+            problem = "this reservation is another process's, which has forked"
         else:
             return
         raise ReservationLostError(

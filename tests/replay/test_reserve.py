@@ -1,0 +1,548 @@
+"""Room for a rollout, from before it begins until its items are committed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    BufferClosedError,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    RateLimiter,
+    RateLimitTimeout,
+    ReplayBuffer,
+    ReservationLostError,
+    SchemaMismatchError,
+    ShmBufferError,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.memory import consumer_version
+from shmbuffer.memory.inspect import inspect
+from tests.crash.harness import ended, fork
+
+CAPACITY = 16
+
+
+def steps(first: int, count: int) -> TensorDict:
+    number = torch.arange(first, first + count)
+    return TensorDict({"number": number, "next": number + 1}, [count])
+
+
+def texts(first: int, count: int) -> list[TensorDict]:
+    """Items of different sizes."""
+    return [
+        TensorDict({"tokens": torch.arange(number + 1), "number": torch.tensor(number)}, [])
+        for number in range(first, first + count)
+    ]
+
+
+def numbers(rb: Any) -> list[int]:
+    """Of all items, in the order of their places."""
+    there = rb.storage.engine().ring().live.holds().nonzero()[0].tolist()
+    return [int(rb[i]["number"]) for i in there]
+
+
+@pytest.fixture
+def rb(tmp_path: Path) -> Iterator[TensorDictReplayBuffer]:
+    storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "rows", shared_init=True)
+    made = TensorDictReplayBuffer(storage=storage, batch_size=4)
+    made.extend(steps(0, 2))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Iterator[ReplayBuffer]:
+    storage = LazyStackStorage(
+        CAPACITY, max_bytes=2**16, scratch_dir=tmp_path / "records", shared_init=True
+    )
+    made = ReplayBuffer(storage=storage, batch_size=1)
+    yield made
+    made.close()
+
+
+def queue(rb: Any) -> None:
+    rb.rate_limiter = RateLimiter(max_times_sampled=1)
+
+
+def killed(work: Callable[[], None]) -> None:
+    """A process that does this and is killed."""
+
+    def body() -> None:
+        work()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(fork(body)) == -signal.SIGKILL
+
+
+def partial_files(rb: Any) -> list[str]:
+    folder = Path(rb.storage.scratch_dir) / ".shmbuffer/partials"
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def reserved(rb: Any) -> int:
+    return int(rb.storage.engine().stats()["reserved"])
+
+
+# Room.
+
+
+def test_items_are_seen_once_they_are_committed(rb: Any) -> None:
+    room = rb.reserve(4)
+    assert (room.items, room.ended, len(rb), reserved(rb)) == (4, False, 2, 4)
+    assert room.commit(steps(10, 4)).tolist() == [2, 3, 4, 5]
+    assert (room.ended, reserved(rb), numbers(rb)) == (True, 0, [0, 1, 10, 11, 12, 13])
+
+
+def test_what_is_reserved_in_a_queue_is_room_for_nobody_else(rb: Any) -> None:
+    queue(rb)
+    room = rb.reserve(10)
+    with pytest.raises(RateLimitTimeout) as caught:
+        rb.extend(steps(20, 5), timeout=0.05)
+    assert str(caught.value) == (
+        f"{rb.storage.scratch_dir}: extend waits: the queue is full: 2 of 16 items are not handed "
+        f"out, and 10 are reserved; pid {os.getpid()} holds a reservation of 10 items; there is no "
+        "learner; after 0.05 s nothing was changed"
+    )
+    rb.extend(steps(20, 4))
+    room.commit(steps(10, 10))
+    assert len(rb) == CAPACITY
+    rb.sample(4)
+    rb.extend(steps(40, 4))
+
+
+def test_fewer_items_than_reserved_give_the_rest_back(rb: Any) -> None:
+    queue(rb)
+    room = rb.reserve(14)
+    assert len(room.commit(steps(10, 3))) == 3
+    rb.extend(steps(20, 11))
+    with pytest.raises(RateLimitTimeout):
+        rb.extend(steps(50, 1), timeout=0)
+
+
+def test_a_reservation_waits_as_a_write_would(rb: Any) -> None:
+    queue(rb)
+    first = rb.reserve(14)
+    with pytest.raises(RateLimitTimeout, match=r"reserve waits: the queue is full: 2 of 16"):
+        rb.reserve(1, timeout=0.05)
+    first.abort()
+    assert reserved(rb) == 0
+    rb.reserve(14).abort()
+
+
+def test_a_ratio_counts_what_is_reserved(rb: Any) -> None:
+    rb.rate_limiter = RateLimiter(1.0, error_buffer=8, when_no_peer="wait")
+    room = rb.reserve(6)
+    with pytest.raises(RateLimitTimeout, match=f"pid {os.getpid()} holds a reservation of 6 items"):
+        rb.extend(steps(20, 4), timeout=0.05)
+    rb.extend(steps(20, 2))
+    room.commit(steps(10, 6))
+    with pytest.raises(RateLimitTimeout):
+        rb.extend(steps(20, 1), timeout=0)
+
+
+def test_more_items_than_reserved_are_refused_and_the_reservation_stays(rb: Any) -> None:
+    room = rb.reserve(3)
+    with pytest.raises(ValueError, match=r"write of 4 items from a reservation of 3; .*Nothing"):
+        room.commit(steps(10, 4))
+    assert (len(rb), reserved(rb)) == (2, 3)
+    with pytest.raises(SchemaMismatchError):
+        room.commit(TensorDict({"number": torch.zeros(2, 7)}, [2]))
+    assert reserved(rb) == 3
+    room.commit(steps(10, 3))
+    assert numbers(rb) == [0, 1, 10, 11, 12]
+
+
+def test_the_end_of_a_block_gives_back_what_was_not_committed(rb: Any) -> None:
+    with rb.reserve(4):
+        assert reserved(rb) == 4
+    assert reserved(rb) == 0
+    with rb.reserve(4) as room:
+        room.commit(steps(10, 4))
+    with pytest.raises(KeyError), rb.reserve(4):
+        raise KeyError
+    assert reserved(rb) == 0
+    assert len(rb) == 6
+
+
+def test_a_reservation_that_nobody_refers_to_is_given_back(rb: Any) -> None:
+    rb.reserve(4)
+    assert reserved(rb) == 0
+
+
+def test_many_may_be_held_and_each_is_its_own(rb: Any) -> None:
+    rooms = [rb.reserve(2) for _ in range(5)]
+    assert len({room.id for room in rooms}) == 5
+    for k, room in reversed(list(enumerate(rooms))):
+        room.commit(steps(10 * k, 2))
+    assert numbers(rb) == [0, 1, 40, 41, 30, 31, 20, 21, 10, 11, 0, 1]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort", "lease", "fork", "close"])
+def test_a_reservation_that_is_over_is_not_committed(rb: Any, end: str) -> None:
+    room = rb.reserve(2, lease=0.0 if end == "lease" else None)
+    problems = {
+        "commit": "this reservation was committed already",
+        "abort": "this reservation was given back already",
+        "lease": "this reservation is not held any more",
+        "fork": "this reservation is another process's, which has forked",
+    }
+    if end == "commit":
+        room.commit(steps(10, 1))
+    elif end == "abort":
+        room.abort()
+    there = len(rb)
+    if end == "close":
+        rb.close()
+        with pytest.raises(BufferClosedError):
+            room.commit(steps(20, 1))
+        return
+
+    def commits() -> None:
+        with pytest.raises(ReservationLostError) as caught:
+            room.commit(steps(20, 1))
+        assert problems[end] in str(caught.value)
+        assert len(rb) == there
+
+    if end == "fork":
+        assert ended(fork(commits)) == 0
+        room.commit(steps(10, 2))
+    else:
+        commits()
+        assert reserved(rb) == 0
+
+
+def test_what_expires_is_free_before_anybody_waits_for_it(rb: Any) -> None:
+    queue(rb)
+    rb.reserve(14, lease=3600.0)
+    room = rb.reserve(14, lease=0.05)
+    rb.extend(steps(20, 14), timeout=5)
+    with pytest.raises(ReservationLostError):
+        room.commit(steps(10, 1))
+    assert not room.ended
+    room.abort()
+
+
+def test_room_of_a_process_that_is_killed_is_free(rb: Any) -> None:
+    queue(rb)
+    rooms: list[Any] = []
+    killed(lambda: rooms.append(rb.reserve(14)))
+    rb.extend(steps(20, 14), timeout=30)
+    assert reserved(rb) == 0
+
+
+def test_it_belongs_to_its_handle(rb: Any) -> None:
+    room = rb.reserve(2)
+    with pytest.raises(TypeError, match="reserve in the process that commits"):
+        pickle.dumps(room)
+    assert repr(room) == "Reservation(id=1, items=2, held)"
+    room.abort()
+    room.abort()
+    assert repr(room) == "Reservation(id=1, items=2, was given back)"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"n": 0}, "n has to be at least 1, got 0"),
+        ({"n": 17}, r"reserve\(17\): the buffer has room for 16; reserve fewer at once"),
+        ({"n": 2, "bytes": 100}, r"reserve\(bytes=100\): bytes are of items that have any size"),
+        ({"n": 2, "lease": -1.0}, "lease is a number of seconds from 0 on, or None; got -1.0"),
+        ({"n": 2, "version": -1}, "consumer_version is a number from 0"),
+        ({"n": 2, "timeout": -1.0}, "timeout is a number of seconds from 0 on"),
+    ],
+)
+def test_what_cannot_be_reserved_is_refused(rb: Any, given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        rb.reserve(**given)
+    assert reserved(rb) == 0
+
+
+def test_only_a_storage_that_processes_can_share_has_reservations() -> None:
+    with pytest.raises((RuntimeError, TypeError)):
+        ReplayBuffer(storage=ListStorage(8)).reserve(1)
+
+
+def test_before_the_first_write_nothing_can_be_full(tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rooms = [rb.reserve(3), rb.reserve(3)]
+    assert [room.id for room in rooms] == [None, None]
+    assert rooms[0].commit(steps(0, 3)).tolist() == [0, 1, 2]
+    assert rooms[1].commit(steps(3, 3)).tolist() == [3, 4, 5]
+    assert rb.reserve(3).commit(steps(6, 3)).tolist() == [6, 7, 0]
+
+
+def test_priorities_go_with_the_items(tmp_path: Path) -> None:
+    from shmbuffer import PrioritizedSampler
+
+    storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer", shared_init=True)
+    sampler = PrioritizedSampler(8, alpha=1.0, beta=1.0)
+    with TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=4) as rb:
+        rb.extend(steps(0, 1))
+        index = rb.reserve(2).commit(steps(1, 2), priority=torch.tensor([3.0, 0.5]))
+        assert sampler._sum_tree[index].tolist() == pytest.approx([3.0, 0.5])
+
+
+# Records.
+
+
+def test_bytes_of_records_are_held_too(records: Any) -> None:
+    queue(records)
+    room = records.reserve(2, bytes=60_000)
+    with pytest.raises(
+        RateLimitTimeout, match=r"bytes more do not fit; pid \d+ holds a reservation of 2 items"
+    ):
+        records.extend([TensorDict({"tokens": torch.zeros(1000)}, [])] * 2, timeout=0.05)
+    with pytest.raises(ValueError, match=r"write of [\d,]+ bytes from a reservation of 60,000"):
+        room.commit([TensorDict({"tokens": torch.zeros(16_000)}, [])])
+    room.commit([TensorDict({"tokens": torch.zeros(12_000)}, [])])
+    records.extend([TensorDict({"tokens": torch.zeros(1000)}, [])] * 2, timeout=5)
+
+
+def test_without_bytes_a_commit_of_records_waits_for_them(records: Any) -> None:
+    queue(records)
+    room = records.reserve(2)
+    records.extend([TensorDict({"tokens": torch.zeros(15_000)}, [])])
+    with pytest.raises(RateLimitTimeout, match="bytes more do not fit"):
+        room.commit([TensorDict({"tokens": torch.zeros(4_000)}, [])], timeout=0.05)
+    assert reserved(records) == 2
+    records.sample()
+    room.commit([TensorDict({"tokens": torch.zeros(4_000)}, [])], timeout=5)
+
+
+# Versions.
+
+
+def test_items_that_are_too_old_are_refused_and_counted(rb: Any) -> None:
+    rb.rate_limiter = RateLimiter(max_staleness=1)
+    seat = rb.storage.engine().seat
+    rooms = [rb.reserve(2, version=0), rb.reserve(4), rb.reserve(2, version=2)]
+    consumer_version.store(seat, 3)
+    assert rooms[0].commit(steps(10, 2)).tolist() == []
+    assert rooms[0].refused == 2
+    assert rooms[0].ended
+    index = rooms[1].commit(steps(20, 4), version=[3, 1, 2, 0])
+    assert (len(index), rooms[1].refused) == (2, 2)
+    assert len(rooms[2].commit(steps(30, 2))) == 2
+    assert numbers(rb) == [0, 1, 20, 22, 30, 31]
+    stats = rb.storage.engine().stats()
+    assert (stats["refused"], stats["reserved"]) == (4, 0)
+
+
+def test_a_version_that_comes_while_items_are_copied_counts(rb: Any, monkeypatch: Any) -> None:
+    rb.rate_limiter = RateLimiter(max_staleness=0)
+    seat, extend = rb.storage.engine().seat, rb.extend
+    tries = []
+
+    def late(data: Any, **given: Any) -> Any:
+        """The consumer goes on between the look at the versions and the claim."""
+        tries.append(len(data))
+        if len(tries) == 1:
+            consumer_version.store(seat, 1)
+        return extend(data, **given)
+
+    monkeypatch.setattr(rb, "extend", late)
+    room = rb.reserve(3)
+    assert len(room.commit(steps(10, 3), version=[0, 1, 1])) == 2
+    assert (tries, room.refused, numbers(rb)) == ([3, 2], 1, [0, 1, 11, 12])
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "tensor", "tuple"])
+def test_rows_are_left_out_of_any_batch(tmp_path: Path, kind: str) -> None:
+    data: Any = {
+        "list": texts(0, 3),
+        "dict": {"a": torch.arange(3), "b": np.arange(3)},
+        "tensor": torch.arange(3),
+        "tuple": (torch.arange(3), torch.arange(3) * 2),
+    }[kind]
+    if kind == "list":
+        storage: Any = LazyStackStorage(
+            8, max_bytes=2**14, scratch_dir=tmp_path / "b", shared_init=True
+        )
+    else:
+        storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "b", shared_init=True)
+    with ReplayBuffer(storage=storage, batch_size=2) as rb:
+        rb.extend(data)
+        rb.rate_limiter = RateLimiter(max_staleness=0)
+        consumer_version.store(storage.engine().seat, 5)
+        room = rb.reserve(3)
+        assert len(room.commit(data, version=np.array([5, 4, 6]))) == 2
+        found = rb[4]
+        last = found["number"] if kind == "list" else found["b"] if kind == "dict" else found
+        assert int(last[0] if kind == "tuple" else last) == 2
+
+
+def test_versions_have_to_fit_the_items(rb: Any) -> None:
+    room = rb.reserve(3)
+    with pytest.raises(ValueError, match="2 versions for 3 items; give one for each"):
+        room.commit(steps(0, 3), version=[1, 2])
+    with pytest.raises(ValueError, match="a version is a number from 0 on, got -1"):
+        room.commit(steps(0, 3), version=-1)
+    assert reserved(rb) == 3
+
+
+def test_a_reservation_waits_for_the_version_that_allows_it(rb: Any) -> None:
+    rb.rate_limiter = RateLimiter(max_staleness=1, items_per_version=3)
+    seat = rb.storage.engine().seat
+    rooms = [rb.reserve(3), rb.reserve(3)]
+    with pytest.raises(RateLimitTimeout, match="while learners have version 0 there may be 6"):
+        rb.reserve(1, timeout=0.05)
+    rooms[0].abort()
+    rooms[0] = rb.reserve(3)
+    consumer_version.increment(seat)
+    rooms.append(rb.reserve(3))
+    for k, room in enumerate(rooms):
+        room.commit(steps(10 * k, 3))
+    with pytest.raises(RateLimitTimeout):
+        rb.extend(steps(50, 1), timeout=0.05)
+    consumer_version.increment(seat)
+    rb.extend(steps(50, 3), timeout=5)
+
+
+# Pieces.
+
+
+def test_pieces_are_seen_with_the_commit_only_and_in_order(rb: Any) -> None:
+    room = rb.reserve(6)
+    room.append(steps(10, 2))
+    room.append(steps(12, 1))
+    assert len(rb) == 2
+    assert [piece["number"].tolist() for piece in room.pieces] == [[10, 11], [12]]
+    assert (rb.partials(), partial_files(rb)) == ([], ["1"])
+    assert room.commit(steps(13, 2)).tolist() == [2, 3, 4, 5, 6]
+    assert (numbers(rb), partial_files(rb)) == ([0, 1, 10, 11, 12, 13, 14], [])
+    with rb.reserve(2) as room:
+        room.append(steps(20, 2))
+        room.commit()
+    assert numbers(rb)[-2:] == [20, 21]
+
+
+def test_whole_items_take_the_place_of_their_pieces(records: Any) -> None:
+    with records.reserve(1) as room:
+        room.append([{"tokens": torch.arange(3)}])
+        room.append([{"tokens": torch.arange(3, 5)}])
+        tokens = torch.cat([piece[0]["tokens"] for piece in room.pieces])
+        room.commit([TensorDict({"tokens": tokens, "number": torch.tensor(1)}, [])], whole=True)
+    assert records[0]["tokens"].tolist() == [0, 1, 2, 3, 4]
+    assert len(records) == 1
+
+
+def test_an_abort_drops_the_pieces(rb: Any) -> None:
+    room = rb.reserve(4)
+    room.append(steps(10, 2))
+    room.abort()
+    assert (partial_files(rb), rb.partials(), reserved(rb)) == ([], [], 0)
+    with pytest.raises(TypeError, match="nothing was appended; give the items, or call abort"):
+        rb.reserve(2).commit()
+    with pytest.raises(ValueError, match="whole=True"):
+        rb.reserve(2).commit(whole=True)
+
+
+@pytest.mark.parametrize("of", ["rows", "records"])
+def test_the_rollout_of_a_dead_process_is_gone_on_with_by_one(
+    rb: Any, records: Any, of: str
+) -> None:
+    buffer, make = (rb, steps) if of == "rows" else (records, texts)
+    before = numbers(buffer)
+
+    kept = []
+
+    def rolls_out() -> None:
+        kept.append(buffer.reserve(5, version=7))
+        kept[0].append(make(10, 2))
+        kept[0].append(make(12, 1))
+
+    killed(rolls_out)
+    found = buffer.partials()
+    assert [(one.pieces, one.items, one.reserved, one.version) for one in found] == [(2, 3, 5, 7)]
+    assert found[0].pid != os.getpid()
+    room = buffer.resume(found[0])
+    assert (room.id, room.version, buffer.partials(), reserved(buffer)) == (found[0].id, 7, [], 5)
+
+    def comes_too_late() -> None:
+        with pytest.raises(ReservationLostError, match="another process goes on with them"):
+            buffer.resume(found[0].id)
+
+    assert ended(fork(comes_too_late)) == 0
+    room.append(make(13, 1))
+    room.commit(make(14, 1))
+    assert numbers(buffer) == [*before, 10, 11, 12, 13, 14]
+    assert (buffer.partials(), partial_files(buffer), reserved(buffer)) == ([], [], 0)
+    with pytest.raises(ReservationLostError):
+        buffer.resume(found[0])
+
+
+def test_a_piece_that_was_cut_off_counts_as_nothing(rb: Any) -> None:
+    room = rb.reserve(5)
+    room.append(steps(10, 2))
+    room.append(steps(12, 2))
+    path = Path(rb.storage.scratch_dir) / ".shmbuffer/partials" / str(room.id)
+    size = path.stat().st_size
+    number = room.id
+    room._let_go()
+    for cut in range(1, 40):
+        os.truncate(path, size - cut)
+        assert [one.items for one in rb.partials()] == [2]
+    with rb.resume(number) as again:
+        again.append(steps(20, 1))
+        assert [piece["number"].tolist() for piece in again.pieces] == [[10, 11], [20]]
+        again.commit()
+    assert numbers(rb) == [0, 1, 10, 11, 20]
+
+
+def test_a_file_without_a_head_is_nobodys(rb: Any) -> None:
+    folder = Path(rb.storage.scratch_dir) / ".shmbuffer/partials"
+    folder.mkdir()
+    (folder / "5").write_bytes(b"SHMPART")
+    (folder / "note").write_bytes(b"of somebody else")
+    os.chmod(folder / "5", 0o600)
+    assert rb.partials() == []
+    assert partial_files(rb) == ["note"]
+
+
+def test_pieces_need_a_directory_and_items_that_are_known(tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rb.extend(steps(0, 1))
+    with pytest.raises(ShmBufferError, match="this one has no directory; keep them in the process"):
+        rb.reserve(2).append(steps(0, 1))
+    assert rb.partials() == []
+    storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "b", shared_init=True)
+    other = TensorDictReplayBuffer(storage=storage, batch_size=2)
+    with other, pytest.raises(ShmBufferError, match="this one has no items yet"):
+        other.reserve(2).append(steps(0, 1))
+
+
+# Looking at it.
+
+
+def test_who_holds_what_is_shown(rb: Any) -> None:
+    rooms = [rb.reserve(3), rb.reserve(2)]
+    found = inspect(rb.storage.scratch_dir)
+    (holder,) = found["reservations"]
+    assert (holder["pid"], holder["reservations"], holder["items"]) == (os.getpid(), 2, 5)
+    rooms[0].append(steps(0, 1))
+    assert found["counters"]["reserved"] == 5
+    assert found["partials"] == 0
+    rooms[0]._let_go()
+    found = inspect(rb.storage.scratch_dir)
+    assert (found["partials"], found["counters"]["reserved"]) == (1, 2)
+
+
+def test_removal_takes_the_pieces_along(rb: Any) -> None:
+    room = rb.reserve(3)
+    room.append(steps(0, 1))
+    path = Path(rb.storage.scratch_dir)
+    rb.storage.engine().cleanup()
+    assert not (path / ".shmbuffer").exists()
