@@ -109,7 +109,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     CP(write_marking);
     atomic_store_explicit(&runtime->head, first + count, memory_order_release);
     CP(write_head);
-    shmb_give_back_turn(ring);
+    uint32_t next = shmb_give_back_turn(ring);
     ring->claim_slots_taken = 0;
     ring->claim_checked = false;
     uint64_t gone = 0;
@@ -148,6 +148,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE); /* the words say WRITING before a byte of payload changes */
     ring->claimed = true;
     CP(write_claimed);
+    shmb_wake_in_turn(ring, next);
 }
 
 /* Whether the claim that is ready may be opened: it is made from a reservation, or nothing limits it now. */
@@ -159,8 +160,10 @@ static int admit(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
 
 /* Nobody has to wait behind who waits for the other side. */
 static int end_limited(struct shmb_ring *ring, int status) {
-    shmb_give_back_turn(ring);
-    return end_without_claim(ring, status);
+    uint32_t next = shmb_give_back_turn(ring);
+    status = end_without_claim(ring, status);
+    shmb_wake_in_turn(ring, next);
+    return status;
 }
 
 /* Without rows for whole next observations a write waits as long as somebody is writing, who may give some back. */

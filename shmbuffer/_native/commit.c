@@ -45,7 +45,7 @@ static int give_claim_back(struct shmb_ring *ring, struct shmb_call *call) {
     if (status == SHMB_OK) {
         shmb_abort_claim(ring);
         shmb_unlock(ring);
-        shmb_wake_waiters(ring->runtime);
+        shmb_wake_behind(ring);
     }
     call->interrupted = interrupted;
     return status;
@@ -106,7 +106,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     if (!in_order || too_old) {
         shmb_abort_claim(ring);
         shmb_unlock(ring);
-        shmb_wake_waiters(runtime);
+        shmb_wake_behind(ring);
         shmb_gate_leave(ring);
         return in_order ? SHMB_TOO_OLD : SHMB_BAD_PRIORITY;
     }
@@ -156,7 +156,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     CP(count_added);
     shmb_unlock(ring);
     CP(write_done);
-    shmb_wake_waiters(runtime);
+    shmb_wake_behind(ring);
     end_claim(ring);
     return SHMB_OK;
 }
@@ -167,7 +167,7 @@ int shmb_abort(struct shmb_ring *ring, struct shmb_call *call) {
         CP(abort_locked);
         shmb_abort_claim(ring);
         shmb_unlock(ring);
-        shmb_wake_waiters(ring->runtime);
+        shmb_wake_behind(ring);
     } else if (status == SHMB_INTERRUPTED) {
         give_claim_back(ring, call);
     }

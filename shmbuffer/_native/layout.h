@@ -150,7 +150,7 @@ struct shmb_entry {
     _Atomic uint64_t count; /* tickets; at most the capacity */
     _Atomic uint64_t goal;  /* write_count once the claim is finished */
     _Atomic uint64_t turn;  /* 0, or the place in the queue of those who wait for a slot */
-    _Atomic uint64_t turn_ns; /* CLOCK_MONOTONIC when it was taken */
+    _Atomic uint64_t turn_ns; /* CLOCK_MONOTONIC when it was taken, or became the first */
     _Atomic uint64_t byte_first; /* of a claim of records: where its bytes start; of one that a queue has wait: how many */
     _Atomic uint64_t inserts;         /* elements committed */
     _Atomic uint64_t aborts;          /* elements rolled back by the owner itself */

@@ -377,14 +377,16 @@ void shmb_unlock(struct shmb_ring *ring);
 bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
 
 /* turns.c: under the mutex, unless they take a call or sleep */
-void shmb_give_back_turn(struct shmb_ring *ring);
+uint32_t shmb_give_back_turn(struct shmb_ring *ring); /* whose turn is next: to be woken; SHMB_ENTRIES: nobody's */
 bool shmb_waits_behind_a_turn(struct shmb_ring *ring);
 bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot);
 bool shmb_others_are_writing(struct shmb_ring *ring);
 int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn);
 void shmb_wake_waiters(struct shmb_runtime *runtime);
-int shmb_wait_progress(struct shmb_runtime *runtime, uint32_t seen, int64_t timeout_ns);
+void shmb_wake_behind(struct shmb_ring *ring);
+void shmb_wake_in_turn(struct shmb_ring *ring, uint32_t entry);
+int shmb_wait_progress(struct shmb_ring *ring, uint32_t seen, int64_t timeout_ns);
 
 /* consumer_version.c */
 enum shmb_version_change { SHMB_VERSION_SET = 0, SHMB_VERSION_ADD = 1, SHMB_VERSION_AT_LEAST = 2 };

@@ -336,7 +336,7 @@ PyObject *shmb_ring_wait(struct ring_object *self, struct asked *asked) {
     if (shmb_refusal.why == SHMB_SLOT_IS_TAKEN) atomic_fetch_add_explicit(&self->ring.me->waits, 1, memory_order_relaxed);
     CP(count_added);
     shmb_python_may_block(CALL);
-    shmb_wait_progress(self->ring.runtime, shmb_refusal.blocker.progress, CALL->timeout_ns);
+    shmb_wait_progress(&self->ring, shmb_refusal.blocker.progress, CALL->timeout_ns);
     shmb_python_end(&asked->python);
     if (PyErr_CheckSignals() < 0) return NULL;
     Py_RETURN_NONE;

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout, RingOverrunError
@@ -104,11 +104,11 @@ class Calls:
         """
         seat = self.seat
         limit = deadline.ends(timeout)
-        behind: tuple[int, float] | None = None
+        blocked: _Blocked | None = None
         waiting: Waiting | None = None
         while result < 0:
             if result == -_core.BLOCKED:
-                behind = self._wait_for_blocker(what, limit, behind)
+                blocked = self._wait_for_blocker(what, limit, blocked)
             elif result == -_core.LIMITED:
                 waiting = waiting or Waiting(seat, self.schema, self.sides, what)
                 native = seat.native
@@ -138,15 +138,23 @@ class Calls:
         return int(self.seat.native.length) > 0 or bool(self._live.writing().any())
 
     def _wait_for_blocker(
-        self, what: str, limit: deadline.Deadline | None, behind: tuple[int, float] | None
-    ) -> tuple[int, float] | None:
-        """Reaps the client in the way if dead, else waits; returns its turn and since when."""
+        self, what: str, limit: deadline.Deadline | None, before: _Blocked | None
+    ) -> _Blocked | None:
+        """Waits; reaps the client in the way if it stays there and is dead.
+
+        To ask whether a process lives takes longer than most of them are in the way.
+        """
         seat = self.seat
         entry, incarnation, turn, by_turn = seat.native.blocker
-        if seat.reap_if_dead(entry, incarnation):
-            return behind
         now = time.monotonic()
-        if limit is not None and now >= limit.deadline:
+        late = limit is not None and now >= limit.deadline
+        who = (entry, incarnation, turn if by_turn else 0)
+        blocked = before if before is not None and before.who == who else _Blocked(who, now, now)
+        if (late or now - blocked.looked >= SLICE_NS / 1e9) and seat.reap_if_dead(
+            entry, incarnation
+        ):
+            return None
+        if limit is not None and late:
             pid = seat.registry.identity(entry).pid
             state = process_state(pid)
             doing = (
@@ -162,14 +170,21 @@ class Calls:
         seat.native.wait(
             SLICE_NS if limit is None else min(SLICE_NS, int((limit.deadline - now) * 1e9) + 1)
         )
-        if not by_turn:
-            return None
-        if behind is None or behind[0] != turn:
-            return turn, now
-        if now - behind[1] > _PATIENCE_S:
+        if by_turn and now - blocked.since > _PATIENCE_S:
             seat.native.forfeit(entry, turn, LOCK_TIMEOUT_NS)
             return None
-        return behind
+        looked = now if now - blocked.looked >= SLICE_NS / 1e9 else blocked.looked
+        return _Blocked(who, blocked.since, looked)
+
+
+class _Blocked(NamedTuple):
+    """A write that waits for another client."""
+
+    who: tuple[int, int, int]
+    """Entry, incarnation, and the turn that it waits for; 0: it waits for a slot."""
+    since: float
+    looked: float
+    """When it was asked whether that client lives, or since when it is in the way."""
 
 
 class Waiting:

@@ -21,7 +21,7 @@ static void wait_for_blocker(struct shmb_ring *ring, uint64_t waited) {
         if (freed) COUNT(reaped, 1);
         return;
     }
-    shmb_wait_progress(ring->runtime, shmb_refusal.blocker.progress, 2 * 1000 * 1000);
+    shmb_wait_progress(ring, shmb_refusal.blocker.progress, 2 * 1000 * 1000);
     if (shmb_refusal.blocker.by_turn && waited > 20)
         expect(shmb_forfeit_turn(ring, &call, entry, shmb_refusal.blocker.turn), "forfeit");
 }
@@ -114,7 +114,7 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
         if (status == SHMB_IN_QUEUE && world.options.limited) return 0;
         if (status == SHMB_LIMITED && waited < 4) {
             COUNT(limited, 1);
-            shmb_wait_progress(ring->runtime, shmb_refusal.blocker.progress, 1000 * 1000);
+            shmb_wait_progress(ring, shmb_refusal.blocker.progress, 1000 * 1000);
             continue;
         }
         if (status == SHMB_LIMITED) {
