@@ -24,16 +24,16 @@
 
 static inline uint32_t at_index(const struct shmb_run *run, uint32_t index) { return run->items[index & run->mask]; }
 
-static inline uint64_t word_in(const struct shmb_windows *w, uint32_t element) {
+static inline uint64_t word_now(const struct shmb_windows *w, uint32_t element) {
     return atomic_load_explicit(&w->words[element / w->width], memory_order_acquire);
 }
 
 static inline bool is_used(const struct shmb_windows *w, uint32_t element) {
-    return w->used[element] && w->used[element] == word_in(w, element);
+    return w->used[element] && w->used[element] == word_now(w, element);
 }
 
 static void use(struct shmb_windows *w, uint32_t element) {
-    uint64_t word = word_in(w, element);
+    uint64_t word = word_now(w, element);
     w->used[element] = SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < w->seen ? word : 0;
 }
 

@@ -187,6 +187,7 @@ class Buffers(Changes):
         most = share if sampler.sample_from_all else count  # all rows may be of one buffer
         return not rest and sampler._all_can(
             self._storage._members,
+            share,
             lambda at: self._members[at]._admits(most) and self._can_give(at, share),
         )
 

@@ -38,8 +38,8 @@ class SamplerEnsemble(Ensemble, Sampler):
     Args:
         *samplers: one for each buffer.
         p: how often each buffer is chosen, relative to the others: one number each, not negative.
-            A buffer with 0 never is. ``"sampleable"`` takes the number of items that are in each
-            at that moment. None: all alike. Can be set later.
+            A buffer with 0 never is. ``"sampleable"`` takes what each could draw at that moment:
+            its items, or the places where a slice can begin. None: all alike. Can be set later.
         sample_from_all: every batch has a share of every buffer; excludes ``p``.
         num_buffer_sampled: how many shares a batch is made of; a buffer may have several, or none.
             None is the number of buffers, and so it is with ``sample_from_all``.
@@ -142,15 +142,15 @@ class SamplerEnsemble(Ensemble, Sampler):
         share, rest = divmod(batch_size, self.num_buffer_sampled)
         members = storage._members
         return not rest and self._all_can(
-            members, lambda at: self._members[at].can_sample(members[at], share)
+            members, share, lambda at: self._members[at].can_sample(members[at], share)
         )
 
-    def _all_can(self, storages: Sequence[Any], can: Callable[[int], bool]) -> bool:
+    def _all_can(self, storages: Sequence[Any], share: int, can: Callable[[int], bool]) -> bool:
         """Whether this is true of each buffer that may be chosen, and there is one."""
         p = None if self.sample_from_all else self._p
         weights: Sequence[Any] = [1] * len(storages) if p is None else list(p)
         if isinstance(p, str):
-            weights = [len(storage) for storage in storages]
+            weights = self._sampleable(storages, share)
         chosen = [at for at, weight in enumerate(weights) if weight]
         return bool(chosen) and all(map(can, chosen))
 
@@ -171,9 +171,14 @@ class SamplerEnsemble(Ensemble, Sampler):
                 "(num_buffer_sampled); make batch_size a multiple of it"
             )
         ask_rank(self, storage)
-        return self._choose(storage._members)
+        return self._choose(storage._members, batch_size // rows)
 
-    def _choose(self, storages: Sequence[Any]) -> list[int]:
+    def _sampleable(self, storages: Sequence[Any], share: int) -> list[int]:
+        """What each buffer could give for a row."""
+        each = zip(self._members, storages, strict=True)
+        return [sampler._sampleable_count(storage, share) for sampler, storage in each]
+
+    def _choose(self, storages: Sequence[Any], share: int) -> list[int]:
         """The buffer of each row."""
         count = self.num_buffer_sampled
         if self.sample_from_all:
@@ -182,12 +187,13 @@ class SamplerEnsemble(Ensemble, Sampler):
         if p is None:
             return drawn_by(self, torch.randint, len(storages), (count,)).tolist()
         if isinstance(p, str):
-            p = torch.tensor([float(len(storage)) for storage in storages])
+            p = torch.tensor(self._sampleable(storages, share), dtype=torch.float64)
         if not bool(p.any()):
             raise EmptyBufferError(
                 "there is no buffer to choose: p is 0 for each of them"
                 if p is self._p
-                else "there is no buffer to choose: all of them are empty"
+                else "there is no buffer to choose: all of them are empty, or have no slice of "
+                "that length"
             )
         return drawn_by(self, torch.multinomial, p, count, True).tolist()
 

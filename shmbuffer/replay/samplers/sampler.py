@@ -83,6 +83,10 @@ class Sampler(Checkpoints):
         """
         return len(storage) > 0
 
+    def _sampleable_count(self, storage: Any, batch_size: int) -> int:
+        """How many different draws there are: items, or places where a slice can begin."""
+        return len(storage)
+
     def add(self, index: Any) -> None:
         """An item was written at ``index``."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
@@ -252,6 +253,18 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             except EmptyBufferError:
                 return False
             return self._suffice(table, table.long(self._shortest(steps)), count, steps)
+
+    def _sampleable_count(self, storage: Any, batch_size: int) -> int:
+        """Places where a slice can begin; O(trajectories)."""
+        steps = self._sizes(batch_size)[1]
+        with self._boundaries.lock:
+            try:
+                table = self._boundaries.of(storage).table
+            except (EmptyBufferError, KeyError, RuntimeError):  # it cannot be sampled
+                return 0
+            found = table.long(self._shortest(steps))
+            lengths = table.lengths[found[np.arange(len(found))]]
+        return int(np.maximum(lengths - steps + 1, 1).sum())
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
         """Whether trajectories that may be drawn from make a batch."""

@@ -46,7 +46,8 @@ class StreamingSliceSampler(SliceSampler):
     - Items that are being written right now hold up the windows behind them, of all streams: until
       then nobody knows whose they are. Those of a writer that has died do for 0.1 s.
     - A window of which an item was written over before it was drawn is left out, and counted:
-      `lost`.
+      `lost`. A trajectory whose first steps were, before this process looked, is cut from what is
+      left of it.
     - The position is that of this process. It is saved with the buffer, and by `state_dict`. A copy
       in another process begins with the oldest window.
 
