@@ -33,16 +33,17 @@ static uint64_t place_to_begin(const struct shmb_ring *ring, uint64_t head, bool
     return newest ? head : head > ring->capacity ? head - ring->capacity : 0;
 }
 
-/* Under init.lock, once the ledger reaches so far. */
+/* Under init.lock, once the ledger reaches so far. Nobody looks at the part of one that is not there, so it is cleared without
+ * the mutex: it is as long as the ring. */
 int shmb_open_consumer(struct shmb_ring *ring, struct shmb_call *call, uint32_t which, const struct shmb_wanted_consumer *wanted,
                        uint64_t *number) {
     struct shmb_runtime *runtime = ring->runtime;
+    memset((char *)ring->ledger + ring->parts.consumers + which * ring->parts.each, 0, ring->parts.each);
+    CP(consume_cleared);
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
     struct shmb_consumer *consumer = &ring->ledger->consumers[which];
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed), begin = place_to_begin(ring, head, wanted->newest);
-    memset((char *)ring->ledger + ring->parts.consumers + which * ring->parts.each, 0, ring->parts.each);
-    CP(consume_cleared);
     memset(consumer, 0, sizeof *consumer);
     CP(consume_opened);
     memcpy(consumer->name, wanted->name, SHMB_CONSUMER_NAME);
