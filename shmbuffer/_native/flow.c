@@ -74,7 +74,7 @@ static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64
     uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
     uint64_t needed = needed_from(ring, limiter);
     if (rows > ring->capacity || end > needed + ring->capacity) return true;
-    return ring->bytes && (bytes > ring->max_bytes || shmb_evicts_from(ring, needed, ring->runtime->queue_since, bytes));
+    return ring->bytes && shmb_evicts_from(ring, needed, ring->runtime->queue_since, bytes);
 }
 
 /* Would there be more than what a learner makes the versions from that it may be behind? */

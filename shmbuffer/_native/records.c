@@ -110,10 +110,12 @@ bool shmb_bytes_are_being_written(struct shmb_ring *ring) {
     return false;
 }
 
-/* Whether a claim of so many bytes takes those of an item from that place on, of a queue or a consumer. */
+/* Whether a claim of so many bytes, with all that is reserved, takes those of an item from that place on, of a queue or a
+ * consumer; of more than there are it does. */
 bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t since, uint64_t bytes) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    if (bytes > ring->max_bytes) return true;
     for (; !has_room(ring, tail, head, bytes); tail = next_record(ring, tail, head)) {
         const struct shmb_record *record = header_at(ring, tail);
         uint64_t its = shmb_place_since(record->ticket, since, ring->capacity);

@@ -97,7 +97,7 @@ class Reserving(Parts):
         found = []
         for number in partials.orphans(directory):
             partial = partials.look(directory, number)
-            if partial is None or ring.reservations.is_done(number):
+            if partial is None or not partial.pieces or ring.reservations.is_done(number):
                 self._see_off(engine, ring, number)
             else:
                 found.append(partial)
@@ -174,12 +174,13 @@ class Reserving(Parts):
                 self._see_off(engine, ring, number)
 
     def _see_off(self, engine: Engine, ring: Ring, number: int) -> None:
-        """Removes a file that nobody needs, unless somebody holds it."""
+        """Removes a file that has nothing, or nothing more to give, unless somebody holds it."""
         directory = engine.seat.ground.directory
         pieces = None if directory is None else Pieces.take(directory, number)
         if pieces is not None:
             with pieces:
-                if pieces.told() is None or ring.reservations.is_done(number):
+                told = pieces.told()
+                if told is None or not told.pieces or ring.reservations.is_done(number):
                     pieces.remove()
                     ring.reservations.is_done(number, forget=True)
 
