@@ -24,7 +24,8 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *Py_UN
     PyObject *self = allocate(type, 0);
     if (self == NULL) return NULL;
     ((struct windows_object *)self)->ring = Py_NewRef(ring);
-    if (shmb_windows_make(windows_of(self), of->words, of->elements, (uint32_t)of->lanes, (uint32_t)steps)) return self;
+    const _Atomic uint64_t *words = of->words; /* looked at, and nothing else */
+    if (shmb_windows_make(windows_of(self), words, of->elements, (uint32_t)of->lanes, (uint32_t)steps)) return self;
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
