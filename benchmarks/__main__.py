@@ -36,6 +36,7 @@ from benchmarks import (
     windows,
     writers,
 )
+from benchmarks.bound import Bound
 from benchmarks.comparison import Setting
 from benchmarks.items import KINDS
 from benchmarks.library import Library
@@ -167,7 +168,7 @@ def run(arguments: argparse.Namespace, peers: Sequence[str]) -> dict[str, Any]:
         directory = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="shmbuffer-bench-", dir=parent))
         )
-        libraries: list[Library] = [ShmBuffer()]
+        libraries: list[Library] = [ShmBuffer(), Bound(directory)]
         missing = {peer: "not asked for" for peer in PEERS if peer not in peers}
         for peer in peers:
             python = getattr(arguments, peer)

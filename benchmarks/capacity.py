@@ -15,7 +15,7 @@ from benchmarks.measure import Series
 ITEMS = ("S",)
 STEPS = (1, 10, 100, 1000)
 """Capacities, in hundredths of the setting's: 10,000 to 10,000,000."""
-AGAINST = ("shmbuffer", "torchrl", "cpprb", "tianshou")
+AGAINST = ("shmbuffer", "bound", "torchrl", "cpprb", "tianshou")
 OPERATIONS = {
     "extend(32), prioritized": [Operation("extend", 32, form) for form in (TENSORDICT, ARRAYS)],
     "sample(256), prioritized": [Operation("sample", 256, form) for form in (TENSORDICT, ARRAYS)],

@@ -18,10 +18,10 @@ from matplotlib.patches import Patch
 from benchmarks import capacity, latency, writers
 from benchmarks.library import ARRAYS, IN_PLACE, TENSORDICT
 from benchmarks.peer import PEERS
-from benchmarks.report import FIRST, OURS, ratio
+from benchmarks.report import BOUND, FIRST, OURS, ratio
 from benchmarks.table import lines
 
-_COLOURS = {name: f"C{at}" for at, name in enumerate((OURS, *PEERS))}
+_COLOURS = {name: f"C{at}" for at, name in enumerate((OURS, *PEERS, BOUND))}
 """A library has one colour in the pictures with lines."""
 
 _PLAIN = [

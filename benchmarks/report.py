@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.comparison import Setting
 from benchmarks.measure import Series
 
-OURS, FIRST = "shmbuffer", "torchrl"
-"""The compared libraries, the baseline first."""
+OURS, FIRST, BOUND = "shmbuffer", "torchrl", "bound"
+"""The compared libraries, the baseline first; and plain C with nothing around it."""
 
 
 def machine(directory: Path) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def peers_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str
     """
     peers: dict[str, dict[str, Any]] = {}
     for peer in results:
-        if peer["operation"] == one["operation"] and peer["library"] != OURS:
+        if peer["operation"] == one["operation"] and peer["library"] not in (OURS, BOUND):
             so_far = peers.setdefault(peer["library"], peer)
             if so_far["form"] != one["form"] and (
                 peer["form"] == one["form"]
@@ -105,6 +105,14 @@ def peers_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str
             ):
                 peers[peer["library"]] = peer
     return peers
+
+
+def bound_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """What plain C takes for the same, in whatever form."""
+    for bound in results:
+        if bound["operation"] == one["operation"] and bound["library"] == BOUND:
+            return bound
+    return None
 
 
 def ratio(one: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
@@ -115,13 +123,15 @@ def ratio(one: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
 
 
 def ratios_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times better than torchrl, and than the best of the other peers."""
+    """How many times better than torchrl, than the best of the other peers, and than the bound."""
     if one["library"] != OURS:
         return []
-    ratios = [ratio(one, peer) for peer in peers_of(one, results).values()]
+    peers = peers_of(one, results)
+    ratios = [ratio(one, peer) for peer in peers.values()]
+    bound = [ratio(one, bound)] if (bound := bound_of(one, results)) else []
     ratios.sort(key=lambda to: to["median"])
     first = [to for to in ratios if to["to"] == FIRST]
-    return first + [to for to in ratios if to["to"] != FIRST][:1]
+    return first + [to for to in ratios if to["to"] != FIRST][:1] + bound
 
 
 def table(part: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from benchmarks.library import ARRAYS, ELSEWHERE, IN_PLACE, INDEX, OUT, TENSORDI
 from benchmarks.report import (
     FIRST,
     OURS,
+    bound_of,
     bounds,
     digits,
     header,
@@ -101,12 +102,14 @@ class Line:
         title: of the operation.
         ours: our result.
         peers: the best result of each peer that has the operation.
+        bound: what plain C takes.
     """
 
     row: Row
     title: str
     ours: dict[str, Any]
     peers: dict[str, dict[str, Any]]
+    bound: dict[str, Any] | None
 
     def best(self) -> str | None:
         """The peer that comes nearest."""
@@ -129,6 +132,7 @@ def lines(found: dict[str, Any]) -> list[Line]:
                     f"{row.items}: {operation}, {row.form}",
                     one,
                     peers_of(one, part["results"]),
+                    bound_of(one, part["results"]),
                 )
                 for one in part["results"]
                 if (one["operation"], one["library"], one["form"]) == (operation, OURS, row.form)
@@ -140,7 +144,7 @@ def markdown(found: dict[str, Any]) -> str:
     """The table, its columns aligned, so that it reads well in a terminal too."""
     made = lines(found)
     names = list(dict.fromkeys(peer for line in made for peer in line.peers))
-    titles = ["operation", "target", OURS, "ratio", "to the best peer", *names]
+    titles = ["operation", "target", OURS, "ratio", "to the best peer", "of the bound", *names]
     cells = [titles]
     for line in made:
         ours, best = line.ours, line.best()
@@ -153,6 +157,7 @@ def markdown(found: dict[str, Any]) -> str:
                     times(ratio(ours, line.peers[peer])) if peer in line.peers else "-"
                     for peer in (FIRST, best)
                 ),
+                "-" if line.bound is None else _share(line.ours, line.bound),
                 *(_figure(line.peers[name]) if name in line.peers else "-" for name in names),
             ]
         )
@@ -200,6 +205,11 @@ def _target(line: Line) -> str:
     scale, unit = scale_of(line.row.target, line.ours["unit"])
     sign = "≥" if least else "≤"
     return f"{sign} {digits(line.row.target * scale)} {unit}{'' if met else ', missed'}"
+
+
+def _share(ours: dict[str, Any], bound: dict[str, Any]) -> str:
+    """How many times as long as plain C it takes."""
+    return f"{digits(1 / ratio(ours, bound)['median'])}x {_figure(bound)}"
 
 
 def _figure(one: dict[str, Any]) -> str:

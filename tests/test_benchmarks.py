@@ -18,10 +18,11 @@ pytest.importorskip("matplotlib")  # the plots are drawn with it
 from benchmarks import __main__ as benchmarks
 from benchmarks import contention, once, peer, plots, report, scaling, table, watched
 from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan
+from benchmarks.bound import EPS, Bound
 from benchmarks.comparison import Setting
 from benchmarks.held import Held
-from benchmarks.items import KINDS
-from benchmarks.library import ARRAYS, INDEX, TENSORDICT, Operation
+from benchmarks.items import KINDS, priorities
+from benchmarks.library import ALPHA, ARRAYS, BETA, INDEX, LAZY_STACK, TENSORDICT, Operation
 from benchmarks.measure import Timed
 from benchmarks.peer import PEERS, Peer, PeerError, why_not
 
@@ -65,6 +66,7 @@ PrioritizedReplayBuffer = MPPrioritizedReplayBuffer = ReplayBuffer
 """
 # Contention has tests of its own, without a process that imports torch; so has what needs Ray.
 MEASURED = [name for name in BENCHMARKS if name not in ("contention", "sharded")]
+BOUNDED = {"extend", "sample", "cycle", "capacity", "latency"}
 BESIDE = {"add", "extend", "sample", "cycle", "writers", "attach", "capacity", "latency"}
 
 # What is measured of items of any size; 16 of them are there.
@@ -183,14 +185,16 @@ def test_a_ratio_compares_with_a_peer_that_was_measured(
 ) -> None:
     printed, found, _ = run
     assert found["peers"]["cpprb"] == "measured"
-    assert set(found["versions"]) == {"shmbuffer", "cpprb"}
+    assert set(found["versions"]) == {"shmbuffer", "bound", "cpprb"}
     assert "x cpprb [" in printed
     assert "x zstandard [" in printed
     for part in found["benchmarks"]:
         for result in part["results"]:
             if result["library"] == "shmbuffer" and part["name"] in BESIDE:
-                assert [ratio["to"] for ratio in result["ratios"]] == ["cpprb"]
-                check_spread(result["ratios"][0])
+                compared = [ratio["to"] for ratio in result["ratios"]]
+                assert compared == ["cpprb", *(["bound"] if part["name"] in BOUNDED else [])]
+                for ratio in result["ratios"]:
+                    check_spread(ratio)
 
 
 def test_the_table_has_a_line_for_every_row_that_was_measured(
@@ -499,3 +503,44 @@ def test_what_observations_that_are_stored_once_take_is_measured(
         found = json.loads(line[line.index("{") :])
         assert 0.5 < found["memory"] <= 0.55
         assert found["wholes"] == "32 of 100", "the newest of each stream, all of the same step"
+
+
+def test_the_bound_draws_weighs_and_stores_what_the_package_does(tmp_path: Path) -> None:
+    kind, count = KINDS["S"], 1000
+    bound = Bound(tmp_path)
+    assert bound.open(str(tmp_path), "S", count, True)
+    written, raw = kind.batches(count, ARRAYS)[0], priorities(count, 1)[0].astype(np.float64)
+    mass = (raw + EPS) ** ALPHA
+    drawn = Operation("sample", 256, ARRAYS)
+    assert bound.prepare(drawn, 1e-6)
+    seen = np.zeros(count)
+    for _ in range(200):
+        bound.round(drawn, 1)
+        batch = bound.batch(256)
+        index = batch["index"]
+        for name, leaf in written.items():
+            assert (batch[name] == leaf[index]).all()
+        np.testing.assert_allclose(batch["weight"], (mass[index] / mass.min()) ** -BETA, rtol=1e-6)
+        seen += np.bincount(index, minlength=count)
+    expected = mass / mass.sum() * seen.sum()
+    assert ((seen - expected) ** 2 / expected).sum() < count + 5 * np.sqrt(2 * count)
+    bound.close()
+
+
+def test_after_an_update_the_bound_draws_by_the_new_priorities(tmp_path: Path) -> None:
+    bound = Bound(tmp_path)
+    assert bound.open(str(tmp_path), "S", 1000, True)
+    update, cycle = Operation("update", 256, INDEX), Operation("cycle", 256, INDEX)
+    assert bound.prepare(update, 1e-6)
+    assert bound.prepare(cycle, 1e-6)
+    assert bound.round(update, 3)
+    assert len(bound.calls(cycle, 5)) == 5
+    after = (bound.tree(0) + EPS) ** ALPHA  # the raw priorities
+    np.testing.assert_allclose(bound.tree(1), after, rtol=1e-14)
+    assert bound.tree(2)[0] == pytest.approx(after.sum())
+    assert not bound.prepare(Operation("extend", 32, TENSORDICT), 1e-6), "it has no TensorDicts"
+    bound.close()
+    assert bound.open(str(tmp_path), "M", 100, False)
+    assert not bound.prepare(update, 1e-6), "nothing is drawn by priority there"
+    assert not bound.open(str(tmp_path), "S", 100, False, LAZY_STACK)
+    bound.close()
