@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import (
     add,
+    asynchronous,
     attach,
     capacity,
     contention,
@@ -53,6 +54,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "mixed": mixed,
     "windows": windows,
     "slices": slices,
+    "asynchronous": asynchronous,
     "writers": writers,
     "attach": attach,
     "recover": recover,

@@ -43,6 +43,8 @@ QUIET, AFTER_WRITE = "quiet", "after add(1)"
 IN_MEMORY, IN_FILES = "data set in memory", "data set in files"
 #: Of `Operation.form` for slices: how they are drawn; by ids and steps, wherever items lie.
 UNIFORM, BY_PRIORITY, FRAGMENTED = "uniform", "prioritized", "fragmented"
+#: Of `Operation.form` for labelled: by the version of items, or by their groups.
+BY_STALENESS, IN_GROUPS = "by staleness", "in groups"
 #: As many sets of indices that updates take turns with: their part of the tree is not in the cache.
 COLD_SETS = 2000
 
@@ -53,8 +55,8 @@ class Operation:
 
     Attributes:
         call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
-            ``"save"``, ``"hindsight"``, ``"mixed"``, ``"windows"`` or
-            ``"slices"``.
+            ``"save"``, ``"hindsight"``, ``"mixed"``, ``"windows"``,
+            ``"slices"`` or ``"labelled"``.
         count: items of a call.
         form: how the data come or go.
     """

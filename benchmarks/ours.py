@@ -15,10 +15,12 @@ from benchmarks.library import (
     AS_IT_COMES,
     BETA,
     BY_PRIORITY,
+    BY_STALENESS,
     ELSEWHERE,
     FRAGMENTED,
     FRAMES_ONCE,
     IN_FILES,
+    IN_GROUPS,
     IN_MEMORY,
     IN_PLACE,
     LAZY_STACK,
@@ -53,13 +55,14 @@ class ShmBuffer(TorchLike):
         BATCHES
         | {BESIDE_OTHERS, AT_REST, AND_SAMPLE, IN_PLACE, ELSEWHERE}
         | {AS_IT_COMES, READ, LISTED, PADDED, NESTED, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
-        | {UNIFORM, BY_PRIORITY, FRAGMENTED}
+        | {UNIFORM, BY_PRIORITY, FRAGMENTED, BY_STALENESS, IN_GROUPS}
     )
     hindsight = shmbuffer.HERReplayBuffer
     mixed = shmbuffer.OfflineToOnlineReplayBuffer
     plain, memory = shmbuffer.ReplayBuffer, shmbuffer.LazyTensorStorage
     windowed = (shmbuffer.TensorDictReplayBuffer, shmbuffer.Sequence)
     slices = shmbuffer.SliceSampler, shmbuffer.PrioritizedSliceSampler
+    labelled = shmbuffer.StalenessAwareSampler, shmbuffer.PromptGroupSampler
     has_streams = True
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
 

@@ -20,6 +20,7 @@ from benchmarks.library import (
     ARRAYS,
     BETA,
     BY_PRIORITY,
+    BY_STALENESS,
     FRAGMENTED,
     IN_FILES,
     INDEX,
@@ -58,6 +59,8 @@ class TorchLike(Local):
     """A buffer that takes a sample unit, and the unit that makes windows."""
     slices: ClassVar[tuple[type[Any], type[Any]]]
     """Samplers of slices: uniform, by priority."""
+    labelled: ClassVar[tuple[type[Any], type[Any]]]
+    """Samplers by staleness, and of groups."""
     has_streams: ClassVar[bool]
     """Whether items of several environments may lie between each other."""
     batches = TENSORDICT
@@ -138,6 +141,8 @@ class TorchLike(Local):
                 return self._in_windows(count, form)
             case "slices":
                 return self._in_slices(count, form)
+            case "labelled":
+                return self._by_label(count, form)
             case "update":
                 sets = zip(self.indices(count), self.raw_priorities(count), strict=True)
                 return buffer.update_priority, list(sets)
@@ -235,6 +240,40 @@ class TorchLike(Local):
             buffer.sample(count)
 
         return written, [()]
+
+    def _by_label(self, count: int, form: str) -> Call:
+        by_staleness, in_groups = self.labelled
+        if form == BY_STALENESS:
+            sampler = by_staleness()
+        else:
+            sampler = in_groups(num_groups=count // 8, group_key="group")
+        buffer = self.make(self._directory.parent / form.replace(" ", "-"), self._capacity, False)
+        buffer.set_sampler(sampler)
+        chunk = min(self._capacity, _CHUNK)
+        filled = -(-self._capacity // chunk) * chunk
+        for first in range(0, filled, chunk):
+            self._write_labelled(buffer, first, chunk)
+        steps = itertools.count(filled, 32)
+
+        def written() -> None:
+            first = next(steps)
+            if form == BY_STALENESS:
+                sampler.consumer_version = first // 1000 + 1
+            self._write_labelled(buffer, first, 32)
+            buffer.sample(count)
+
+        return written, [()]
+
+    def _write_labelled(self, buffer: Any, first: int, count: int) -> None:
+        """Items that collectors have written whose versions differ by up to sixteen."""
+        number = torch.arange(first, first + count)
+        lag = number // 32 % 16
+        data = {
+            "obs": torch.zeros(count, 16),
+            "policy_version": (number // 1000 - lag).clamp(min=0),
+            "group": number // 8,
+        }
+        buffer.extend(TensorDict(data, [count]))
 
     def _write_steps(self, buffer: Any, first: int, count: int) -> None:
         """Steps of sixteen environments in turn."""

@@ -170,6 +170,9 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
         for capacity in (512, 1000, 10_000)
         for form in ("uniform", "prioritized", "fragmented")
     }
+    assert ours["asynchronous"] == {
+        (f"extend(32), sample(256) {form}", form) for form in ("by staleness", "in groups")
+    }
     assert {("cycle(256): p50", "index"), ("cycle(256): max", "index")} <= ours["latency"]
     for form in ("private", "shared"):
         assert {operation for operation, who in ours["records"] if who == form} == {

@@ -25,6 +25,10 @@ from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from torchrl.data.replay_buffers.samplers import (  # type: ignore[import-not-found, unused-ignore]
+    PromptGroupSampler,
+    StalenessAwareSampler,
+)
 
 from benchmarks.library import (
     AFTER_WRITE,
@@ -32,10 +36,12 @@ from benchmarks.library import (
     AS_IT_COMES,
     BETA,
     BY_PRIORITY,
+    BY_STALENESS,
     COMPRESSED,
     ELSEWHERE,
     GIVEN_ZSTD,
     IN_FILES,
+    IN_GROUPS,
     IN_MEMORY,
     IN_PLACE,
     INDEX,
@@ -65,13 +71,14 @@ class TorchRL(TorchLike):
     forms: ClassVar[frozenset[str]] = frozenset(
         {TENSORDICT, INDEX, LOADS, AS_IT_COMES, READ, LISTED, PADDED, NESTED}
         | {IN_PLACE, ELSEWHERE, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
-        | {UNIFORM, BY_PRIORITY}
+        | {UNIFORM, BY_PRIORITY, BY_STALENESS, IN_GROUPS}
     )
     hindsight = HERReplayBuffer
     mixed = OfflineToOnlineReplayBuffer
     plain, memory = ReplayBuffer, LazyTensorStorage
     windowed = (TensorDictReplayBuffer, Sequence)
     slices = SliceSampler, PrioritizedSliceSampler
+    labelled = StalenessAwareSampler, PromptGroupSampler
     has_streams = False
     modules: ClassVar[list[str]] = ["torchrl.data"]
 
