@@ -20,6 +20,7 @@ from benchmarks import (
     attach,
     capacity,
     contention,
+    crowd,
     cycle,
     extend,
     hindsight,
@@ -31,6 +32,7 @@ from benchmarks import (
     report,
     sample,
     save,
+    scale,
     sharded,
     slices,
     table,
@@ -64,8 +66,10 @@ BENCHMARKS: dict[str, ModuleType] = {
     "contention": contention,
     "records": records,
     "sharded": sharded,
+    "scale": scale,
+    "crowd": crowd,
 }
-ON_REQUEST = ("records", "sharded")
+ON_REQUEST = ("records", "sharded", "scale", "crowd")
 _TOY = {"rounds": 2, "blocks": 2, "block_s": 1e-4, "contest_s": 0.02, "calls": 20, "records": 16}
 _REAL = {"rounds": 5, "blocks": 30, "block_s": 1e-3, "contest_s": 0.5, "calls": 5000}
 _ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"{questions} Default: all but {' and '.join(ON_REQUEST)}.",
+        help=f"{questions} Default: all but {', '.join(ON_REQUEST)}.",
     )
     asked.add_argument(
         "--capacity", type=int, help="items in a buffer (S 1000000, M 200000, L 20000)"
@@ -148,6 +152,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "found.json").write_text(json.dumps(found, indent=1) + "\n")
     drawn = plots.draw(found, arguments.out)
+    for part in found["benchmarks"]:
+        if part["name"] == "scale":
+            (arguments.out / "scale.md").write_text(scale.markdown(part) + "\n")
+            drawn.append(arguments.out / "scale.md")
     if table.lines(found):
         print("\n" + table.markdown(found))
         (arguments.out / "table.md").write_text(table.document(found) + "\n")

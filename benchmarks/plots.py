@@ -15,7 +15,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
-from benchmarks import capacity, latency, writers
+from benchmarks import capacity, latency, scale, writers
 from benchmarks.library import ARRAYS, IN_PLACE, TENSORDICT
 from benchmarks.peer import PEERS
 from benchmarks.report import BOUND, FIRST, OURS, ratio
@@ -48,6 +48,7 @@ def draw(found: dict[str, Any], directory: Path) -> list[Path]:
         "capacity": _capacities(found),
         "writers": _writers(found),
         "latency": _latencies(found),
+        "scale": _scales(found),
     }
     drawn = []
     for name, figure in figures.items():
@@ -151,6 +152,28 @@ def _latencies(found: dict[str, Any]) -> Any:
     panels[0].set_ylabel("µs a call")
     for axes in panels:
         axes.legend(fontsize=7)
+    return figure
+
+
+def _scales(found: dict[str, Any]) -> Any:
+    part = _part(found, "scale")
+    if part is None:
+        return None
+    points = scale.points(part)
+    names = [name for name in scale.ROWS if any(row == name for row, _ in points)]
+    figure, panels = plt.subplots(3, 4, figsize=(14, 9), sharex=True, squeeze=False)
+    for axes, name in zip(panels.flat, names, strict=False):
+        for filled in scale.SHARES:
+            if (name, filled) in points:
+                costs = sorted(points[name, filled].items())
+                axes.plot(*zip(*costs, strict=True), marker="o", label=filled)
+        axes.set(title=name, xscale="log", yscale="log")
+        axes.title.set_fontsize(9)
+    for axes in panels.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("seconds")
+    panels[0, 0].legend(fontsize=8)
     return figure
 
 

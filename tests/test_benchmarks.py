@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("matplotlib")  # the plots are drawn with it
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import contention, once, peer, plots, report, scaling, table, watched
+from benchmarks import contention, crowd, once, peer, plots, report, scale, scaling, table, watched
 from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan
 from benchmarks.bound import EPS, Bound
 from benchmarks.comparison import Setting
@@ -108,6 +108,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], 
         # As few processes that write as show one beside another.
         patch.setattr(benchmarks.writers, "WRITERS", (0, 2))
         patch.setattr(benchmarks.capacity, "STEPS", (10, 100))
+        patch.setattr(benchmarks.scale, "STEPS", (60, 100))
+        patch.setattr(benchmarks.crowd, "WRITERS", (1, 3))
+        patch.setattr(benchmarks.crowd, "SLOTS", (100,))
         with pytest.MonkeyPatch.context() as printing:
             said: list[str] = []
             printing.setattr("builtins.print", lambda *what, **_: said.extend(map(str, what)))
@@ -181,6 +184,17 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
             for operation in operations
         }
     assert ("frames: times smaller", "shared, frames once") in ours["records"]
+    assert ours["crowd"] == {
+        (f"{writers} writers, 1,000 slots", form)
+        for writers in (1, 3)
+        for form in (crowd.ITEMS_A_SECOND, crowd.LEAST)
+    }
+    assert ours["scale"] == {
+        (f"{row}, of {capacity:,}", filled)
+        for row in scale.ROWS
+        for capacity in (600, 1000)
+        for filled in scale.SHARES
+    }
 
 
 def test_a_ratio_compares_with_a_peer_that_was_measured(
@@ -217,7 +231,7 @@ def test_the_table_has_a_line_for_every_row_that_was_measured(
 
 def test_the_plots_are_drawn(run: tuple[str, dict[str, Any], Path]) -> None:
     _, found, out = run
-    for name in ("ratios", "capacity", "writers", "latency"):
+    for name in ("ratios", "capacity", "writers", "latency", "scale"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert plots.draw({**found, "benchmarks": []}, out) == []
 
@@ -547,3 +561,16 @@ def test_after_an_update_the_bound_draws_by_the_new_priorities(tmp_path: Path) -
     assert not bound.prepare(update, 1e-6), "nothing is drawn by priority there"
     assert not bound.open(str(tmp_path), "S", 100, False, LAZY_STACK)
     bound.close()
+
+
+def test_the_law_of_a_row_is_how_it_grows_over_its_last_two_capacities(
+    run: tuple[str, dict[str, Any], Path],
+) -> None:
+    _, found, out = run
+    part = next(part for part in found["benchmarks"] if part["name"] == "scale")
+    table = (out / "scale.md").read_text()
+    assert table == scale.markdown(part) + "\n"
+    assert len(table.splitlines()) == 2 + len(scale.ROWS) * len(scale.SHARES)
+    assert table.startswith("| | | 600 | 1,000 | law |")
+    assert scale.law({100: 7.0, 1000: 2.0, 10_000: 20.0}) == pytest.approx(1)
+    assert scale.law({100: 7.0, 1000: 2.0, 10_000: 2.0}) == pytest.approx(0)
