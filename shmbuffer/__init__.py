@@ -87,7 +87,13 @@ _HOMES = {
         "densify",
         "pad",
     ),
+    "shmbuffer.memory.consumer_status": (
+        "ConsumerStatus",
+        "HeldItems",
+    ),
+    "shmbuffer.memory.consumers": ("Acknowledged",),
     "shmbuffer.replay.samplers": (
+        "ConsumingSampler",
         "GroupCounts",
         "MinSegmentTreeFp32",
         "MinSegmentTreeFp64",

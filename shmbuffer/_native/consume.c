@@ -34,11 +34,12 @@ static uint64_t place_to_begin(const struct shmb_ring *ring, uint64_t head, bool
 }
 
 /* Under init.lock, once the ledger reaches so far. Nobody looks at the part of one that is not there, so it is cleared without
- * the mutex: it is as long as the ring. */
+ * the mutex. */
 int shmb_open_consumer(struct shmb_ring *ring, struct shmb_call *call, uint32_t which, const struct shmb_wanted_consumer *wanted,
                        uint64_t *number) {
     struct shmb_runtime *runtime = ring->runtime;
-    memset((char *)ring->ledger + ring->parts.consumers + which * ring->parts.each, 0, ring->parts.each);
+    uint64_t used = ring->parts.deliveries + shmb_reached(ring) * sizeof(struct shmb_delivery); /* by one that was removed */
+    memset((char *)ring->ledger + ring->parts.consumers + which * ring->parts.each, 0, used);
     CP(consume_cleared);
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -212,7 +213,7 @@ int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_o
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
     shmb_move_floor(ring, &book);
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) { /* the caller's arrays are as long */
         standings[slot] = (unsigned char)shmb_standing_of(ring, &book, slot, now, &ticket, &leases[slot]);
         tickets[slot] = (int64_t)ticket;
     }

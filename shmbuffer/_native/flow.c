@@ -137,7 +137,7 @@ int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_wish *wish, bool
     uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed) - (held ? held->bytes : 0);
     uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed) + reserved * ring->lanes;
     uint64_t elements = wish->elements;
-    if (shmb_is_consumed(ring)) {
+    if (shmb_is_consumed(ring) && !loads) {
         if (wish->rows == 0 && holds_writers(ring)) return SHMB_CONSUMED; /* named slots have no place in their order either */
         if (is_held_back(ring, wish->rows + reserved, wish->bytes + bytes)) return wait_for_room(ring, wish, SHMB_HELD);
     }

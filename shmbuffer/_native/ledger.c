@@ -55,7 +55,7 @@ static inline enum there what_is_in(const struct shmb_ring *ring, const struct s
 static uint64_t oldest_from(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place) {
     uint64_t head = head_in(ring), oldest = head;
     if (place >= head || head - place <= AT_ONCE) return place;
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
         uint64_t word = word_in(ring, slot), its = place_in(ring, book, SHMB_TICKET(word));
         if (SHMB_STATE(word) != SHMB_EMPTY && its >= place && its < oldest) oldest = its;
     }
@@ -142,7 +142,7 @@ static void count_leases(struct shmb_ring *ring, const struct shmb_book *book) {
         book->leases[i].left = 0;
         CP(consume_mended);
     }
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
         struct shmb_delivery *delivery = &book->deliveries[slot];
         uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
         if (SHMB_STATE(word) != SHMB_COMMITTED || !(what & SHMB_LEASED_WHAT)) continue;
@@ -197,7 +197,7 @@ void shmb_clean_ledger(struct shmb_ring *ring) {
     for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
         struct shmb_book book;
         if (!shmb_consumer_at(ring, which, &book)) continue;
-        for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+        for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
             uint64_t word = word_in(ring, slot);
             bool theirs = SHMB_STATE(word) == SHMB_COMMITTED && is_noted(&book, slot, SHMB_TICKET(word));
             if (!theirs) atomic_store_explicit(&book.deliveries[slot].ticket, 0, memory_order_relaxed);

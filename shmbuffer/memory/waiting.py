@@ -233,6 +233,14 @@ class Waiting:
         """What to do while nobody is on the other side."""
         found = self._limiter()
         alone = Alone.WAIT if found is None else found.alone
+        seat = self._seat
+        nobody = why == Why.HELD and seat.is_alone() and not self._sides.has_thread(self._side)
+        if nobody and found is None:
+            raise RateLimitError(
+                f"{seat.where}: {self._text(why, count)}, and nobody else has the buffer; nothing "
+                "was changed",
+                pids=[],
+            )
         if alone == Alone.ERROR:
             raise RateLimitError(
                 f"{self._seat.where}: {self._text(why, count)}, and when_no_peer is 'error'; "

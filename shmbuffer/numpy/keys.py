@@ -13,6 +13,9 @@ GENERATION = "index_generation"
 """Ticket of the write that put each row there: int64 ``[n]``. On a shared buffer, or where
 generations are tracked."""
 
+LEASE = "index_lease"
+"""Number of the lease that each row is held under, of a sample with ``lease=``: int64 ``[n]``."""
+
 ANCHOR_GENERATION = "anchor_generation"
 """The same of the item that each row's window was drawn for."""
 
@@ -24,4 +27,4 @@ PRIORITY_WEIGHT = "priority_weight"
 
 WEIGHT_KEYS = (WEIGHT, PRIORITY_WEIGHT)
 
-OWN_KEYS = frozenset((INDEX, GENERATION, WEIGHT, PRIORITY_WEIGHT))
+OWN_KEYS = frozenset((INDEX, GENERATION, LEASE, WEIGHT, PRIORITY_WEIGHT))

@@ -733,7 +733,6 @@ def test_every_argument_of_torchrl_is_accepted(cls: Any, arguments: dict[str, An
 @pytest.mark.parametrize(
     "asked",
     [
-        {"consume_after_n_samples": 2},
         {"service_backend": "ray"},
         {"transport": "distributed"},
     ],

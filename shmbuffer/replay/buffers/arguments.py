@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "consume_after_n_samples": (None,),
     "service_backend": (None, "direct"),
     "service_backend_options": (None,),
     "transport": (None, "auto"),
@@ -17,7 +16,6 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 }
 
 _INSTEAD = {
-    "consume_after_n_samples": "empty() the buffer",
     "service_backend": "Coordinator and attach share a buffer; RayReplayBuffer beyond one machine",
     "transport": "RayReplayBuffer and ShardedReplayBuffer move batches between machines",
 }

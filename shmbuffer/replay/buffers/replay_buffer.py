@@ -21,7 +21,7 @@ from shmbuffer.replay.buffers.saving import Saving
 from shmbuffer.replay.buffers.serving import Serving
 from shmbuffer.replay.buffers.writing import Writing
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.samplers import RandomSampler, Sampler
+from shmbuffer.replay.samplers import ConsumingSampler, RandomSampler, Sampler
 from shmbuffer.replay.samplers.rank import require_rank
 from shmbuffer.replay.storages import ListStorage, Storage
 from shmbuffer.replay.transforms import Transform, compose
@@ -82,9 +82,10 @@ class ReplayBuffer(
             `RateLimiter`. It is the directory's, and so everybody's. None leaves what is set there.
         sample_unit: what a batch has of each item that is drawn: a `Sequence` of steps, or one
             transition over n of them (`NStep`); None is the item. Batch sizes count what is drawn.
-        **later: ``consume_after_n_samples``, ``service_backend``,
-            ``service_backend_options``, ``transport``, ``transport_options``: known from TorchRL,
-            not there yet.
+        consume_after_n_samples: a `ConsumingSampler` with that ``max_sample_count``; not with
+            ``prefetch``, or another sampler.
+        **later: ``service_backend``, ``service_backend_options``, ``transport``,
+            ``transport_options``: known from TorchRL, not there yet.
 
     Raises:
         NotImplementedError: one of ``later`` asks for something.
@@ -129,6 +130,7 @@ class ReplayBuffer(
         weight_key: str | None = None,
         rate_limiter: RateLimiter | None = None,
         sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
         **later: Any,
     ) -> None:
         refuse(type(self).__name__, later)
@@ -139,6 +141,8 @@ class ReplayBuffer(
                 f"prefetch={prefetch} makes batches ahead, so it has to know their size: give "
                 "batch_size to the constructor"
             )
+        if consume_after_n_samples is not None:
+            sampler = _consuming(sampler, consume_after_n_samples, prefetch)
         if transform is not None and transform_factory is not None:
             raise TypeError("transform and transform_factory exclude each other; give one of them")
         if sample_unit is not None and not isinstance(sample_unit, SampleUnit):
@@ -321,6 +325,26 @@ class ReplayBuffer(
             if index is not None:
                 return index  # type: ignore[no-any-return]
         return self._written(data, False, None, timeout)  # type: ignore[no-any-return]
+
+
+def _consuming(sampler: Any, count: Any, prefetch: int | None) -> Any:
+    """The sampler that ``consume_after_n_samples`` asks for."""
+    wanted = ConsumingSampler.of(count)
+    if prefetch:
+        raise ValueError("Prefetching is not supported when consume_after_n_samples is set.")
+    if sampler is None:
+        return wanted
+    if isinstance(sampler, ConsumingSampler):
+        if sampler.max_sample_count == wanted.max_sample_count:
+            return sampler
+        raise ValueError(
+            f"consume_after_n_samples={count} conflicts with the sampler's max_sample_count="
+            f"{sampler.max_sample_count}; give one of them"
+        )
+    raise ValueError(
+        "consume_after_n_samples only supports the default sampler, or a ConsumingSampler; got "
+        f"{sampler!r}"
+    )
 
 
 def made(part: Any) -> Any:

@@ -22,8 +22,8 @@ from shmbuffer.memory import deadline
 from shmbuffer.numpy.indices import as_int, asked_size
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims
+from shmbuffer.replay.buffers.consuming import Consuming
 from shmbuffer.replay.buffers.drawing import Choice, chosen, drawn, expanded, taken
-from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.eager import FRAMES, eager
 from shmbuffer.replay.storages.ring_backed import RingBacked
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shmbuffer.replay.buffers.dataset import Batches
 
 
-class Sampling(Parts):
+class Sampling(Consuming):
     """The part of a buffer that makes batches."""
 
     _iterator: Iterator[Any] | None
@@ -45,6 +45,7 @@ class Sampling(Parts):
         *,
         min_size: int | None = None,
         timeout: float | None = None,
+        lease: float | None = None,
     ) -> Any:
         """Draw a batch.
 
@@ -55,6 +56,9 @@ class Sampling(Parts):
                 the weights and ``"index_generation"``.
             min_size: wait until so many items are there.
             timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.
+            lease: of a `ConsumingSampler`: seconds until the items are given to others, unless
+                `ack` comes first; ``math.inf``: until this handle is closed, or its process ends.
+                None: they are acknowledged before they are returned.
 
         Returns:
             The data ``[batch_size, ...]`` in the form in which they were written.
@@ -66,7 +70,8 @@ class Sampling(Parts):
 
         Cost: one native call; 0.4 µs a leaf for the tensors that it fills.
         """
-        data, info = self._in_turn(self._count(batch_size), min_size, timeout, self._next)
+        draw = self._delivering(lease, self._next)
+        data, info = self._in_turn(self._count(batch_size), min_size, timeout, draw)
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:

@@ -143,6 +143,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         out: TensorDict | None = None,
         min_size: int | None = None,
         timeout: float | None = None,
+        lease: float | None = None,
     ) -> Any:
         """Draw a batch.
 
@@ -155,6 +156,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 where one native call makes the sample; see ``ValueError``.
             min_size: wait until so many items are there.
             timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.
+            lease: see `ReplayBuffer.sample`.
 
         Returns:
             A TensorDict ``[batch_size]`` with the entries of the table above; ``out``, where it was
@@ -186,10 +188,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
             and not plan.limiter_version[0]
             and min_size is None
             and timeout is None
+            and lease is None
         ):
             found = plan.fast_read.sample(count)
         if found is None:
-            draw = partial(self._sampled, include_info, out)
+            draw = self._delivering(lease, partial(self._sampled, include_info, out))
             shown = partial(self._shown, include_info, out)
             found = self._in_turn(count, min_size, timeout, draw, shown)
         return found if return_info else found[0]

@@ -200,6 +200,7 @@ class ReplayBufferEnsemble(Buffers):
         *,
         min_size: int | None = None,
         timeout: float | None = None,
+        lease: float | None = None,
     ) -> Any:
         """Draw a batch.
 
@@ -214,6 +215,7 @@ class ReplayBufferEnsemble(Buffers):
             include_info: False leaves index and weights out of a sample of TensorDicts.
             min_size: not there; ask the buffers.
             timeout: seconds to wait for a `RateLimiter`, in all; None: as long as it takes.
+            lease: not there; ask the buffers.
 
         Returns:
             ``[rows, batch_size / rows, ...]``.
@@ -229,6 +231,7 @@ class ReplayBufferEnsemble(Buffers):
 
         Cost: a draw and a read for each row; rows are copied once more to be stacked.
         """
+        self._delivering(lease, self._next)
         if min_size is not None:
             raise NotImplementedError(
                 "a sample of an ensemble has no min_size: wait for the items of each buffer, "

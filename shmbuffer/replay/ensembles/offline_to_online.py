@@ -250,6 +250,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         *,
         min_size: int | None = None,
         timeout: float | None = None,
+        lease: float | None = None,
     ) -> Any:
         """Draw a batch of both parts.
 
@@ -260,6 +261,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
             min_size: wait until the online part has so many items, where it has a share.
             timeout: seconds to wait, for them and for a `RateLimiter` of the online part; None: as
                 long as it takes.
+            lease: not there.
 
         Returns:
             The data ``[batch_size, ...]``, rows of the data set first.
@@ -272,6 +274,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
 
         Cost: a native call for each part, and one copy of the rows more.
         """
+        self._delivering(lease, self._next)
         with deadline.within(timeout):
             count = self._count(batch_size)
             data, info = self._mixed(count, min_size) if min_size else self._next(count)

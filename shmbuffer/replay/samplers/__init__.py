@@ -1,6 +1,7 @@
 """Who draws: one sampler a file."""
 
 from shmbuffer.numpy.priorities import PriorityUpdate
+from shmbuffer.replay.samplers.consuming import ConsumingSampler
 from shmbuffer.replay.samplers.groups import GroupCounts, PromptGroupSampler
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.prioritized_slices import PrioritizedSliceSampler
@@ -19,6 +20,7 @@ from shmbuffer.replay.samplers.streaming_slices import StreamingSliceSampler
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [
+    "ConsumingSampler",
     "GroupCounts",
     "MinSegmentTreeFp32",
     "MinSegmentTreeFp64",

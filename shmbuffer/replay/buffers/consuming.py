@@ -1,0 +1,131 @@
+"""Samples that are consumed: taken under leases, and acknowledged.
+
+sample(lease=60.0) ──▶ items, with their lease ──▶ train ──▶ ack(batch)
+sample()           ──▶ items, acknowledged before they are returned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shmbuffer.memory.consumer_status import ConsumerStatus
+from shmbuffer.memory.consumers import Acknowledged, nanoseconds
+from shmbuffer.numpy.keys import GENERATION, INDEX, LEASE
+from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.eager import eager
+from shmbuffer.replay.samplers.consuming import ConsumingSampler
+from shmbuffer.replay.storages.storage import ring_of
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.buffers.prefetch import Batch
+
+_KEYS = INDEX, GENERATION, LEASE
+
+
+class Consuming(Parts):
+    """The part of a buffer whose items are consumed."""
+
+    @eager
+    def ack(self, batch: Any) -> Acknowledged:
+        """Say that the items of a batch are trained on: its consumer is not given them again.
+
+        Each item counts by itself, and twice is as once, so an `ack` may be repeated after an
+        error.
+
+        Args:
+            batch: a sample with ``lease=``, or its ``info``, or part of them; or what `leased`
+                gave. It may have been pickled, or saved, meanwhile. Only the entries ``"index"``,
+                ``"index_generation"`` and ``"index_lease"`` are looked at.
+
+        Returns:
+            `Acknowledged`: how many are acknowledged under the lease that they came with, and how
+                many came too late: others have been given them, or they were written over.
+
+        Raises:
+            KeyError: ``batch`` has no such entries.
+            ConsumerError: the consumer was removed.
+            TypeError: the sampler is no `ConsumingSampler`.
+
+        Cost: one native call.
+        """
+        rows = [_first_of_item(batch, key) for key in _KEYS]
+        index, tickets, leases = (row.detach().cpu().numpy() for row in rows)
+        return self._consumer().ack(self._storage, leases, index, tickets)
+
+    def leased(self) -> dict[str, torch.Tensor]:
+        """Every item that this handle was given and has not acknowledged, for `ack`.
+
+        Plain tensors: saved with ``dumps(path, extra={"leased": rb.leased()})``, they let a learner
+        that starts again acknowledge what its save had trained on, as long as nobody else has been
+        given it.
+
+        Returns:
+            ``"index"``, ``"index_generation"`` and ``"index_lease"``, int64 ``[n]``.
+
+        Cost: O(capacity), some milliseconds a million.
+        """
+        held = self._consumer().opened(self._storage).held()
+        found = (torch.from_numpy(one.astype("int64")) for one in held)
+        return dict(zip(_KEYS, found, strict=True))
+
+    def consumers(self) -> list[ConsumerStatus]:
+        """How each consumer of the buffer stands: position, counts, and who holds what."""
+        ring = ring_of(self._storage)
+        return [] if ring is None else ring.consumers.status()
+
+    def remove_consumer(self, name: str) -> bool:
+        """Remove a consumer: writers do not wait for it any more. Returns whether it was there.
+
+        Learners that use it get a `ConsumerError` with their next call.
+        """
+        ring: Ring | None = ring_of(self._storage)
+        return ring is not None and ring.consumers.remove(name)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _consumer(self) -> ConsumingSampler:
+        if isinstance(self._sampler, ConsumingSampler):
+            return self._sampler
+        raise TypeError(
+            f"the sampler is a {type(self._sampler).__name__}, which delivers nothing to "
+            "acknowledge; give the buffer a ConsumingSampler, or consume_after_n_samples"
+        )
+
+    def _delivering(
+        self, lease: float | None, draw: Callable[[int], Batch]
+    ) -> Callable[[int], Batch]:
+        """A draw that leases what it takes, where the sampler consumes."""
+        if not isinstance(self._sampler, ConsumingSampler):
+            if lease is not None:
+                self._consumer()  # says that there is none
+            return draw
+        if lease is not None:
+            nanoseconds(lease)  # a ValueError before anything is taken
+        return lambda count: self._delivered(lease, draw, count)
+
+    def _delivered(self, lease: float | None, draw: Callable[[int], Batch], count: int) -> Batch:
+        with self._consumer().taking(lease) as taking:
+            batch = draw(count)
+            if lease is None:
+                taking.acknowledge()
+            taking.taken.clear()
+        return batch
+
+
+def _first_of_item(batch: Any, key: str) -> torch.Tensor:
+    """One row an item: where items have dimensions, each of their rows says the same."""
+    try:
+        found = batch[key]
+    except (KeyError, TypeError, IndexError):
+        raise KeyError(
+            f"ack: there is no entry {key!r}; give it a batch of sample(lease=...), or the info of "
+            "sample(lease=..., return_info=True)"
+        ) from None
+    rows = torch.as_tensor(found)
+    if rows.ndim < 2:
+        return rows.reshape(-1)
+    return rows.reshape(len(rows), -1)[:, 0]

@@ -1,0 +1,220 @@
+"""Each item is consumed once, and acknowledged by a batch that may have been anywhere meanwhile."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    ConsumerError,
+    ConsumingSampler,
+    EmptyBufferError,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    NStep,
+    PrioritizedSampler,
+    RateLimitError,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    ShmBufferError,
+    TensorDictReplayBuffer,
+    attach,
+)
+
+
+def items(first: int, count: int) -> TensorDict:
+    return TensorDict({"n": torch.arange(first, first + count)}, [count])
+
+
+def made(**options: Any) -> TensorDictReplayBuffer:
+    options = {"sampler": ConsumingSampler(), "batch_size": 4, **options}
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(16), **options)
+
+
+def numbers(batch: Any) -> list[int]:
+    found: list[int] = batch["n"].tolist()
+    return found
+
+
+def test_a_sample_is_acknowledged_before_it_is_returned() -> None:
+    rb = made()
+    rb.extend(items(0, 6))
+    assert numbers(rb.sample()) == [0, 1, 2, 3]
+    (consumer,) = rb.consumers()
+    assert (consumer.name, consumer.acked, consumer.held) == ("default", 4, 0)
+    batch = rb.sample()
+    assert numbers(batch) == [4, 5], "nobody else is there to write more"
+    assert "index_lease" not in batch
+    with pytest.raises(EmptyBufferError, match="was given every item, and nobody writes"):
+        rb.sample()
+
+
+def test_a_batch_may_go_anywhere_before_it_is_acknowledged() -> None:
+    rb = made()
+    rb.extend(items(0, 8))
+    batch = rb.sample(lease=math.inf)
+    stream = io.BytesIO()
+    torch.save(dict(batch.items()), stream)
+    assert rb.ack(batch[:2]) == (2, 0)
+    stream.seek(0)
+    assert rb.ack(torch.load(stream, weights_only=True)) == (4, 0)
+    _, info = rb.sample(lease=math.inf, return_info=True, include_info=False)
+    assert rb.ack(pickle.loads(pickle.dumps(info))) == (4, 0)
+    assert [len(one) for one in rb.leased().values()] == [0, 0, 0]
+
+
+def test_what_a_handle_holds_can_be_acknowledged_as_a_whole() -> None:
+    rb = made()
+    rb.extend(items(0, 8))
+    rb.sample(lease=60.0)
+    rb.sample(lease=60.0)
+    held = rb.leased()
+    assert held["index"].tolist() == list(range(8))
+    assert rb.ack(held) == (8, 0)
+    assert rb.consumers()[0].leases == ()
+
+
+def test_a_late_ack_is_refused_and_counted() -> None:
+    rb = made()
+    rb.extend(items(0, 4))
+    late = rb.sample(lease=1e-9)
+    again = rb.sample(lease=60.0)
+    assert numbers(again) == numbers(late)
+    assert rb.ack(late) == (0, 4)
+    assert rb.ack(again) == (4, 0)
+    (consumer,) = rb.consumers()
+    assert (consumer.delivered, consumer.redelivered, consumer.refused) == (8, 4, 4)
+
+
+def test_a_sample_that_fails_is_given_again() -> None:
+    rb = made()
+    fails = [True]
+
+    def transform(batch: Any) -> Any:
+        if fails:
+            raise RuntimeError("on purpose")
+        return batch
+
+    rb.append_transform(transform)
+    rb.extend(items(0, 4))
+    with pytest.raises(RuntimeError, match="on purpose"):
+        rb.sample(lease=math.inf)
+    fails.clear()
+    assert numbers(rb.sample()) == [0, 1, 2, 3]
+
+
+def test_each_consumer_gets_each_item_as_often_as_it_wants(tmp_path: Path) -> None:
+    path = tmp_path / "buffer"
+    storage = LazyMemmapStorage(16, scratch_dir=path, shared_init=True)
+    with TensorDictReplayBuffer(storage=storage, consume_after_n_samples=2, batch_size=4) as rb:
+        rb.extend(items(0, 4))
+        with attach(path) as other:
+            other.set_sampler(ConsumingSampler(consumer="eval"))
+            assert numbers(other.sample()) == [0, 1, 2, 3]
+            assert sorted(one.name for one in other.consumers()) == ["default", "eval"]
+            assert other.remove_consumer("eval")
+            with pytest.raises(ConsumerError, match="was removed"):
+                other.sample()
+        assert numbers(rb.sample()) == numbers(rb.sample()) == [0, 1, 2, 3]
+        with pytest.raises(EmptyBufferError):
+            rb.sample()
+
+
+def test_nothing_is_written_over_that_was_not_acknowledged() -> None:
+    rb = made()
+    rb.extend(items(0, 16))
+    with pytest.raises(RateLimitError, match=r"consumer 'default' .* nobody else has the buffer"):
+        rb.extend(items(16, 1))
+    batch = rb.sample(lease=math.inf)
+    with pytest.raises(ShmBufferError, match="nothing can be written into named slots"):
+        rb[0] = items(9, 1)[0]
+    rb.ack(batch)
+    rb.extend(items(16, 4))
+    assert [numbers(rb.sample()) for _ in range(4)] == [
+        [*range(at, at + 4)] for at in (4, 8, 12, 16)
+    ]
+
+
+def test_a_buffer_that_is_emptied_begins_again() -> None:
+    rb = made()
+    rb.extend(items(0, 8))
+    batch = rb.sample(lease=math.inf)
+    rb.empty()
+    assert rb.ack(batch) == (0, 4)
+    rb.extend(items(20, 4))
+    assert numbers(rb.sample()) == [20, 21, 22, 23]
+
+
+def test_plain_tensors_are_consumed_too() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), consume_after_n_samples=1, batch_size=3)
+    rb.extend(torch.arange(5))
+    data, info = rb.sample(lease=60.0, return_info=True)
+    assert data.tolist() == [0, 1, 2]
+    assert rb.ack(info) == (3, 0)
+    assert list(rb.sample()) == [3, 4]
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    storage = LazyTensorStorage
+    with pytest.raises(ValueError, match="Prefetching is not supported"):
+        ReplayBuffer(storage=storage(4), consume_after_n_samples=1, prefetch=1, batch_size=2)
+    with pytest.raises(ValueError, match="prefetch is not supported with a ConsumingSampler"):
+        ReplayBuffer(storage=storage(4), sampler=ConsumingSampler(), prefetch=1, batch_size=2)
+    with pytest.raises(ValueError, match="conflicts with the sampler's max_sample_count=1"):
+        ReplayBuffer(storage=storage(4), sampler=ConsumingSampler(), consume_after_n_samples=2)
+    with pytest.raises(ValueError, match="only supports the default sampler"):
+        ReplayBuffer(
+            storage=storage(4), sampler=PrioritizedSampler(4, 1, 1), consume_after_n_samples=2
+        )
+    wrong: Any
+    for wrong, error in ((0, ValueError), (True, TypeError), (1.5, TypeError)):
+        with pytest.raises(error, match="consume_after_n_samples must be a positive integer"):
+            ReplayBuffer(storage=storage(4), consume_after_n_samples=wrong)
+        with pytest.raises(error, match="max_sample_count must be a positive integer"):
+            ConsumingSampler(wrong)
+    lanes = ReplayBuffer(storage=storage(4, ndim=2), batch_size=1)
+    lanes.extend(torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"1-dimensional storages, got storage\.ndim=2"):
+        lanes.set_sampler(ConsumingSampler())
+    with pytest.raises(ValueError, match="objects of this process"):
+        ReplayBuffer(storage=ListStorage(4), sampler=ConsumingSampler())
+    with pytest.raises(ValueError, match="a sample_unit is not supported"):
+        made(sample_unit=NStep(2, 0.9))
+    rb = ReplayBuffer(storage=storage(4), batch_size=1)
+    rb.extend(torch.zeros(2))
+    for call in (lambda: rb.sample(lease=1.0), lambda: rb.leased()):
+        with pytest.raises(
+            TypeError, match="a RandomSampler, which delivers nothing"
+        ):
+            call()
+    ensemble = ReplayBufferEnsemble(made(), made())
+    with pytest.raises(TypeError, match="give the buffer a ConsumingSampler"):
+        ensemble.sample(4, lease=1.0)
+    consuming = made()
+    consuming.extend(items(0, 4))
+    with pytest.raises(KeyError, match="there is no entry 'index_lease'"):
+        consuming.ack(consuming.sample())
+
+
+@pytest.mark.parametrize("lease", [0, -1.0, math.nan])
+def test_a_lease_is_a_time(lease: float) -> None:
+    rb = made()
+    rb.extend(items(0, 4))
+    with pytest.raises(ValueError, match="a lease is a number of seconds above 0"):
+        rb.sample(lease=lease)
+    assert numbers(rb.sample()) == [0, 1, 2, 3]
+
+
+def test_a_batch_is_written_again_without_its_lease() -> None:
+    rb, other = made(), made()
+    rb.extend(items(0, 4))
+    other.extend(rb.sample(lease=60.0))
+    assert set(other.sample().keys()) == {"n", "index", "index_generation"}
