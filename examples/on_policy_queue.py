@@ -1,0 +1,241 @@
+"""On-policy, in several processes: every segment is learned from once, and none is too old.
+
+    python examples/on_policy_queue.py [DIRECTORY] [--collectors 3] [--updates 60] [--kill]
+
+    collect() × n                                           learn()
+      reserve(1) ─▶ newest ─▶ 32 steps ─▶ commit ──▶ queue ──▶ sample(lease=60) ─▶ PPO ─▶ ack
+          ▲  waits while its policy would be too old                                    │
+          └───────────────────────────── weights ◀────────────────────────── publish ───┘
+
+An item is a segment of CartPole-v1. A collector reserves the room of one before it plays, which
+waits until the policy of that moment will not be more than two versions old when its turn comes.
+The learner takes segments under a lease, and acknowledges them once they are learned from: if it
+dies before that they come again, and a collector that dies in a segment leaves nothing behind. With
+``--kill`` a collector is killed on the way, and another takes its place. A directory goes on where
+it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from shmbuffer import (
+    ConsumingSampler,
+    LazyMemmapStorage,
+    RateLimiter,
+    TensorDictReplayBuffer,
+    attach,
+)
+
+STEPS, SEGMENTS = 32, 16  # of a segment; of an update
+STALENESS = 2  # versions that a segment may be behind
+GAMMA, LAMBDA, CLIP, EPOCHS = 0.99, 0.95, 0.2, 4
+LEASE_S = 60.0
+
+
+class Policy(nn.Module):
+    """Logits of two actions, and a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
+        self.critic = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    def act(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """An action, and the logarithm of its probability."""
+        logits = self.actor(observation).log_softmax(-1)
+        action = logits.exp().multinomial(1).squeeze(-1)
+        return action, logits.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+class Player:
+    """One environment, played on from segment to segment."""
+
+    def __init__(self, seed: int) -> None:
+        self._env = gymnasium.make("CartPole-v1")
+        self._seen = torch.from_numpy(self._env.reset(seed=seed)[0])
+        self._return = 0.0
+
+    @torch.no_grad()
+    def segment(self, policy: Policy, version: int) -> TensorDict:
+        """The next steps, as one item ``[1]``; ``episode_return`` is NaN but where one ends."""
+        steps = []
+        for _ in range(STEPS):
+            action, log_prob = policy.act(self._seen[None])
+            seen, reward, terminated, truncated, _ = self._env.step(int(action))
+            after = torch.from_numpy(seen)
+            self._return += float(reward)
+            ends = terminated or truncated
+            step = {
+                "observation": self._seen,
+                "action": action[0],
+                "log_prob": log_prob[0],
+                "reward": torch.tensor(float(reward)),
+                "after": after,
+                "terminated": torch.tensor(terminated),
+                "ends": torch.tensor(ends),
+                "episode_return": torch.tensor(self._return if ends else torch.nan),
+            }
+            steps.append(TensorDict(step, []))
+            if ends:
+                after, self._return = torch.from_numpy(self._env.reset()[0]), 0.0
+            self._seen = after
+        segment: TensorDict = torch.stack(steps)[None]  # type: ignore[assignment]
+        segment.batch_size = torch.Size([1])
+        return segment.set("version", torch.tensor([version]))
+
+
+def collect(directory: str, seed: int) -> None:
+    """Plays until it is killed."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    policy, player, version = Policy(), Player(seed), 0
+    with attach(directory, role="collector") as rb:
+        while True:
+            with rb.reserve(1) as room:  # waits for the learner; then the newest policy is asked
+                weights = rb.newest(than=version)
+                if weights is not None:
+                    version = weights.version
+                    policy.load_state_dict(weights.state_dict)
+                room.commit(player.segment(policy, version), version=version)
+
+
+def update(policy: Policy, optimizer: torch.optim.Optimizer, batch: TensorDictBase) -> None:
+    """Proximal policy optimisation, with advantages over each segment."""
+    with torch.no_grad():
+        values = policy.critic(batch["observation"]).squeeze(-1)
+        after = policy.critic(batch["after"]).squeeze(-1) * ~batch["terminated"]
+        error = batch["reward"] + GAMMA * after - values
+        advantage, following = torch.zeros_like(error), torch.zeros(len(error))
+        for at in reversed(range(STEPS)):
+            following = error[:, at] + GAMMA * LAMBDA * following * ~batch["ends"][:, at]
+            advantage[:, at] = following
+        wanted = advantage + values
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
+    for _ in range(EPOCHS):
+        logits = policy.actor(batch["observation"]).log_softmax(-1)
+        log_prob = logits.gather(-1, batch["action"][..., None]).squeeze(-1)
+        ratio = (log_prob - batch["log_prob"]).exp()
+        gain = torch.min(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
+        entropy = -(logits.exp() * logits).sum(-1)
+        missed = (policy.critic(batch["observation"]).squeeze(-1) - wanted) ** 2
+        loss = -gain.mean() + 0.5 * missed.mean() - 0.01 * entropy.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+        optimizer.step()
+
+
+class Learned(NamedTuple):
+    """What a run has done."""
+
+    returns: list[float]
+    """The mean return of the episodes that ended in each update's segments; NaN: none did."""
+    staleness: int
+    """The largest: versions that a segment was behind when it was learned from."""
+    twice: int
+    """Segments that came more than once."""
+    killed: int
+
+
+def learn(rb: TensorDictReplayBuffer, updates: int, crew: Crew, *, kill: bool) -> Learned:
+    """Learns from so many batches, each segment once."""
+    policy, found = Policy(), rb.newest()
+    if found is not None:
+        policy.load_state_dict(found.state_dict)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
+    version = rb.publish(policy.state_dict(), step=0)
+    returns: list[float] = []
+    tickets: list[int] = []
+    staleness = killed = 0
+    for step in range(1, updates + 1):
+        batch = rb.sample(lease=LEASE_S)
+        update(policy, optimizer, batch)
+        rb.ack(batch)
+        staleness = max(staleness, version - int(batch["version"].min()))
+        version = rb.publish(policy.state_dict(), step=step)
+        returns.append(float(batch["episode_return"].nanmean()))
+        tickets += batch["index_generation"].tolist()
+        if kill and step == updates // 3:
+            crew.replace(0)
+            killed += 1
+        if step % 10 == 0:
+            print(f"update {step:4}: return {returns[-1]:6.1f}, {staleness} versions behind")
+    return Learned(returns, staleness, len(tickets) - len({*tickets}), killed)
+
+
+class Crew:
+    """The collectors of a directory."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self._directory, self._context = directory, multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "tensordict"])  # imported once
+        self._started = 0
+        self._running = [self._start() for _ in range(count)]
+
+    def _start(self) -> BaseProcess:
+        self._started += 1
+        arguments = str(self._directory), time.time_ns() % 2**31 + self._started
+        process = self._context.Process(target=collect, args=arguments, daemon=True)
+        process.start()
+        return process
+
+    def replace(self, at: int) -> None:
+        """Kill one, whatever it does, and start another."""
+        self._end(self._running[at])
+        self._running[at] = self._start()
+
+    def end(self) -> None:
+        """Kill all of them: what they have not committed is no loss."""
+        for process in self._running:
+            self._end(process)
+
+    @staticmethod
+    def _end(process: BaseProcess) -> None:
+        process.kill()
+        process.join()
+
+
+def main(directory: Path, collectors: int = 3, updates: int = 60, *, kill: bool = False) -> Learned:
+    """Trains in a directory; returns what it has done."""
+    torch.set_num_threads(1)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(512, scratch_dir=directory, shared_init=True),
+        sampler=ConsumingSampler(),
+        batch_size=SEGMENTS,
+        rate_limiter=RateLimiter(max_staleness=STALENESS, items_per_version=SEGMENTS),
+    )
+    with buffer as rb:
+        crew = Crew(directory, collectors)
+        try:
+            return learn(rb, updates, crew, kill=kill)
+        finally:
+            crew.end()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", nargs="?", type=Path)
+    parser.add_argument("--collectors", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--kill", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as temporary:
+        place = given.directory or Path(temporary) / "queue"
+        done = main(place, given.collectors, given.updates, kill=given.kill)
+    known = [one for one in done.returns if one == one]  # NaN: no episode has ended
+    part = max(1, len(known) // 5)
+    first, last = (sum(some) / part for some in (known[:part], known[-part:]))
+    print(f"return {first:.0f} -> {last:.0f}; {done.killed} collectors killed")
+    print(f"{done.staleness} versions behind at most, {done.twice} segments twice")
