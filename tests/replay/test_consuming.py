@@ -191,9 +191,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     rb = ReplayBuffer(storage=storage(4), batch_size=1)
     rb.extend(torch.zeros(2))
     for call in (lambda: rb.sample(lease=1.0), lambda: rb.leased()):
-        with pytest.raises(
-            TypeError, match="a RandomSampler, which delivers nothing"
-        ):
+        with pytest.raises(TypeError, match="a RandomSampler, which delivers nothing"):
             call()
     ensemble = ReplayBufferEnsemble(made(), made())
     with pytest.raises(TypeError, match="give the buffer a ConsumingSampler"):
