@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "ledger.h"
 #include "reserve.h"
 
 /* Of a dead ring but for rounding: another version of the C library may have made the powers. */
@@ -37,6 +38,7 @@ int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint6
     uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
     found->wrong_length = length > committed ? length - committed : committed - length;
     found->wrong_reserved = shmb_wrong_reserved(ring);
+    found->wrong_ledger = shmb_wrong_ledger(ring);
     if (prioritized) found->wrong_nodes = shmb_tree_wrong_nodes(&ring->tree, slots * ring->lanes);
     if (alive) shmb_unlock(ring);
     return SHMB_OK;

@@ -13,6 +13,7 @@ struct shmb_check {
     uint64_t wrong_extents; /* a record that is not between tail and head of the byte ring */
     uint64_t wrong_nexts;   /* a next observation that is not where its slot says */
     uint64_t wrong_reserved; /* what is reserved is not what the reservations say; damaged ones */
+    uint64_t wrong_ledger;   /* what consumers were given is not what the leases say */
     uint64_t orphans;      /* WRITING, and no claim covers it */
 };
 

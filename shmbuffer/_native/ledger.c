@@ -381,3 +381,35 @@ enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct s
     }
     return is_done(book, what) || place_in(ring, book, SHMB_TICKET(word)) < floor ? SHMB_IS_DONE : SHMB_TO_GIVE;
 }
+
+/* Of one consumer: leases that do not have the items that they say, and items under a lease that is none. */
+static uint64_t wrong_leases(const struct shmb_ring *ring, const struct shmb_book *book) {
+    uint64_t left[SHMB_LEASES] = {0}, wrong = 0, open = 0;
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+        uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
+        if (SHMB_STATE(word) != SHMB_COMMITTED || !(what & SHMB_LEASED_WHAT)) continue;
+        left[SHMB_LEASE_OF(what) % SHMB_LEASES]++;
+        wrong += lease_at(book, SHMB_LEASE_OF(what)) == NULL;
+    }
+    for (uint32_t i = 0; i < SHMB_LEASES; i++) {
+        uint64_t id = atomic_load_explicit(&book->leases[i].id, memory_order_relaxed);
+        open += id != 0;
+        wrong += id != 0 && (id % SHMB_LEASES != i || book->leases[i].left < left[i]);
+    }
+    return wrong + (open != atomic_load_explicit(&book->consumer->open_leases, memory_order_relaxed));
+}
+
+/* What of it cannot be; where items have gone, a lease may say that it has more. */
+uint64_t shmb_wrong_ledger(const struct shmb_ring *ring) {
+    uint64_t wrong = 0, head = head_in(ring);
+    uint32_t open = 0;
+    for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
+        struct shmb_book book;
+        if (!shmb_consumer_at(ring, which, &book)) continue;
+        open++;
+        uint64_t next = atomic_load_explicit(&book.consumer->next, memory_order_relaxed);
+        uint64_t floor = atomic_load_explicit(&book.consumer->floor, memory_order_relaxed);
+        wrong += (floor > next || next > head || book.consumer->since > head) + wrong_leases(ring, &book);
+    }
+    return wrong + (open != atomic_load_explicit(&ring->runtime->consumers, memory_order_relaxed));
+}

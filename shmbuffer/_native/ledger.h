@@ -19,6 +19,7 @@ bool shmb_consumer_at(const struct shmb_ring *ring, uint32_t which, struct shmb_
 uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book);
 void shmb_mend_ledger(struct shmb_ring *ring);
 void shmb_clean_ledger(struct shmb_ring *ring);
+uint64_t shmb_wrong_ledger(const struct shmb_ring *ring);
 uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t count, uint64_t now_ns,
                            int64_t *slots, int64_t *tickets, uint64_t *next);
 struct shmb_lease *shmb_begin_lease(struct shmb_ring *ring, const struct shmb_book *book, const int64_t *tickets, uint64_t count,

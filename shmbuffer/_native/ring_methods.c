@@ -221,9 +221,9 @@ PyObject *shmb_ring_check(struct ring_object *self, struct asked *asked) {
     int status = shmb_check(&self->ring, CALL, NUMBER(0) != 0, NUMBER(1), &found);
     if (status != SHMB_OK) return shmb_answer(asked, status, 0);
     shmb_python_end(&asked->python);
-    return Py_BuildValue("(KKKKKKKK)", BIG(found.wrong_nodes), BIG(found.wrong_leaves), BIG(found.wrong_length),
+    return Py_BuildValue("(KKKKKKKKK)", BIG(found.wrong_nodes), BIG(found.wrong_leaves), BIG(found.wrong_length),
                          BIG(found.wrong_words), BIG(found.orphans), BIG(found.wrong_extents), BIG(found.wrong_nexts),
-                         BIG(found.wrong_reserved));
+                         BIG(found.wrong_reserved), BIG(found.wrong_ledger));
 }
 
 /* -> bytes of the runtime page and the registry, all of one moment; or a status */

@@ -181,7 +181,7 @@ def _compare_slots(
             f"{report.path}: a living process holds the buffer's mutex and does not let go, so it "
             "cannot be checked; continue or end that process (see `shmbuffer inspect`)"
         )
-    nodes, leaves, length, words, orphans, records, nexts, reserved = found
+    nodes, leaves, length, words, orphans, records, nexts, reserved, consumed = found
     if written is not None and control.runtime["prioritized"][0]:
         before = max(looked, _reached(control, live))
         beyond = written.massive(before * live.width)
@@ -203,6 +203,7 @@ def _compare_slots(
         (records, report.problems, "{} records are not where the byte ring has records"),
         (nexts, unfinished, "{} next observations are not where their slots say"),
         (reserved, unfinished, "{} counts of reserved room are not what the reservations say"),
+        (consumed, unfinished, "{} notes of what consumers were given cannot be"),
     ):
         if count:
             to.append(problem.format(count))
