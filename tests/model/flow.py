@@ -21,7 +21,8 @@ from typing import NamedTuple
 WRITER, SAMPLER = 0, 1
 #: Where a client is. ASKS: before the locked section; SLEEPS: registered, on the futex; FILLS: its
 #: claim is open; WAKES: it has changed something, and has not told it yet.
-ASKS, SLEEPS, FILLS, WAKES, DEAD, REGISTERS = range(6)
+#: HOLDS: it has reserved, and its claim comes later.
+ASKS, SLEEPS, FILLS, WAKES, DEAD, REGISTERS, HOLDS = range(7)
 
 
 class Client(NamedTuple):
@@ -33,6 +34,7 @@ class Client(NamedTuple):
     waits: bool = False  # registered as waiting
     woken: bool = False  # the futex has changed since it looked
     open: bool = False  # a claim in the registry
+    held: bool = False  # a reservation in the ledger
 
 
 class State(NamedTuple):
@@ -52,6 +54,7 @@ class Flow(NamedTuple):
         writes, draws: batches of the writers and of the samplers.
         deaths: how many clients may be killed.
         broken: rules that are switched off.
+        reserving: writers reserve before they claim, and may give back.
     """
 
     ratio: int
@@ -61,6 +64,7 @@ class Flow(NamedTuple):
     draws: tuple[int, ...]
     deaths: int = 0
     broken: frozenset[str] = frozenset()
+    reserving: bool = False
 
     @property
     def enough(self) -> int:
@@ -78,7 +82,10 @@ class Flow(NamedTuple):
         if client.side == SAMPLER:
             enough = state.there >= self.min_size
             return enough and 2 * (state.ahead - client.batch) >= -self.buffer
-        is_open = sum(other.batch for other in state.clients if other.open)
+        counted = [other for other in state.clients if other.open or other.held]
+        if "what is reserved is not counted" in self.broken:
+            counted = [other for other in counted if other.open]
+        is_open = sum(other.batch for other in counted if other is not client)
         share = client.batch * self.ratio
         free = state.there + is_open < self.min_size and share <= self.buffer
         if free and "inserts wait though there are too few" not in self.broken:
@@ -109,11 +116,17 @@ class Flow(NamedTuple):
             dead = [n for n, other in enumerate(state.clients) if _is_left(other)]
             if dead and "the dead are not reaped" not in self.broken:  # its slice has ended
                 for other in dead:
-                    buried = state.clients[other]._replace(waits=False, open=False)
+                    buried = state.clients[other]._replace(waits=False, open=False, held=False)
                     reaped = _woken(_with(state, other, buried))
                     yield _with(reaped, number, reaped.clients[number]._replace(at=ASKS))
             if any(other.at == DEAD for other in state.clients):  # the dead one had not woken it
                 yield _with(state, number, me._replace(at=ASKS))
+        elif me.at == HOLDS:
+            gives_back = me._replace(at=WAKES, held=False)
+            if "give back wakes nobody" in self.broken:
+                gives_back = gives_back._replace(at=ASKS)
+            yield _with(state, number, gives_back)
+            yield _with(state, number, me._replace(at=FILLS, open=True, held=False))
         elif me.at == FILLS:
             there = min(self.min_size, state.there + me.batch)
             now = state._replace(ahead=state.ahead + me.batch * self.ratio, there=there)
@@ -127,6 +140,8 @@ class Flow(NamedTuple):
             yield _with(told, number, told.clients[number]._replace(at=ASKS))
 
     def _goes_on(self, state: State, number: int, me: Client) -> State:
+        if me.side == WRITER and self.reserving:
+            return _with(state, number, me._replace(at=HOLDS, held=True))
         if me.side == WRITER:
             return _with(state, number, me._replace(at=FILLS, open=True))
         drawn = state._replace(ahead=state.ahead - me.batch)
@@ -141,13 +156,18 @@ class Flow(NamedTuple):
             for client in state.clients
         )
 
+    def is_over(self, state: State) -> bool:
+        """More is written, being written and held than inserts may be ahead."""
+        share = sum(one.batch for one in state.clients if one.open or one.held) * self.ratio
+        return state.there >= self.min_size and 2 * (state.ahead + share) > self.buffer
+
     def is_told_as_a_knot(self, state: State) -> bool:
         """As `Waiting._require_no_deadlock` asks: both sides wait, and none of them could go on."""
         living = [client for client in state.clients if client.at != DEAD]
         return (
             {client.side for client in living} == {WRITER, SAMPLER}
             and all(client.waits for client in living)
-            and not any(client.open for client in state.clients)
+            and not any(client.open or client.held for client in state.clients)
             and not any(self.admits(state, client) for client in living)
         )
 
@@ -160,12 +180,15 @@ class Found(NamedTuple):
         lost: states with a lost wake-up.
         deadlocks: states that are told as deadlocks.
         stuck: states from which some living client never goes on.
+        over: states in which more is written and held than the error buffer allows, though enough
+            is there to sample.
     """
 
     states: int
     lost: int
     deadlocks: frozenset[State]
     stuck: frozenset[State]
+    over: int
 
 
 def explore(flow: Flow) -> Found:
@@ -191,6 +214,7 @@ def explore(flow: Flow) -> Found:
         sum(map(flow.has_lost_a_wake_up, following)),
         frozenset(filter(flow.is_told_as_a_knot, following)),
         frozenset(stuck),
+        sum(map(flow.is_over, following)),
     )
 
 
@@ -198,7 +222,9 @@ def _can_go_on(
     number: int, following: dict[State, list[State]], preceding: dict[State, list[State]]
 ) -> set[State]:
     """States from which that client may come to its next draw or claim, or be dead."""
-    reached = {state for state in following if state.clients[number].at in (FILLS, WAKES, DEAD)}
+    reached = {
+        state for state in following if state.clients[number].at in (FILLS, WAKES, DEAD, HOLDS)
+    }
     left = deque(reached)
     while left:
         for state in preceding[left.popleft()]:
@@ -222,4 +248,4 @@ def _woken(state: State) -> State:
 
 def _is_left(client: Client) -> bool:
     """Of somebody dead, something in the registry."""
-    return client.at == DEAD and (client.waits or client.open)
+    return client.at == DEAD and (client.waits or client.open or client.held)

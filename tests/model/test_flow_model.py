@@ -80,3 +80,39 @@ def test_dead_claims_that_are_not_reaped_are_found() -> None:
     flow = Flow(1, 0, 1, (2, 2), (1,), 1, frozenset({"the dead are not reaped"}))
     found = explore(flow._replace(buffer=flow.enough))
     assert any(len({c.side for c in state.clients if c.at != 4}) == 2 for state in found.stuck)
+
+
+HOLDERS = [
+    Flow(1, 0, 1, (1, 2), (2,), reserving=True),
+    Flow(2, 0, 1, (1,), (2, 3), reserving=True),
+    Flow(1, 0, 1, (2, 2), (1,), reserving=True),
+]
+
+
+@pytest.mark.parametrize(("flow", "deaths"), list(itertools.product(HOLDERS, [0, 1])))
+def test_writers_that_reserve_go_on_and_never_go_too_far(flow: Flow, deaths: int) -> None:
+    """What is held counts, a commit is not asked again, and what the dead held is free."""
+    found = explore(flow._replace(buffer=flow.enough, deaths=deaths))
+    assert not found.deadlocks
+    assert found.over == 0
+    if deaths == 0:
+        assert found.lost == 0
+        assert not found.stuck
+    sides = [{client.side for client in state.clients if client.at != 4} for state in found.stuck]
+    assert all(len(there) == 1 for there in sides)
+    assert found.states > 50
+
+
+@pytest.mark.parametrize(
+    ("rule", "deaths"),
+    [
+        ("what is reserved is not counted", 0),
+        ("give back wakes nobody", 0),
+        ("the dead are not reaped", 1),
+    ],
+)
+def test_a_broken_rule_of_reservations_is_found(rule: str, deaths: int) -> None:
+    flow = HOLDERS[2]._replace(broken=frozenset({rule}), deaths=deaths)
+    found = explore(flow._replace(buffer=flow.enough))
+    both = [s for s in found.stuck if len({c.side for c in s.clients if c.at != 4}) == 2]
+    assert found.over or found.lost or both
