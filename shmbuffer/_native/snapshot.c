@@ -35,10 +35,12 @@ uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count,
     return changed;
 }
 
-/* What belongs to the items of a moment; while the mutex is held. Of slots that are being written it is worth nothing. */
+/* What belongs to the items of a moment; while the mutex is held. Of slots that are being written it is worth nothing, and
+ * of those that were never written it is left as the caller has it: nothing. */
 static void note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment) {
-    memcpy(sources, ring->sources, ring->capacity * sizeof *sources);
-    SHMB_OPTIMISTIC(memcpy(raw, ring->raw, ring->elements * sizeof *raw));
+    uint64_t reached = shmb_reached(ring);
+    memcpy(sources, ring->sources, reached * sizeof *sources);
+    SHMB_OPTIMISTIC(memcpy(raw, ring->raw, reached * ring->lanes * sizeof *raw));
     moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
     moment->max_priority = ring->runtime->max_priority;
@@ -50,7 +52,7 @@ int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned ch
                      uint64_t *sources, double *raw, struct shmb_moment *moment) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
         int64_t now = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
         if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, shmb_next_of(ring, slot), out);
         tickets[slot] = now;
@@ -102,9 +104,10 @@ int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t
         return SHMB_NO_ROOM;
     }
     SHMB_OPTIMISTIC(memcpy(out, shmb_record_at(ring, from), needed)); /* some are being written: no ticket names them */
-    for (uint64_t slot = 0; slot < ring->capacity; slot++)
+    const uint64_t reached = shmb_reached(ring);
+    for (uint64_t slot = 0; slot < reached; slot++)
         tickets[slot] = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
-    memcpy(extents, ring->extents, ring->capacity * sizeof *extents);
+    memcpy(extents, ring->extents, reached * sizeof *extents);
     note_moment(ring, sources, raw, moment);
     shmb_unlock(ring);
     return SHMB_OK;

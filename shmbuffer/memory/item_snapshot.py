@@ -55,13 +55,14 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
     seat, schema = calls.seat, calls.schema
     capacity, width = schema.capacity, schema.width
     tickets = np.full(capacity, -1, np.int64)
-    raw, sources = np.empty(schema.elements, np.float64), np.empty(capacity, np.uint64)
+    raw, sources = np.zeros(schema.elements, np.float64), np.zeros(capacity, np.uint64)
     at, whose = tickets.ctypes.data, sources.ctypes.data
     slot_bytes = sum(schema.leaf_bytes) // capacity if out else 0
     with Progress("copy", length // width * slot_bytes) as progress:
         for _ in range(_COPY_ROUNDS):
             changed = 0
-            for first, count in progress.cut(capacity, slot_bytes, _COPY_SLOTS):
+            reached = min(int(seat.native.head), capacity)  # from there on nothing was written
+            for first, count in progress.cut(reached, slot_bytes, _COPY_SLOTS):
                 copied = seat.native.copy_slots(first, count, out, at)
                 progress.advance(copied * slot_bytes)
                 changed += copied

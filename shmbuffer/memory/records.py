@@ -216,8 +216,8 @@ class Records:
                 if head - copied <= _COPY_LOCKED_BYTES:
                     break
         capacity = self._capacity
-        tickets, sources = np.empty(capacity, np.int64), np.empty(capacity, np.uint64)
-        raw, extents = np.empty(capacity), np.empty(capacity, layout.EXTENT)
+        tickets, sources = np.full(capacity, -1, np.int64), np.zeros(capacity, np.uint64)
+        raw, extents = np.zeros(capacity), np.zeros(capacity, layout.EXTENT)
         room = 2 * _COPY_LOCKED_BYTES
         while True:
             rest = np.empty(room, np.uint8)

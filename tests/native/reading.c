@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "roles.h"
 
 #define BATCH 32
@@ -240,7 +241,8 @@ static void limit_once(struct shmb_ring *ring, struct shmb_call *call) {
     limiter.samples_per_insert = limiter.limits & SHMB_RATIO ? (double)(1 + random_below(8)) / 4 : 0;
     if (limiter.limits & SHMB_RATIO) limiter.error_buffer = 64;
     limiter.max_times_sampled = limiter.limits & SHMB_QUEUE ? 1 + random_below(3) : 0;
-    expect(shmb_limit(ring, call, &limiter), "limit");
+    const struct shmb_ages none = {0};
+    expect(shmb_limit(ring, call, &limiter, &none), "limit");
     COUNT(limiters, 1);
 }
 

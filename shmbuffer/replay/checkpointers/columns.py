@@ -37,7 +37,8 @@ def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list
     ring = rows.ring
     columns, descriptors = make_columns(rows.leaves, ring.capacity, folder, named=named)
     try:
-        used = np.flatnonzero(ring.live.words != 0)  # a copy: numpy looks twice, and words change
+        words = ring.live.words[: min(ring.head, ring.capacity)]
+        used = np.flatnonzero(words != 0)  # a copy: numpy looks twice, and words change
         extent = int(used[-1]) + 1 if len(used) else 0
         extent = min(ring.capacity, extent + max(_MARGIN, extent // 8))
         needed = {

@@ -166,8 +166,9 @@ class SavedStorage:
             "structure": self.structure,
         }
         if self.tickets is not None and self.sources is not None:
-            writers = layout.writer_of(self.sources).astype(np.int64)
-            np.save(folder / _ITEMS, runs_of(self.tickets, writers), allow_pickle=False)
+            used = slice(self.extent)
+            writers = layout.writer_of(self.sources[used]).astype(np.int64)
+            np.save(folder / _ITEMS, runs_of(self.tickets[used], writers), allow_pickle=False)
         if streams is not None:
             np.save(folder / _STREAMS, streams, allow_pickle=False)
         write_json(folder / METADATA, content)
