@@ -22,6 +22,7 @@ VERBS = {
     "inspect": "say what is in a buffer and who uses it",
     "ps": "list the processes that use a buffer, and what each of them holds",
     "top": "show a buffer while it is used: rates, priorities, who does what",
+    "consumers": "list who consumes the items of a buffer, and remove one that nobody serves",
     "set": "change what keeps writers and samplers in step",
     "plot": "plot a buffer's recorded history, and list warnings",
     "export": "write the items of a buffer to a Parquet or HDF5 file, or a TensorDict",

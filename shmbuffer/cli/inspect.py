@@ -68,6 +68,7 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "policy": words.consumer(found),
         "flow": words.flow(found),
         "reserved": words.reserved(found),
+        "consumers": words.consumers(found),
         "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),
         "uuid": found["uuid"],

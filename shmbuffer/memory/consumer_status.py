@@ -55,6 +55,17 @@ class ConsumerStatus(NamedTuple):
         """Items under a lease."""
         return sum(lease.items for lease in self.leases)
 
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of plain values; a lease without an end has None."""
+        leases = [
+            {
+                **lease._asdict(),
+                "ends_in_s": lease.ends_in_s if lease.ends_in_s < math.inf else None,
+            }
+            for lease in self.leases
+        ]
+        return {**self._asdict(), "held": self.held, "leases": leases}
+
 
 COUNTS = ("delivered", "acked", "redelivered", "refused", "dropped")
 

@@ -29,6 +29,7 @@ from shmbuffer.memory.claims import address
 from shmbuffer.memory.consumer_status import ConsumerStatus
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.layout import Alone, Side
+from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.waiting import Calls
 
 Start = Literal["oldest", "newest"]
@@ -382,3 +383,17 @@ def _pair(
     if np.shape(index) != np.shape(tickets):
         raise ValueError(f"{len(index)} indices, {len(tickets)} generations; give as many")
     return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(tickets, np.int64)
+
+
+def consumer_stats(seat: Seat) -> dict[str, int | float]:
+    """Of all consumers together; zeros where there is none."""
+    found = [] if seat.mapped is None else consumer_status.of(seat.mapped, seat.control)
+    return {
+        "consumers": len(found),
+        "consumers_behind": max((one.behind for one in found), default=0),
+        "leased": sum(one.held for one in found),
+        **{
+            f"consumers_{name}": sum(getattr(one, name) for one in found)
+            for name in consumer_status.COUNTS
+        },
+    }

@@ -27,6 +27,7 @@ from shmbuffer.errors import BufferClosedError
 from shmbuffer.memory import cleanup, counters, definition, flush, limiter, removal, weights
 from shmbuffer.memory.anonymous import Anonymous
 from shmbuffer.memory.check import CheckReport, check_living
+from shmbuffer.memory.consumers import consumer_stats
 from shmbuffer.memory.control import Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
@@ -284,11 +285,12 @@ class Engine:
 
         Returns:
             `counters.totals`, and ``clients_alive``, ``clients_dead`` (not reaped yet), ``p_sum``,
-            ``epoch``, ``bytes`` (mapped) and ``time_ns`` (monotonic); and `weights.stats`.
+            ``epoch``, ``bytes`` (mapped), ``time_ns`` (monotonic); `weights.stats`,
+            `consumer_stats`.
         """
         self.seat.require_open()
         found = counters.snapshot(self.seat, self.ring(), self.settings.capacity)
-        return found | weights.stats(self.seat)
+        return found | weights.stats(self.seat) | consumer_stats(self.seat)
 
     def glance(self) -> dict[str, int | float]:
         """The counters without the mutex: each number is whole, and of its own moment.

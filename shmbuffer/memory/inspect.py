@@ -13,8 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, FormatError
-from shmbuffer.memory import counters, extents, identity, layout, ledger, partials, weights_file
+from shmbuffer.memory import (
+    consumer_status,
+    counters,
+    extents,
+    identity,
+    layout,
+    ledger,
+    partials,
+    weights_file,
+)
+from shmbuffer.memory.consumer_status import ConsumerStatus
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
@@ -48,7 +59,7 @@ def inspect(
         ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of the items with
         their headers, ``dictionary_bytes``), ``sharing`` (None where each leaf has a column;
         ``leaves`` that are stored once, ``wholes`` that there is room for, how many are ``used``),
-        ``weights``
+        ``consumers`` (how each stands, see `ConsumerStatus`), ``weights``
         (the newest that were published: ``version``, ``step``, ``pid`` of the publisher, ``at_s``,
         ``tensors``, ``bytes``; or only the ``damage`` of their file; None: there are none),
         ``owner``, ``durable_ticket``, ``recovery`` (what the last one found, when; None if there
@@ -73,6 +84,7 @@ def inspect(
         clients = [client.to_json() for client in look.registry.clients()]
         mutex = _mutex(control)
         held = _holders(files, schema, control)
+        consumers = _consumers(files, schema, control)
         spread = {"priorities": _spread(files, schema, control)} if priorities else {}
         return {
             "path": str(directory.path),
@@ -111,8 +123,10 @@ def inspect(
                 capacity=schema.capacity if schema else settings.capacity,
                 now_ns=time.monotonic_ns(),
                 held=told(held),
+                consumers=consumers,
             ),
             "reservations": [asdict(holder) for holder in held],
+            "consumers": [consumer.to_json() for consumer in consumers],
             "partials": len(partials.orphans(directory)),
             **spread,
         }
@@ -125,6 +139,16 @@ def _holders(files: Files, schema: Schema | None, control: Control) -> list[Hold
     with files.directory.open_file(layout.LEDGER, writable=False) as file:
         table = ledger.read_reservations(file.fd)
     return holders(table, control.entries, schema.width)
+
+
+def _consumers(files: Files, schema: Schema | None, control: Control) -> list[ConsumerStatus]:
+    """How consumers stand."""
+    if schema is None or not files.directory.exists(layout.LEDGER):
+        return []
+    with files.directory.open_file(layout.LEDGER, writable=False) as file:
+        content = _core.Map(file.fd, os.fstat(file.fd).st_size, False)
+    head = int(control.runtime["head"][0])
+    return consumer_status.status(content, schema.capacity, head, control.entries)
 
 
 def _describe(schema: Schema | None) -> dict[str, Any] | None:

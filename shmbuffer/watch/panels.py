@@ -65,6 +65,7 @@ def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: boo
         "policy": words.consumer(found),
         "flow": words.flow(found),
         "reserved": words.reserved(found),
+        "consumers": words.consumers(found),
         "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),
         "after deaths": _mended(counters),

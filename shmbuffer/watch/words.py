@@ -173,6 +173,20 @@ def waiting(found: Found) -> str | None:
     return f"pid {first['pid']} for {units.span(first['seconds'])}{more}: {first['text']}"
 
 
+def consumers(found: Found) -> str | None:
+    """Returns how each consumer stands, and who holds its items; None without any."""
+    told = []
+    for one in found.get("consumers", ()):
+        text = f"{one['name']} is {units.counted(one['behind'], 'item', 'items')} behind"
+        pids = ", ".join(str(pid) for pid in sorted({lease["pid"] for lease in one["leases"]}))
+        if one["leases"]:
+            text += f", {one['held']:,} under lease of pid {pids}"
+        if one["redelivered"]:
+            text += f", {one['redelivered']:,} given again"
+        told.append(text)
+    return "; ".join(told) or None
+
+
 def recoveries(found: Found, now_s: float) -> str:
     """Returns how often a buffer was recovered, and what was found the last time."""
     last, count = found["recovery"], found["epoch"]

@@ -31,7 +31,19 @@ def test_the_help_lists_all_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert list(VERBS) == [
-        *("serve", "list", "inspect", "ps", "top", "set", "plot", "export", "check", "recover"),
+        *(
+            "serve",
+            "list",
+            "inspect",
+            "ps",
+            "top",
+            "consumers",
+            "set",
+            "plot",
+            "export",
+            "check",
+            "recover",
+        ),
         *("stop", "gc", "demo"),
     ]
     for verb, summary in VERBS.items():

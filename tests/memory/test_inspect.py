@@ -131,6 +131,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
         "owner": {"pid": os.getpid(), "state": "running"},
         "durable_ticket": 0,
         "waits": [],
+        "consumers": [],
         "reservations": [],
         "partials": 0,
     }

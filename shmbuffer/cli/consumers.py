@@ -1,0 +1,61 @@
+"""``shmbuffer consumers DIR``: who consumes a buffer, how far is each, and who holds what?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from shmbuffer.cli import arguments, console, exits
+from shmbuffer.errors import ConsumerError
+from shmbuffer.watch.tables import Table
+
+DESCRIPTION = (
+    "Lists the consumers of a buffer: how many items each is behind, what it was given, has "
+    "acknowledged and was given again, and which processes hold items of it. --remove takes one "
+    "away that nobody serves any more, so that writers do not wait for it: what it had not "
+    "acknowledged counts as done, and its learners get an error."
+)
+EXAMPLES = "shmbuffer consumers run/buffer\nshmbuffer consumers run/buffer --remove eval"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the verb."""
+    arguments.add_directory(parser)
+    parser.add_argument("--remove", metavar="NAME", help="take that one away")
+    arguments.add_timeout(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Removes, if asked to, and says who is there."""
+    from shmbuffer.memory.inspect import inspect
+
+    if args.remove is not None:
+        _remove(args)
+    found = inspect(args.dir, live_bytes=False)["consumers"]
+    rows = [_row(one) for one in found]
+    shown = Table(args.dir, _COLUMNS, rows) if rows else f"{args.dir}: there are no consumers"
+    console.tell({"path": args.dir, "consumers": found}, shown, as_json=args.json)
+    return exits.DONE
+
+
+def _remove(args: argparse.Namespace) -> None:
+    from shmbuffer.memory.engine import Engine
+
+    with Engine.open(args.dir, None, timeout=args.timeout) as engine:
+        ring = engine.ring()
+        if ring is None or not ring.consumers.remove(args.remove):
+            raise ConsumerError(
+                f"{args.dir}: there is no consumer {args.remove!r}; without --remove the command "
+                "lists them. Nothing was changed",
+                name=args.remove,
+            )
+
+
+_COLUMNS = ("consumer", " behind", " given", " acknowledged", " again", " late", " held", "by pid")
+
+
+def _row(one: Mapping[str, Any]) -> list[object]:
+    pids = sorted({lease["pid"] for lease in one["leases"]})
+    counts = (one[name] for name in ("behind", "delivered", "acked", "redelivered", "refused"))
+    return [one["name"], *counts, one["held"], ", ".join(map(str, pids))]
