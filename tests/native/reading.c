@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "reserve.h"
 #include "roles.h"
 
 #define BATCH 32
@@ -241,8 +242,10 @@ static void limit_once(struct shmb_ring *ring, struct shmb_call *call) {
     limiter.samples_per_insert = limiter.limits & SHMB_RATIO ? (double)(1 + random_below(8)) / 4 : 0;
     if (limiter.limits & SHMB_RATIO) limiter.error_buffer = 64;
     limiter.max_times_sampled = limiter.limits & SHMB_QUEUE ? 1 + random_below(3) : 0;
-    const struct shmb_ages none = {0};
-    expect(shmb_limit(ring, call, &limiter, &none), "limit");
+    if (random_below(4) == 0) limiter.limits |= SHMB_AGES;
+    const struct shmb_ages ages = {random_below(3), random_below(2) ? 1 + random_below(64) : 0, 0, 0};
+    expect(shmb_limit(ring, call, &limiter, &ages), "limit");
+    shmb_consumer_version(ring->runtime, SHMB_VERSION_ADD, 1 + random_below(4));
     COUNT(limiters, 1);
 }
 
@@ -255,6 +258,7 @@ static void check_flow(struct shmb_ring *ring) {
     }
     if (pending != atomic_load(&ring->runtime->pending)) fail("pending is %llu", (unsigned long long)ring->runtime->pending);
     if (limited != atomic_load(&ring->runtime->limited)) fail("limited is %u", ring->runtime->limited);
+    if (shmb_wrong_reserved(ring)) fail("reserved is %llu", (unsigned long long)ring->runtime->reserved);
 }
 
 void check_flow_once(struct shmb_ring *ring) {

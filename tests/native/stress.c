@@ -93,6 +93,7 @@ static void audit(struct shmb_ring *ring) {
     check_whole(ring);
     check_flow_once(ring);
     if (atomic_load(&ring->runtime->pending)) fail("a claim is counted that nobody has");
+    if (atomic_load(&ring->runtime->reserved)) fail("%llu slots are reserved for nobody", (unsigned long long)ring->runtime->reserved);
     for (uint64_t slot = 0; slot < ring->capacity; slot++) {
         uint64_t word = atomic_load(&ring->words[slot]);
         bool gone = ring->bytes || world.options.upkeep; /* evicted, or emptied */

@@ -131,6 +131,9 @@ void world_begin(const struct options *options) {
     world.entries = (struct shmb_entry *)(control + SHMB_REGISTRY_OFFSET);
     shmb_sections_of(options->capacity, options->lanes, options->record_bytes > 0, 0, &world.sections);
     world.slots = shared_bytes(-1, world.sections.bytes);
+    shmb_parts_of(options->capacity, &world.parts);
+    world.ledger = shared_bytes(-1, world.parts.consumers); /* nobody consumes */
+    atomic_store(&((struct shmb_ledger *)world.ledger)->bytes, world.parts.consumers);
     if (options->record_bytes) world.bytes = byte_ring(options->record_bytes);
     for (unsigned leaf = 0; leaf < LEAVES && !options->record_bytes; leaf++) {
         uint64_t bytes = leaf_bytes[leaf];
@@ -172,6 +175,9 @@ void handle_open(struct shmb_ring *ring) {
     ring->sources = (uint64_t *)(world.slots + world.sections.sources);
     ring->raw = (double *)(world.slots + world.sections.raw);
     ring->leaves = world.leaves;
+    ring->parts = world.parts;
+    ring->ledger = (struct shmb_ledger *)world.ledger;
+    ring->reservations = (struct shmb_reservation *)(world.ledger + world.parts.reservations);
     ring->n_leaves = world.bytes ? 0 : LEAVES;
     ring->bytes = world.bytes;
     ring->max_bytes = world.options.record_bytes;

@@ -25,13 +25,14 @@ struct options {
 #define COUNTS(X)                                                                                            \
     X(writes) X(items) X(aborts) X(samples) X(checked) X(missing) X(updates) X(empties) X(alphas) X(checks)  \
     X(copies) X(blocked) X(deaths) X(reaped) X(no_room) X(limited) X(admitted) X(taken) X(limiters)  \
-    X(lapped) X(tracked)
+    X(lapped) X(tracked) X(reserved) X(given_back) X(refused)
 
 struct world {
     struct options options;
     struct shmb_runtime *runtime;
     struct shmb_entry *entries;
-    unsigned char *slots, *bytes;
+    unsigned char *slots, *bytes, *ledger;
+    struct shmb_parts parts;
     struct shmb_leaf leaves[LEAVES];
     struct shmb_sections sections;
     pthread_mutex_t init_lock;

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "reserve.h"
 #include "roles.h"
 
 #define ROWS 24 /* most rows of one write */
@@ -92,6 +93,39 @@ static void require_streams(const struct shmb_ring *ring, const uint32_t *stream
     }
 }
 
+/* Room for the next claim of this thread, or for some more; false: it was not to be had soon. */
+static bool reserve(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t bytes) {
+    struct shmb_wish wish = {.rows = count + random_below(3), .bytes = bytes, .expires_ns = UINT64_MAX};
+    if (wish.rows > ring->capacity) wish.rows = count;
+    if (random_below(8) == 0) wish.expires_ns = shmb_boot_ns() + random_below(100 * 1000);
+    wish.elements = wish.rows * ring->lanes;
+    uint32_t place = 0;
+    uint64_t id = 0;
+    for (uint64_t waited = 0;; waited++) {
+        int status = shmb_reserve(ring, call, wish, &place, &id);
+        if (status == SHMB_OK) break;
+        if (status != SHMB_LIMITED) expect(status, "reserve");
+        COUNT(limited, 1);
+        if (waited == 4) expect(shmb_give_up_waiting(ring, call, SHMB_FOR_SAMPLES), "give_up_waiting");
+        if (waited == 4) return false;
+        shmb_wait_progress(ring, shmb_refusal.blocker.progress, 1000 * 1000);
+    }
+    COUNT(reserved, 1);
+    uint64_t version = random_below(2) ? SHMB_NO_VERSION : atomic_load(&ring->runtime->consumer_version);
+    shmb_hold = (struct shmb_hold){ring, place, id, version};
+    return true;
+}
+
+/* What was not committed. It may have expired. */
+static void give_back(struct shmb_ring *ring, struct shmb_call *call) {
+    struct shmb_hold hold = shmb_hold;
+    shmb_hold.ring = NULL;
+    if (hold.ring == NULL) return;
+    int status = shmb_give_back(ring, call, hold.place, hold.id);
+    if (status != SHMB_NO_RESERVATION) expect(status, "give_back");
+    COUNT(given_back, 1);
+}
+
 static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_claim_kind kind, int64_t *slots,
                       uint64_t count, const struct shmb_batch *batch) {
     int64_t tickets[ROWS];
@@ -112,6 +146,7 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
         if (status == SHMB_OK && kind == SHMB_RING_WRITE) require_streams(ring, streams, count);
         if (status == SHMB_OK) return taken;
         if (status == SHMB_IN_QUEUE && world.options.limited) return 0;
+        if (status == SHMB_NO_RESERVATION && shmb_hold.ring) return 0; /* its time is over */
         if (status == SHMB_LIMITED && waited < 4) {
             COUNT(limited, 1);
             shmb_wait_progress(ring, shmb_refusal.blocker.progress, 1000 * 1000);
@@ -149,7 +184,13 @@ void write_once(struct shmb_ring *ring) {
     if (ring->bytes) expect(shmb_batch_in_order(ring, &records.batch, records.bytes, kind != SHMB_RING_WRITE), "batch");
     for (uint64_t i = 0; i < count * ring->lanes; i++) priorities[i] = (double)(1 + random_below(100)) / 10;
     if (given) expect(shmb_priorities_in_order(ring, priorities, count * ring->lanes), "priorities");
-    if (claim(ring, &call, kind, slots, count, ring->bytes ? &records.batch : NULL) == 0) return;
+    bool reserves = kind == SHMB_RING_WRITE && count <= ring->capacity && random_below(4) == 0;
+    uint64_t room = ring->bytes && random_below(2) ? (records.bytes + 7) & ~(uint64_t)7 : 0;
+    if (reserves && !reserve(ring, &call, count, room)) return;
+    if (claim(ring, &call, kind, slots, count, ring->bytes ? &records.batch : NULL) == 0) {
+        give_back(ring, &call);
+        return;
+    }
     uint64_t rows = ring->claim_rows, written = ring->claim_written;
     for (uint64_t row = 0; row < rows; row++) {
         took_slots[row] = shmb_slot_of_row(ring, row);
@@ -162,11 +203,18 @@ void write_once(struct shmb_ring *ring) {
     if (given) shmb_fill_priorities(ring, priorities, 0);
     if (random_below(16) == 0) {
         expect(shmb_abort(ring, &call), "abort");
+        give_back(ring, &call);
         COUNT(aborts, 1);
         return;
     }
     atomic_fetch_add(&world.offered_elements, written);
-    expect(shmb_commit(ring, &call, given), "commit");
+    int status = shmb_commit(ring, &call, given);
+    if (status == SHMB_TOO_OLD) {
+        give_back(ring, &call);
+        COUNT(refused, 1);
+        return;
+    }
+    expect(status, "commit");
     atomic_fetch_add(&world.acknowledged_elements, written);
     acknowledge(took_slots, took_tickets, rows);
     COUNT(writes, 1);
