@@ -394,10 +394,10 @@ static PyObject *trajectories_take(PyObject *self, PyObject *args) {
 static PyObject *trajectories_used(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = trajectories_in(self);
     unsigned long long at[6];
-    if (!asked_for(self, args, "K:used", at)) return NULL;
+    if (!asked_for(self, args, "KK:used", at)) return NULL;
     if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "used: cut_by() windows first");
     Py_BEGIN_ALLOW_THREADS
-    shmb_windows_used(all, OUT(0));
+    shmb_windows_used(all, OUT(0), at[1] != 0);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -440,7 +440,7 @@ static PyMethodDef trajectories_methods[] = {
     {"lengths", trajectories_lengths, METH_VARARGS, "lengths(trajectories, count, out): items of each."},
     {"cut_by", trajectories_cut_by, METH_O, "cut_by(windows): of all that comes from here on."},
     {"take", trajectories_take, METH_VARARGS, "take(count, firsts): the next windows that are whole, as their first elements."},
-    {"used", trajectories_used, METH_VARARGS, "used(tickets): of each element whose item needs no window; -1."},
+    {"used", trajectories_used, METH_VARARGS, "used(tickets, waiting): of each element whose item needs no window, or is in one; -1."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef trajectories_properties[] = {

@@ -158,12 +158,12 @@ void shmb_windows_use(struct shmb_windows *w, const int64_t *elements, uint64_t 
     w->seen = seen;
 }
 
-/* Of each element: the ticket of its item, where it needs no window or is in one that was taken; -1. */
-void shmb_windows_used(const struct shmb_trajectories *all, int64_t *tickets) {
+/* Of each element: the ticket of its item, where it needs no window or is in one that was taken (`waiting`: in any); -1. */
+void shmb_windows_used(const struct shmb_trajectories *all, int64_t *tickets, bool waiting) {
     const struct shmb_windows *w = all->windows;
     for (uint64_t element = 0; element < w->elements; element++)
         tickets[element] = is_used(w, (uint32_t)element) ? (int64_t)SHMB_TICKET(w->used[element]) : -1;
-    for (uint64_t number = w->next; number < w->number + w->count; number++) {
+    for (uint64_t number = w->next; !waiting && number < w->number + w->count; number++) {
         uint32_t index;
         const struct shmb_run *run = run_of_window(all, window_of(w, number), &index);
         for (uint32_t i = 0; run && i < w->steps; i++) tickets[at_index(run, index + i)] = -1;

@@ -39,6 +39,6 @@ uint64_t shmb_windows_take(struct shmb_trajectories *all, uint64_t count, int64_
 uint64_t shmb_windows_waiting(const struct shmb_windows *w);
 void shmb_windows_back(struct shmb_windows *w, uint64_t next, uint64_t lost);
 void shmb_windows_use(struct shmb_windows *w, const int64_t *elements, uint64_t count, uint64_t below);
-void shmb_windows_used(const struct shmb_trajectories *all, int64_t *tickets);
+void shmb_windows_used(const struct shmb_trajectories *all, int64_t *tickets, bool waiting);
 
 #endif

@@ -16,7 +16,7 @@ from shmbuffer.memory.consumers import Acknowledged, nanoseconds
 from shmbuffer.numpy.keys import GENERATION, INDEX, LEASE
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.samplers.consuming import ConsumingSampler
+from shmbuffer.replay.samplers.taking import Consumes, consumes
 from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Consuming(Parts):
         Raises:
             KeyError: ``batch`` has no such entries.
             ConsumerError: the consumer was removed.
-            TypeError: the sampler is no `ConsumingSampler`.
+            TypeError: the sampler has no consumer.
 
         Cost: one native call.
         """
@@ -87,19 +87,20 @@ class Consuming(Parts):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _consumer(self) -> ConsumingSampler:
-        if isinstance(self._sampler, ConsumingSampler):
+    def _consumer(self) -> Consumes:
+        if consumes(self._sampler):
             return self._sampler
         raise TypeError(
             f"the sampler is a {type(self._sampler).__name__}, which delivers nothing to "
-            "acknowledge; give the buffer a ConsumingSampler, or consume_after_n_samples"
+            "acknowledge; give the buffer a ConsumingSampler, or consume_after_n_samples, or its "
+            "sampler a consumer"
         )
 
     def _delivering(
         self, lease: float | None, draw: Callable[[int], Batch]
     ) -> Callable[[int], Batch]:
         """A draw that leases what it takes, where the sampler consumes."""
-        if not isinstance(self._sampler, ConsumingSampler):
+        if not consumes(self._sampler):
             if lease is not None:
                 self._consumer()  # says that there is none
             return draw

@@ -27,7 +27,8 @@ from shmbuffer.replay.buffers.fast_read import FastRead
 from shmbuffer.replay.buffers.fast_write import FastWrite
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.sample_info import SampleInfo
-from shmbuffer.replay.samplers import ConsumingSampler, PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.replay.samplers.taking import consumes
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.storage import ring_of
@@ -159,12 +160,12 @@ class Plan:
         tracked = storage.tracks_generations and (
             isinstance(writer, RoundRobinWriter) and writer.track_generations
         )
-        consumes = isinstance(sampler, ConsumingSampler)
-        if consumes and (prefetcher is not None or self.unit is not None):
+        is_consumed = consumes(sampler)
+        if is_consumed and (prefetcher is not None or self.unit is not None):
             what = "prefetch" if self.unit is None else "a sample_unit"
             raise ValueError(f"{what} is not supported with a {_name(sampler)}")
         dtype = None if by_priority is None else by_priority.dtype
-        self.info = SampleInfo(buffer._weight_keys, dtype, tracked or self.shared or consumes)
+        self.info = SampleInfo(buffer._weight_keys, dtype, tracked or self.shared or is_consumed)
         self.draws = not by_parts
         self.fast_read = None
         if not self.why_sample and isinstance(storage, TensorStorage):

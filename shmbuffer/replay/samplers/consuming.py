@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import threading
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
-from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.keys import GENERATION, LEASE
-from shmbuffer.replay.samplers.sampler import NOTHING_THERE, Sampler, lanes_of
-from shmbuffer.replay.storages.list import ListStorage
-from shmbuffer.replay.storages.storage import ring_of
+from shmbuffer.replay.samplers.taking import Consumes
 
 if TYPE_CHECKING:
-    from shmbuffer.memory.consumers import Acknowledged, Consumer, Start, Taken
+    from shmbuffer.memory.consumers import Start
 
 
-@dataclass
-class Taking:
-    """What one call to sample takes."""
-
-    lease_s: float | None  # None: it is acknowledged before the call returns
-    taken: list[tuple[Consumer, Taken]] = field(default_factory=list)
-
-    def give_back(self) -> None:
-        """It was not delivered: others get it at once."""
-        while self.taken:
-            consumer, taken = self.taken.pop()
-            if taken.lease:
-                consumer.give_back(taken.lease)
-
-    def acknowledge(self) -> None:
-        """It is delivered, and that is all that was asked for."""
-        while self.taken:
-            consumer, taken = self.taken.pop()
-            consumer.ack(taken.lease, taken.slots, taken.tickets)
-
-
-class ConsumingSampler(Sampler):
+class ConsumingSampler(Consumes):
     """Each item once, oldest first; whichever of the consumer's learners draws it.
 
     A consumer is known by its name, to every process that has the buffer, and it stays when they
@@ -99,61 +69,8 @@ class ConsumingSampler(Sampler):
             raise TypeError("max_sample_count must be a positive integer.")
         if max_sample_count < 1:
             raise ValueError("max_sample_count must be a positive integer.")
+        super().__init__(consumer, int(max_sample_count), start)
         self.max_sample_count = int(max_sample_count)
-        self.consumer = consumer
-        self.start: Start = start
-        self._found: Consumer | None = None
-        self._of: weakref.ref[Any] | None = None  # the ring that it was found in
-        self._own = threading.local()
-
-    # -- the consumer --------------------------------------------------------------------------
-
-    def bind(self, storage: Any) -> Consumer | None:
-        """The consumer in a storage, opened once; None before the first write."""
-        if isinstance(storage, ListStorage) and not storage.shared:
-            raise ValueError(
-                f"{type(self).__name__}: the items of a {type(storage).__name__} are objects of "
-                "this process, which others cannot be given; use a LazyTensorStorage, or a storage "
-                "with a scratch_dir"
-            )
-        if lanes_of(storage):
-            raise ValueError(
-                f"{type(self).__name__} only supports 1-dimensional storages, got "
-                f"storage.ndim={storage.ndim}."
-            )
-        ring = ring_of(storage)
-        if ring is None:
-            return None
-        if self._found is None or self._of is None or self._of() is not ring:
-            self._found = ring.consumers.open(
-                self.consumer, times=self.max_sample_count, start=self.start
-            )
-            self._of = weakref.ref(ring)
-        return self._found
-
-    def opened(self, storage: Any) -> Consumer:
-        """The same; EmptyBufferError before the first write."""
-        found = self.bind(storage)
-        if found is None:
-            raise EmptyBufferError(NOTHING_THERE)
-        return found
-
-    def reopen(self) -> None:
-        """The consumer was made again, by a load."""
-        self._found = self._of = None
-
-    @contextmanager
-    def taking(self, lease_s: float | None) -> Iterator[Taking]:
-        """What this thread takes in here, is given back where it is not delivered."""
-        before = getattr(self._own, "taking", None)
-        now = self._own.taking = Taking(lease_s)
-        try:
-            yield now
-        except BaseException:
-            now.give_back()
-            raise
-        finally:
-            self._own.taking = before
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -168,39 +85,11 @@ class ConsumingSampler(Sampler):
             ConsumerError: the consumer was removed.
         """
         consumer = self.opened(storage)
-        taking: Taking | None = getattr(self._own, "taking", None)
-        lease_s = None if taking is None else taking.lease_s
-        taken = consumer.take(batch_size, math.inf if lease_s is None else lease_s)
-        if taking is None:
-            consumer.ack(taken.lease, taken.slots, taken.tickets)
-        else:
-            taking.taken.append((consumer, taken))
+        taken = consumer.take(batch_size, self._lease_s())
         known = {GENERATION: torch.from_numpy(taken.tickets)}
-        if lease_s is not None:
+        if self._took(consumer, [taken]):
             known[LEASE] = torch.full((len(taken.slots),), taken.lease)
         return torch.from_numpy(taken.slots), known
-
-    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """Other items: the buffer was emptied before these were read."""
-        taking: Taking | None = getattr(self._own, "taking", None)
-        if taking is not None:
-            taking.give_back()
-        return self.sample(storage, len(index))
-
-    # -- what learners say ---------------------------------------------------------------------
-
-    def ack(self, storage: Any, leases: Any, index: Any, tickets: Any) -> Acknowledged:
-        """Acknowledge items; see `ReplayBuffer.ack`."""
-        rows = (np.ascontiguousarray(one, np.int64) for one in (leases, index, tickets))
-        under, slots, theirs = rows
-        return self.opened(storage).ack(under.view(np.uint64), slots, theirs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_found": None, "_of": None, "_own": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._own = threading.local()
 
     def __repr__(self) -> str:
         return (

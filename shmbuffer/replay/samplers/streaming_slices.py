@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots
-from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts
+from shmbuffer.replay.samplers.slicing.shared_windows import SharedWindows
 from shmbuffer.replay.samplers.slicing.windows import Used, Windows, as_bits, of_bits
+from shmbuffer.replay.samplers.taking import Consumes
 from shmbuffer.replay.storages.indexing import ravel
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.values import write_state
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from shmbuffer.memory.consumers import Start
     from shmbuffer.replay.checkpoints import Loaded
     from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.cutting import Side
@@ -33,7 +37,7 @@ _BEGINS = ("is_init",)
 _REMEMBERED = 64  # batches that may be on their way
 
 
-class StreamingSliceSampler(SliceSampler):
+class StreamingSliceSampler(Consumes, SliceSampler):
     """Every window of ``slice_len`` steps once, when it is complete; then slices at random.
 
     A trajectory is cut from its first step into windows that follow each other without an overlap.
@@ -64,10 +68,18 @@ class StreamingSliceSampler(SliceSampler):
         compile: accepted; nothing here is compiled.
         span: of slices at random.
         use_gpu: accepted.
+        consumer: a name: every window is given once among all learners with a sampler of this name,
+            under leases, as by a `ConsumingSampler`. A batch has windows alone then.
+        start: where a consumer begins that is not there yet: ``"oldest"`` or ``"newest"``.
 
     Raises:
         TypeError: ``slice_len`` is no integer. When it draws: the storage is somebody else's.
         ValueError: it is less than 1.
+        EmptyBufferError: when it draws for a consumer: there are too few windows.
+
+    Writers wait for what a consumer has not acknowledged. A step that is in no window when the ring
+    has written half a lap behind it never will be, and is not waited for: the end of a trajectory,
+    and of a stream that goes on too slowly.
 
     Cost: see `SliceSampler`; 8 bytes an item more, and a write into named slots, or in place, has
         all items looked at again: 50 ms a million.
@@ -107,10 +119,14 @@ class StreamingSliceSampler(SliceSampler):
         compile: bool | dict[str, Any] = False,
         span: Side | tuple[Side, Side] = False,
         use_gpu: torch.device | bool = False,
+        consumer: str | None = None,
+        start: Start = "oldest",
     ) -> None:
+        Consumes.__init__(self, consumer, 1, start)
         if isinstance(slice_len, bool) or not isinstance(slice_len, int):
             raise TypeError(f"slice_len has to be an integer, got {slice_len!r}")
-        super().__init__(
+        SliceSampler.__init__(
+            self,
             slice_len=slice_len,
             end_key=end_key,
             end_keys=end_keys,
@@ -125,6 +141,7 @@ class StreamingSliceSampler(SliceSampler):
             use_gpu=use_gpu,
         )
         self._windows = Windows(slice_len)
+        self._shared = SharedWindows(self._windows)
         self._drawn: deque[tuple[Any, Ints]] = deque(maxlen=_REMEMBERED)
         self._boundaries = Boundaries(
             end_key=end_key,
@@ -176,13 +193,61 @@ class StreamingSliceSampler(SliceSampler):
                 f"a storage of {ring.elements} items has no room for one window of "
                 f"slice_len={self._windows.steps}"
             )
-        found = super().sample(storage, batch_size)
+        if self.consumer is not None:
+            return self._consumed(storage, batch_size)
+        found = SliceSampler.sample(self, storage, batch_size)
         self._remember(found)
         return found
 
+    def _consumed(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Windows that no other learner of the consumer has."""
+        consumer, shared = self.opened(storage), self._shared
+        with self._boundaries.lock:
+            shared.begin(consumer)
+            try:
+                index, info = SliceSampler.sample(self, storage, batch_size)
+            except BaseException:
+                shared.release(consumer)
+                raise
+            parts = shared.parts()
+        if self._took(consumer, parts):
+            each = [np.full(len(part.slots), part.lease) for part in parts]
+            info[LEASE] = torch.from_numpy(np.concatenate(each))
+        return index, info
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """See `SliceSampler.can_sample`; for a consumer, whether there are windows enough."""
+        ring = ring_of(storage)
+        if self.consumer is None or ring is None:
+            return super().can_sample(storage, batch_size)
+        count, _ = self._sizes(batch_size)
+        consumer = self.opened(storage)
+        with self._boundaries.lock:
+            self._shared.begin(consumer)
+            try:
+                table = self._boundaries.of(storage).table
+            except EmptyBufferError:
+                return False
+            return self._shared.has(ring, consumer, table, count)
+
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
         """The next windows, and slices for the rest."""
+        if self.consumer is not None:
+            return self._claimed(storage, table, count)
         return self._with(np.zeros(0, np.int64), storage, table, count, steps)
+
+    def _claimed(self, storage: Any, table: Trajectories, count: int) -> Cuts:
+        consumer, ring = self.opened(storage), ring_of(storage)
+        assert ring is not None
+        rows = self._shared.take(ring, consumer, table, count, self._lease_s())
+        if len(rows) < count:
+            raise EmptyBufferError(
+                f"{count} windows of {self._windows.steps} steps are wanted, and {len(rows)} are "
+                f"complete that consumer {self.consumer!r} has not been given; write more first, "
+                "or draw fewer"
+            )
+        trajectories = table.of_rows(rows)
+        return Cuts(trajectories, rows - table.starts[trajectories])
 
     def _with(self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
         """Windows that begin at these rows; then the next ones, and slices for the rest."""
@@ -211,6 +276,8 @@ class StreamingSliceSampler(SliceSampler):
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
         """The slices that are still there, and others for those that were written over."""
+        if self.consumer is not None:
+            return Consumes._again(self, storage, index)
         count, steps = self._sizes(self._asked)
         elements, ring = ravel(index, lanes_of(storage)), ring_of(storage)
         assert ring is not None
@@ -239,6 +306,7 @@ class StreamingSliceSampler(SliceSampler):
     def _empty(self) -> None:
         with self._boundaries.lock:
             self._windows.forget()
+            self._shared.forget()
         super()._empty()
 
     def _position(self) -> Any:
@@ -284,7 +352,11 @@ class StreamingSliceSampler(SliceSampler):
         used = Used(of_bits(state_dict.get("_used", ())), int(state_dict.get("_below", 0)))
         with self._boundaries.lock:
             self._boundaries.forget()
-            self._windows.load(used)
+            self._shared.forget()
+            if self.consumer is None:  # else the ledger says it
+                self._windows.load(used)
+            else:
+                self._windows.forget()
 
     def _dump(self, directory: Path, moment: Any) -> None:
         directory.mkdir(exist_ok=True)
@@ -300,3 +372,7 @@ class StreamingSliceSampler(SliceSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_drawn": deque(maxlen=_REMEMBERED)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._shared = SharedWindows(self._windows)

@@ -152,10 +152,13 @@ class Trajectories:
         firsts = np.empty(count, np.int64)
         return firsts[: self._all.take(count, _at(firsts))]
 
-    def used(self, elements: int) -> Ints:
-        """Tickets of items that need no window, or are in one that was taken, by element; -1."""
+    def used(self, elements: int, *, waiting: bool = False) -> Ints:
+        """Tickets of items that need no window, or are in one that was taken, by element; -1.
+
+        ``waiting``: or in any.
+        """
         tickets = np.empty(elements, np.int64)
-        self._all.used(_at(tickets))
+        self._all.used(_at(tickets), waiting)
         return tickets
 
     @property

@@ -89,6 +89,17 @@ class Windows:
             self._following.ring.seat.reap_dead()
 
     @property
+    def is_begun(self) -> bool:
+        """Whether items are followed."""
+        return self._native is not None
+
+    def use(self, elements: Ints, below: int) -> None:
+        """These items, where they have tickets below that, come in no window any more."""
+        if self._native is not None:
+            elements = np.ascontiguousarray(elements)
+            self._native.use(elements.ctypes.data, len(elements), below)
+
+    @property
     def waiting(self) -> int:
         """How many were not taken yet; those that are lost by now among them."""
         return 0 if self._native is None else self._native.waiting

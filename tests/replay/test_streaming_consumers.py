@@ -1,0 +1,181 @@
+"""Windows that several learners share: each is given once, also when they are killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shmbuffer import (
+    EmptyBufferError,
+    LazyMemmapStorage,
+    StreamingSliceSampler,
+    TensorDictReplayBuffer,
+)
+from tests.replay.slice_programs import steps
+from tests.replay.test_streaming_slices import data_of, plain
+
+STEPS = 4
+
+
+def learner(path: Path, capacity: int = 64) -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(capacity, scratch_dir=path, shared_init=True),
+        sampler=StreamingSliceSampler(slice_len=STEPS, consumer="learners"),
+    )
+
+
+def firsts(sample: Any) -> list[int]:
+    """The first number of each window; they are consecutive."""
+    number = sample["number"].reshape(-1, STEPS)
+    assert (number == number[:, :1] + torch.arange(STEPS)).all()
+    found: list[int] = number[:, 0].tolist()
+    return found
+
+
+def test_learners_of_one_consumer_share_the_windows(tmp_path: Path) -> None:
+    with learner(tmp_path) as one, learner(tmp_path) as two:
+        one.extend(data_of(plain(26)))
+        first = one.sample(2 * STEPS, lease=math.inf)
+        assert firsts(first) == [0, 4]
+        assert firsts(two.sample(2 * STEPS)) == [8, 12]
+        assert one.ack(first) == (8, 0)
+        with learner(tmp_path) as late:
+            assert firsts(late.sample(2 * STEPS)) == [16, 20]
+            assert not late.can_sample(STEPS)
+        for rb in (one, two):
+            with pytest.raises(EmptyBufferError, match="1 windows of 4 steps are wanted, and 0"):
+                rb.sample(STEPS)
+        one.extend(data_of(plain(4, 26)))
+        assert firsts(one.sample(STEPS)) == [24]
+        (status,) = one.consumers()
+        assert (status.acked, status.redelivered) == (28, 0)
+
+
+def test_what_a_learner_held_when_it_ended_comes_again_first(tmp_path: Path) -> None:
+    with learner(tmp_path) as one:
+        one.extend(data_of(plain(24)))
+        with learner(tmp_path) as two:
+            held = two.sample(2 * STEPS, lease=math.inf)
+            assert firsts(held) == [0, 4]
+            assert firsts(one.sample(STEPS)) == [8]
+        time.sleep(0.03)
+        assert one.can_sample(5 * STEPS)
+        assert firsts(one.sample(5 * STEPS)) == [0, 4, 12, 16, 20]
+        assert one.ack(held) == (0, 8), "too late: it is somebody else's"
+
+
+def test_a_lease_that_is_over_comes_again_to_its_holder_too(tmp_path: Path) -> None:
+    with learner(tmp_path) as rb:
+        rb.extend(data_of(plain(8)))
+        first = rb.sample(2 * STEPS, lease=0.05)
+        time.sleep(0.1)
+        assert rb.can_sample(2 * STEPS)
+        again = rb.sample(2 * STEPS, lease=math.inf)
+        assert firsts(again) == firsts(first)
+        assert rb.ack(first) == (0, 8)
+        assert rb.ack(again) == (8, 0)
+
+
+def test_a_batch_that_is_too_short_takes_nothing(tmp_path: Path) -> None:
+    with learner(tmp_path) as one, learner(tmp_path) as two:
+        one.extend(data_of(plain(8)))
+        with pytest.raises(EmptyBufferError, match="3 windows of 4 steps are wanted, and 2"):
+            one.sample(3 * STEPS)
+        time.sleep(0.03)
+        assert firsts(two.sample(2 * STEPS)) == [0, 4]
+
+
+def test_writers_do_not_wait_for_steps_that_are_in_no_window(tmp_path: Path) -> None:
+    """Episodes of six steps have two at their end that are in none; a third stream stands still."""
+    with learner(tmp_path, 32) as rb:
+        rb.extend(data_of(plain(3, 1000)), streams=9)
+        seen = []
+        for number in range(0, 600, 6):
+            rb.extend(data_of(plain(6, number, every=6)), timeout=20)
+            seen += firsts(rb.sample(STEPS))
+        assert seen == [*range(0, 600, 6)]
+        (status,) = rb.consumers()
+        assert status.dropped > 180
+
+
+def _learns(path: Path, capacity: int, number: int, connection: Any) -> None:
+    torch.set_num_threads(1)
+    log = os.open(path.with_name(f"log-{number}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with learner(path, capacity) as rb:
+        rb.can_sample(STEPS)
+        connection.send("attached")
+        while True:
+            if not rb.can_sample(3 * STEPS):
+                time.sleep(0.002)
+                continue
+            batch = rb.sample(3 * STEPS, lease=math.inf)
+            tickets = batch["index_generation"].reshape(-1, STEPS).tolist()
+            os.write(log, json.dumps(["seen", tickets]).encode() + b"\n")
+            applied, _ = rb.ack(batch)
+            assert applied == 3 * STEPS
+            os.write(log, json.dumps(["done", tickets]).encode() + b"\n")
+
+
+@pytest.mark.slow
+def test_three_learners_that_are_killed_share_each_window_once(tmp_path: Path) -> None:
+    path, capacity, total = tmp_path / "ring", 600, 6000
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "tensordict"])
+    chance, numbers = random.Random(0), iter(range(100))
+    running: list[Any] = []
+
+    def start() -> Any:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_learns, args=(path, capacity, next(numbers), theirs))
+        process.start()
+        theirs.close()
+        return process, ours
+
+    with learner(path, capacity) as rb:
+        written = 0
+        try:
+            rb.extend(steps(0, 0, 20, 20))
+            written = 20
+            assert rb.can_sample(STEPS)  # makes the consumer, which nothing goes past from here on
+            running += [start() for _ in range(3)]
+            assert all(connection.poll(50) for _, connection in running)
+            deaths = 0
+            while written < total:
+                rb.extend(steps(0, written, 20, 20), timeout=50)
+                written += 20
+                if chance.random() < 0.03:
+                    at = chance.randrange(3)
+                    time.sleep(chance.random() * 0.01)
+                    running[at][0].kill()
+                    running[at][0].join()
+                    running[at] = start()
+                    deaths += 1
+            assert deaths > 3
+            end = time.monotonic() + 50
+            while rb.consumers()[0].acked < total and time.monotonic() < end:
+                time.sleep(0.02)
+        finally:
+            for process, connection in running:
+                process.kill()
+                process.join()
+                connection.close()
+        (status,) = rb.consumers()
+    seen, done = [], []
+    for log in tmp_path.glob("log-*"):
+        for line in log.read_text().splitlines():
+            what, windows = json.loads(line)
+            (seen if what == "seen" else done).extend(map(tuple, windows))
+    expected = {tuple(range(at, at + STEPS)) for at in range(0, total, STEPS)}
+    assert {*seen} == expected, "tickets are numbers: one writer, and no aborted write"
+    assert len(done) == len({*done}), "nobody was told twice that it is done"
+    assert status.acked == total
+    assert status.dropped == 0
