@@ -17,4 +17,5 @@ def run(setting: Setting) -> list[Series]:
         for count in COUNTS
         for form in ("arrays", "TensorDict")
     }
+    operations[Operation("reserve", 32)] = "reserve(32), commit, prioritized"
     return compare(setting, operations, prioritized=True)

@@ -56,7 +56,7 @@ class Operation:
     Attributes:
         call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
             ``"save"``, ``"hindsight"``, ``"mixed"``, ``"windows"``,
-            ``"slices"`` or ``"labelled"``.
+            ``"slices"``, ``"labelled"`` or ``"reserve"``.
         count: items of a call.
         form: how the data come or go.
     """

@@ -9,6 +9,7 @@ import inspect
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -127,6 +128,10 @@ class TorchLike(Local):
                 return buffer.add, self._batches(0, form)
             case "extend":
                 return buffer.extend, self._batches(count, form)
+            case "reserve" if hasattr(buffer, "reserve"):
+                return partial(_reserve, buffer, count), self._batches(count, form)
+            case "reserve":
+                return None
             case "sample" if form == ARRAYS:
                 return None
             case "sample" if form == OUT:
@@ -313,6 +318,10 @@ def _sampling_into(buffer: Any, count: int) -> Call | None:
         return None
     batch = buffer.sample(count)
     return (lambda: buffer.sample(count, out=batch)), [()]
+
+
+def _reserve(buffer: Any, count: int, data: Any) -> object:
+    return buffer.reserve(count).commit(data)
 
 
 def _achieved(rows: Any) -> torch.Tensor:
