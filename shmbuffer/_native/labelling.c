@@ -190,6 +190,17 @@ static PyObject *labels_of(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *labels_kins(PyObject *self, PyObject *args) {
+    const struct shmb_labels *all = shmb_labels_in(self);
+    unsigned long long at[6];
+    if (!parsed(self, args, "KKK:kins", at)) return NULL;
+    for (uint64_t i = 0; i < at[1]; i++) {
+        const struct shmb_kin *kin = shmb_kin_of(all, (uint64_t)NUMBERS(0)[i]);
+        NUMBERS(2)[i] = kin ? kin - all->kins : -1;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *labels_choose(PyObject *self, PyObject *args) {
     unsigned long long at[6];
     if (!parsed(self, args, "KKKK:choose", at)) return NULL;
@@ -248,13 +259,19 @@ static PyObject *labels_some(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Of those that were told, what is there still: in the place of another one there may be a new item. */
 static PyObject *labels_lost(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     struct shmb_labels *all = shmb_labels_in(self);
     if (all->failed) return PyErr_NoMemory();
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(all->n_lost * sizeof(int64_t)));
+    uint64_t kept = 0;
+    for (uint64_t i = 0; i < all->n_lost; i++) {
+        const struct shmb_kin *kin = shmb_kin_of(all, all->lost[i]);
+        if (kin && kin->state == SHMB_KIN_LOST) all->lost[kept++] = all->lost[i];
+    }
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(kept * sizeof(int64_t)));
     if (bytes == NULL) return NULL;
     int64_t *lost = (int64_t *)(void *)PyBytes_AsString(bytes);
-    for (uint64_t i = 0; i < all->n_lost; i++) lost[i] = all->lost[i];
+    for (uint64_t i = 0; i < kept; i++) lost[i] = all->lost[i];
     all->n_lost = 0;
     return bytes;
 }
@@ -293,6 +310,7 @@ static PyMethodDef labels_methods[] = {
      "False: one has been written over; None: nothing is fresh enough."},
     {"freshest", labels_freshest, METH_VARARGS, "freshest(weights, count, out): how many, of the largest labels, newest first."},
     {"of", labels_of, METH_VARARGS, "of(elements, count, out): their labels."},
+    {"kins", labels_kins, METH_VARARGS, "kins(elements, count, out): a number for each group; -1: the element is in none."},
     {"choose", labels_choose, METH_VARARGS, "choose(key, of, count, out): numbers below `of`, each once."},
     {"sizes", labels_sizes, METH_VARARGS, "sizes(numbers, count, out): items of those, by age of the first."},
     {"members", labels_members, METH_VARARGS, "members(numbers, count, width, out): their items, [count, width]; -1: no more."},

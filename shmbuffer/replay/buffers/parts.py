@@ -12,7 +12,7 @@ from shmbuffer.replay.buffers.description import describe
 from shmbuffer.replay.buffers.plan import Plan
 from shmbuffer.replay.buffers.prefetch import Draws, Prefetcher
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.samplers import PrioritizedSampler, Sampler, StalenessAwareSampler
+from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
 from shmbuffer.replay.samplers.rank import UNKNOWN
 from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.samplers.taking import Consumes
@@ -356,7 +356,7 @@ class Parts:
     def _make_plan(self) -> Plan:
         """Decide which way the data take, from the parts as they are now."""
         describe(self)
-        if isinstance(self._sampler, PrioritizedSampler | StalenessAwareSampler | Consumes):
+        if isinstance(self._sampler, PrioritizedSampler | Consumes):
             self._sampler.bind(self._storage)
         self._plan = Plan(self)
         return self._plan

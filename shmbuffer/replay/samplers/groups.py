@@ -10,17 +10,20 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.labelled import within
+from shmbuffer.replay.samplers.labelled.claims import Claims, together
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.labelled.keys import Keys
-from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, draw_key, lanes_of
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
 from shmbuffer.replay.samplers.slicing.entries import path_of
+from shmbuffer.replay.samplers.taking import Consumes
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from shmbuffer.memory import Ring
+    from shmbuffer.memory.consumers import Start
     from shmbuffer.replay.samplers.arrays import Floats, Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
 
@@ -41,7 +44,7 @@ class GroupCounts(NamedTuple):
     """That were not whole after ``give_up_after`` seconds."""
 
 
-class PromptGroupSampler(Sampler):
+class PromptGroupSampler(Consumes):
     """Batches of whole groups: items that have the same key, such as the prompt.
 
     A batch is one group behind the other. Groups are chosen uniformly, each once in a batch; which
@@ -68,6 +71,9 @@ class PromptGroupSampler(Sampler):
         cache_groups: accepted; what was written since the draw before is read in any case.
         group_size: items of a whole group.
         give_up_after: seconds; None: never.
+        consumer: a name: every group is given once among all learners with a sampler of this name,
+            under leases, as by a `ConsumingSampler`. Needs ``group_size``, all of which are drawn.
+        start: where a consumer begins that is not there yet: ``"oldest"`` or ``"newest"``.
 
     Raises:
         TypeError: both of ``num_groups`` and ``samples_per_group``, or none without ``group_size``;
@@ -110,7 +116,10 @@ class PromptGroupSampler(Sampler):
         cache_groups: bool = True,
         group_size: int | None = None,
         give_up_after: float | None = None,
+        consumer: str | None = None,
+        start: Start = "oldest",
     ) -> None:
+        super().__init__(consumer, 1, start)
         given = (num_groups is not None) + (samples_per_group is not None)
         if given > 1 or not (given or group_size is not None):
             raise TypeError(
@@ -136,6 +145,10 @@ class PromptGroupSampler(Sampler):
             raise (TypeError if self.group_size is None else ValueError)(
                 f"give_up_after is seconds, more than 0, and needs group_size; got {give_up_after}"
             )
+        if consumer is not None and (self.group_size is None or self.strategy != "random"):
+            raise ValueError(
+                "a consumer is given whole groups: declare group_size, and leave strategy as it is"
+            )
         self._keys = Keys()
         self._index = LabelIndex(
             path_of(group_key),
@@ -145,6 +158,8 @@ class PromptGroupSampler(Sampler):
             by_age=True,
             trim=self._keys.trim,
         )
+        self._index.is_claimed = consumer is not None
+        self._claims = Claims(self._index, whole=True)
         self._warned = False
 
     # -- drawing -------------------------------------------------------------------------------
@@ -181,6 +196,8 @@ class PromptGroupSampler(Sampler):
                 f"{storage.ndim}"
             )
         groups, wanted = self._shape(batch_size)
+        if self.consumer is not None:
+            return self._claimed(storage, groups, wanted)
         index = self._index
         with index.lock:
             for attempt in range(ATTEMPTS):
@@ -201,6 +218,39 @@ class PromptGroupSampler(Sampler):
             info[GENERATION] = torch.from_numpy(tickets)
         return torch.from_numpy(elements), info
 
+    def _claimed(
+        self, storage: Any, groups: int, wanted: int
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Groups that no other learner of the consumer has."""
+        if wanted != self.group_size:
+            raise ValueError(
+                f"a consumer is given whole groups of group_size={self.group_size}, and a batch "
+                f"wants {wanted} items of each; draw {groups * (self.group_size or 0)} items"
+            )
+        consumer, index = self.opened(storage), self._index
+        with index.lock:
+            ring = self._look(storage)
+            assert ring is not None  # or there was no consumer
+
+            def choose(more: int) -> Ints:
+                there = min(index.table.marked, more)
+                numbers, found = np.empty(there, np.int64), np.empty((there, wanted), np.int64)
+                key = draw_key(self, storage)
+                index.table.choose(key, index.table.marked, there, numbers.ctypes.data)
+                out = found.ctypes.data
+                index.table.some(numbers.ctypes.data, there, wanted, key ^ 1, out)
+                return found
+
+            parts = self._claims.take(ring, consumer, groups, choose, self._lease_s())
+            elements, tickets, leases = together(parts)
+            if len(elements) < groups * wanted:
+                self._claims.give_back(ring, consumer, parts)
+                raise self._too_few(groups, len(elements) // wanted)
+        info = {GENERATION: torch.from_numpy(tickets)}
+        if self._took(consumer, parts):
+            info[LEASE] = torch.from_numpy(leases)
+        return torch.from_numpy(elements), info
+
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `Sampler.can_sample`: with ``group_size``, there are whole groups enough."""
         groups, _ = self._shape(batch_size)
@@ -208,7 +258,7 @@ class PromptGroupSampler(Sampler):
             return False
         with self._index.lock:
             try:
-                self._look(storage)
+                self._look(storage, now=True)
             except EmptyBufferError:
                 return False
             return bool(self._index.table.marked >= (1 if self.group_size is None else groups))
@@ -234,11 +284,13 @@ class PromptGroupSampler(Sampler):
                 f"{self.group_size}; draw fewer"
             )
 
-    def _look(self, storage: Any) -> Ring | None:
+    def _look(self, storage: Any, *, now: bool = False) -> Ring | None:
         ring = self._index.look(storage)
         if self.give_up_after is not None:
             before = time.monotonic_ns() - int(self.give_up_after * 1e9)
             self._index.table.give_up(max(0, before))
+        if self.consumer is not None and ring is not None:
+            self._claims.follow(ring, self.opened(storage), now=now)
         return ring
 
     def _choose(self, key: int, groups: int, wanted: int) -> Ints:
@@ -273,18 +325,21 @@ class PromptGroupSampler(Sampler):
         """Which groups, by the age of their first items."""
         numbers = np.empty(groups, np.int64)
         if there < groups and (self.group_size is not None or not there):
-            counts = self.groups
-            raise EmptyBufferError(
-                f"{groups} whole groups are wanted, and {there} are there: {counts.open} are open, "
-                f"{counts.withdrawn} have lost items, {counts.given_up} were given up; write more "
-                "of them first, or draw fewer"
-            )
+            raise self._too_few(groups, there)
         if groups:
             once = min(there, groups)
             self._index.table.choose(key, there, once, numbers.ctypes.data)
             self._warn_if(once < groups)
             numbers[once:] = np.resize(numbers[:once], groups - once)
         return numbers
+
+    def _too_few(self, groups: int, there: int) -> EmptyBufferError:
+        counts = self.groups
+        return EmptyBufferError(
+            f"{groups} whole groups are wanted, and {there} are there: {counts.open} are open, "
+            f"{counts.withdrawn} have lost items, {counts.given_up} were given up; write more of "
+            "them first, or draw fewer"
+        )
 
     def _within(self, members: Ints, wanted: int) -> Ints:
         """Items of groups that have more than are wanted, or as many; ``[groups, wanted]``."""

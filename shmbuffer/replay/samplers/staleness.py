@@ -9,18 +9,21 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.compat.samplers import read_plain, write_plain
+from shmbuffer.replay.samplers.labelled.claims import Claims, together
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.labelled.versions import ConsumerVersion, versions_of
-from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, draw_key, in_storage
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, in_storage
 from shmbuffer.replay.samplers.slicing.entries import path_of
+from shmbuffer.replay.samplers.taking import Consumes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from shmbuffer.memory import Ring
+    from shmbuffer.memory.consumers import Consumer, Start
     from shmbuffer.replay.checkpoints import Loaded
     from shmbuffer.replay.samplers.arrays import Floats, Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 _LARGEST = 2**62
 
 
-class StalenessAwareSampler(Sampler):
+class StalenessAwareSampler(Consumes):
     """Items in proportion to a weight that falls with their staleness, and none that is too stale.
 
     The staleness of an item is `consumer_version` less the version that the item has under
@@ -49,6 +52,9 @@ class StalenessAwareSampler(Sampler):
             are newer than `consumer_version`.
         version_key: entry of an item with the version, one whole number.
         freshest_first: the freshest items instead, the newest of a version first, without chance.
+        consumer: a name: every item is given once among all learners with a sampler of this name,
+            under leases, as by a `ConsumingSampler`. What is too stale is given to nobody.
+        start: where a consumer begins that is not there yet: ``"oldest"`` or ``"newest"``.
 
     Raises:
         ValueError: ``max_staleness`` is below -1.
@@ -83,13 +89,18 @@ class StalenessAwareSampler(Sampler):
         version_key: Key = "policy_version",
         *,
         freshest_first: bool = False,
+        consumer: str | None = None,
+        start: Start = "oldest",
     ) -> None:
+        super().__init__(consumer, 1, start)
         self.max_staleness = max_staleness
         self.staleness_weight_fn = staleness_weight_fn
         self.version_key = version_key
         self.freshest_first = bool(freshest_first)
         self._version = ConsumerVersion()
         self._index = LabelIndex(path_of(version_key), versions_of)
+        self._index.is_claimed = consumer is not None
+        self._claims = Claims(self._index, whole=False)
 
     # -- the consumer's version ----------------------------------------------------------------
 
@@ -129,9 +140,10 @@ class StalenessAwareSampler(Sampler):
             raise ValueError(f"max_staleness is at least 0, or -1 for no limit; got {value}")
         self._max_staleness = number
 
-    def bind(self, storage: Any) -> None:
-        """Share the version of the consumer with who else has this storage."""
+    def bind(self, storage: Any) -> Consumer | None:
+        """Share the version of the consumer with who else has this storage; see `Consumes.bind`."""
         self._version.bind(storage)
+        return super().bind(storage)
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -147,6 +159,8 @@ class StalenessAwareSampler(Sampler):
             RuntimeError: all items are too stale, or weigh nothing.
         """
         self.bind(storage)
+        if self.consumer is not None:
+            return self._claimed(storage, batch_size)
         index = self._index
         with index.lock:
             for attempt in range(ATTEMPTS):
@@ -166,6 +180,55 @@ class StalenessAwareSampler(Sampler):
         if ring is not None and storage.shared:
             info[GENERATION] = tickets
         return in_storage(storage, elements), info
+
+    def _claimed(self, storage: Any, count: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Items that no other learner of the consumer has."""
+        consumer, index, version = self.opened(storage), self._index, self.consumer_version
+        with index.lock:
+            ring = index.look(storage)
+            assert ring is not None  # or there was no consumer
+            self._claims.follow(ring, consumer)
+            self._drop_stale(ring, consumer, version)
+
+            known: dict[int, int] = {}
+
+            def choose(more: int) -> Ints:
+                staleness, counts = self._stalenesses(version)
+                there = min(more, int(counts[self._are_fresh(staleness)].sum()))
+                if not there:
+                    return np.empty(0, np.int64)
+                elements, stale = self._choose(draw_key(self, storage), version, there)
+                known.update(zip(elements.tolist(), stale.tolist(), strict=True))
+                return elements
+
+            parts = self._claims.take(ring, consumer, count, choose, self._lease_s())
+            elements, tickets, leases = together(parts)
+            if len(elements) < count:
+                self._claims.give_back(ring, consumer, parts)
+                raise EmptyBufferError(
+                    f"{count} items are wanted, and {len(elements)} are there that are fresh "
+                    f"enough and that consumer {self.consumer!r} was not given; write more first, "
+                    "or draw fewer"
+                )
+        info = {
+            "staleness": torch.tensor([float(known[one]) for one in elements.tolist()]),
+            GENERATION: torch.from_numpy(tickets),
+        }
+        if self._took(consumer, parts):
+            info[LEASE] = torch.from_numpy(leases)
+        return torch.from_numpy(elements), info
+
+    def _drop_stale(self, ring: Ring, consumer: Consumer, version: int) -> None:
+        """What is too stale is given to nobody: it will not become fresher."""
+        staleness, counts = self._stalenesses(version)
+        old = ~self._are_fresh(staleness)
+        if old.any():
+            elements = np.empty(int(counts[old].sum()), np.int64)
+            mask = old.astype(np.float64)
+            count = self._index.table.freshest(
+                mask.ctypes.data, len(elements), elements.ctypes.data
+            )
+            self._claims.drop(ring, consumer, elements[:count])
 
     def _drawn(
         self, ring: Ring | None, key: int, count: int
@@ -196,11 +259,14 @@ class StalenessAwareSampler(Sampler):
             return False
         with self._index.lock:
             try:
-                self._index.look(storage)
+                ring = self._index.look(storage)
             except EmptyBufferError:
                 return False
-            staleness, _ = self._stalenesses(self.consumer_version)
-            return bool(self._are_fresh(staleness).any())
+            if ring is not None and self.consumer is not None:
+                self._claims.follow(ring, self.opened(storage), now=True)
+            staleness, counts = self._stalenesses(self.consumer_version)
+            least = 1 if self.consumer is None else max(1, batch_size)
+            return bool(counts[self._are_fresh(staleness)].sum() >= least)
 
     def _stalenesses(self, version: int) -> tuple[Ints, Ints]:
         """Of each version that is there, the smallest first, and how many items have it."""

@@ -59,6 +59,7 @@ class LabelIndex:
         table: the labels; while `lock` is held.
         values: float64 ``[elements]``, where ``value`` is given.
         head: of the ring at the last look: items with tickets from there on are not of it.
+        is_claimed: items are left out of the table that others were given.
 
     Cost: the first look is one at each slot: 100 ms a million. A later one costs what was written
         and what went. 12 to 16 bytes an item, and 80 a label.
@@ -77,6 +78,7 @@ class LabelIndex:
         self._paths = (path,) if value is None else (path, value)
         self._to_labels = to_labels
         self._limit, self._by_age, self._trim = limit, by_age, trim
+        self.is_claimed = False
         self._process = 0
         self._lock: AbstractContextManager[Any] | None = None
         self.forget()
@@ -143,7 +145,7 @@ class LabelIndex:
             raise
         if self._trim is not None:
             self._trim(lambda: self.labels(np.flatnonzero(ring.live.holds())))
-        if not self.table.items:
+        if not self.table.items and not self.is_claimed:
             raise EmptyBufferError(NOTHING_THERE)
         return ring
 
@@ -190,8 +192,7 @@ class LabelIndex:
         anew, gone, changed = seen
         if anew:
             table.clear()
-        self.head = head = follower.seen
-        first = head % ring.capacity * ring.width if head >= ring.capacity else 0
+        self.head = follower.seen
         parts = [] if anew else list(self._pieces())
         went = np.frombuffer(gone, np.int64)
         if self._limit:
@@ -202,7 +203,7 @@ class LabelIndex:
         if len(changed):
             parts = [*parts, np.frombuffer(changed, np.int64).copy()]
         for slots in self._pieces() if anew else parts:
-            self._tell(ring, slots, first)
+            self.tell(ring, slots)
         table.settle(follower)
         return bool(anew)
 
@@ -213,7 +214,8 @@ class LabelIndex:
         while count := self._follower.next(slots.ctypes.data, reach.ctypes.data, _PIECE):
             yield slots[:count].copy()
 
-    def _tell(self, ring: Ring, slots: Ints, first: int) -> None:
+    def tell(self, ring: Ring, slots: Ints) -> None:
+        """Puts the items of these slots, as far as they are still there."""
         found = entries_of(self._mover, self._paths, slots, self.head)
         there = np.logical_and.reduce([entry.there for entry in found])
         columns: list[Column] = [entry.column for entry in found]
@@ -223,6 +225,8 @@ class LabelIndex:
             elements = elements[kept]
             columns = [_some(column, kept) for column in columns]
         if len(elements):
+            head = self.head
+            first = head % ring.capacity * ring.width if head >= ring.capacity else 0
             self._put(elements, columns, np.ascontiguousarray(elements), first)
 
     def _put(self, elements: Ints, columns: list[Column], at: Ints, first: int) -> None:
@@ -244,6 +248,16 @@ class LabelIndex:
         return found
 
     # -- asking --------------------------------------------------------------------------------
+
+    def kins(self, elements: Ints) -> Ints:
+        """A number for the group, or the version, of each element; -1: it is in none."""
+        found = np.empty(len(elements), np.int64)
+        self.table.kins(elements.ctypes.data, len(elements), found.ctypes.data)
+        return found
+
+    def settle(self) -> None:
+        """Behind drops that no look has made."""
+        self.table.settle(self._follower)
 
     def labels(self, elements: Ints) -> Ints:
         """The label of each element, int64 ``[n]``."""

@@ -1,0 +1,283 @@
+"""Groups and fresh items for a consumer: each once among all its learners, also after kills."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    EmptyBufferError,
+    GroupCounts,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    PromptGroupSampler,
+    StalenessAwareSampler,
+    TensorDictReplayBuffer,
+)
+from tests.replay.label_programs import SIZE, items, opened
+from tests.replay.test_slices_shared import collectors, kill, start
+
+GROUPS_EACH = 60
+
+
+def grouped(*keys: int) -> TensorDict:
+    return TensorDict({"query": torch.tensor(keys)}, [len(keys)])
+
+
+def learner(path: Path, capacity: int = 12, **options: Any) -> TensorDictReplayBuffer:
+    storage = LazyMemmapStorage(capacity, scratch_dir=path, shared_init=True)
+    sampler = PromptGroupSampler(group_size=2, consumer="learners", **options)
+    return TensorDictReplayBuffer(storage=storage, sampler=sampler)
+
+
+def require(happens: Any) -> None:
+    """It is true before long."""
+    deadline = time.monotonic() + 40
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def standing(rb: Any) -> Any:
+    (one,) = rb.consumers()
+    return one
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def test_a_group_is_given_to_one_learner_of_a_consumer(tmp_path: Path) -> None:
+    with learner(tmp_path / "b") as one, learner(tmp_path / "b") as other:
+        one.extend(grouped(1, 2, 1, 3, 2, 3, 4))
+        found = [*one.sample(2)["query"].tolist(), *other.sample(4)["query"].tolist()]
+        assert sorted(found) == [1, 1, 2, 2, 3, 3]
+        for each in (one, other):
+            assert not each.can_sample(2)
+            with pytest.raises(EmptyBufferError, match="1 whole groups are wanted, and 0 are"):
+                each.sample(2)
+        one.extend(grouped(4))
+        assert other.sample(2)["query"].tolist() == [4, 4]
+        assert standing(one).acked == 8
+        assert standing(one).floor == 8
+
+
+def test_a_lease_holds_a_group_until_its_learner_is_gone(tmp_path: Path) -> None:
+    with learner(tmp_path / "b") as one:
+        other = learner(tmp_path / "b")
+        one.extend(grouped(1, 1))
+        sample = other.sample(2, lease=100.0)
+        with pytest.raises(EmptyBufferError):
+            one.sample(2)
+        other.close()
+        again = one.sample(2, lease=100.0)
+        assert sorted(again["index"].tolist()) == sorted(sample["index"].tolist())
+        assert one.ack(again) == (2, 0)
+        assert one.ack(sample) == (0, 2)
+        assert standing(one).redelivered == 2
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_group_comes_again_once_its_lease_is_over(tmp_path: Path, alone: bool) -> None:
+    with learner(tmp_path / "b") as one, learner(tmp_path / "b") as other:
+        one.extend(grouped(1, 1))
+        late = one.sample(2, lease=0.001)
+        heir = one if alone else other
+        require(lambda: heir.can_sample(2))
+        again = heir.sample(2, lease=100.0)
+        assert one.ack(late) == (0, 2)
+        assert heir.ack(again) == (2, 0)
+        assert not heir.can_sample(2)
+
+
+def test_what_one_draw_could_not_complete_is_given_back(tmp_path: Path) -> None:
+    with learner(tmp_path / "b") as one, learner(tmp_path / "b") as other:
+        one.extend(grouped(1, 1, 2))
+        with pytest.raises(EmptyBufferError, match="2 whole groups are wanted, and 1 are there"):
+            one.sample(4)
+        assert other.sample(2)["query"].tolist() == [1, 1]
+
+
+def test_groups_that_are_given_up_hold_no_writer_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [10**12]
+    monkeypatch.setattr(
+        "shmbuffer.replay.samplers.labelled.index.time.monotonic_ns", lambda: now[0]
+    )
+    with learner(tmp_path / "b", 4, give_up_after=5.0) as rb:
+        rb.extend(grouped(1, 2, 2, 3))
+        assert rb.sample(2)["query"].tolist() == [2, 2]
+        assert standing(rb).floor == 0
+        now[0] += 5 * 10**9
+        assert not rb.can_sample(2)
+        assert rb.sampler.groups == GroupCounts(0, 0, 0, 2)  # type: ignore[attr-defined]
+        assert (standing(rb).dropped, standing(rb).floor) == (2, 4)
+        rb.extend(grouped(1, 4, 4))  # what comes late is given to nobody, either
+        assert rb.sample(2)["query"].tolist() == [4, 4]
+        assert standing(rb).dropped == 2 or standing(rb).floor == 7
+
+
+def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shmbuffer.replay.samplers.labelled.claims._EVERY_S", 0.0)
+    now = [10**12]
+    monkeypatch.setattr(
+        "shmbuffer.replay.samplers.labelled.index.time.monotonic_ns", lambda: now[0]
+    )
+    with learner(tmp_path / "b", give_up_after=5.0) as one, learner(tmp_path / "b") as other:
+        one.extend(grouped(1))
+        assert not one.can_sample(2)
+        assert not other.can_sample(2)
+        now[0] += 5 * 10**9
+        assert not one.can_sample(2)
+        assert standing(one).dropped == 1
+        one.close()
+        other.extend(grouped(1))
+        with pytest.raises(EmptyBufferError):  # it looks whole to this learner
+            other.sample(2)
+        assert standing(other).dropped == 2
+        assert standing(other).floor == 2
+
+
+def test_only_whole_groups_are_given_to_a_consumer() -> None:
+    with pytest.raises(ValueError, match="a consumer is given whole groups: declare group_size"):
+        PromptGroupSampler(num_groups=2, consumer="learners")
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(8),
+        sampler=PromptGroupSampler(samples_per_group=1, group_size=2, consumer="learners"),
+    )
+    rb.extend(grouped(1, 1))
+    with pytest.raises(ValueError, match="a batch wants 1 items of each; draw 4 items"):
+        rb.sample(2)
+
+
+# -- fresh items -----------------------------------------------------------------------------------
+
+
+def versioned(*versions: int) -> TensorDict:
+    return TensorDict({"policy_version": torch.tensor(versions)}, [len(versions)])
+
+
+def fresh(path: Path, records: bool = False, **options: Any) -> TensorDictReplayBuffer:
+    storage: Any = (
+        LazyMemmapStorage(12, scratch_dir=path, shared_init=True) if not records else None
+    )
+    if records:
+        storage = LazyStackStorage(12, max_bytes=2**16, scratch_dir=path, shared_init=True)
+    sampler = StalenessAwareSampler(consumer="learners", **options)
+    return TensorDictReplayBuffer(storage=storage, sampler=sampler)
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_an_item_is_given_to_one_learner_and_again_when_it_is_gone(
+    tmp_path: Path, records: bool
+) -> None:
+    with fresh(tmp_path / "b", records) as one:
+        other = fresh(tmp_path / "b", records)
+        one.extend(versioned(3, 1, 2, 3, 2))
+        one.sampler.consumer_version = 3  # type: ignore[attr-defined]
+        first = one.sample(2)
+        held = other.sample(2, lease=100.0)
+        assert not {*first["index"].tolist()} & {*held["index"].tolist()}
+        assert torch.equal(held["staleness"], 3.0 - held["policy_version"])
+        with pytest.raises(EmptyBufferError, match="2 items are wanted, and 1 are there"):
+            one.sample(2)
+        other.close()
+        last = one.sample(3)
+        assert {*held["index"].tolist()} < {*last["index"].tolist()}
+        assert standing(one).acked == 5
+
+
+def test_what_is_too_stale_is_given_to_nobody_and_holds_no_writer_up(tmp_path: Path) -> None:
+    with fresh(tmp_path / "b", max_staleness=1, freshest_first=True) as rb:
+        rb.extend(versioned(0, 3, 1, 2))
+        rb.sampler.consumer_version = 3  # type: ignore[attr-defined]
+        assert rb.sample(2)["policy_version"].tolist() == [3, 2]
+        assert (standing(rb).dropped, standing(rb).floor) == (2, 4)
+        rb.extend(versioned(*[9] * 12))
+
+
+# -- under kills -----------------------------------------------------------------------------------
+
+
+def writes_groups(path: Path, capacity: int, source: int, connection: Any) -> None:
+    """Some whole groups, and says when that is all."""
+    torch.set_num_threads(1)
+    buffer, written = opened(path, capacity), 0
+    while written < GROUPS_EACH * SIZE:
+        count = min(1 + written % 5, GROUPS_EACH * SIZE - written)
+        buffer.extend(items(source, written, count), timeout=50)
+        written += count
+    connection.send("all")
+    connection.recv()
+
+
+def learns(path: Path, capacity: int, source: int, connection: Any) -> None:
+    """Draws a group, says so, acknowledges it, and says so; into a file of its own."""
+    torch.set_num_threads(1)
+    sampler = PromptGroupSampler(group_size=SIZE, consumer="learners")
+    buffer = opened(path, capacity, sampler)
+    log = os.open(path.parent / f"log-{source}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    connection.send("began")
+    while not connection.poll():
+        try:
+            batch = buffer.sample(SIZE, lease=100.0)
+        except EmptyBufferError:
+            time.sleep(0.002)
+            continue
+        keys = {*batch["query"].tolist()}
+        assert len(keys) == 1
+        assert {*batch["member"].tolist()} == {*range(SIZE)}
+        (key,) = keys
+        os.write(log, f"got {key}\n".encode())
+        done = buffer.ack(batch)
+        assert done == (SIZE, 0), done
+        os.write(log, f"done {key}\n".encode())
+    buffer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("records", [False, True])
+def test_every_group_is_trained_on_once_by_learners_that_are_killed(
+    tmp_path: Path, records: bool
+) -> None:
+    # Room for all: what one writer has begun must not wait for room that the other one has filled.
+    path, capacity = tmp_path / ("records" if records else "rows"), 640
+    context = multiprocessing.get_context("forkserver")
+    wanted = 2 + 2 * GROUPS_EACH
+    with opened(path, capacity) as rb, collectors(learns, path, capacity, 3) as learners:
+        for _, connection in learners:
+            assert connection.poll(50)
+            assert connection.recv() == "began"
+        rb.extend(items(9, 0, 2 * SIZE))  # from here on there is a consumer that holds writers
+        require(lambda: rb.consumers() and standing(rb).floor == 2 * SIZE)
+        with collectors(writes_groups, path, capacity, 2) as writers:
+            for turn in range(6):
+                time.sleep(0.2)
+                kill(learners[turn % 3])
+                learners[turn % 3] = start(context, learns, path, capacity, 3 + turn)
+            for _, connection in writers:
+                assert connection.poll(50)
+                assert connection.recv() == "all"
+            require(lambda: standing(rb).floor == wanted * SIZE)
+        assert standing(rb).dropped == 0
+    got: set[str] = set()
+    done: Counter[str] = Counter()
+    for log in tmp_path.glob("log-*"):
+        for line in log.read_text().splitlines():
+            what, key = line.split()
+            got.add(key)
+            done[key] += what == "done"
+    assert len(got) == wanted
+    assert max(done.values()) == 1
+    assert wanted - sum(done.values()) <= 6  # who was killed behind its ack has not said so
