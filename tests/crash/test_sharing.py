@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -318,7 +319,8 @@ def test_a_recovery_is_killed_where_pages_are_older_than_others(
         damage(path)
         assert not check(path).ok
         if points:
-            assert ended(fork(lambda: arm_and_open(path, point, 0))) == -signal.SIGKILL  # noqa: B023
+            verify = partial(arm_and_open, path, point, 0, existing="verify")
+            assert ended(fork(verify)) == -signal.SIGKILL
         with Engine.open(path, None, existing="verify") as engine:
             assert engine.report is not None
             assert len(read_all(ring_of(engine))) == CAPACITY - lost

@@ -51,7 +51,7 @@ class Model:
         assert out.tolist() == expected
         cuts = numbers(np.array([self.random.random() < 0.3 for _ in range(count * self.width)]))
         cuts = cuts.reshape(count, self.width).astype(np.bool_)
-        self.core.append(at(slots), at(sources), at(cuts), count)
+        self.core.append(at(slots), at(sources), at(cuts), count, count)
         for slot, source, cut in zip(slots.tolist(), sources.tolist(), cuts, strict=True):
             for lane in range(self.width):
                 lists = self.lists.setdefault((source, lane, 0), [])

@@ -52,8 +52,7 @@ def pages(one: Any) -> int:
 
 def maps(engine: Engine) -> list[Any]:
     assert engine.seat.mapped is not None
-    slots, leaves = engine.seat.mapped[1:]
-    return [slots, *leaves]
+    return engine.seat.mapped.maps
 
 
 def all_there(engine: Engine) -> bool:

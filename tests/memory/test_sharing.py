@@ -129,8 +129,7 @@ class Program:
             )
             for row, slot in enumerate(at.tolist()):
                 drawn.require(row, self.there[slot])
-        answer = self.ring.seat.native.check(True, 0, 10**9)
-        assert answer == (0,) * 7
+        assert not any(self.ring.seat.native.check(True, 0, 10**9))
         own = self.ring.live.holds() & (self.ring.live.nexts >= np.uint64(2**63))
         assert self.ring.live.wholes_used() == int(own.sum())
 
