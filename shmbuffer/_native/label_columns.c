@@ -74,7 +74,7 @@ static bool put_slots(const struct telling *of, const int64_t *slots, uint64_t c
                     sum += number_in(&of->values, e * of->values.count + v);
                 values[n] = of->values.base ? sum / (double)of->values.count : 0;
             }
-        atomic_thread_fence(memory_order_acquire); /* SYNC slot-claim, acquire */
+        atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
         n = 0;
         for (uint64_t i = 0; i < some; i++) {
             uint64_t slot = (uint64_t)slots[first + i], word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);

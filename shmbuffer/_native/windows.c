@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "layout.h"
+#include "sync.h"
 #include "trajectories.h"
 
 #define KEPT 1024u /* windows that were taken, and may be taken back */
@@ -25,7 +26,7 @@
 static inline uint32_t at_index(const struct shmb_run *run, uint32_t index) { return run->items[index & run->mask]; }
 
 static inline uint64_t word_now(const struct shmb_windows *w, uint32_t element) {
-    return atomic_load_explicit(&w->words[element / w->width], memory_order_acquire);
+    return atomic_load_explicit(&w->words[element / w->width], SYNC_SLOT_COMMIT_ACQUIRE);
 }
 
 static inline bool is_used(const struct shmb_windows *w, uint32_t element) {

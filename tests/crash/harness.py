@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -247,9 +246,9 @@ def victim(path: Path, point: str, after: int = 0) -> None:
     )  # type: ignore[arg-type, func-returns-value]
 
 
-def arm_and_open(path: Path, point: str, after: int, **options: Any) -> None:
+def arm_and_open(path: Path, point: str, after: int) -> None:
     _core.arm(point, after=after)
-    Engine.open(path, None, **options)
+    Engine.open(path, None)
     _core.disarm()
 
 

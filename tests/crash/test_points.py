@@ -39,15 +39,16 @@ MILESTONES = {
 
 #: Variables and members through which something private is stored.
 PRIVATE = """
-    acked action again all anew applied arena armed asked at b book bool branch bytes c call
-    changed const count counted counted_draw d double draws dropped elements f file first form found
-    freed from front gate given holes id int64_t item items joint known known_in lane
-    lease_id leaves life_page limit locks map marked marks mask me memory missing moment n
-    next number out owner pair pairs plan pool presence priorities python random records redrawn
-    release result ring room root run runs second self shmb_refusal slot slots source
-    step streams struct table taken tensor there ticket to told touched tree uint64_t version
-    wanted whole whose why width word x
-    copy done expires_ns flags held passes place rows shmb_hold wish
+NUMBERS acked action again all anew applied arena armed asked at away b before book bool branch
+by_age bytes c call changed choice const copy count counted counted_draw counts d done double draws
+dropped elements entry expires_ns f failed file first flags float follower_in form found freed from
+front gate given head held holes id index int64_t item items joint kept key kin known known_in
+label labels lane lease_id leaves life_page limit locks loose lost map marked marks mask me memory
+missing moment more n next now number object of one order out owner pair pairs passes place plan
+pool presence priorities python random reach records redrawn release result ring room root rows run
+runs second self serial sets shmb_hold shmb_labels_in shmb_refusal since slot slots sorted source
+step steps streams struct sums swapped table taken tensor there ticket tickets to told touched tree
+uint64_t upto values version w wanted whole whose why width windows_of wish word words x
 """
 
 

@@ -61,7 +61,7 @@ WITHIN = {
     "write.done": ("mutex.unlocked", "wake.progress"),
     "wait.turn": ("turn.numbered", "turn.dated", "turn.noted"),
 }
-#: Protocols that are not modelled: a byte ring, another alpha, what is loaded or copied.
+#: Protocols that are not modelled: a byte ring, another alpha, what is loaded or copied, the ledger.
 #: Waiting for the other side has a model of its own, in flow.py.
 NOT_MODELLED = (
     *("write.evict_leaf", "write.evict", "write.evicted", "write.tail", "write.byte_first"),
@@ -85,6 +85,13 @@ NOT_MODELLED = (
     *("weights.looked", "weights.taken"),
     *("share.copied", "share.held", "share.made", "share.holder", "share.next", "share.source"),
     *("share.filled", "share.back", "share.link", "share.evicted", "share.found", "share.dropped"),
+    *("consume.cleared", "consume.opened", "consume.begun", "consume.counted", "consume.removed"),
+    *("consume.numbered", "consume.noted", "consume.lent", "consume.given", "consume.told"),
+    *("consume.left", "consume.next", "consume.floor", "consume.acked", "consume.freed"),
+    *("consume.ended", "consume.mended", "version.stored"),
+    *("reserve.numbered", "reserve.noted", "reserve.open", "reserve.counted", "reserve.expiry"),
+    *("reserve.partial", "reserve.claimed", "reserve.spent", "reserve.returned", "reserve.ended"),
+    *("reserve.forgotten", "reserve.mended"),
 )
 FATES = frozenset({"killed", "all killed", "stopped"})
 
