@@ -23,6 +23,7 @@ from benchmarks.library import (
     IN_GROUPS,
     IN_MEMORY,
     IN_PLACE,
+    IN_STREAMS,
     LAZY_STACK,
     LEVEL,
     LISTED,
@@ -55,7 +56,7 @@ class ShmBuffer(TorchLike):
         BATCHES
         | {BESIDE_OTHERS, AT_REST, AND_SAMPLE, IN_PLACE, ELSEWHERE}
         | {AS_IT_COMES, READ, LISTED, PADDED, NESTED, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
-        | {UNIFORM, BY_PRIORITY, FRAGMENTED, BY_STALENESS, IN_GROUPS}
+        | {UNIFORM, BY_PRIORITY, FRAGMENTED, BY_STALENESS, IN_GROUPS, IN_STREAMS}
     )
     hindsight = shmbuffer.HERReplayBuffer
     mixed = shmbuffer.OfflineToOnlineReplayBuffer
@@ -63,6 +64,7 @@ class ShmBuffer(TorchLike):
     windowed = (shmbuffer.TensorDictReplayBuffer, shmbuffer.Sequence)
     slices = shmbuffer.SliceSampler, shmbuffer.PrioritizedSliceSampler
     labelled = shmbuffer.StalenessAwareSampler, shmbuffer.PromptGroupSampler
+    streaming = shmbuffer.StreamingSliceSampler
     has_streams = True
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
 

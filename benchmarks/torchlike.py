@@ -24,6 +24,7 @@ from benchmarks.library import (
     BY_STALENESS,
     FRAGMENTED,
     IN_FILES,
+    IN_STREAMS,
     INDEX,
     LISTED,
     MEMMAP,
@@ -62,6 +63,8 @@ class TorchLike(Local):
     """Samplers of slices: uniform, by priority."""
     labelled: ClassVar[tuple[type[Any], type[Any]]]
     """Samplers by staleness, and of groups."""
+    streaming: ClassVar[type[Any]]
+    """The sampler of windows as they come."""
     has_streams: ClassVar[bool]
     """Whether items of several environments may lie between each other."""
     batches = TENSORDICT
@@ -250,6 +253,8 @@ class TorchLike(Local):
         by_staleness, in_groups = self.labelled
         if form == BY_STALENESS:
             sampler = by_staleness()
+        elif form == IN_STREAMS:
+            sampler = self.streaming(slice_len=16)
         else:
             sampler = in_groups(num_groups=count // 8, group_key="group")
         buffer = self.make(self._directory.parent / form.replace(" ", "-"), self._capacity, False)
@@ -277,6 +282,7 @@ class TorchLike(Local):
             "obs": torch.zeros(count, 16),
             "policy_version": (number // 1000 - lag).clamp(min=0),
             "group": number // 8,
+            ("next", "done"): (number % 200 == 199).unsqueeze(-1),
         }
         buffer.extend(TensorDict(data, [count]))
 

@@ -174,7 +174,8 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
         for form in ("uniform", "prioritized", "fragmented")
     }
     assert ours["asynchronous"] == {
-        (f"extend(32), sample(256) {form}", form) for form in ("by staleness", "in groups")
+        (f"extend(32), sample(256) {form}", form)
+        for form in ("by staleness", "in groups", "in windows as they come")
     }
     assert {("cycle(256): p50", "index"), ("cycle(256): max", "index")} <= ours["latency"]
     for form in ("private", "shared"):

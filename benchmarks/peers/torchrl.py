@@ -28,6 +28,7 @@ from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
 from torchrl.data.replay_buffers.samplers import (  # type: ignore[import-not-found, unused-ignore]
     PromptGroupSampler,
     StalenessAwareSampler,
+    StreamingSliceSampler,
 )
 
 from benchmarks.library import (
@@ -44,6 +45,7 @@ from benchmarks.library import (
     IN_GROUPS,
     IN_MEMORY,
     IN_PLACE,
+    IN_STREAMS,
     INDEX,
     LEVEL,
     LISTED,
@@ -71,7 +73,7 @@ class TorchRL(TorchLike):
     forms: ClassVar[frozenset[str]] = frozenset(
         {TENSORDICT, INDEX, LOADS, AS_IT_COMES, READ, LISTED, PADDED, NESTED}
         | {IN_PLACE, ELSEWHERE, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
-        | {UNIFORM, BY_PRIORITY, BY_STALENESS, IN_GROUPS}
+        | {UNIFORM, BY_PRIORITY, BY_STALENESS, IN_GROUPS, IN_STREAMS}
     )
     hindsight = HERReplayBuffer
     mixed = OfflineToOnlineReplayBuffer
@@ -79,6 +81,7 @@ class TorchRL(TorchLike):
     windowed = (TensorDictReplayBuffer, Sequence)
     slices = SliceSampler, PrioritizedSliceSampler
     labelled = StalenessAwareSampler, PromptGroupSampler
+    streaming = StreamingSliceSampler
     has_streams = False
     modules: ClassVar[list[str]] = ["torchrl.data"]
 
