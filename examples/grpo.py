@@ -39,6 +39,7 @@ from torch import nn
 from shmbuffer import (
     ConsumingSampler,
     LazyMemmapStorage,
+    PromptGroupSampler,
     RateLimiter,
     TensorDictReplayBuffer,
 )
@@ -112,10 +113,10 @@ def prompts_in(run: Path) -> TensorDictReplayBuffer:
 
 
 def groups_in(run: Path) -> TensorDictReplayBuffer:
-    """Answers, eight to a prompt, written as one."""
+    """Answers, eight to a prompt, written as one and drawn whole."""
     return TensorDictReplayBuffer(
         storage=LazyMemmapStorage(4096, scratch_dir=run / "groups", shared_init=True),
-        sampler=ConsumingSampler(consumer="learner"),
+        sampler=PromptGroupSampler(group_key="number", group_size=GROUP, consumer="learner"),
         batch_size=GROUP * GROUPS,
         rate_limiter=RateLimiter(max_staleness=STALENESS, items_per_version=GROUP * GROUPS),
     )
@@ -170,6 +171,9 @@ def learn(run: Path, prompts: int) -> None:
         learner.acknowledge(rb)  # of the save: it may have been killed before it could
         rb.publish(learner.policy.state_dict(), step=learner.step)
         while learner.trained < prompts:
+            if not rb.can_sample():
+                time.sleep(0.002)
+                continue
             batch = rb.sample(lease=HELD)
             learner.train(batch)
             rb.publish(learner.policy.state_dict(), step=learner.step)
