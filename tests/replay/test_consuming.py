@@ -44,6 +44,10 @@ def numbers(batch: Any) -> list[int]:
     return found
 
 
+def several(rb: Any, batches: int) -> list[int]:
+    return [one for _ in range(batches) for one in numbers(rb.sample())]
+
+
 def test_a_sample_is_acknowledged_before_it_is_returned() -> None:
     rb = made()
     rb.extend(items(0, 6))
@@ -216,3 +220,53 @@ def test_a_batch_is_written_again_without_its_lease() -> None:
     rb.extend(items(0, 4))
     other.extend(rb.sample(lease=60.0))
     assert set(other.sample().keys()) == {"n", "index", "index_generation"}
+
+
+def test_a_save_knows_what_is_done_and_what_its_saver_held(tmp_path: Path) -> None:
+    path = tmp_path / "buffer"
+    storage = LazyMemmapStorage(16, scratch_dir=path, shared_init=True)
+    with TensorDictReplayBuffer(storage=storage, sampler=ConsumingSampler(), batch_size=4) as rb:
+        rb.extend(items(0, 16))
+        rb.sample()  # done: 0 to 3
+        mine = rb.sample(lease=math.inf)  # 4 to 7
+        with attach(path) as other:
+            other.set_sampler(ConsumingSampler())
+            assert numbers(other.sample(4, lease=math.inf)) == [8, 9, 10, 11]
+            rb.dumps(tmp_path / "save", extra={"leased": rb.leased()})
+    again = made()
+    extra = again.loads(tmp_path / "save")
+    assert extra["leased"]["index"].tolist() == mine["index"].tolist()
+    assert again.ack(extra["leased"]) == (0, 4), "these are other items"
+    assert several(again, 2) == list(range(8, 16))
+    with pytest.raises(EmptyBufferError):
+        again.sample()
+    again.extend(items(16, 12))
+    assert several(again, 3) == list(range(16, 28))
+
+
+def test_a_learner_that_starts_again_acknowledges_what_its_save_held(tmp_path: Path) -> None:
+    path = tmp_path / "buffer"
+    storage = LazyMemmapStorage(16, scratch_dir=path, shared_init=True)
+    with TensorDictReplayBuffer(storage=storage, sampler=ConsumingSampler(), batch_size=4) as rb:
+        rb.extend(items(0, 12))
+        rb.sample(lease=math.inf)
+        rb.dumps(tmp_path / "save", extra={"leased": rb.leased()})
+        saved = rb.leased()
+        rb.sample(lease=math.inf)  # after the save: not trained on as far as it knows
+    with attach(path) as rb:
+        rb.set_sampler(ConsumingSampler())
+        assert rb.ack(saved) == (4, 0)
+        assert numbers(rb.sample(4)) == [4, 5, 6, 7]
+
+
+def test_a_load_over_what_was_consumed_begins_with_what_is_loaded(tmp_path: Path) -> None:
+    rb = made()
+    rb.extend(items(0, 10))
+    rb.sample()
+    rb.dumps(tmp_path / "save")
+    rb.sample()
+    rb.extend(items(10, 14))
+    rb.loads(tmp_path / "save")
+    assert numbers(rb.sample()) == [4, 5, 6, 7]
+    rb.extend(items(30, 10))
+    assert numbers(rb.sample()) == [8, 9, 30, 31]

@@ -7,6 +7,7 @@
       transform.t           state of the transforms, if they have any
       buffer_metadata.json  batch size, and who wrote this
       shmbuffer.extra.*     what the user saves with it; see `extra`
+      shmbuffer.consumers.* what consumers are done with; see `consumed`
       shmbuffer.ahead.*     batches that were made ahead; see `ahead`
       shmbuffer.files.json  the list of these files
 
@@ -29,8 +30,10 @@ from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import LIVE_READS
 from shmbuffer.memory.progress import OnProgress, hearing, is_of_callback
 from shmbuffer.replay.buffers.ahead import fits, read_ahead, restored, write_ahead
+from shmbuffer.replay.buffers.consumed import read_consumed, restore_consumed, write_consumed
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.checkpoints import (
+    Loaded,
     Saves,
     apply_part,
     dump_part,
@@ -50,13 +53,18 @@ from shmbuffer.replay.compat.writers import read_counts
 from shmbuffer.replay.extra import read_extra, require_plain, write_extra
 from shmbuffer.replay.publication import finish, publish
 from shmbuffer.replay.samplers.sampler import between_forks
+from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.values import reading
 from shmbuffer.replay.work_directory import is_being_published, located
 
 _PREFETCHED = "prefetch.pkl"  # TorchRL's batches that were made ahead
 _TRANSFORM = "transform.t"
 _RNG = "rng_state"
-_EXTRA, _AHEAD = "extra", "ahead"  # what may be beside, under our key of the metadata
+_EXTRA, _AHEAD, _CONSUMERS = (
+    "extra",
+    "ahead",
+    "consumers",
+)  # what may be beside, under our key of the metadata
 # Files of TorchRL's that would be taken for part of a newer save which has none of that name.
 _STALE = (_PREFETCHED, _TRANSFORM, f"{_RNG}/meta.json", f"{_RNG}/rng_state.memmap")
 _ATTEMPTS = 5  # at loading what another process replaces at the same time
@@ -136,6 +144,8 @@ class Saving(Saves, Parts):
                         state = between_forks(rng.get_state)
                         write_generator(directory / name, state, rng.device)
             write_states(directory / _TRANSFORM, self._transform)
+            if not in_place and write_consumed(directory, ring_of(self._storage), moment):
+                beside.append(_CONSUMERS)
             if extra is not None:
                 write_extra(directory, extra)
                 beside.append(_EXTRA)
@@ -281,9 +291,12 @@ class Saving(Saves, Parts):
         writer = read_part(self._writer, path / "writer")
         storage = read_part(self._storage, path / "storage")
         extra = read_extra(path) if _EXTRA in beside else None
+        consumed = read_consumed(path) if _CONSUMERS in beside else []
         ahead = read_ahead(path) if _AHEAD in beside and self._prefetcher is not None else []
         states = {name: state for name in self._seeded() if (state := read_generator(path / name))}
         loaded = apply_part(self._storage, storage, read_counts(path / "writer"))
+        if isinstance(loaded, Loaded):
+            restore_consumed(ring_of(self._storage), consumed, loaded)
         self._sampler._empty()
         apply_part(self._sampler, sampler, loaded)
         self._sampler._loaded_into(self._storage)
