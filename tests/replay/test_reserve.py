@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 from shmbuffer import (
     BufferClosedError,
+    ConsumingSampler,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
@@ -293,6 +294,25 @@ def test_priorities_go_with_the_items(tmp_path: Path) -> None:
         rb.extend(steps(0, 1))
         index = rb.reserve(2).commit(steps(1, 2), priority=torch.tensor([3.0, 0.5]))
         assert sampler._sum_tree[index].tolist() == pytest.approx([3.0, 0.5])
+
+
+def test_a_consumer_that_lags_counts_what_is_reserved(tmp_path: Path) -> None:
+    """Its items stay, the reservation keeps its room, and an acknowledgement lets others go on."""
+    storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "buffer", shared_init=True)
+    sampler = ConsumingSampler(consumer="learner")
+    with TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=4) as rb:
+        rb.extend(steps(0, 4))
+        batch = rb.sample(lease=60.0)
+        room = rb.reserve(8)
+        rb.extend(steps(10, 4))
+        with pytest.raises(RateLimitTimeout, match="learner"):
+            rb.extend(steps(20, 1), timeout=0.05)
+        with pytest.raises(RateLimitTimeout, match="holds a reservation of 8 items"):
+            rb.reserve(1, timeout=0.05)
+        room.commit(steps(30, 8))
+        rb.ack(batch)
+        rb.reserve(4, timeout=5).commit(steps(40, 4))
+        assert sorted(numbers(rb)) == [10, 11, 12, 13, *range(30, 38), *range(40, 44)]
 
 
 # Records.
