@@ -72,6 +72,8 @@ COUNTS = ("delivered", "acked", "redelivered", "refused", "dropped")
 
 def status(content: Any, capacity: int, head: int, entries: Any) -> list[ConsumerStatus]:
     """Of every consumer that there is; looked at without a lock."""
+    if memoryview(content).nbytes < ledger.HEAD.itemsize:
+        return []  # something else has cut the file off
     parts, found = _core.parts(capacity), []
     reaches = int(np.frombuffer(content, ledger.HEAD, 1)["bytes"][0])
     for which, one in enumerate(ledger.consumers(content).copy()):
