@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from shmbuffer.distributed import *  # noqa: F403
     from shmbuffer.environments import *  # noqa: F403
     from shmbuffer.errors import *  # noqa: F403
+    from shmbuffer.memory.consumer_status import ConsumerStatus as ConsumerStatus
+    from shmbuffer.memory.consumer_status import HeldItems as HeldItems
+    from shmbuffer.memory.consumers import Acknowledged as Acknowledged
     from shmbuffer.memory.limiter import RateLimiter as RateLimiter
     from shmbuffer.memory.partials import Partial as Partial
     from shmbuffer.memory.progress import ProgressReport as ProgressReport

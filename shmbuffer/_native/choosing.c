@@ -92,7 +92,7 @@ static uint64_t next_set(struct shmb_choice *choice, struct sums *sums, const do
     for (uint32_t refused = 1;; refused++) {
         if (refused % REFUSED == 0 && !add_up(sums, weights)) return sums->sets;
         uint64_t set = set_above(sums, part(choice) * sums->upto[sums->sets - 1]);
-        if (!(weights[set] > 0)) continue; /* rounding has led beyond the last one */
+        if (!(weights[set] > 0) || sums->left[set] == 0) continue; /* nothing is left, or rounding has led beyond the last */
         if (again || sums->left[set] == sums->base[set]) return set;
         if (chosen_below(choice, sums->base[set]) < sums->left[set]) return set;
     }

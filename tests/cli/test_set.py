@@ -35,6 +35,8 @@ def test_named_settings_change_and_the_rest_stays(
         "error_buffer": 4.0,
         "max_times_sampled": None,
         "when_no_peer": "wait",
+        "max_staleness": None,
+        "items_per_version": None,
     }
     assert main(["set", str(closed)]) == 0
     shown = capsys.readouterr().out

@@ -146,8 +146,8 @@ class _Mapped:
         control = self._files.open_control()
         self._loaded = self._files.load(control.superblock())
         self._control: Control = control
-        _, slots, leaves = self._loaded
-        self._maps = dict(zip(names_of(kind), [control.map, slots, *leaves], strict=True))
+        maps = [control.map, self._loaded.slots, *self._loaded.leaves]
+        self._maps = dict(zip(names_of(kind), maps, strict=True))
 
     def __del__(self) -> None:
         self._files.close()
@@ -158,9 +158,11 @@ class _Mapped:
     def stat(self, name: str) -> os.stat_result:
         return self._stat
 
-    def open_file(self, name: str, **_: Any) -> Any:
-        """None: a history is recorded in a recovery that has directories."""
-        raise BufferNotFoundError(f"{name}: is not mapped")
+    def open_file(self, name: str, **options: Any) -> Any:
+        """Those that are mapped: a history is recorded in a recovery that has directories."""
+        if name not in self._maps:
+            raise BufferNotFoundError(f"{name}: is not mapped")
+        return self._files.directory.open_file(name, **options)
 
     def vouch(self, schema: Any) -> None:
         """Nothing: in the next image it is another boot."""
