@@ -252,6 +252,20 @@ def arm_and_open(path: Path, point: str, after: int) -> None:
     _core.disarm()
 
 
+def mends(path: Path, point: str, after: int) -> bool:
+    """A second victim, which mends what the first one left; whether it was killed at the point."""
+
+    def body() -> None:
+        _core.arm(point, after=after)
+        with Engine.open(path, None) as engine:
+            engine.seat.reap_dead()
+            _core.disarm()
+
+    status = ended(fork(body))
+    assert status in (0, -signal.SIGKILL), f"the second victim ended with {status}"
+    return status == -signal.SIGKILL
+
+
 def goes(call: Callable[[], object]) -> bool:
     """Whether a limited call goes on at once."""
     try:

@@ -29,6 +29,7 @@ from tests.crash.harness import (
     ended,
     fork,
     goes,
+    mends,
     native_points,
     number_of,
     place,
@@ -458,20 +459,6 @@ def test_a_waiter_gets_the_mutex_of_a_limited_victim(tmp_path: Path, name: str, 
         require_mended(survivor, deed)
     os.close(started)
     os.close(start)
-
-
-def mends(path: Path, point: str, after: int) -> bool:
-    """A second victim, which mends what the first one left; whether it was killed at the point."""
-
-    def body() -> None:
-        _core.arm(point, after=after)
-        with Engine.open(path, None) as engine:
-            engine.seat.reap_dead()
-            _core.disarm()
-
-    status = ended(fork(body))
-    assert status in (0, -signal.SIGKILL), f"the second victim ended with {status}"
-    return status == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("name", "point"), MENDING)

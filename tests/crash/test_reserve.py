@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
 from shmbuffer.memory import Engine, RateLimiter, Ring
 from shmbuffer.memory.holders import table_of
 from shmbuffer.memory.layout import Phase
@@ -28,6 +27,7 @@ from tests.crash.harness import (
     ended,
     fork,
     goes,
+    mends,
     native_points,
     read_all,
     require_sound,
@@ -328,20 +328,6 @@ def test_a_waiter_gets_the_mutex_of_a_victim_that_reserves(
         require_mended(survivor, ours)
     os.close(started)
     os.close(start)
-
-
-def mends(path: Path, point: str, after: int) -> bool:
-    """A second victim, which mends what the first one left; whether it was killed at the point."""
-
-    def body() -> None:
-        _core.arm(point, after=after)
-        with Engine.open(path, None) as engine:
-            engine.seat.reap_dead()
-            _core.disarm()
-
-    status = ended(fork(body))
-    assert status in (0, -signal.SIGKILL), f"the second victim ended with {status}"
-    return status == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("name", "point"), MENDING)
