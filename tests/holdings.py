@@ -37,6 +37,9 @@ _KEPT_FILES = re.compile(rf"^{IN_MEMORY}/pym-|/site-packages/")
 _KEPT_MAPS = re.compile(r"/gconv-modules\.cache$")
 # Directories that multiprocessing and torch make once a process.
 _KEPT_NAMES = ("pymp-", "torchinductor_")
+# What `tempfile.gettempdir` writes to see whether a directory can be written to, and removes at
+# once; a process that is killed in between leaves it. Its other names begin with "tmp".
+_PROBE = re.compile(r"[a-z0-9_]{8}")
 
 #: How long a thread may take to its end; nothing is waited for where none is left.
 PATIENCE_S = 5.0
@@ -138,7 +141,9 @@ def _names() -> Iterator[str]:
     """In the directory for temporary files, which is of this process alone, and in memory."""
     folder = tempfile.gettempdir()
     for name in os.listdir(folder):
-        if not name.startswith(_KEPT_NAMES) and os.path.join(folder, name) not in _owned():
+        if name.startswith(_KEPT_NAMES) or _PROBE.fullmatch(name):
+            continue
+        if os.path.join(folder, name) not in _owned():
             yield f"left in the directory for temporary files: {name}"
     if os.path.isdir(IN_MEMORY):
         mine = re.compile(rf"(?<![0-9]){os.getpid()}(?![0-9])")
