@@ -61,8 +61,8 @@ WITHIN = {
     "write.done": ("mutex.unlocked", "wake.progress"),
     "wait.turn": ("turn.numbered", "turn.dated", "turn.noted"),
 }
-#: Protocols that are not modelled: a byte ring, another alpha, what is loaded or copied; ledger.
-#: Waiting for the other side has a model of its own, in flow.py.
+#: Protocols that are not modelled: a byte ring, another alpha, what is loaded or copied.
+#: Waiting for the other side has a model of its own, in flow.py; consumers in consuming.py.
 NOT_MODELLED = (
     *("write.evict_leaf", "write.evict", "write.evicted", "write.tail", "write.byte_first"),
     *("write.header", "write.extent", "write.bytes"),
