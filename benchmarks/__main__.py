@@ -25,6 +25,7 @@ from benchmarks import (
     extend,
     hindsight,
     latency,
+    lives,
     mixed,
     plots,
     records,
@@ -68,8 +69,9 @@ BENCHMARKS: dict[str, ModuleType] = {
     "sharded": sharded,
     "scale": scale,
     "crowd": crowd,
+    "lives": lives,
 }
-ON_REQUEST = ("records", "sharded", "scale", "crowd")
+ON_REQUEST = ("records", "sharded", "scale", "crowd", "lives")
 _TOY = {"rounds": 2, "blocks": 2, "block_s": 1e-4, "contest_s": 0.02, "calls": 20, "records": 16}
 _REAL = {"rounds": 5, "blocks": 30, "block_s": 1e-3, "contest_s": 0.5, "calls": 5000}
 _ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,19 @@ import pytest
 pytest.importorskip("matplotlib")  # the plots are drawn with it
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import contention, crowd, once, peer, plots, report, scale, scaling, table, watched
+from benchmarks import (
+    contention,
+    crowd,
+    lives,
+    once,
+    peer,
+    plots,
+    report,
+    scale,
+    scaling,
+    table,
+    watched,
+)
 from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan
 from benchmarks.bound import EPS, Bound
 from benchmarks.comparison import Setting
@@ -111,6 +123,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], 
         patch.setattr(benchmarks.scale, "STEPS", (60, 100))
         patch.setattr(benchmarks.crowd, "WRITERS", (1, 3))
         patch.setattr(benchmarks.crowd, "SLOTS", (100,))
+        patch.setattr(benchmarks.lives, "COLLECTORS", 3)
+        patch.setattr(benchmarks.lives, "HANDLES", 7)
         with pytest.MonkeyPatch.context() as printing:
             said: list[str] = []
             printing.setattr("builtins.print", lambda *what, **_: said.extend(map(str, what)))
@@ -190,6 +204,8 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
         for writers in (1, 3)
         for form in (crowd.ITEMS_A_SECOND, crowd.LEAST)
     }
+    rows = {row for row, _ in ours["lives"]}
+    assert {"cycle(256): p99.9", lives.LONGEST_WRITE, lives.LEAST} < rows
     assert ours["scale"] == {
         (f"{row}, of {capacity:,}", filled)
         for row in scale.ROWS
