@@ -383,10 +383,10 @@ static PyObject *trajectories_take(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = trajectories_in(self);
     unsigned long long at[6];
     uint64_t found;
-    if (!asked_for(self, args, "KK:take", at)) return NULL;
+    if (!asked_for(self, args, "KKK:take", at)) return NULL;
     if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "take: cut_by() windows first");
     Py_BEGIN_ALLOW_THREADS
-    found = shmb_windows_take(all, at[0], OUT(1));
+    found = shmb_windows_take(all, at[0], at[1], OUT(2));
     Py_END_ALLOW_THREADS
     return PyLong_FromUnsignedLongLong(found);
 }
@@ -439,7 +439,7 @@ static PyMethodDef trajectories_methods[] = {
     {"elements", trajectories_elements, METH_VARARGS, "elements(rows, count, out): the elements again."},
     {"lengths", trajectories_lengths, METH_VARARGS, "lengths(trajectories, count, out): items of each."},
     {"cut_by", trajectories_cut_by, METH_O, "cut_by(windows): of all that comes from here on."},
-    {"take", trajectories_take, METH_VARARGS, "take(count, firsts): the next windows that are whole, as their first elements."},
+    {"take", trajectories_take, METH_VARARGS, "take(count, newest, firsts): the next windows that are whole, of so many slots: their first elements."},
     {"used", trajectories_used, METH_VARARGS, "used(tickets, waiting): of each element whose item needs no window, or is in one; -1."},
     {NULL, NULL, 0, NULL},
 };

@@ -128,12 +128,18 @@ void shmb_windows_again(struct shmb_trajectories *all, struct shmb_run *run) {
         if (is_used(all->windows, at_index(run, i - 1))) run->cut = i;
 }
 
-uint64_t shmb_windows_take(struct shmb_trajectories *all, uint64_t count, int64_t *firsts) {
+/* Of so many slots, the newest ones at the last look, this is one. */
+static inline bool is_within(const struct shmb_windows *w, uint32_t element, uint64_t newest) {
+    uint64_t capacity = w->elements / w->width, head = w->seen % capacity;
+    return (head + capacity - 1 - element / w->width) % capacity < newest;
+}
+
+uint64_t shmb_windows_take(struct shmb_trajectories *all, uint64_t count, uint64_t newest, int64_t *firsts) {
     struct shmb_windows *w = all->windows;
     uint64_t found = 0;
     for (uint32_t index; found < count && w->next < w->number + w->count; w->next++) {
         const struct shmb_window *one = window_of(w, w->next);
-        if (run_of_window(all, one, &index))
+        if (is_within(w, one->first, newest) && run_of_window(all, one, &index))
             firsts[found++] = one->first;
         else
             w->lost++;

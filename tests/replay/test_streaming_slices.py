@@ -219,6 +219,56 @@ def test_windows_that_are_written_over_are_left_out_and_counted() -> None:
     assert rb.sampler.lost == 1
 
 
+def overtaken(call: Any, rb: TensorDictReplayBuffer, each: int, calls: list[int]) -> Any:
+    """A call behind which somebody writes."""
+
+    def behind(*arguments: Any) -> Any:
+        found = call(*arguments)
+        first = rb.write_count
+        rb.extend(data_of(plain(each, first), load=rb.sampler.load))
+        calls.append(first)
+        return found
+
+    return behind
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("when", ["it was checked", "it was read"])
+def test_a_writer_that_is_always_faster_makes_windows_lost_and_no_draw_fail(
+    tmp_path: Path, when: str, records: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were never drawn are the ones that it writes over next."""
+    capacity, storage = 256, LazyTensorStorage(256)
+    if records:
+        storage = LazyStackStorage(capacity, max_bytes=2**16, scratch_dir=tmp_path / "ring")
+    sampler: Any = StreamingSliceSampler(slice_len=STEPS)
+    sampler.load = 64 * records
+    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler)
+    for first in range(0, capacity + STEPS, STEPS):
+        rb.extend(data_of(plain(STEPS, first), load=sampler.load))
+    ((oldest, *_),) = windows_of(rb, 1)
+    calls: list[int] = []
+    for owner, name in (
+        [(sampler._windows, "take")]
+        if when == "it was checked"
+        else [(sampler, "sample"), (sampler, "_again")]
+    ):
+        monkeypatch.setattr(owner, name, overtaken(getattr(owner, name), rb, 2 * STEPS, calls))
+    given = []
+    for _ in range(10):
+        found = windows_of(rb, 3)
+        given += found
+    assert 10 < len(calls) < 40
+    assert sampler.lost > 0
+    monkeypatch.undo()
+    while sampler.waiting:
+        given += windows_of(rb, 1)
+    assert all(window == [*range(window[0], window[0] + STEPS)] for window in given)
+    starts = [window[0] for window in given]
+    assert starts == sorted(set(starts))
+    assert 1 + len(given) + sampler.lost == (rb.write_count - oldest) // STEPS
+
+
 def test_a_window_with_an_item_that_was_changed_is_not_given() -> None:
     rb = buffer(16)
     rb.extend(data_of(plain(12)))

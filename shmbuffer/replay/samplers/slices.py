@@ -26,6 +26,7 @@ from shmbuffer.replay.storages.storage import ring_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
@@ -292,7 +293,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             if tickets is not None:
                 info[GENERATION] = torch.from_numpy(tickets)
                 break
-            self._rewind(position)
+            self._overtaken(ring, position)
         else:
             raise RuntimeError(
                 f"slices were written over each of the {ATTEMPTS} times that they were chosen; "
@@ -302,6 +303,10 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             weights = cuts.weights.repeat_interleave(torch.from_numpy(found.lengths))
             info = {**dict.fromkeys(WEIGHT_KEYS, weights), **info}
         return in_storage(storage, torch.from_numpy(elements)), info
+
+    def _overtaken(self, ring: Ring, position: Any) -> None:
+        """What was chosen since that position was written over."""
+        self._rewind(position)
 
     def _sizes(self, batch_size: int) -> tuple[int, int]:
         """Slices of a batch, and steps of a slice."""

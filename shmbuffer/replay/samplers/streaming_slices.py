@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from shmbuffer.memory import Ring
     from shmbuffer.memory.consumers import Start
     from shmbuffer.replay.checkpoints import Loaded
     from shmbuffer.replay.samplers.arrays import Ints
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _BEGINS = ("is_init",)
 _REMEMBERED = 64  # batches that may be on their way
+_UNKNOWN = None, np.zeros(0, np.int64), 0
 
 
 class StreamingSliceSampler(Consumes, SliceSampler):
@@ -50,8 +52,9 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     - Items that are being written right now hold up the windows behind them, of all streams: until
       then nobody knows whose they are. Those of a writer that has died do for 0.1 s.
     - A window of which an item was written over before it was drawn is left out, and counted:
-      `lost`. A trajectory whose first steps were, before this process looked, is cut from what is
-      left of it.
+      `lost`. Where writers are faster than a draw, so are those that they would write over before
+      it has read them. A trajectory whose first steps were, before this process looked, is cut from
+      what is left of it.
     - The position is that of this process. It is saved with the buffer, and by `state_dict`. A copy
       in another process begins with the oldest window.
 
@@ -142,7 +145,8 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         )
         self._windows = Windows(slice_len)
         self._shared = SharedWindows(self._windows)
-        self._drawn: deque[tuple[Any, Ints]] = deque(maxlen=_REMEMBERED)
+        self._drawn: deque[tuple[Any, Ints, int]] = deque(maxlen=_REMEMBERED)
+        self._taken = 0  # windows of the last choice; the others are slices at random
         self._boundaries = Boundaries(
             end_key=end_key,
             end_keys=end_keys,
@@ -166,7 +170,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
 
     @property
     def lost(self) -> int:
-        """Complete windows that were written over before they were drawn.
+        """Complete windows that were written over before they were drawn, or were about to be.
 
         Those that came and went between two draws are not among them: nobody has looked.
         """
@@ -195,6 +199,8 @@ class StreamingSliceSampler(Consumes, SliceSampler):
             )
         if self.consumer is not None:
             return self._consumed(storage, batch_size)
+        with self._boundaries.lock:
+            self._windows.race.begin(ring)
         found = SliceSampler.sample(self, storage, batch_size)
         self._remember(found)
         return found
@@ -253,6 +259,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         """Windows that begin at these rows; then the next ones, and slices for the rest."""
         before = self._windows.position
         rows = np.concatenate([kept, self._windows.take(count - len(kept))])
+        self._taken = len(rows)
         if len(rows) < count:
             self._windows.help()
         trajectories = table.of_rows(rows)
@@ -272,7 +279,12 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     def _remember(self, found: tuple[Any, dict[Any, Any]]) -> None:
         """What was drawn, until it has been read."""
         index, info = found
-        self._drawn.append((index, info[GENERATION].numpy()))
+        self._drawn.append((index, info[GENERATION].numpy(), self._taken))
+
+    def _overtaken(self, ring: Ring, position: Any) -> None:
+        with self._boundaries.lock:
+            self._windows.rewind(position)
+            self._windows.race.is_overtaken(ring)
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
         """The slices that are still there, and others for those that were written over."""
@@ -281,15 +293,19 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         count, steps = self._sizes(self._asked)
         elements, ring = ravel(index, lanes_of(storage)), ring_of(storage)
         assert ring is not None
-        tickets = next((tickets for drawn, tickets in self._drawn if drawn is index), None)
+        _, tickets, taken = next((one for one in self._drawn if one[0] is index), _UNKNOWN)
+        windows = elements[: taken * steps].reshape(-1, steps)
+        with self._boundaries.lock:
+            self._windows.race.is_overtaken(ring)
 
         def choose(table: Trajectories) -> Cuts:
-            kept = np.zeros(0, np.int64)
-            if tickets is not None and len(tickets) == count * steps:
-                words = ring.live.words[elements // ring.width]
-                same = slots.committed(words) & (slots.tickets(words) == tickets)
-                kept = table.rows_of(elements.reshape(-1, steps)[same.reshape(-1, steps).all(1), 0])
-            return self._with(kept[kept >= 0], storage, table, count, steps)
+            words = ring.live.words[windows.ravel() // ring.width]
+            same = slots.committed(words) & (slots.tickets(words) == tickets[: windows.size])
+            same = same.reshape(-1, steps).all(1) & self._windows.are_ahead(windows[:, 0])
+            kept = table.rows_of(windows[same, 0])
+            kept = kept[kept >= 0]
+            self._windows.lose(taken - len(kept))
+            return self._with(kept, storage, table, count, steps)
 
         found = self._draw(storage, steps, choose)
         self._remember(found)

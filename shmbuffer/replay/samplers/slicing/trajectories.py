@@ -147,10 +147,13 @@ class Trajectories:
         self._all.cut_by(windows)
         self.windows = windows
 
-    def take(self, count: int) -> Ints:
-        """The first elements of the next windows, int64 ``[n]``, up to ``count``."""
+    def take(self, count: int, newest: int) -> Ints:
+        """The first elements of the next windows, int64 ``[n]``, up to ``count``.
+
+        Those that begin before the ``newest`` slots are lost.
+        """
         firsts = np.empty(count, np.int64)
-        return firsts[: self._all.take(count, _at(firsts))]
+        return firsts[: self._all.take(count, newest, _at(firsts))]
 
     def used(self, elements: int, *, waiting: bool = False) -> Ints:
         """Tickets of items that need no window, or are in one that was taken, by element; -1.

@@ -17,10 +17,11 @@ import torch
 
 from shmbuffer._native import _core
 from shmbuffer.memory import ItemSnapshot
+from shmbuffer.replay.samplers.slicing.race import Race
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
     from shmbuffer.replay.samplers.slicing.following import Following
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
@@ -56,6 +57,7 @@ class Windows:
         self._table: Trajectories | None = None
         self._reaped = 0.0
         self._loaded = _NONE
+        self.race = Race()
 
     def follow(self, ring: Ring, following: Following) -> None:
         """Cut the trajectories that are followed, before there is an item in them."""
@@ -75,9 +77,25 @@ class Windows:
 
     def take(self, count: int) -> Ints:
         """The next ones, as the rows of their first items, int64 ``[n]``."""
-        table = self._table
+        table, ring = self._table, self._ring
         assert table is not None
-        return table.rows_of(table.take(count))
+        assert ring is not None
+        return table.rows_of(table.take(count, self.race.newest(ring)))
+
+    def are_ahead(self, firsts: Ints) -> Flags:
+        """Of which of these first elements the slots are not written over next."""
+        ring, table = self._ring, self._table
+        assert ring is not None
+        assert table is not None
+        age = ((table.head or 0) - 1 - firsts // ring.width) % ring.capacity
+        ahead: Flags = age < self.race.newest(ring)
+        return ahead
+
+    def lose(self, count: int) -> None:
+        """So many that were taken were written over before they were read."""
+        if self._native is not None:
+            number, lost = self._native.position
+            self._native.back(number, lost + count)
 
     def help(self) -> None:
         """Have a write ended whose writer has died: what is behind it is in no window before."""
