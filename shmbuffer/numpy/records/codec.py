@@ -11,9 +11,10 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.numpy.records.compression import Buffer, Destination, UnknownDictionaryError, Zstd
+from shmbuffer.numpy.records.compression import Buffer, UnknownDictionaryError, Zstd
 from shmbuffer.numpy.records.decoder import Decoder
 from shmbuffer.numpy.records.encoder import Encoder
+from shmbuffer.numpy.records.places import Places
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine, RecordBatch
@@ -93,16 +94,16 @@ class BufferZstd:
     def expand(
         self,
         sources: Sequence[Buffer],
-        destinations: Sequence[Destination],
+        places: Places,
         where: str = "a batch of records",
     ) -> None:
         """See `Zstd.expand`. A dictionary that is not known is looked for in the buffer."""
         try:
-            self.current.expand(sources, destinations, where)
+            self.current.expand(sources, places, where)
         except UnknownDictionaryError:
             if not self._look():
                 raise
-            self.current.expand(sources, destinations, where)
+            self.current.expand(sources, places, where)
 
     def _look(self) -> bool:
         found = None if self._engine is None else self._engine.seat.dictionary()

@@ -17,6 +17,7 @@ import zstandard
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.numpy.records import compression
 from shmbuffer.numpy.records.compression import UnknownDictionaryError, Zstd
+from shmbuffer.numpy.records.places import Places
 
 
 def pieces(count: int, nbytes: int, seed: int = 0) -> list[bytes]:
@@ -32,9 +33,16 @@ def numerals(nbytes: int, seed: int = 0) -> bytes:
     return " ".join(str(chance.randrange(3000)) for _ in range(nbytes)).encode()[:nbytes]
 
 
+def whole(*out: np.ndarray[Any, np.dtype[np.uint8]]) -> Places:
+    """Each frame goes to one of these memories, all of it."""
+    nbytes = np.array([one.size for one in out], np.int64)
+    to = np.array([one.ctypes.data for one in out], np.int64)
+    return Places(nbytes, np.arange(len(out)), np.zeros_like(nbytes), nbytes, to)
+
+
 def expanded(zstd: Zstd, frames: list[bytes], sizes: list[int]) -> list[bytes]:
     out = [np.full(size, 0xAA, np.uint8) for size in sizes]
-    zstd.expand(frames, [one.data for one in out])
+    zstd.expand(frames, whole(*out))
     return [one.tobytes() for one in out]
 
 
@@ -77,13 +85,50 @@ def test_pieces_that_lie_one_behind_the_other_come_back_and_gaps_are_left_alone(
     expected, destinations, at = memory.copy(), [], 0
     for piece, gap in zip(given, lead, strict=True):
         at += gap
-        destinations.append(memory[at : at + len(piece)].data)
+        destinations.append(memory[at : at + len(piece)])
         expected[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
         at += len(piece)
     order = chance.sample(range(120), 120) if len(gaps) == 2 else range(120)
     zstd = Zstd(threads=threads)
-    zstd.expand(zstd.compress([given[n] for n in order]), [destinations[n] for n in order])
+    zstd.expand(zstd.compress([given[n] for n in order]), whole(*[destinations[n] for n in order]))
     assert memory.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_parts_of_a_frame_go_to_their_places_and_the_rest_of_it_nowhere(threads: int) -> None:
+    chance = random.Random(threads)
+    given = [numerals(chance.choice([1, 700, 50_000, 600_000]), seed) for seed in range(40)]
+    memory = np.full(sum(map(len, given)) * 3 + 400, 0xAA, np.uint8)
+    expected, parts, at = memory.copy(), [], 0
+    for frame, piece in enumerate(given):
+        for _ in range(chance.randrange(4)):  # also none, and the same bytes several times
+            before = chance.randrange(len(piece))
+            nbytes = chance.randrange(len(piece) - before) // 2 + 1
+            part = memory[at : at + nbytes]
+            expected[at : at + nbytes] = np.frombuffer(piece, np.uint8)[before : before + nbytes]
+            parts.append((frame, before, nbytes, part.ctypes.data))
+            at += nbytes + chance.choice([0, 0, 3])
+
+    columns = np.ascontiguousarray(np.array(parts, np.int64).T)
+    places = Places(np.array(list(map(len, given)), np.int64), *columns)
+    zstd = Zstd(threads=threads)
+    for _ in range(2):  # the second time by way of a memory that holds the bytes of the first
+        zstd.expand(zstd.compress(given), places)
+        assert memory.tobytes() == expected.tobytes()
+        memory[:] = 0xAA
+
+
+def test_frames_that_go_to_one_stretch_of_memory_go_there_in_one_step() -> None:
+    memory = np.empty(9000, np.uint8)
+    apart = [memory[:4000], memory[4001:5000], memory[5000:9000]]
+    (run,) = whole(*apart[1:]).runs()
+    assert (run.first, run.end, run.size) == (0, 2, 4999)
+    assert run.into == memory.ctypes.data + 4001
+    (run,) = whole(*apart).runs()
+    assert run.into is None
+    assert run.at.tolist() == [0, 4000, 4999]
+    half = whole(*apart[1:])._replace(nbytes=np.array([999, 3999]))
+    assert half.runs()[0].into is None
 
 
 def test_without_the_threads_of_zstandard_the_caller_compresses_alone(
@@ -97,7 +142,7 @@ def test_without_the_threads_of_zstandard_the_caller_compresses_alone(
 
 def test_without_pieces_there_is_no_work() -> None:
     assert Zstd().compress([]) == []
-    Zstd().expand([], [])
+    Zstd().expand([], whole())
 
 
 def test_a_frame_is_one_that_any_zstd_reads_and_says_its_size() -> None:
@@ -278,20 +323,20 @@ def test_a_frame_of_another_size_is_refused_before_anything_is_written() -> None
     with pytest.raises(
         CorruptBufferError, match=r"run/b: compressed piece 1 .* 100 bytes where 101"
     ):
-        zstd.expand(frames, [one.data for one in out], "run/b")
+        zstd.expand(frames, whole(*out), "run/b")
     assert not out[0].any()
 
 
-def test_damage_among_pieces_that_are_expanded_as_one_is_told_with_their_numbers() -> None:
+def test_damage_among_pieces_that_are_expanded_as_one_is_told_with_its_number() -> None:
     zstd = Zstd()
     frames = zstd.compress([numerals(5000, seed) for seed in range(6)])
     memory = np.zeros(6 * 5000 + 50, np.uint8)
-    out = [memory[at * 5000 : at * 5000 + 5000].data for at in range(6)]
+    out = [memory[at * 5000 : at * 5000 + 5000] for at in range(6)]
     for damaged in (frames[3] + b"?", frames[3][:-1], frames[3] + frames[2]):
         given = [*frames[:3], damaged, *frames[4:]]
-        words = "run/b: compressed pieces 0 to 5 cannot be expanded"
+        words = "run/b: compressed piece 3 cannot be expanded"
         with pytest.raises(CorruptBufferError, match=words):
-            zstd.expand(given, out, "run/b")
+            zstd.expand(given, whole(*out), "run/b")
         assert not memory[-50:].any()
 
 
@@ -337,7 +382,7 @@ def test_a_damaged_frame_is_an_error_or_gives_no_more_than_its_destination(nbyte
             damaged[at : at + 20] = chance.randbytes(20)
         memory = np.zeros(nbytes + 64, np.uint8)
         try:
-            zstd.expand([bytes(damaged)], [memory[:nbytes].data])
+            zstd.expand([bytes(damaged)], whole(memory[:nbytes]))
         except CorruptBufferError as error:
             refused.append(str(error))
         assert not memory[nbytes:].any()
@@ -384,7 +429,7 @@ def test_a_frame_of_an_unknown_dictionary_is_told_apart_before_anything_is_writt
     words = f"made with dictionary {zstd.dictionary_id}"
     for reader, loaded in ((Zstd(), "none is loaded"), (Zstd(dictionary=other), "is loaded")):
         with pytest.raises(UnknownDictionaryError, match=words) as caught:
-            reader.expand(frames, [one.data for one in out], "run/b")
+            reader.expand(frames, whole(*out), "run/b")
         assert loaded in str(caught.value)
         assert str(caught.value).startswith("run/b: compressed piece 1")
         assert not out[0].any()

@@ -26,6 +26,7 @@ from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec
 from shmbuffer.numpy.records.compression import Zstd
+from shmbuffer.numpy.records.places import Places
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
@@ -400,9 +401,9 @@ def test_frames_that_a_row_has_several_times_are_decompressed_once() -> None:
     compressed = [chunk for chunk in located.form.chunks if chunk.codec is Codec.ZSTD]
     calls: list[int] = []
 
-    def expand(sources: Sequence[memoryview], out: Sequence[memoryview], where: str) -> None:
+    def expand(sources: Sequence[memoryview], places: Places, where: str) -> None:
         calls.append(len(sources))
-        zstd.expand(sources, out, where)
+        zstd.expand(sources, places, where)
 
     assert alike(Decoder(expand).dense(batch), steps)
     (count,) = calls
@@ -508,9 +509,9 @@ def test_some_entries_are_read_without_the_others(way: Encoder) -> None:
     ]
     asked: list[int] = []
 
-    def expand(sources: Sequence[memoryview], out: Sequence[memoryview], where: str) -> None:
+    def expand(sources: Sequence[memoryview], places: Places, where: str) -> None:
         asked.append(len(sources))
-        zstd.expand(sources, out, where)
+        zstd.expand(sources, places, where)
 
     def own(chunk: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
         asked.append(about["shape"].numel())
