@@ -24,7 +24,7 @@ SOURCES = tuple(
     if path.stem != "crashpoint"
     and not re.search(r'^#include "(module|binding|methods)\.h"', path.read_text(), re.M)
 )
-STRESS = ("stress", "world", "writing", "reading", "publishing", "tracking")
+STRESS = ("stress", "world", "writing", "reading", "publishing", "tracking", "taking")
 CORNERS = ("corners", "world")
 RELINK = ("relink", "world", "writing", "reading")
 COMPILER = os.environ.get("CC", "gcc")

@@ -203,11 +203,13 @@ void check_whole(struct shmb_ring *ring) {
     struct shmb_call call = a_call();
     struct shmb_check found;
     expect(shmb_check(ring, &call, true, 0, &found), "check");
-    if (found.wrong_nodes | found.wrong_leaves | found.wrong_length | found.wrong_words | found.wrong_extents | found.orphans)
-        fail("check: %llu nodes, %llu leaves, length %llu, %llu words, %llu extents, %llu orphans",
+    if (found.wrong_nodes | found.wrong_leaves | found.wrong_length | found.wrong_words | found.wrong_extents | found.orphans |
+        found.wrong_ledger)
+        fail("check: %llu nodes, %llu leaves, length %llu, %llu words, %llu extents, %llu orphans, %llu of the ledger",
              (unsigned long long)found.wrong_nodes, (unsigned long long)found.wrong_leaves,
              (unsigned long long)found.wrong_length, (unsigned long long)found.wrong_words,
-             (unsigned long long)found.wrong_extents, (unsigned long long)found.orphans);
+             (unsigned long long)found.wrong_extents, (unsigned long long)found.orphans,
+             (unsigned long long)found.wrong_ledger);
     COUNT(checks, 1);
 }
 

@@ -17,6 +17,12 @@ void track_once(struct shmb_ring *ring);      /* what has come and gone; of one 
 void track_to_the_end(struct shmb_ring *ring);
 struct shmb_call a_call(void);
 
+void consumers_open(struct shmb_ring *ring);
+void consume_once(struct shmb_ring *ring); /* take, or do with what was taken: acknowledge it, or give it back */
+void let_go_of_all(struct shmb_ring *ring);
+void come_and_go(struct shmb_ring *ring);  /* as a consumer for whom nobody waits */
+void consume_the_rest(struct shmb_ring *ring); /* at the end: nothing was skipped */
+
 void publish_and_look(const struct options *options); /* threads that hand weights over, until enough were published */
 
 #endif

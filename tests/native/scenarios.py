@@ -30,6 +30,11 @@ SCENARIOS = {
         *("--capacity", "24", "--records", "4096", "--limited", "--mortal"),
     ),
     "one limited handle": ("--capacity", "11", "--limited", "--shared"),
+    "consumed, and deaths": ("--capacity", "13", "--consumed", "--mortal"),
+    "consumed records, and deaths": (
+        *("--capacity", "24", "--records", "4096", "--consumed", "--mortal"),
+    ),
+    "one consumed handle": ("--capacity", "11", "--consumed", "--shared"),
     "written once": ("--capacity", "2048", "--once"),
     "weights": ("--weights",),
     "weights, and deaths": ("--weights", "--mortal"),

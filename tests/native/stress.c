@@ -19,7 +19,13 @@ static bool goes_on(uint64_t done, uint64_t enough) {
     return atomic_load(&world.unfinished) > 0;
 }
 
+#define TAKES_EACH 12 /* and acknowledgements, of small batches, so that writers find room */
+
 static void act(struct shmb_ring *ring, uint64_t role) {
+    if (world.options.consumed && (role == 2 || role == 3)) {
+        for (int i = 0; i < TAKES_EACH; i++) consume_once(ring);
+        return;
+    }
     switch (role) {
     case 0: look_after_once(ring); break;
     case 1: (world.options.limited ? draw_once : learn_once)(ring); break;
@@ -41,8 +47,12 @@ static void *live(void *argument) {
     for (uint64_t done = 0; goes_on(done, enough); done++) {
         act(ring, number);
         if (number == 2) track_once(ring);
+        if (number == 0 && world.options.consumed) come_and_go(ring); /* who dies in it keeps the lock of this program */
     }
-    if (world.options.shared) return NULL;
+    if (world.options.shared) {
+        if (world.options.consumed) let_go_of_all(ring);
+        return NULL;
+    }
     struct shmb_call call = a_call();
     expect(shmb_leave(&own, &call), "leave");
     handle_free(&own);
@@ -103,6 +113,7 @@ static void audit(struct shmb_ring *ring) {
     for (int i = 0; i < 20; i++) read_once(ring);
     copy_once(ring);
     track_to_the_end(ring);
+    if (world.options.consumed) consume_the_rest(ring);
     uint64_t counted = atomic_load(&ring->runtime->write_count);
     if (!world.options.upkeep && (counted < atomic_load(&world.acknowledged_elements) || counted > atomic_load(&world.offered_elements)))
         fail("%llu elements were counted", (unsigned long long)counted);
@@ -112,7 +123,8 @@ static void parse(int argc, char **argv, struct options *options) {
     static const struct option names[] = {
         {"seed", 1, NULL, 's'},   {"rounds", 1, NULL, 't'},  {"capacity", 1, NULL, 'c'}, {"lanes", 1, NULL, 'l'},
         {"threads", 1, NULL, 'n'}, {"records", 1, NULL, 'r'}, {"mortal", 0, NULL, 'm'},   {"shared", 0, NULL, 'h'},
-        {"once", 0, NULL, 'o'},   {"upkeep", 0, NULL, 'u'},  {"limited", 0, NULL, 'i'}, {"weights", 0, NULL, 'w'}, {NULL, 0, NULL, 0}};
+        {"once", 0, NULL, 'o'},   {"upkeep", 0, NULL, 'u'},  {"limited", 0, NULL, 'i'}, {"weights", 0, NULL, 'w'},
+        {"consumed", 0, NULL, 'e'}, {NULL, 0, NULL, 0}};
     *options = (struct options){.seed = 1, .capacity = 7, .lanes = 1, .threads = 6, .rounds = 400};
     for (int name; (name = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         uint64_t value = optarg ? strtoull(optarg, NULL, 10) : 0;
@@ -128,6 +140,7 @@ static void parse(int argc, char **argv, struct options *options) {
         case 'o': options->once = true; break;
         case 'u': options->upkeep = true; break;
         case 'i': options->limited = true; break;
+        case 'e': options->consumed = true; break;
         case 'w': options->weights = true; break;
         default: exit(2);
         }
@@ -147,6 +160,7 @@ int main(int argc, char **argv) {
     random_begin(options.seed);
     handle_open(&ring);
     expect(shmb_set_alpha(&ring, &call, 0.6, 0.01, true), "set_alpha");
+    if (options.consumed) consumers_open(&ring);
     if (options.shared) handle_open(&shared);
     (options.weights ? publish_and_look : let_live)(&options);
     audit(&ring);

@@ -111,6 +111,24 @@ FAULTS = {
         rf"{RACE}|FAILED",
         (("gate", "while (gate->thread != 0 && status == SHMB_OK) {", "while (false) {"),),
     ),
+    "an acknowledgement is taken from one who has lost the item": Fault(
+        "thread",
+        "consumed, and deaths",
+        "FAILED: .* is acknowledged by two|FAILED: .* is given again",
+        (("ledger", "SHMB_LEASE_OF(what) != id || ", ""),),
+    ),
+    "items of the dead that are taken are left out of their lease": Fault(
+        "thread",
+        "consumed, and deaths",
+        "FAILED: .* was given to nobody|FAILED: .* the floor stays behind|FAILED: .* of the ledger",
+        (
+            (
+                "ledger",
+                "            bool first = lease->left++ == 0;",
+                "            bool first = true;",
+            ),
+        ),
+    ),
     "weights are the newest before their bytes are visible": Fault(
         "thread",
         "weights, each copy once",

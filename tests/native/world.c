@@ -132,8 +132,9 @@ void world_begin(const struct options *options) {
     shmb_sections_of(options->capacity, options->lanes, options->record_bytes > 0, 0, &world.sections);
     world.slots = shared_bytes(-1, world.sections.bytes);
     shmb_parts_of(options->capacity, &world.parts);
-    world.ledger = shared_bytes(-1, world.parts.consumers); /* nobody consumes */
-    atomic_store(&((struct shmb_ledger *)world.ledger)->bytes, world.parts.consumers);
+    uint64_t ledger = options->consumed ? world.parts.bytes : world.parts.consumers;
+    world.ledger = shared_bytes(-1, ledger);
+    atomic_store(&((struct shmb_ledger *)world.ledger)->bytes, ledger);
     if (options->record_bytes) world.bytes = byte_ring(options->record_bytes);
     for (unsigned leaf = 0; leaf < LEAVES && !options->record_bytes; leaf++) {
         uint64_t bytes = leaf_bytes[leaf];

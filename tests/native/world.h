@@ -9,6 +9,7 @@
 
 #define LEAVES 9
 #define MAX_CAPACITY 16384u
+#define MOST_TICKETS (1u << 16) /* where they are consumed */
 
 /* What the command line says. */
 struct options {
@@ -18,6 +19,7 @@ struct options {
     bool once;    /* no slot is written twice */
     bool upkeep;  /* the buffer is emptied, and counts are restored */
     bool limited; /* by a ratio, or a queue, or neither: it changes */
+    bool consumed; /* by two consumers, for whom writers wait */
     bool weights; /* they are published and looked for, and nobody uses the ring */
 };
 
@@ -25,7 +27,7 @@ struct options {
 #define COUNTS(X)                                                                                            \
     X(writes) X(items) X(aborts) X(samples) X(checked) X(missing) X(updates) X(empties) X(alphas) X(checks)  \
     X(copies) X(blocked) X(deaths) X(reaped) X(no_room) X(limited) X(admitted) X(taken) X(limiters)  \
-    X(lapped) X(tracked) X(reserved) X(given_back) X(refused)
+    X(lapped) X(tracked) X(reserved) X(given_back) X(refused) X(delivered) X(acked) X(late)
 
 struct world {
     struct options options;
@@ -38,6 +40,7 @@ struct world {
     pthread_mutex_t init_lock;
     _Atomic uint64_t dead[SHMB_ENTRIES];      /* incarnation that is proven dead there */
     _Atomic uint64_t acknowledged[MAX_CAPACITY]; /* of each slot: last ticket whose commit returned, plus one */
+    _Atomic unsigned char committed[MOST_TICKETS]; /* of those that are consumed: its commit returned */
     _Atomic uint64_t acknowledged_elements, offered_elements;
     _Atomic uint64_t unfinished; /* threads that have not done enough yet */
     void (*at_point)(int point); /* instead of shaking, where it is set */

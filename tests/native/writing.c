@@ -175,7 +175,7 @@ void write_once(struct shmb_ring *ring) {
     double priorities[ROWS * 4];
     int64_t slots[ROWS];
     uint64_t took_slots[ROWS], took_tickets[ROWS];
-    uint64_t choice = world.options.once ? 9 : random_below(10), most = ring->capacity + 2 < ROWS ? ring->capacity + 2 : ROWS;
+    uint64_t choice = world.options.once || world.options.consumed ? 9 : random_below(10), most = ring->capacity + 2 < ROWS ? ring->capacity + 2 : ROWS;
     enum shmb_claim_kind kind = choice == 0 ? SHMB_PLACED : choice == 1 ? SHMB_IN_PLACE : SHMB_RING_WRITE;
     uint64_t count = kind == SHMB_RING_WRITE ? 1 + random_below(random_below(8) ? 3 : most) : choose_slots(ring, slots);
     if (world.options.once && atomic_load(&ring->runtime->head) + 16 * ROWS > ring->capacity) return;
@@ -217,6 +217,8 @@ void write_once(struct shmb_ring *ring) {
     expect(status, "commit");
     atomic_fetch_add(&world.acknowledged_elements, written);
     acknowledge(took_slots, took_tickets, rows);
+    for (uint64_t row = 0; world.options.consumed && row < rows; row++)
+        if (took_tickets[row] < MOST_TICKETS) atomic_store(&world.committed[took_tickets[row]], 1);
     COUNT(writes, 1);
     COUNT(items, rows * ring->lanes);
 }
