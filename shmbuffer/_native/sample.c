@@ -398,28 +398,56 @@ out:
     return status;
 }
 
-/* Elements by index. tickets[i] is -1 where the slot holds no item; `missing` counts those. */
+/* One element, until its copy is whole or it is none. */
+static int read_one(struct shmb_ring *ring, struct shmb_call *call, uint64_t element, unsigned char *const *out, uint64_t row,
+                    int64_t *ticket) {
+    const uint64_t slot = shmb_slot_of(ring, element);
+    *ticket = -1;
+    for (int round = 0;; round++) {
+        bool with_the_lock = round >= ROUNDS;
+        int status = with_the_lock ? shmb_lock(ring, call) : SHMB_OK;
+        if (status != SHMB_OK) return status;
+        uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
+        bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
+        uint64_t next = shmb_next_of(ring, slot);
+        if (committed) SHMB_OPTIMISTIC(copy_row(ring, element, next, out, row));
+        atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
+        bool kept = committed && shmb_next_holds(ring, slot, next) && shmb_still_holds(ring, slot, word);
+        if (with_the_lock) shmb_unlock(ring);
+        if (kept) *ticket = (int64_t)SHMB_TICKET(word);
+        if (kept || !committed) return SHMB_OK;
+    }
+}
+
+/* Elements by index. tickets[i] is -1 where the slot holds no item; `missing` counts those. Some are copied together, leaf by
+ * leaf; what changes meanwhile is read by itself. */
 int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
               unsigned char *const *out, int64_t *tickets, uint64_t *missing) {
+    uint64_t words[LOCKED_DRAWS];
+    uint32_t rows[LOCKED_DRAWS];
     *missing = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t element = (uint64_t)index[i], slot = element / ring->lanes;
-        tickets[i] = -1;
-        for (int round = 0;; round++) {
-            bool with_the_lock = round >= ROUNDS;
-            int status = with_the_lock ? shmb_lock(ring, call) : SHMB_OK;
-            if (status != SHMB_OK) return status;
-            uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
-            bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
-            uint64_t next = shmb_next_of(ring, slot);
-            if (committed) SHMB_OPTIMISTIC(copy_row(ring, element, next, out, i));
-            atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-            bool kept = committed && shmb_next_holds(ring, slot, next) && shmb_still_holds(ring, slot, word);
-            if (with_the_lock) shmb_unlock(ring);
-            if (kept) tickets[i] = (int64_t)SHMB_TICKET(word);
-            if (kept || !committed) break;
+    for (uint64_t from = 0; from < count; from += LOCKED_DRAWS) {
+        const uint64_t end = count - from < LOCKED_DRAWS ? count : from + LOCKED_DRAWS;
+        uint64_t n = 0;
+        for (uint64_t i = from; i < end; i++) {
+            uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, (uint64_t)index[i])], SYNC_SLOT_COMMIT_ACQUIRE);
+            tickets[i] = -1;
+            words[n] = word;
+            rows[n] = (uint32_t)i;
+            n += SHMB_STATE(word) == SHMB_COMMITTED;
         }
-        *missing += tickets[i] < 0;
+        if (!ring->plan) SHMB_OPTIMISTIC(copy_rows(ring, index, rows, n, out));
+        atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
+        for (uint64_t i = 0; i < n; i++) {
+            uint64_t row = rows[i], element = (uint64_t)index[row];
+            int status = SHMB_OK;
+            if (!ring->plan && shmb_still_holds(ring, shmb_slot_of(ring, element), words[i]))
+                tickets[row] = (int64_t)SHMB_TICKET(words[i]);
+            else
+                status = read_one(ring, call, element, out, row, &tickets[row]);
+            if (status != SHMB_OK) return status;
+        }
+        for (uint64_t i = from; i < end; i++) *missing += tickets[i] < 0;
     }
     return SHMB_OK;
 }
