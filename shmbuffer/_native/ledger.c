@@ -139,7 +139,11 @@ static void count_leases(struct shmb_ring *ring, const struct shmb_book *book) {
     struct shmb_consumer *consumer = book->consumer;
     uint64_t open = 0;
     for (uint32_t i = 0; i < SHMB_LEASES; i++) {
-        book->leases[i].left = 0;
+        struct shmb_lease *lease = &book->leases[i];
+        bool cannot_be = lease->entry >= SHMB_ENTRIES || atomic_load_explicit(&lease->id, memory_order_relaxed) % SHMB_LEASES != i;
+        if (cannot_be) atomic_store_explicit(&lease->id, 0, memory_order_relaxed);
+        CP(consume_mended);
+        lease->left = 0;
         CP(consume_mended);
     }
     for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
@@ -158,12 +162,12 @@ static void count_leases(struct shmb_ring *ring, const struct shmb_book *book) {
             continue;
         }
         if (place < atomic_load_explicit(&consumer->next, memory_order_relaxed)) move_next(book, place);
-        atomic_store_explicit(&delivery->what, what & ~SHMB_LEASED_WHAT, memory_order_relaxed);
+        atomic_store_explicit(&delivery->what, SHMB_ACKS_OF(what) << SHMB_LEASE_BITS, memory_order_relaxed);
         CP(consume_mended);
     }
     for (uint32_t i = 0; i < SHMB_LEASES; i++) {
         struct shmb_lease *lease = &book->leases[i];
-        bool kept = lease->left > 0 && lease->entry < SHMB_ENTRIES;
+        bool kept = lease->left > 0;
         if (!kept) atomic_store_explicit(&lease->id, 0, memory_order_relaxed);
         CP(consume_mended);
         open += kept;
@@ -181,6 +185,8 @@ void shmb_mend_ledger(struct shmb_ring *ring) {
         struct shmb_book book;
         if (!shmb_consumer_at(ring, which, &book)) continue;
         open++;
+        if (book.consumer->since > head) book.consumer->since = head;
+        CP(consume_mended);
         count_leases(ring, &book);
         if (atomic_load_explicit(&book.consumer->next, memory_order_relaxed) > head) move_next(&book, head);
         if (atomic_load_explicit(&book.consumer->floor, memory_order_relaxed) > head)

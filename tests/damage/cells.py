@@ -44,18 +44,18 @@ FLOATS = (np.nan, np.inf, -np.inf, -1.0, -0.0, 5e-324, 1e-300, 1e300, 1.7e308, 0
 
 def runtime_cells() -> list[Cell]:
     """The runtime page; of the mutex each of its 32-bit words."""
-    fields = _fields(layout.RUNTIME, "runtime", layout.RUNTIME_OFFSET)
+    page = fields(layout.RUNTIME, "runtime", layout.RUNTIME_OFFSET)
     mutex = [
         Cell(f"runtime.mutex[{at}]", layout.CONTROL, layout.RUNTIME_OFFSET + 4 * at, 4)
         for at in range(16)
     ]
-    return [*mutex, *(cell for cell in fields if cell.name != "runtime.mutex")]
+    return [*mutex, *(cell for cell in page if cell.name != "runtime.mutex")]
 
 
 def entry_cells(entry: int) -> list[Cell]:
     """One registry entry."""
     at = layout.REGISTRY_OFFSET + entry * layout.ENTRY_BYTES
-    return _fields(layout.ENTRY, f"entry[{entry}]", at)
+    return fields(layout.ENTRY, f"entry[{entry}]", at)
 
 
 def slots_cells(specimen: Specimen) -> list[Cell]:
@@ -155,10 +155,13 @@ def several(specimen: Specimen, cells: list[Cell], rng: random.Random, count: in
     return found
 
 
-def _fields(dtype: np.dtype[np.void], name: str, start: int) -> list[Cell]:
+def fields(
+    dtype: np.dtype[np.void], name: str, start: int, file: str = layout.CONTROL
+) -> list[Cell]:
+    """Those of a struct of a file."""
     assert dtype.fields is not None
     return [
-        Cell(f"{name}.{field}", layout.CONTROL, start + int(of[1]), of[0].itemsize)
+        Cell(f"{name}.{field}", file, start + int(of[1]), of[0].itemsize)
         for field, of in dtype.fields.items()
     ]
 

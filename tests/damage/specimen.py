@@ -56,7 +56,7 @@ class Specimen:
         self.rebooted = rebooted
         self.files: dict[str, bytes] = {}
         self.truth: Contents = {}
-        _live(path, kind)
+        self._live()
         if rebooted:
             reboot(path)
         self.files = {
@@ -69,6 +69,9 @@ class Specimen:
         (path / "truth").unlink()
         self.restore()
         assert len(self.truth) >= 4
+
+    def _live(self) -> None:
+        _live(self.path, self.kind)
 
     @property
     def schema(self) -> Schema:

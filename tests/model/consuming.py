@@ -498,7 +498,7 @@ class _Search:
                 continue
             if ticket < book.next:
                 yield from self._move_next(book, ticket)
-            note.leased = False
+            note.leased, note.id = False, 0
             yield "consume.mended"
         for lease in book.leases:
             if lease.left == 0:
