@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shmbuffer.memory.limiter import RateLimiter as RateLimiter
     from shmbuffer.memory.partials import Partial as Partial
     from shmbuffer.memory.progress import ProgressReport as ProgressReport
+    from shmbuffer.memory.threads import set_threads as set_threads
     from shmbuffer.memory.weights import Weights as Weights
     from shmbuffer.replay.buffers import *  # noqa: F403
     from shmbuffer.replay.checkpointers import *  # noqa: F403
@@ -162,6 +163,7 @@ _HOMES = {
     ),
     "shmbuffer.memory.limiter": ("RateLimiter",),
     "shmbuffer.memory.partials": ("Partial",),
+    "shmbuffer.memory.threads": ("set_threads",),
     "shmbuffer.memory.weights": ("Weights",),
     "shmbuffer.service.client": ("attach",),
     "shmbuffer.service.coordinator": ("Coordinator",),

@@ -11,7 +11,6 @@
 struct ring_object {
     PyObject_HEAD
     struct shmb_ring ring;
-    uint64_t row_bytes; /* of a slot, all leaves */
     PyObject *control, *slots, *leaves, *records, *ledger; /* kept alive: the maps */
     PyObject *file; /* and the name of the control file */
     int ready;

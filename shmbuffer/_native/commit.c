@@ -1,4 +1,5 @@
 /* The end of a claim, W10 to W14: its items are committed, or its slots are given back. */
+#include "pool.h"
 #include "reserve.h"
 
 /* Parents of the claim's elements: consecutive for a ring write (in two pieces around the end), else listed. */
@@ -56,16 +57,30 @@ static void end_claim(struct shmb_ring *ring) {
     shmb_gate_leave(ring);
 }
 
-/* Masses are powers, 20 to 50 ns each: computed before locking where priorities differ. */
-static double masses_of_given(struct shmb_ring *ring) {
+struct powers {
+    struct shmb_ring *ring;
+    _Atomic double greatest;
+};
+
+static void masses_of_rows(void *what, uint64_t first, uint64_t end_row) {
+    struct powers *powers = what;
+    struct shmb_ring *ring = powers->ring;
     double greatest = -1;
-    for (uint64_t row = 0, n = 0; row < ring->claim_rows; row++)
+    for (uint64_t row = first, n = first * ring->lanes; row < end_row; row++)
         for (uint64_t e = shmb_slot_of_row(ring, row) * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
             double raw = ring->raw[e];
             ring->masses[n] = raw >= 0 ? shmb_mass(ring->runtime, raw) : 0;
             greatest = raw > greatest ? raw : greatest;
         }
-    return greatest;
+    double seen = atomic_load_explicit(&powers->greatest, memory_order_relaxed);
+    while (greatest > seen && !atomic_compare_exchange_weak(&powers->greatest, &seen, greatest)) continue;
+}
+
+/* Masses are powers, 20 to 50 ns each: computed before locking where priorities differ. */
+static double masses_of_given(struct shmb_ring *ring) {
+    struct powers powers = {ring, -1};
+    shmb_divide(masses_of_rows, &powers, ring->claim_rows, ring->lanes * SHMB_POWER_BYTES);
+    return powers.greatest;
 }
 
 /* They were when the priorities were given; but alpha may have changed since. */

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "crc32c.h"
+#include "pool.h"
 #include "ring.h"
 
 #define SIDE_BY_SIDE 32 /* rows whose checksums are computed at the same time */
@@ -68,13 +69,23 @@ static bool is_moved_past_the_cache(const struct shmb_ring *ring, unsigned leaf)
     return bytes >= LONG_ROW && bytes % SHMB_MOVED_LINE == 0 && bytes * ring->capacity >= LARGE_LEAF;
 }
 
+/* What is written, of which batch. */
+struct filling {
+    struct shmb_ring *ring;
+    const unsigned char *const *sources;
+    uint64_t skip_rows;
+};
+
 /* W9 of a ring write with such leaves: the checksums come with the bytes. */
-static void fill_and_check(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows) {
-    uint64_t slots[4], tickets[4], rows;
+static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
+    const struct filling *filling = what;
+    struct shmb_ring *ring = filling->ring;
+    const unsigned char *const *sources = filling->sources;
+    uint64_t slots[4], tickets[4], rows, skip_rows = filling->skip_rows;
     uint32_t crc[4];
-    for (uint64_t first = 0; first < ring->claim_rows; first += rows) {
+    for (uint64_t first = begin; first < end; first += rows) {
         uint64_t slot = shmb_slot_of_row(ring, first), left = ring->capacity - slot;
-        rows = ring->claim_rows - first < 4 ? ring->claim_rows - first : 4;
+        rows = end - first < 4 ? end - first : 4;
         rows = rows < left ? rows : left;
         for (uint64_t row = 0; row < rows; row++) {
             slots[row] = slot + row;
@@ -107,36 +118,52 @@ static void fill_and_check(struct shmb_ring *ring, const unsigned char *const *s
             CP(write_checksum);
         }
     }
-    ring->claim_checked = true;
+}
+
+static void fill_rows(void *what, uint64_t first, uint64_t end) {
+    const struct filling *filling = what;
+    const struct shmb_ring *ring = filling->ring;
+    uint64_t slot = shmb_slot_of_row(ring, first), left = ring->capacity - slot, rows = end - first;
+    uint64_t before = rows < left ? rows : left;
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+        unsigned char *base = ring->leaves[leaf].base;
+        const unsigned char *from = filling->sources[leaf] + (filling->skip_rows + first) * bytes;
+        if (bytes == 0) continue;
+        if (ring->claim_kind == SHMB_RING_WRITE) {
+            memcpy(base + slot * bytes, from, before * bytes);
+            CP(write_copy);
+            if (before == rows) continue;
+            memcpy(base, from + before * bytes, (rows - before) * bytes);
+            CP(write_copy);
+        } else {
+            for (uint64_t row = 0; row < rows; row++) {
+                memcpy(base + (uint64_t)ring->claim_slots[first + row] * bytes, from + row * bytes, bytes);
+                CP(write_copy);
+            }
+        }
+    }
 }
 
 /* W9: no lock is held; the slots are ours. `sources` has one address a leaf, of its first row; of a batch
  * larger than the ring the first `skip_rows` are left out. */
 void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows) {
     if (ring->claim_rows == 0) return;
+    struct filling filling = {ring, sources, skip_rows};
     for (unsigned leaf = 0; ring->checksum && ring->claim_kind == SHMB_RING_WRITE && leaf < ring->n_leaves; leaf++)
-        if (is_moved_past_the_cache(ring, leaf)) return fill_and_check(ring, sources, skip_rows);
-    if (ring->plan) shmb_fill_nexts(ring, sources, skip_rows, 0, ring->claim_rows);
-    uint64_t slot = shmb_slot_of_row(ring, 0), left = ring->capacity - slot;
-    uint64_t before = ring->claim_rows < left ? ring->claim_rows : left;
-    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
-        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
-        unsigned char *base = ring->leaves[leaf].base;
-        const unsigned char *from = sources[leaf] + skip_rows * bytes;
-        if (bytes == 0) continue;
-        if (ring->claim_kind == SHMB_RING_WRITE) {
-            memcpy(base + slot * bytes, from, before * bytes);
-            CP(write_copy);
-            if (before == ring->claim_rows) continue;
-            memcpy(base, from + before * bytes, (ring->claim_rows - before) * bytes);
-            CP(write_copy);
-        } else {
-            for (uint64_t row = 0; row < ring->claim_rows; row++) {
-                memcpy(base + (uint64_t)ring->claim_slots[row] * bytes, from + row * bytes, bytes);
-                CP(write_copy);
-            }
+        if (is_moved_past_the_cache(ring, leaf)) {
+            if (ring->plan) /* links of a row look at those before it */
+                fill_and_check(&filling, 0, ring->claim_rows);
+            else
+                shmb_divide(fill_and_check, &filling, ring->claim_rows, ring->row_bytes);
+            ring->claim_checked = true;
+            return;
         }
-    }
+    if (ring->plan) shmb_fill_nexts(ring, sources, skip_rows, 0, ring->claim_rows);
+    if (ring->claim_kind == SHMB_RING_WRITE)
+        shmb_divide(fill_rows, &filling, ring->claim_rows, ring->row_bytes);
+    else /* a slot that is named twice holds the last of its rows */
+        fill_rows(&filling, 0, ring->claim_rows);
 }
 
 void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows) {
@@ -148,11 +175,12 @@ void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint
         }
 }
 
-void shmb_fill_checksums(struct shmb_ring *ring) {
+static void fill_checksums(void *what, uint64_t begin, uint64_t end) {
+    const struct shmb_ring *ring = what;
     uint64_t slots[SIDE_BY_SIDE], tickets[SIDE_BY_SIDE], most = ring->bytes ? 1 : SIDE_BY_SIDE;
     uint32_t crc[SIDE_BY_SIDE];
-    for (uint64_t first = 0, rows; ring->checksum && !ring->claim_checked && first < ring->claim_rows; first += rows) {
-        rows = ring->claim_rows - first < most ? ring->claim_rows - first : most;
+    for (uint64_t first = begin, rows; first < end; first += rows) {
+        rows = end - first < most ? end - first : most;
         for (uint64_t row = 0; row < rows; row++) {
             slots[row] = shmb_slot_of_row(ring, first + row);
             tickets[row] = shmb_ticket_of_row(ring, first + row);
@@ -166,4 +194,15 @@ void shmb_fill_checksums(struct shmb_ring *ring) {
             CP(write_checksum);
         }
     }
+}
+
+#define CHECKED_BYTES 64 /* salt, ticket and what begins and ends a row take as long as so many bytes that are copied */
+
+void shmb_fill_checksums(struct shmb_ring *ring) {
+    if (!ring->checksum || ring->claim_checked) return;
+    uint64_t bytes = ring->bytes && ring->claim_rows ? ring->claim_bytes / ring->claim_rows : ring->row_bytes;
+    if (ring->claim_kind == SHMB_RING_WRITE)
+        shmb_divide(fill_checksums, ring, ring->claim_rows, bytes + CHECKED_BYTES);
+    else
+        fill_checksums(ring, 0, ring->claim_rows);
 }

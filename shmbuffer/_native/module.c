@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "crc32c.h"
+#include "pool.h"
 #include "ring.h"
 
 PyTypeObject *shmb_map_type, *shmb_ring_type;
@@ -76,6 +77,15 @@ static PyObject *core_disarm(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
 }
 
 /* Also a fence: what Python stored in shared memory before a point is seen before what it stores after it. */
+static PyObject *core_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) { return PyLong_FromUnsignedLong(shmb_threads()); }
+
+static PyObject *core_set_threads(PyObject *Py_UNUSED(module), PyObject *number) {
+    unsigned long threads = PyLong_AsUnsignedLong(number);
+    if (threads == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+    shmb_set_threads(threads < SHMB_MOST_THREADS ? (unsigned)threads : SHMB_MOST_THREADS);
+    Py_RETURN_NONE;
+}
+
 static PyObject *core_reached(PyObject *Py_UNUSED(module), PyObject *name) {
     atomic_thread_fence(memory_order_seq_cst);
     if (__builtin_expect(atomic_load_explicit(&shmb_armed, memory_order_relaxed) != SHMB_CP_NONE, 0)) {
@@ -326,6 +336,8 @@ static PyMethodDef methods[] = {
      "arm(name, action='kill', after=0, notify_fd=-1, wait_fd=-1): for tests; at the (after + 1)th passing of a crash point.\n"
      "With the name '*' it pauses at each of them, and writes its name and a newline to notify_fd."},
     {"disarm", core_disarm, METH_NOARGS, "disarm(): forget the armed crash point."},
+    {"threads", core_threads, METH_NOARGS, "threads(): that work on a large batch, the caller among them."},
+    {"set_threads", core_set_threads, METH_O, "set_threads(threads): as many; 0: by what this process may use."},
     {"reached", core_reached, METH_O, "reached(name): a crash point in Python code."},
     {"fence", core_fence, METH_NOARGS, "fence(): loads before it come before loads and stores after it."},
     {"crash_points", core_crash_points, METH_NOARGS, "crash_points(): names of the points compiled into the C core."},

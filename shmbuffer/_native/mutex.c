@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "pool.h"
 #include "ring.h"
 
 #define SPINS 200                    /* tries before sleeping: longer than most locked sections last */
@@ -53,14 +54,6 @@ uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime) {
     return atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed) & FUTEX_TID_MASK;
 }
 
-static void pause_a_little(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static bool looks_free(struct shmb_runtime *runtime) {
     return (atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed) & FUTEX_TID_MASK) == 0;
 }
@@ -90,7 +83,7 @@ int shmb_mutex_take(struct shmb_runtime *runtime, int kind, struct shmb_call *ca
     if (__builtin_expect(kind_of(runtime) != kind, 0)) return SHMB_UNRECOVERABLE;
     int error = try_once(runtime);
     for (int i = 0; error == EBUSY && i < SPINS; i++) {
-        pause_a_little();
+        shmb_pause_a_little();
         error = try_once(runtime);
     }
     if (error == EBUSY) {

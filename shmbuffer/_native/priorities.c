@@ -1,6 +1,8 @@
 /* Priorities change: those of items, the largest seen, and alpha and eps for all. */
 #include <math.h>
+#include <stdlib.h>
 
+#include "pool.h"
 #include "ring.h"
 
 int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound) {
@@ -56,21 +58,42 @@ static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_
     return changed;
 }
 
+struct powers_of {
+    const struct shmb_runtime *runtime;
+    const double *priorities;
+    double *masses;
+};
+
+static void power(void *what, uint64_t first, uint64_t end) {
+    const struct powers_of *of = what;
+    for (uint64_t i = first; i < end; i++) of->masses[i] = shmb_mass(of->runtime, of->priorities[i]);
+}
+
 /* In pieces, so that nobody waits for the mutex longer than one of them takes. If alpha was changed between two of them,
  * so that what is left would not be finite, that has come too late: it is not applied, like what is stale. */
 int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
                 const double *priorities, uint64_t count, uint64_t *applied) {
     struct shmb_runtime *runtime = ring->runtime;
-    uint64_t touched[LOCKED_UPDATES], checked = atomic_load(&runtime->alpha_version);
-    double masses[LOCKED_UPDATES];
+    uint64_t touched[LOCKED_UPDATES], checked = atomic_load(&runtime->alpha_version), first_version = checked;
+    double some[LOCKED_UPDATES], *all = NULL;
     *applied = 0;
     int status = shmb_indices_in_order(ring, index, count, ring->elements);
     if (status == SHMB_OK) status = shmb_priorities_in_order(ring, priorities, count);
+    if (status == SHMB_OK && count * SHMB_POWER_BYTES >= SHMB_SHARED_BYTES && (all = malloc(count * sizeof *all)) != NULL) {
+        struct powers_of of = {runtime, priorities, all};
+        shmb_share_out(power, &of, count, SHMB_POWER_BYTES);
+        fetch_elements(ring, index, LOCKED_UPDATES);
+    }
     for (uint64_t from = 0; status == SHMB_OK && from < count; from += LOCKED_UPDATES) {
-        uint64_t n = count - from < LOCKED_UPDATES ? count - from : LOCKED_UPDATES;
-        uint64_t version = atomic_load(&runtime->alpha_version);
-        fetch_elements(ring, index + from, n);
-        for (uint64_t i = 0; i < n; i++) masses[i] = shmb_mass(runtime, priorities[from + i]);
+        uint64_t n = count - from < LOCKED_UPDATES ? count - from : LOCKED_UPDATES, then = from + n;
+        uint64_t version = all ? first_version : atomic_load(&runtime->alpha_version);
+        double *masses = all ? all + from : some;
+        if (all == NULL) {
+            fetch_elements(ring, index + from, n);
+            power(&(struct powers_of){runtime, priorities + from, some}, 0, n);
+        } else if (then < count) {
+            fetch_elements(ring, index + then, count - then < LOCKED_UPDATES ? count - then : LOCKED_UPDATES);
+        }
         status = shmb_lock(ring, call);
         if (status != SHMB_OK) break;
         CP(update_locked);
@@ -84,8 +107,12 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
             *applied += apply(ring, index + from, tickets ? tickets + from : NULL, priorities + from, masses, n, touched);
         shmb_unlock(ring);
         CP(update_unlocked);
-        if (status == SHMB_BAD_PRIORITY && from > 0) return SHMB_OK;
+        if (status == SHMB_BAD_PRIORITY && from > 0) {
+            status = SHMB_OK;
+            break;
+        }
     }
+    free(all);
     return status;
 }
 

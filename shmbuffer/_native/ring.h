@@ -140,6 +140,7 @@ struct shmb_ring {
     struct shmb_tree tree;
     unsigned n_leaves;
     struct shmb_leaf *leaves;
+    uint64_t row_bytes;  /* of a slot, all leaves */
     unsigned char *bytes; /* the byte ring, mapped twice in a row; NULL: items are rows of leaves */
     uint64_t max_bytes;
     struct shmb_extent *extents;
@@ -268,6 +269,8 @@ int64_t shmb_clock_ns(clockid_t clock);
 void shmb_touch(struct shmb_runtime *runtime);
 
 /* weights.c: see weights.h */
+
+/* pool.c: threads that take their share of a large batch: see pool.h */
 
 /* presence.c */
 bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns);

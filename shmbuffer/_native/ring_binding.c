@@ -29,7 +29,7 @@ static bool to_leaf(struct ring_object *self, Py_ssize_t i, uint64_t wholes, lon
     else
         ring->leaves[i] = (struct shmb_leaf){NULL, 0, bytes};
     if (*root >= 0) ring->once[ring->n_once++] = (struct shmb_once){(unsigned)i, (unsigned)*root, base, bytes};
-    self->row_bytes += bytes * ring->lanes;
+    self->ring.row_bytes += bytes * ring->lanes;
     return true;
 }
 

@@ -15,7 +15,7 @@ static int write_rows(struct ring_object *self, const struct shmb_rows *rows, ui
     const unsigned char *const *from = rows->from;
     struct python_call python = shmb_python_begin(timeout_ns);
     int status = priorities ? shmb_priorities_in_order(ring, priorities, count * ring->lanes) : SHMB_OK;
-    shmb_release_for(&python, count * self->row_bytes);
+    shmb_release_for(&python, count * self->ring.row_bytes);
     if (status == SHMB_OK) status = shmb_claim_rows(ring, &python.call, count, rows, streams, first);
     if (status == SHMB_OK) {
         uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
@@ -56,7 +56,7 @@ PyObject *shmb_ring_place(struct ring_object *self, struct asked *asked) {
     uint64_t count = NUMBER(1), rows;
     int status = shmb_indices_in_order(ring, slots, count, ring->capacity);
     if (status == SHMB_OK && priorities) status = shmb_priorities_in_order(ring, priorities, count * ring->lanes);
-    shmb_release_for(&asked->python, count * self->row_bytes);
+    shmb_release_for(&asked->python, count * self->ring.row_bytes);
     if (status == SHMB_OK) status = shmb_claim_slots(ring, CALL, slots, count, NUMBER(4) != 0, NULL, NULL, NULL, &rows);
     if (status == SHMB_OK) {
         shmb_fill(ring, asked->addresses, 0);
@@ -91,7 +91,7 @@ PyObject *shmb_ring_claim_slots(struct ring_object *self, struct asked *asked) {
 PyObject *shmb_ring_fill(struct ring_object *self, struct asked *asked) {
     int status = shmb_gate_resume(&self->ring);
     if (status != SHMB_OK) return shmb_answer(asked, status, 0);
-    shmb_release_for(&asked->python, self->ring.claim_rows * self->row_bytes);
+    shmb_release_for(&asked->python, self->ring.claim_rows * self->ring.row_bytes);
     shmb_fill(&self->ring, asked->addresses, 0);
     shmb_gate_pause(&self->ring);
     return shmb_answer(asked, SHMB_OK, 0);
@@ -123,7 +123,7 @@ PyObject *shmb_ring_abort(struct ring_object *self, struct asked *asked) {
 
 static int sample(struct ring_object *self, struct python_call *python, uint64_t count, uint64_t key, unsigned char *const *out,
                   int64_t *index, int64_t *tickets, float *weights, double beta, bool prioritized, uint64_t *redrawn) {
-    if (out) shmb_release_for(python, count * self->row_bytes / self->ring.lanes);
+    if (out) shmb_release_for(python, count * self->ring.row_bytes / self->ring.lanes);
     return shmb_sampled(self, shmb_sample(&self->ring, &python->call, count, key, out, index, tickets, weights, beta, prioritized,
                                      redrawn, NULL));
 }
@@ -150,7 +150,7 @@ PyObject *shmb_ring_read(struct ring_object *self, struct asked *asked) {
     struct shmb_ring *ring = &self->ring;
     const int64_t *index = AT(const int64_t, 0);
     uint64_t count = NUMBER(1), missing = 0;
-    shmb_release_for(&asked->python, count * self->row_bytes / ring->lanes);
+    shmb_release_for(&asked->python, count * self->ring.row_bytes / ring->lanes);
     int status = shmb_indices_in_order(ring, index, count, ring->elements);
     if (status == SHMB_OK)
         status = shmb_read(ring, CALL, index, count, (unsigned char *const *)asked->addresses, AT(int64_t, 3), &missing);
@@ -162,6 +162,7 @@ PyObject *shmb_ring_read(struct ring_object *self, struct asked *asked) {
 static PyObject *update(struct ring_object *self, struct asked *asked, const double *priorities) {
     struct shmb_entry *me = self->ring.me;
     uint64_t count = NUMBER(3), applied = 0;
+    shmb_release_for(&asked->python, count * sizeof *priorities);
     int status = shmb_seen(self, shmb_update(&self->ring, CALL, AT(const int64_t, 0), AT(const int64_t, 1), priorities, count, &applied));
     if (status == SHMB_OK) {
         atomic_fetch_add_explicit(&me->updates_applied, applied, memory_order_relaxed);

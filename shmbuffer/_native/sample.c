@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pool.h"
 #include "ring.h"
+#include "weighing.h"
 
 #define ROUNDS 8        /* without the lock; what is still changing then is drawn and copied under it */
 #define LOCKED_DRAWS 512 /* draws in one locked section: some tens of microseconds */
@@ -263,38 +265,6 @@ static bool draw(struct shmb_ring *ring, struct random *random, const uint32_t *
     return true;
 }
 
-static inline uint64_t bits_of(double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline double from_bits(uint64_t bits) {
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* x ** -beta, of x from 1 on. Only what a compiler does several of at a time and what IEEE 754 rounds in one way, so that
- * it is the same everywhere, and a third of what powf takes; within 1e-9 of the power before it is rounded to float32. */
-static inline float weight_of(double x, double beta) {
-    /* x = 2^e * m, m from sqrt(1/2) to sqrt(2); log2(m) = 2 / ln(2) * artanh(s), s = (m - 1) / (m + 1) */
-    const uint64_t root = 0x3FE6A09E667F3BCDu, whole = 0x4330000000000000u; /* sqrt(1/2); 2^52 */
-    uint64_t bits = bits_of(x), e = (bits - root) >> 52;
-    double m = from_bits(bits - (e << 52)), s = (m - 1) / (m + 1), z = s * s;
-    double log_m = s * (2.8853900817779268 +
-                        z * (0.96179669392597556 +
-                             z * (0.57707801635558537 +
-                                  z * (0.41219858311113241 +
-                                       z * (0.32059889797532521 + z * (0.26230818925253880 + z * 0.22195308321368667))))));
-    double y = -beta * ((from_bits(whole | e) - 0x1p52) + log_m);
-    y = y > -160 ? y : -160; /* float32 is 0 there */
-    /* 2^y = 2^n * e^(f ln(2)), f from -1/2 to 1/2; n is in the low bits of what rounds y to it */
-    double rounded = y + 0x1.8p52, t = (y - (rounded - 0x1.8p52)) * 0.69314718055994531;
-    double power = 1 + t * (1 + t * (1. / 2 + t * (1. / 6 + t * (1. / 24 + t * (1. / 120 + t * (1. / 720 + t * (1. / 5040 + t * (1. / 40320))))))));
-    return (float)(power * from_bits((bits_of(rounded) + 1023) << 52));
-}
-
 /* Those of Schaul et al. 2016, section 3.4, divided by the largest one in the buffer, as TorchRL does:
  * (p / p_min) ** -beta. At most LOCKED_DRAWS. */
 static void weigh(const struct draw *draws, const uint32_t *rows, uint64_t count, double beta, float *weights) {
@@ -303,6 +273,37 @@ static void weigh(const struct draw *draws, const uint32_t *rows, uint64_t count
     for (uint64_t i = 0; i < count; i++) ratio[i] = draws[rows[i]].mass;
     for (uint64_t i = 0; i < count; i++) weight[i] = weight_of(ratio[i], beta);
     for (uint64_t i = 0; i < count; i++) weights[rows[i]] = weight[i];
+}
+
+/* Rows that are drawn, to be copied and looked at again. */
+struct gathering {
+    const struct shmb_ring *ring;
+    const int64_t *index;
+    const uint32_t *rows;
+    unsigned char *const *out;
+    struct draw *draws;
+    uint64_t *nexts;
+    _Atomic uint64_t changed;
+};
+
+#define DIVES_BYTES 16 /* to look for a leaf of a row in memory takes as long as to copy so many more bytes */
+
+/* Of a row that changed meanwhile no word is kept: EMPTY, which no row is drawn with. */
+static void gather_rows(void *what, uint64_t first, uint64_t end) {
+    struct gathering *with = what;
+    const struct shmb_ring *ring = with->ring;
+    const uint32_t *rows = with->rows + first;
+    uint64_t count = end - first, changed = 0;
+    if (with->out) SHMB_OPTIMISTIC(copy_rows(ring, with->index, rows, count, with->out));
+    if (with->out && ring->plan)
+        SHMB_OPTIMISTIC(copy_nexts(ring, with->index, rows, count, with->out, with->draws, with->nexts + first));
+    atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
+    for (uint64_t i = 0; i < count; i++) {
+        struct draw *draw = &with->draws[rows[i]];
+        bool holds = shmb_still_holds(ring, shmb_slot_of(ring, (uint64_t)with->index[rows[i]]), draw->word);
+        if (__builtin_expect(!holds, 0)) draw->word = SHMB_WORD(0, SHMB_EMPTY), changed++;
+    }
+    if (changed) atomic_fetch_add_explicit(&with->changed, changed, memory_order_relaxed);
 }
 
 /* `out` may be NULL: then only indices, tickets and weights are drawn. */
@@ -367,12 +368,11 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
             SHMB_OPTIMISTIC(copy_record(ring, arena, rows[i]));
             CP(sample_copy);
         }
-        if (out) SHMB_OPTIMISTIC(copy_rows(ring, index, rows, left, out));
-        if (out && ring->plan) SHMB_OPTIMISTIC(copy_nexts(ring, index, rows, left, out, draws, nexts));
-        atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-        uint64_t changed = 0;
-        for (uint64_t i = 0; i < left; i++)
-            if (!shmb_still_holds(ring, shmb_slot_of(ring, (uint64_t)index[rows[i]]), draws[rows[i]].word)) rows[changed++] = rows[i];
+        struct gathering with = {ring, index, rows, out, draws, nexts, 0};
+        shmb_divide(gather_rows, &with, left, out ? ring->row_bytes / ring->lanes + DIVES_BYTES * ring->n_leaves : 1);
+        uint64_t changed = 0, all = atomic_load_explicit(&with.changed, memory_order_relaxed);
+        for (uint64_t i = 0; changed < all; i++)
+            if (draws[rows[i]].word == SHMB_WORD(0, SHMB_EMPTY)) rows[changed++] = rows[i];
         CP(sample_validate);
         *redrawn += changed;
         left = changed;

@@ -1,12 +1,14 @@
 /* What two processes do to each other within one call, one case at a time and always in the same order: the second
  * handle acts in `may_block`, which the first calls when it finds the mutex taken. */
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
 #include "crc32c.h"
+#include "pool.h"
 #include "world.h"
 
 static struct shmb_ring one, other;
@@ -142,6 +144,39 @@ static void a_sample_that_writers_overtake(void) {
         right(SHMB_WORD(tickets[row], SHMB_COMMITTED) == atomic_load(&one.words[index[row]]), "the items are there");
 }
 
+#define SHARED_ROWS 64
+
+static _Thread_local bool is_caller;
+static _Atomic uint64_t helped;
+
+static void look_at_rows(void *what, uint64_t first, uint64_t end) {
+    unsigned char *looked = what;
+    for (uint64_t row = first; row < end; row++) looked[row]++;
+    if (!is_caller) atomic_fetch_add(&helped, end - first);
+    sched_yield();
+}
+
+/* Until others have helped often, or for ever. */
+static void *share_rows(void *argument) {
+    unsigned char looked[SHARED_ROWS + 1];
+    is_caller = true;
+    while (atomic_load(&helped) < 1000) {
+        memset(looked, 0, sizeof looked);
+        shmb_share_out(look_at_rows, looked, SHARED_ROWS, SHMB_SHARED_BYTES);
+        for (unsigned row = 0; row < SHARED_ROWS; row++) right(looked[row] == 1, "each row is done once");
+        right(looked[SHARED_ROWS] == 0, "there is nothing behind the last row");
+    }
+    return argument;
+}
+
+static void batches_that_threads_share(void) {
+    pthread_t second;
+    shmb_set_threads(4);
+    expect(pthread_create(&second, NULL, share_rows, NULL), "pthread_create");
+    share_rows(NULL);
+    pthread_join(second, NULL);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -151,6 +186,7 @@ static const struct {
     {"a_write_under_a_greater_alpha", a_write_under_a_greater_alpha},
     {"a_write_that_alpha_overtakes", a_write_that_alpha_overtakes},
     {"a_sample_that_writers_overtake", a_sample_that_writers_overtake},
+    {"batches_that_threads_share", batches_that_threads_share},
 };
 
 int main(int argc, char **argv) {
