@@ -4,6 +4,7 @@
 
 #include "follower.h"
 #include "ring.h"
+#include "slicing.h"
 #include "trajectories.h"
 #include "windows.h"
 
@@ -58,6 +59,14 @@ static PyObject *slots_of(const struct shmb_pairs *pairs) {
     return bytes;
 }
 
+PyObject *shmb_told_of(const struct shmb_follower *f, bool anew) {
+    PyObject *gone = slots_of(&f->gone), *changed = slots_of(&f->changed), *told = NULL;
+    if (gone && changed) told = Py_BuildValue("(OOO)", anew ? Py_True : Py_False, gone, changed);
+    Py_XDECREF(gone);
+    Py_XDECREF(changed);
+    return told;
+}
+
 static PyObject *follower_look(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     struct shmb_follower *f = follower_in(self);
     bool anew, any;
@@ -71,11 +80,7 @@ static PyObject *follower_look(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     }
     if (f->failed) return PyErr_NoMemory();
     if (!any) Py_RETURN_NONE;
-    PyObject *gone = slots_of(&f->gone), *changed = slots_of(&f->changed), *told = NULL;
-    if (gone && changed) told = Py_BuildValue("(OOO)", anew ? Py_True : Py_False, gone, changed);
-    Py_XDECREF(gone);
-    Py_XDECREF(changed);
-    return told;
+    return shmb_told_of(f, anew);
 }
 
 static PyObject *follower_next(PyObject *self, PyObject *args) {
@@ -126,6 +131,8 @@ static PyMethodDef follower_methods[] = {
      "look(): (anew, slots that hold nothing of before, slots with another item in the same place); None: nothing has changed."},
     {"next", follower_next, METH_VARARGS,
      "next(slots, reach, room): how many new items, oldest first; reach: how many places before each are no hole. 0: no more."},
+    {"flags", shmb_follower_flags, METH_VARARGS,
+     "flags(elements, count, steps, shown, n_shown, tickets): flags of slices, see slicing.c; False: an item is gone."},
     {"reach", follower_reach, METH_VARARGS, "reach(slots, count, reach): the same of slots that hold an item."},
     {"forget", follower_forget, METH_NOARGS, "forget(): the next look tells of every item."},
     {"in_turn", follower_in_turn, METH_NOARGS,
@@ -158,7 +165,7 @@ struct trajectories_object {
     PyObject *windows; /* kept alive */
 };
 
-static struct shmb_trajectories *trajectories_in(PyObject *self) { return &((struct trajectories_object *)self)->all; }
+struct shmb_trajectories *shmb_trajectories_in(PyObject *self) { return &((struct trajectories_object *)self)->all; }
 
 static PyObject *trajectories_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     unsigned long long slots, width;
@@ -168,13 +175,13 @@ static PyObject *trajectories_new(PyTypeObject *type, PyObject *args, PyObject *
                             (unsigned long long)SHMB_MOST_ELEMENTS, slots, width);
     PyObject *self = made_object(type);
     if (self == NULL) return NULL;
-    if (shmb_trajectories_make(trajectories_in(self), slots * width, (uint32_t)width)) return self;
+    if (shmb_trajectories_make(shmb_trajectories_in(self), slots * width, (uint32_t)width)) return self;
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
 
 static void trajectories_dealloc(PyObject *self) {
-    shmb_trajectories_free(trajectories_in(self));
+    shmb_trajectories_free(shmb_trajectories_in(self));
     Py_XDECREF(((struct trajectories_object *)self)->windows);
     free_object(self);
 }
@@ -183,12 +190,12 @@ static void trajectories_dealloc(PyObject *self) {
  * is worth nothing then. */
 static bool asked_for(PyObject *self, PyObject *args, const char *format, unsigned long long *at) {
     if (!PyArg_ParseTuple(args, format, &at[0], &at[1], &at[2], &at[3], &at[4], &at[5])) return false;
-    if (trajectories_in(self)->failed) return PyErr_NoMemory(), false;
+    if (shmb_trajectories_in(self)->failed) return PyErr_NoMemory(), false;
     return true;
 }
 
 static PyObject *done(PyObject *self) {
-    const struct shmb_trajectories *all = trajectories_in(self);
+    const struct shmb_trajectories *all = shmb_trajectories_in(self);
     if (all->failed || (all->windows && all->windows->failed)) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
@@ -198,13 +205,13 @@ static PyObject *done(PyObject *self) {
 
 static PyObject *trajectories_clear(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     Py_BEGIN_ALLOW_THREADS
-    shmb_trajectories_clear(trajectories_in(self));
+    shmb_trajectories_clear(shmb_trajectories_in(self));
     Py_END_ALLOW_THREADS
     return done(self);
 }
 
 static PyObject *trajectories_drop(PyObject *self, PyObject *args) {
-    struct shmb_trajectories *all = trajectories_in(self);
+    struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     if (!asked_for(self, args, "KK:drop", at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -216,27 +223,27 @@ static PyObject *trajectories_drop(PyObject *self, PyObject *args) {
 }
 
 /* A slot that the item in slot `from` follows is `reach` places away or less, or there is a hole in between. */
-static int64_t within(const struct shmb_trajectories *all, int64_t before, uint64_t slot, uint64_t reach) {
+int64_t shmb_within(const struct shmb_trajectories *all, int64_t before, uint64_t slot, uint64_t reach) {
     uint64_t capacity = all->elements / all->width;
     return before >= 0 && (slot + capacity - (uint64_t)before) % capacity <= reach ? before : -1;
 }
 
 static PyObject *trajectories_before(PyObject *self, PyObject *args) {
-    struct shmb_trajectories *all = trajectories_in(self);
+    struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     if (!asked_for(self, args, "KKKKK:before", at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     all->looks++;
     for (uint64_t i = 0; i < at[3] && !all->failed; i++) {
         uint64_t slot = IN(uint64_t, 0)[i];
-        OUT(4)[i] = within(all, shmb_trajectory_before(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
+        OUT(4)[i] = shmb_within(all, shmb_trajectory_before(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
     }
     Py_END_ALLOW_THREADS
     return done(self);
 }
 
 static PyObject *trajectories_append(PyObject *self, PyObject *args) {
-    struct shmb_trajectories *all = trajectories_in(self);
+    struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     if (!asked_for(self, args, "KKKKK:append", at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -252,7 +259,7 @@ static PyObject *trajectories_append(PyObject *self, PyObject *args) {
 }
 
 static PyObject *trajectories_insert(PyObject *self, PyObject *args) {
-    struct shmb_trajectories *all = trajectories_in(self);
+    struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     uint32_t there = 0;
     uint64_t i = 0;
@@ -271,7 +278,7 @@ static PyObject *trajectories_insert(PyObject *self, PyObject *args) {
 }
 
 static PyObject *trajectories_around(PyObject *self, PyObject *args) {
-    const struct shmb_trajectories *all = trajectories_in(self);
+    const struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     if (!asked_for(self, args, "KKKKK:around", at)) return NULL;
     uint64_t found = 0;
@@ -294,7 +301,7 @@ static PyObject *trajectories_around(PyObject *self, PyObject *args) {
 }
 
 static PyObject *trajectories_cut(PyObject *self, PyObject *args) {
-    struct shmb_trajectories *all = trajectories_in(self);
+    struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     if (!asked_for(self, args, "KKK:cut", at)) return NULL;
     for (uint64_t i = 0; i < at[2]; i++)
@@ -309,7 +316,7 @@ static PyObject *trajectories_cut(PyObject *self, PyObject *args) {
 static PyObject *trajectories_long(PyObject *self, PyObject *args) {
     unsigned long long at[6];
     if (!asked_for(self, args, "K:long", at)) return NULL;
-    struct shmb_trajectories *all = trajectories_in(self);
+    struct shmb_trajectories *all = shmb_trajectories_in(self);
     uint32_t least = at[0] > UINT32_MAX ? UINT32_MAX : (uint32_t)at[0];
     if (all->least != least) {
         Py_BEGIN_ALLOW_THREADS
@@ -323,7 +330,7 @@ static PyObject *trajectories_long(PyObject *self, PyObject *args) {
 static PyObject *counted(PyObject *self, PyObject *args, const char *format, const struct shmb_marks *marks) {
     unsigned long long at[6];
     if (!asked_for(self, args, format, at)) return NULL;
-    if (at[3] >= trajectories_in(self)->elements) return PyErr_Format(PyExc_IndexError, "there is no element %llu", at[3]);
+    if (at[3] >= shmb_trajectories_in(self)->elements) return PyErr_Format(PyExc_IndexError, "there is no element %llu", at[3]);
     Py_BEGIN_ALLOW_THREADS
     uint64_t before = shmb_marks_below(marks, at[3]);
     for (uint64_t i = 0; i < at[1]; i++) {
@@ -335,11 +342,11 @@ static PyObject *counted(PyObject *self, PyObject *args, const char *format, con
 }
 
 static PyObject *trajectories_firsts(PyObject *self, PyObject *args) {
-    return counted(self, args, "KKKK:firsts", &trajectories_in(self)->marks);
+    return counted(self, args, "KKKK:firsts", &shmb_trajectories_in(self)->marks);
 }
 
 static PyObject *trajectories_held(PyObject *self, PyObject *args) {
-    struct shmb_trajectories *all = trajectories_in(self);
+    struct shmb_trajectories *all = shmb_trajectories_in(self);
     if (!all->failed) shmb_trajectories_count(all);
     return counted(self, args, "KKKK:held", &all->held);
 }
@@ -347,7 +354,7 @@ static PyObject *trajectories_held(PyObject *self, PyObject *args) {
 /* What a number is mapped to, one by one. */
 static PyObject *each(PyObject *self, PyObject *args, const char *format,
                       int64_t (*answer)(const struct shmb_trajectories *all, int64_t number)) {
-    const struct shmb_trajectories *all = trajectories_in(self);
+    const struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     if (!asked_for(self, args, format, at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -380,7 +387,7 @@ static PyObject *trajectories_cut_by(PyObject *self, PyObject *windows) {
 }
 
 static PyObject *trajectories_take(PyObject *self, PyObject *args) {
-    struct shmb_trajectories *all = trajectories_in(self);
+    struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     uint64_t found;
     if (!asked_for(self, args, "KKK:take", at)) return NULL;
@@ -392,7 +399,7 @@ static PyObject *trajectories_take(PyObject *self, PyObject *args) {
 }
 
 static PyObject *trajectories_used(PyObject *self, PyObject *args) {
-    struct shmb_trajectories *all = trajectories_in(self);
+    struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     if (!asked_for(self, args, "KK:used", at)) return NULL;
     if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "used: cut_by() windows first");
@@ -404,7 +411,7 @@ static PyObject *trajectories_used(PyObject *self, PyObject *args) {
 
 #define COUNT(name, expression)                                                                              \
     static PyObject *get_##name(PyObject *self, void *Py_UNUSED(closure)) {                                  \
-        const struct shmb_trajectories *all = trajectories_in(self);                                         \
+        const struct shmb_trajectories *all = shmb_trajectories_in(self);                                         \
         return PyLong_FromUnsignedLongLong(expression);                                                      \
     }
 static uint64_t longest_of(const struct shmb_trajectories *all) {
@@ -439,6 +446,11 @@ static PyMethodDef trajectories_methods[] = {
     {"elements", trajectories_elements, METH_VARARGS, "elements(rows, count, out): the elements again."},
     {"lengths", trajectories_lengths, METH_VARARGS, "lengths(trajectories, count, out): items of each."},
     {"cut_by", trajectories_cut_by, METH_O, "cut_by(windows): of all that comes from here on."},
+    {"follow", shmb_trajectories_follow, METH_VARARGS,
+     "follow(follower, cuts, n_cuts): look, and append what is new; the head, or what is to be done first, or None: see slicing.c."},
+    {"windows", shmb_trajectories_windows, METH_VARARGS, "windows(count, newest, out): take(), with all elements of each."},
+    {"slices", shmb_trajectories_slices, METH_VARARGS,
+     "slices(which, begins, count, steps, from, out): elements of slices, by two numbers each; False: no trajectory is as long."},
     {"take", trajectories_take, METH_VARARGS, "take(count, newest, firsts): the next windows that are whole, of so many slots: their first elements."},
     {"used", trajectories_used, METH_VARARGS, "used(tickets, waiting): of each element whose item needs no window, or is in one; -1."},
     {NULL, NULL, 0, NULL},

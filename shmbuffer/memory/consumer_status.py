@@ -13,6 +13,7 @@ from shmbuffer.memory import ledger
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.layout import EntryState
 from shmbuffer.memory.native import Mapped
+from shmbuffer.memory.seat import Seat
 
 
 class HeldItems(NamedTuple):
@@ -111,3 +112,14 @@ def _held(lease: Any, entries: Any) -> HeldItems:
     ends = math.inf if deadline == 2**64 - 1 else max(0, deadline - now) / 1e9
     held_s = max(0, now - int(lease["taken_ns"])) / 1e9
     return HeldItems(int(entry["pid"]), int(lease["left"]), held_s, ends if alive else 0.0)
+
+
+def consumer_stats(seat: Seat) -> dict[str, int | float]:
+    """Of all consumers together; zeros where there is none."""
+    found = [] if seat.mapped is None else of(seat.mapped, seat.control)
+    return {
+        "consumers": len(found),
+        "consumers_behind": max((one.behind for one in found), default=0),
+        "leased": sum(one.held for one in found),
+        **{f"consumers_{name}": sum(getattr(one, name) for one in found) for name in COUNTS},
+    }

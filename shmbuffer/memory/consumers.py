@@ -29,7 +29,6 @@ from shmbuffer.memory.claims import address
 from shmbuffer.memory.consumer_status import ConsumerStatus
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.layout import Alone, Side
-from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.waiting import Calls
 
 Start = Literal["oldest", "newest"]
@@ -232,19 +231,26 @@ class Consumer:
             RateLimitTimeout, RateLimitError: as a sample of a limited buffer.
         """
         slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-        lease_ns, lease = nanoseconds(lease_s), np.zeros(1, np.uint64)
-        where = slots.ctypes.data, tickets.ctypes.data, lease.ctypes.data
+        lease = np.zeros(1, np.uint64)
+        where = address(slots), address(tickets), address(lease)
+        found = self.take_at(count, lease_s, *where)
+        return Taken(slots[:found], tickets[:found], int(lease[0]))
+
+    def take_at(self, count: int, lease_s: float, *where: int) -> int:
+        """`take`, into memory that is there: addresses of slots, tickets and the lease's number.
+
+        Returns:
+            How many items it has taken.
+        """
+        given = self.which, self.number, count
+        lease_ns = nanoseconds(lease_s)
         self._calls.sides.draws_here()
 
         def call() -> int:
-            given = self.which, self.number, count
-            result = int(
-                self._seat.native.deliver(*given, count, lease_ns, *where, LOCK_TIMEOUT_NS)
-            )
+            deliver = self._seat.native.deliver
+            result: int = deliver(*given, count, lease_ns, *where, LOCK_TIMEOUT_NS)
             if result == -_core.LIMITED and self._is_over():
-                result = int(
-                    self._seat.native.deliver(*given, 1, lease_ns, *where, LOCK_TIMEOUT_NS)
-                )
+                result = deliver(*given, 1, lease_ns, *where, LOCK_TIMEOUT_NS)
                 if result == -_core.LIMITED:
                     raise EmptyBufferError(
                         f"{self._seat.where}: Cannot sample from an empty storage; consumer "
@@ -252,8 +258,7 @@ class Consumer:
                     )
             return result
 
-        found = self._calls.run(call, "sample") if count else 0
-        return Taken(slots[:found], tickets[:found], int(lease[0]))
+        return self._calls.run(call, "sample") if count else 0
 
     def _is_over(self) -> bool:
         """Whether nobody writes, and nobody has said that this is to be waited for."""
@@ -326,15 +331,15 @@ class Consumer:
         """Acknowledges items, each under the lease that it came with; twice is as once."""
         index, tickets = _pair(index, tickets)
         under = np.ascontiguousarray(np.broadcast_to(np.asarray(leases, np.uint64), index.shape))
+        return self.ack_at(address(under), address(index), address(tickets), len(index), index)
 
-        def call() -> int:
-            where = address(under), address(index), address(tickets), len(index)
-            return int(
-                self._seat.native.acknowledge(self.which, self.number, *where, LOCK_TIMEOUT_NS)
-            )
-
-        applied = self._calls.run(call, "ack", index=index)
-        return Acknowledged(applied, len(index) - applied)
+    def ack_at(
+        self, leases: int, index: int, tickets: int, count: int, shown: object = None
+    ) -> Acknowledged:
+        """`ack`, by the addresses of so many numbers each; ``shown`` in an error."""
+        where = self.which, self.number, leases, index, tickets, count, LOCK_TIMEOUT_NS
+        applied = self._calls.run(lambda: self._seat.native.acknowledge(*where), "ack", index=shown)
+        return Acknowledged(applied, count - applied)
 
     def give_back(self, lease: int) -> None:
         """What was taken under a lease, and is not acknowledged, is given to others at once."""
@@ -383,17 +388,3 @@ def _pair(
     if np.shape(index) != np.shape(tickets):
         raise ValueError(f"{len(index)} indices, {len(tickets)} generations; give as many")
     return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(tickets, np.int64)
-
-
-def consumer_stats(seat: Seat) -> dict[str, int | float]:
-    """Of all consumers together; zeros where there is none."""
-    found = [] if seat.mapped is None else consumer_status.of(seat.mapped, seat.control)
-    return {
-        "consumers": len(found),
-        "consumers_behind": max((one.behind for one in found), default=0),
-        "leased": sum(one.held for one in found),
-        **{
-            f"consumers_{name}": sum(getattr(one, name) for one in found)
-            for name in consumer_status.COUNTS
-        },
-    }

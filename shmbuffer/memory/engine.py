@@ -27,7 +27,7 @@ from shmbuffer.errors import BufferClosedError
 from shmbuffer.memory import cleanup, counters, definition, flush, limiter, removal, weights
 from shmbuffer.memory.anonymous import Anonymous
 from shmbuffer.memory.check import CheckReport, check_living
-from shmbuffer.memory.consumers import consumer_stats
+from shmbuffer.memory.consumer_status import consumer_stats
 from shmbuffer.memory.control import Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files

@@ -21,9 +21,12 @@ from shmbuffer import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     Storage,
+    StreamingSliceSampler,
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from shmbuffer.replay.samplers.slicing import boundaries
+from shmbuffer.replay.samplers.slicing.columns import Shown
 from shmbuffer.replay.samplers.slicing.entries import LeafEntries
 from tests.replay.slice_model import History, cut_up, slices
 
@@ -704,6 +707,7 @@ def test_a_look_reads_what_was_written_since_the_one_before(
         return at(entries, path, slots)
 
     monkeypatch.setattr(LeafEntries, "at", noted)
+    monkeypatch.setattr(boundaries, "cuts_of", lambda *_: None)  # the core reads what it can
     rb = buffer(make(6), 4, slice_len=2)
     rb.extend(episodes(4))
     rb.sample()
@@ -718,6 +722,35 @@ def test_a_look_reads_what_was_written_since_the_one_before(
     rb[1] = episodes(1)[0]
     rb.sample()
     assert read == [0, 1]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("stored", [("truncated", "terminated"), ("terminated",), ()])
+def test_the_core_gives_the_slices_and_flags_that_are_found_entry_by_entry(
+    stored: tuple[str, ...], streaming: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = torch.arange(97)
+    data = TensorDict({"number": number, "is_init": (number % 13 == 0)[:, None]}, [97])
+    data["next", "done"] = (number % 19 == 18)[:, None].expand(97, 2)
+    for name in stored:
+        data["next", name] = (number % 7 == 1)[:, None].expand(97, 2)
+
+    def batches() -> Any:
+        sampler: Any = (StreamingSliceSampler if streaming else SliceSampler)(slice_len=4)
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(60), sampler=sampler)
+        torch.manual_seed(3)
+        for first in range(0, 97, 9):
+            rb.extend(data[first : first + 9])
+            for _ in range(2):
+                yield rb.sample(20) if first else None
+
+    expected = list(batches())
+    monkeypatch.setattr(Shown, "of", lambda *_: None)
+    monkeypatch.setattr(boundaries, "cuts_of", lambda *_: None)
+    for one, other in zip(expected, batches(), strict=True):
+        if one is not None:
+            assert set(one.keys(True, True)) == set(other.keys(True, True))
+            assert (one == other).all()
 
 
 def test_a_change_through_a_view_is_not_looked_for_and_one_by_the_buffer_is_seen(

@@ -249,7 +249,7 @@ def test_a_writer_that_is_always_faster_makes_windows_lost_and_no_draw_fail(
     ((oldest, *_),) = windows_of(rb, 1)
     calls: list[int] = []
     for owner, name in (
-        [(sampler._windows, "take")]
+        [(sampler._windows, "take"), (sampler._windows, "put")]
         if when == "it was checked"
         else [(sampler, "sample"), (sampler, "_again")]
     ):

@@ -33,7 +33,7 @@ class Taken:
 
     def take(self, windows: Windows, table: Any, count: int) -> int:
         """Take up to so many windows."""
-        rows = windows.take(count)
+        rows = table.rows_of(windows.take(count))
         if not len(rows):
             return 0
         all_rows = (rows[:, None] + np.arange(self.steps)).ravel()
@@ -101,7 +101,7 @@ def test_no_step_is_passed_over_that_is_being_written(tmp_path: Path, how: str) 
         assert not len(windows.take(5))
         getattr(claims, how)()
         table = one.of(rb.storage).table
-        rows = windows.take(5)
+        rows = table.rows_of(windows.take(5))
         found = table.elements_of((rows[:, None] + np.arange(STEPS)).ravel()).tolist()
         # The slot of the other: 2. Where it was given back a step may be missing there.
         assert found == ([0, 1, 3, 4, 5, 6] if how == "commit" else [3, 4, 5])

@@ -52,9 +52,9 @@ def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
     if not isinstance(data, TensorDictBase):
         return data
     dims = data.batch_dims
-    if type(data) is TensorDict and _lie_beside(data, info):
-        for key, value in info.items():
-            data._set_str(key, value, validated=True, inplace=False, non_blocking=False)
+    if type(data) is TensorDict and (places := _places(data, info)) is not None:
+        for node, name, value in places:
+            node._set_str(name, value, validated=True, inplace=False, non_blocking=False)
         return data
     try:
         if by_item and isinstance(data, LazyStackedTensorDict):
@@ -84,16 +84,28 @@ def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
     return data
 
 
-def _lie_beside(data: TensorDict, info: dict[Any, Any]) -> bool:
-    """Whether index and weights are entries of a sample as they are."""
+def _places(
+    data: TensorDict, info: dict[Any, Any]
+) -> list[tuple[TensorDict, str, torch.Tensor]] | None:
+    """Where index and weights belong, as they are; None: that is not all there is to do."""
     size, device = data._batch_size, data._device
-    return not data._is_locked and all(
-        type(value) is torch.Tensor
-        and type(key) is str
-        and value.shape == size
-        and device in (None, value.device)
-        for key, value in info.items()
-    )
+    dims, found = len(size), []
+    for key, value in info.items():
+        if type(value) is not torch.Tensor or value.shape[:dims] != size:
+            return None
+        node: Any = data
+        if type(key) is tuple:
+            *above, key = key
+            for name in above:
+                node = node._tensordict.get(name)
+                if type(node) is not TensorDict or node._batch_size != size:
+                    return None
+        if type(key) is not str or node._is_locked or node._device != device:
+            return None
+        if device is not None and value.device != device:
+            return None
+        found.append((node, key, value))
+    return found
 
 
 def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:

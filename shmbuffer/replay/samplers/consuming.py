@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
+from shmbuffer.memory.consumers import Taken
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.taking import Consumes
 
@@ -88,11 +89,18 @@ class ConsumingSampler(Consumes):
             ConsumerError: the consumer was removed.
         """
         consumer = self.opened(storage)
-        taken = consumer.take(batch_size, self._lease_s())
-        known = {GENERATION: torch.from_numpy(taken.tickets)}
+        slots = torch.empty(batch_size, dtype=torch.int64)
+        tickets, leases = torch.empty_like(slots), torch.empty_like(slots)
+        where = slots.data_ptr(), tickets.data_ptr(), leases.data_ptr()
+        found = consumer.take_at(batch_size, self._lease_s(), *where)
+        if found < batch_size:
+            slots, tickets, leases = (one[:found].clone() for one in (slots, tickets, leases))
+        lease = int(leases[0]) if found else 0
+        taken = Taken(slots.numpy(), tickets.numpy(), lease)
+        known = {GENERATION: tickets}
         if self._took(consumer, [taken]):
-            known[LEASE] = torch.full((len(taken.slots),), taken.lease)
-        return torch.from_numpy(taken.slots), known
+            known[LEASE] = leases.fill_(lease)
+        return slots, known
 
     def __repr__(self) -> str:
         return (

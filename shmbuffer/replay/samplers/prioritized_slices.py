@@ -12,7 +12,8 @@ import torch
 from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import drawn_by, lanes_of
-from shmbuffer.replay.samplers.slices import SliceSampler, refuse
+from shmbuffer.replay.samplers.slices import SliceSampler
+from shmbuffer.replay.samplers.slicing.arguments import refuse
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, places
 from shmbuffer.replay.storages.indexing import ravel
 
@@ -69,6 +70,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     Source: ``torchrl.data.PrioritizedSliceSampler``.
     """
+
+    _in_core = False
 
     def __init__(
         self,

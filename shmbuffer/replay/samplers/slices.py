@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,9 @@ from shmbuffer.replay.samplers.sampler import (
     drawn_by,
     in_storage,
 )
+from shmbuffer.replay.samplers.slicing.arguments import at_least_one, check_together
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
+from shmbuffer.replay.samplers.slicing.columns import Shown
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.marks import Marks
 from shmbuffer.replay.storages.storage import ring_of
@@ -131,6 +132,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
 
     step_key: Key | None = "step_count"  # of the class too, as in TorchRL
     fragmented: bool = False
+    _in_core: bool = True  # where its slices are cut, if they have their full length
 
     def __init__(
         self,
@@ -158,40 +160,20 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
                 f"give num_slices or slice_len, one of the two; got num_slices={num_slices} and "
                 f"slice_len={slice_len}"
             )
-        self.num_slices = _at_least_one("num_slices", num_slices)
-        self.slice_len = _at_least_one("slice_len", slice_len)
-        if end_key is not None and end_keys is not None:
-            raise RuntimeError(
-                f"end_key and end_keys exclude each other, got {end_key!r} and {end_keys!r}; "
-                "end_keys takes any number of them"
-            )
-        for name, given in (("ends", ends), ("trajectories", trajectories)):
-            if given is None:
-                continue
-            if not cache_values:
-                raise RuntimeError(
-                    f"{name} never change, so they need cache_values=True; got cache_values=False"
-                )
-            if end_key is not None or end_keys is not None or traj_key is not None:
-                raise RuntimeError(
-                    f"{name} exclude end_key, end_keys and traj_key: they say already where "
-                    f"trajectories end; got end_key={end_key!r}, end_keys={end_keys!r}, "
-                    f"traj_key={traj_key!r}"
-                )
-        if ends is not None and trajectories is not None:
-            raise RuntimeError("ends and trajectories exclude each other; give one of the two")
-        if pad_output and strict_length:
-            raise ValueError(
-                "pad_output=True fills up slices of short trajectories, which strict_length=True "
-                "never draws; give strict_length=False"
-            )
-        if fragmented and (step_key is None or ends is not None or trajectories is not None):
-            raise ValueError(
-                "fragmented=True puts items in order by traj_key and step_key: it needs a "
-                f"step_key, got {step_key!r}, and takes neither ends nor trajectories"
-            )
-        if end_keys is not None and not len(end_keys):
-            raise ValueError("end_keys is empty; give at least one key, or leave it out")
+        self.num_slices = at_least_one("num_slices", num_slices)
+        self.slice_len = at_least_one("slice_len", slice_len)
+        check_together(
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            step_key=step_key,
+            fragmented=fragmented,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=cache_values,
+            strict_length=strict_length,
+            pad_output=pad_output,
+        )
         self.end_key = end_key
         self.end_keys = None if end_keys is None else tuple(end_keys)
         if end_key is None and end_keys is None and ends is None and trajectories is None:
@@ -243,6 +225,10 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         """
         count, steps = self._sizes(batch_size)
         self._asked = batch_size
+        if self._in_core and self.strict_length and not any(self.span):
+            found = self._from_columns(storage, count, steps)
+            if found is not None:
+                return found
         return self._draw(storage, steps, lambda table: self._choose(storage, table, count, steps))
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
@@ -270,6 +256,37 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
         """Whether trajectories that may be drawn from make a batch."""
         return len(allowed) > 0
+
+    def _from_columns(
+        self, storage: Any, count: int, steps: int
+    ) -> tuple[Any, dict[Any, Any]] | None:
+        """Slices of their full length, where the core reads the flags; None: another way."""
+        ask_rank(self, storage)
+        ring, position = ring_of(storage), self._position()
+        with self._boundaries.lock:
+            bounds = self._boundaries.of(storage)
+            following = bounds.following
+            if following is None or ring is None:
+                return None
+            if following.shown is None:
+                following.shown = Shown.of(self._marks, bounds.entries)
+            if following.shown is None:
+                return None
+            elements = torch.empty(count * steps, dtype=torch.int64)
+            self._put(bounds.table, count, steps, elements.data_ptr())
+            found = following.flags(elements, steps)
+        if found is None:
+            self._overtaken(ring, position)
+            return None
+        info, tickets = found
+        info[GENERATION] = tickets
+        return in_storage(storage, elements), info
+
+    def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
+        """The elements of slices at random, into memory that is there."""
+        which, begins = self._numbers(count), self._numbers(count)
+        if not table.slices_at(which, begins, steps, out):
+            self._allowed(table, steps)  # says why there is none
 
     def _draw(
         self, storage: Any, steps: int, choose: Callable[[Trajectories], Cuts]
@@ -366,22 +383,3 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in _SHOWN)
         return f"{type(self).__name__}({values})"
-
-
-def refuse(cls: type, given: dict[str, Any], *names: str) -> None:
-    """TypeError where a derived class is given arguments that it does not have."""
-    for name in names:
-        if name in given:
-            raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}")
-
-
-def _at_least_one(name: str, value: int | None) -> int | None:
-    if value is None:
-        return None
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} has to be an integer, got {value!r}") from None
-    if number < 1:
-        raise ValueError(f"{name} has to be at least 1, got {value}")
-    return number

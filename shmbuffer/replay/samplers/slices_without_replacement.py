@@ -10,7 +10,8 @@ import torch
 from shmbuffer.memory import slots
 from shmbuffer.replay.samplers.passes import Pass
 from shmbuffer.replay.samplers.sampler import drawn_by
-from shmbuffer.replay.samplers.slices import SliceSampler, refuse
+from shmbuffer.replay.samplers.slices import SliceSampler
+from shmbuffer.replay.samplers.slicing.arguments import refuse
 from shmbuffer.replay.samplers.slicing.cutting import Cuts
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 from shmbuffer.replay.storages.storage import ring_of
@@ -63,6 +64,8 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     Source: ``torchrl.data.SliceSamplerWithoutReplacement``.
     """
+
+    _in_core = False
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _BEGINS = ("is_init",)
 _REMEMBERED = 64  # batches that may be on their way
-_UNKNOWN = None, np.zeros(0, np.int64), 0
+_UNKNOWN = None, torch.zeros(0, dtype=torch.int64), 0
 
 
 class StreamingSliceSampler(Consumes, SliceSampler):
@@ -126,6 +126,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         start: Start = "oldest",
     ) -> None:
         Consumes.__init__(self, consumer, 1, start)
+        self._in_core = consumer is None
         if isinstance(slice_len, bool) or not isinstance(slice_len, int):
             raise TypeError(f"slice_len has to be an integer, got {slice_len!r}")
         SliceSampler.__init__(
@@ -145,7 +146,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         )
         self._windows = Windows(slice_len)
         self._shared = SharedWindows(self._windows)
-        self._drawn: deque[tuple[Any, Ints, int]] = deque(maxlen=_REMEMBERED)
+        self._drawn: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=_REMEMBERED)
         self._taken = 0  # windows of the last choice; the others are slices at random
         self._boundaries = Boundaries(
             end_key=end_key,
@@ -186,17 +187,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         Raises:
             TypeError: the storage is somebody else's, and has no ring.
         """
-        ring = ring_of(storage)
-        if ring is None:
-            raise TypeError(
-                "StreamingSliceSampler follows what is written in a storage of this package; a "
-                f"{type(storage).__name__} does not say it. Draw with a SliceSampler"
-            )
-        if ring.elements < self._windows.steps:
-            raise ValueError(
-                f"a storage of {ring.elements} items has no room for one window of "
-                f"slice_len={self._windows.steps}"
-            )
+        ring = self._windows.ring_of(storage)
         if self.consumer is not None:
             return self._consumed(storage, batch_size)
         with self._boundaries.lock:
@@ -242,6 +233,18 @@ class StreamingSliceSampler(Consumes, SliceSampler):
             return self._claimed(storage, table, count)
         return self._with(np.zeros(0, np.int64), storage, table, count, steps)
 
+    def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
+        before = self._windows.position
+        found = self._taken = self._windows.put(count, out)
+        if found == count:
+            return
+        self._windows.help()
+        try:
+            super()._put(table, count - found, steps, out + 8 * steps * found)
+        except RuntimeError:
+            self._windows.rewind(before)
+            raise
+
     def _claimed(self, storage: Any, table: Trajectories, count: int) -> Cuts:
         consumer, ring = self.opened(storage), ring_of(storage)
         assert ring is not None
@@ -258,7 +261,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     def _with(self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
         """Windows that begin at these rows; then the next ones, and slices for the rest."""
         before = self._windows.position
-        rows = np.concatenate([kept, self._windows.take(count - len(kept))])
+        rows = np.concatenate([kept, table.rows_of(self._windows.take(count - len(kept)))])
         self._taken = len(rows)
         if len(rows) < count:
             self._windows.help()
@@ -279,7 +282,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     def _remember(self, found: tuple[Any, dict[Any, Any]]) -> None:
         """What was drawn, until it has been read."""
         index, info = found
-        self._drawn.append((index, info[GENERATION].numpy(), self._taken))
+        self._drawn.append((index, info[GENERATION], self._taken))
 
     def _overtaken(self, ring: Ring, position: Any) -> None:
         with self._boundaries.lock:
@@ -300,7 +303,9 @@ class StreamingSliceSampler(Consumes, SliceSampler):
 
         def choose(table: Trajectories) -> Cuts:
             words = ring.live.words[windows.ravel() // ring.width]
-            same = slots.committed(words) & (slots.tickets(words) == tickets[: windows.size])
+            same = slots.committed(words) & (
+                slots.tickets(words) == tickets[: windows.size].numpy()
+            )
             same = same.reshape(-1, steps).all(1) & self._windows.are_ahead(windows[:, 0])
             kept = table.rows_of(windows[same, 0])
             kept = kept[kept >= 0]

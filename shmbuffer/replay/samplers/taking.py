@@ -18,6 +18,8 @@ from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
+    import torch
+
     from shmbuffer.memory.consumers import Acknowledged, Consumer, Start, Taken
 
 
@@ -134,6 +136,11 @@ class Consumes(Sampler):
         rows = (np.ascontiguousarray(one, np.int64) for one in (leases, index, tickets))
         under, slots, theirs = rows
         return self.opened(storage).ack(under.view(np.uint64), slots, theirs)
+
+    def ack_rows(self, storage: Any, rows: list[torch.Tensor]) -> Acknowledged:
+        """The same of index, tickets and leases, int64 ``[n]`` each and contiguous."""
+        index, tickets, leases = (row.data_ptr() for row in rows)
+        return self.opened(storage).ack_at(leases, index, tickets, rows[0].numel(), rows[0])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_found": None, "_of": None, "_own": None}

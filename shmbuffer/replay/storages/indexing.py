@@ -244,3 +244,14 @@ def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
         return (*given, *rest)
     at = next(i for i, part in enumerate(parts) if part is Ellipsis)
     return (*parts[:at], *rest, *parts[at + 1 :])
+
+
+def is_plain(index: Any) -> bool:
+    """Whether an index is one that the core takes."""
+    return (
+        type(index) is torch.Tensor
+        and index.dtype is torch.int64
+        and index.dim() == 1
+        and index.is_cpu
+        and index.is_contiguous()
+    )

@@ -26,7 +26,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.storages.indexing import extent, ravel, tickets_at
+from shmbuffer.replay.storages.indexing import extent, is_plain, ravel, tickets_at
 from shmbuffer.replay.storages.storage import Storage
 
 if TYPE_CHECKING:
@@ -311,7 +311,9 @@ class RingBacked(Storage):
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
         """See `Storage.fetch_held`. Copies."""
         mover = self._mover or self._need()
-        elements = torch.from_numpy(ravel(index, mover.lanes))
+        elements = index
+        if mover.lanes or not is_plain(index):
+            elements = torch.from_numpy(ravel(index, mover.lanes))
         found, now, _ = mover.read(elements)
         if not torch.equal(now, tickets.reshape(-1)):
             return None

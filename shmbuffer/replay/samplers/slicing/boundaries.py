@@ -15,6 +15,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
+from shmbuffer.replay.samplers.slicing.columns import cuts_of
 from shmbuffer.replay.samplers.slicing.entries import (
     Entries,
     Key,
@@ -193,6 +194,9 @@ class Boundaries:
             there = np.zeros(0, np.int64) if lies_open else np.flatnonzero(ring.live.holds())
             entries = self._entries(storage, mover, there) if seen is None else seen.entries
             table = following.table
+            if seen is None and self._step is None and isinstance(mover, Rows):
+                ids, ends = self._keys(entries)
+                following.cut_at(cuts_of(entries, ids, ends, self._begins))
             self._catch_up(following, entries)
         if not table.rows:
             raise EmptyBufferError(_EMPTY)

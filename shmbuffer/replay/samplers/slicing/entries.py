@@ -65,6 +65,23 @@ class LeafEntries(Entries):
         if leaves.node is not LEAF:  # one tensor has no entries
             self._at = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
 
+    @property
+    def elements(self) -> int:
+        """Of the storage."""
+        return self._rows.ring.elements
+
+    def shape(self, path: KeyPath) -> tuple[int, ...]:
+        """Of an entry of one element."""
+        return tuple(self._rows.leaves.leaves[self._at[path]].shape)
+
+    def column(self, path: KeyPath) -> torch.Tensor | None:
+        """All of an entry, where it lies in one piece of this machine's memory."""
+        at, sharing = self._at[path], self._rows.ring.schema.sharing
+        if at in self._rows.leaves.objects or (sharing and path in sharing.paths):
+            return None
+        column = self._rows.column(at).detach()
+        return column if column.is_cpu and column.is_contiguous() and column.numel() else None
+
     def has(self, path: KeyPath) -> bool:
         """See `Entries.has`."""
         return path in self._at

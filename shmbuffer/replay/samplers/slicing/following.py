@@ -19,7 +19,7 @@ them crosses it.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,10 +29,12 @@ from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    import torch
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.arrays import Flags, Ints
+    from shmbuffer.replay.samplers.slicing.columns import Shown
 
 _PIECE = 2**15  # items that are told of together: what is made of them stays in the second cache
 _MOVED = 64  # trajectories that may make room for an item; from there on items are sorted first
@@ -67,6 +69,8 @@ class Following:
         self.table = Trajectories(ring.capacity, ring.width)
         self._again = False
         self._is_mixed = False  # steps come in no order
+        self._cuts: tuple[Ints, int] | None = None  # and the address
+        self.shown: Shown | None = None
 
     def forget(self) -> None:
         """Look at everything again the next time."""
@@ -76,6 +80,10 @@ class Following:
         """Cut what comes from here on into windows; in turn: nothing behind an unfinished write."""
         self._follower.in_turn()
         self.table.cut_by(windows)
+
+    def cut_at(self, columns: Ints | None) -> None:
+        """Trajectories begin where these columns say, see `cuts_of`; None: `catch_up` is told."""
+        self._cuts = None if columns is None else (columns, columns.ctypes.data)
 
     @property
     def pending(self) -> int:
@@ -89,8 +97,15 @@ class Following:
             cuts: of slots, and of the slot that each follows (-1: none), bool ``[n, lanes]``:
                 whether a trajectory begins there.
         """
-        table = self.table
-        for changed, fresh in self._looks():
+        table, seen = self.table, None
+        if self._cuts is not None:
+            columns, at = self._cuts
+            told = table.follow(self._follower, at, len(columns))
+            if isinstance(told, int):
+                self._seen(told)
+                return
+            seen = told
+        for changed, fresh in self._looks(seen):
             if len(changed):
                 around = None
                 if table.windows is None:
@@ -145,12 +160,30 @@ class Following:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _looks(self) -> Iterator[tuple[Ints, Iterator[Fresh]]]:
-        """What has changed, until nothing has. Whatever is raised, the next look is a first one."""
+    def _seen(self, head: int) -> None:
+        table, ring = self.table, self.ring
+        table.head = head
+        table.first = head % ring.capacity * ring.width if head >= ring.capacity else 0
+
+    def flags(
+        self, elements: torch.Tensor, steps: int
+    ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
+        """Of slices; see `Shown.read`."""
+        assert self.shown is not None
+        return self.shown.read(self._follower, elements, steps)
+
+    def _looks(
+        self, seen: tuple[bool, bytes, bytes] | None = None
+    ) -> Iterator[tuple[Ints, Iterator[Fresh]]]:
+        """What has changed, until nothing has. Whatever is raised, the next look is a first one.
+
+        ``seen``: what a look has found before.
+        """
         follower, table = self._follower, self.table
         try:
             while True:
-                seen = follower.look()
+                if seen is None:
+                    seen = follower.look()
                 if seen is None:
                     return
                 anew, gone, changed = seen
@@ -158,11 +191,10 @@ class Following:
                 if anew:
                     table.clear()
                 table.drop(np.frombuffer(gone, np.int64))
-                head, ring = follower.seen, self.ring
-                table.head = head
+                seen = None
+                self._seen(follower.seen)
                 if table.windows is not None:
-                    table.windows.seen = head
-                table.first = head % ring.capacity * ring.width if head >= ring.capacity else 0
+                    table.windows.seen = follower.seen
                 yield np.frombuffer(changed, np.int64).copy(), self._fresh()
                 if not self._again:
                     return

@@ -48,6 +48,7 @@ class Race:
 
 def _moment(ring: Ring) -> tuple[int, int]:
     """The head, and how far the oldest items have gone."""
-    runtime = ring.seat.control.runtime[0]
-    head = int(runtime["head"])
-    return head, int(runtime["byte_tail"]) if ring.schema.record_bytes else head
+    head = ring.head
+    if ring.schema.record_bytes:
+        return head, int(ring.seat.control.runtime["byte_tail"][0])
+    return head, head

@@ -137,7 +137,8 @@ class SharedWindows:
             chosen = self._back.some(slice(count))
             self._back = self._back.some(slice(count, None))
             return chosen
-        rows = self._windows.take(count)[:, None] + np.arange(self._windows.steps)
+        firsts = table.rows_of(self._windows.take(count))
+        rows = firsts[:, None] + np.arange(self._windows.steps)
         elements = table.elements_of(rows.ravel()).reshape(rows.shape)
         return Items(elements, slot_words.tickets(ring.live.words[elements]))
 

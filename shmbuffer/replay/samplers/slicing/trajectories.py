@@ -142,6 +142,25 @@ class Trajectories:
         """
         return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
 
+    def follow(
+        self, follower: _core.Follower, cuts: int, count: int
+    ) -> int | tuple[bool, bytes, bytes] | None:
+        """Look, and append what is new; see ``Trajectories.follow`` of the core.
+
+        Returns:
+            The head up to which all is known; else what a look has seen, if there was one.
+        """
+        return self._all.follow(follower, cuts, count)
+
+    def windows_at(self, count: int, newest: int, out: int) -> int:
+        """`take`, with every element of each window, into memory that is there. How many."""
+        return self._all.windows(count, newest, out)
+
+    def slices_at(self, which: Ints, begins: Ints, steps: int, out: int) -> bool:
+        """The elements of slices, by two numbers each; False: no trajectory is as long."""
+        where = _at(which), _at(begins), len(which), steps, self.first, out
+        return self._all.slices(*where)
+
     def cut_by(self, windows: _core.Windows) -> None:
         """Cut what comes from here on into windows."""
         self._all.cut_by(windows)

@@ -18,6 +18,7 @@ import torch
 from shmbuffer._native import _core
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.replay.samplers.slicing.race import Race
+from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
@@ -59,6 +60,21 @@ class Windows:
         self._loaded = _NONE
         self.race = Race()
 
+    def ring_of(self, storage: Any) -> Ring:
+        """The ring of a storage; TypeError, ValueError where it has none, or no room."""
+        ring = ring_of(storage)
+        if ring is None:
+            raise TypeError(
+                "StreamingSliceSampler follows what is written in a storage of this package; a "
+                f"{type(storage).__name__} does not say it. Draw with a SliceSampler"
+            )
+        if ring.elements < self.steps:
+            raise ValueError(
+                f"a storage of {ring.elements} items has no room for one window of "
+                f"slice_len={self.steps}"
+            )
+        return ring
+
     def follow(self, ring: Ring, following: Following) -> None:
         """Cut the trajectories that are followed, before there is an item in them."""
         if self._ring is None or self._ring.seat.native is not ring.seat.native:
@@ -76,11 +92,18 @@ class Windows:
         self._loaded = _NONE
 
     def take(self, count: int) -> Ints:
-        """The next ones, as the rows of their first items, int64 ``[n]``."""
+        """The next ones, as their first elements, int64 ``[n]``."""
         table, ring = self._table, self._ring
         assert table is not None
         assert ring is not None
-        return table.rows_of(table.take(count, self.race.newest(ring)))
+        return table.take(count, self.race.newest(ring))
+
+    def put(self, count: int, out: int) -> int:
+        """All elements of the next ones, into memory that is there. How many windows there were."""
+        table, ring = self._table, self._ring
+        assert table is not None
+        assert ring is not None
+        return table.windows_at(count, self.race.newest(ring), out)
 
     def are_ahead(self, firsts: Ints) -> Flags:
         """Of which of these first elements the slots are not written over next."""

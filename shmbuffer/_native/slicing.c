@@ -1,0 +1,176 @@
+/* A draw of slices in few calls, where the flags that cut trajectories, and those that are shown, lie in columns.
+ *
+ *     follow ──▶ windows, slices ──▶ flags, and the words once more
+ *
+ * What is read of an item may be that of the next one: then its ticket is, too. */
+#include "slicing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "follower.h"
+#include "module.h"
+#include "ring.h"
+#include "windows.h"
+
+#define MUCH 16384u /* items: left to following.c, which gives up the interpreter lock */
+
+/* As Python has it, in int64 each. */
+struct cutting {
+    uint64_t base, bytes; /* of a column; of an element in it */
+    uint64_t role;
+};
+enum { ENDS, BEGINS, IDS }; /* of the item before; of this one; differs between them */
+
+struct showing {
+    uint64_t base;  /* of a column of bytes; 0: nothing is stored, and all are false */
+    uint64_t width; /* of an element */
+    uint64_t out;   /* [elements, width] */
+    uint64_t role;
+};
+enum { AS_STORED, AND_LAST, AND_FIRST }; /* and true on the last, or first, step of each slice */
+
+static bool any_in(const unsigned char *bytes, uint64_t count) {
+    for (uint64_t i = 0; i < count; i++)
+        if (bytes[i]) return true;
+    return false;
+}
+
+/* Whether a trajectory begins at an element, which follows another one. */
+static bool is_cut(const struct cutting *cuts, uint64_t count, uint64_t element, uint64_t before) {
+    for (uint64_t i = 0; i < count; i++) {
+        const unsigned char *base = (const unsigned char *)(uintptr_t)cuts[i].base;
+        uint64_t bytes = cuts[i].bytes;
+        if (cuts[i].role == IDS ? memcmp(base + element * bytes, base + before * bytes, bytes) != 0
+                                : any_in(base + (cuts[i].role == ENDS ? before : element) * bytes, bytes))
+            return true;
+    }
+    return false;
+}
+
+static void append_slots(struct shmb_trajectories *all, const struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts,
+                         const int64_t *slots, const int64_t *reach, uint64_t count) {
+    uint64_t width = all->width;
+    all->looks++;
+    for (uint64_t i = 0; i < count && !all->failed; i++) {
+        uint64_t slot = (uint64_t)slots[i], source = f->ring->sources[slot];
+        int64_t before = shmb_trajectory_before(all, source, (uint32_t)slot);
+        before = shmb_within(all, before, slot, (uint64_t)reach[i]);
+        for (uint64_t lane = 0; lane < width && !all->failed; lane++) {
+            uint64_t element = slot * width + lane;
+            if (element >= all->elements || all->where[element].run) continue;
+            bool cut = before < 0 || is_cut(cuts, n_cuts, element, (uint64_t)before * width + lane);
+            shmb_trajectory_append(all, source, (uint32_t)lane, (uint32_t)element, cut, i < f->settled);
+        }
+    }
+}
+
+/* False: there was no memory. */
+static bool caught_up(struct shmb_trajectories *all, struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts) {
+    for (uint64_t i = 0; i < f->gone.count; i++)
+        for (uint64_t e = f->gone.at[f->gone.begin + i].first * all->width, end = e + all->width; e < end && end <= all->elements; e++)
+            shmb_trajectory_drop(all, (uint32_t)e);
+    if (all->windows) all->windows->seen = f->seen;
+    uint64_t room = f->end - f->at, count;
+    int64_t *slots = malloc((2 * room + 1) * sizeof *slots);
+    if (slots == NULL) return false;
+    while (!all->failed && (count = shmb_follower_next(f, slots, slots + room, room)) > 0)
+        append_slots(all, f, cuts, n_cuts, slots, slots + room, count);
+    free(slots);
+    return !f->failed && !all->failed && !(all->windows && all->windows->failed);
+}
+
+/* -> the head that was seen; or, where more is to be done than to append, what a look has seen */
+PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
+    struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
+    PyObject *follower;
+    unsigned long long cuts, count;
+    bool anew = false;
+    if (!PyArg_ParseTuple(args, "O!KK:follow", shmb_follower_type, &follower, &cuts, &count)) return NULL;
+    struct shmb_follower *f = shmb_binding_follower(follower);
+    if (all->failed) return PyErr_NoMemory();
+    uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
+    if (!f->started || head - f->seen >= MUCH) Py_RETURN_NONE;
+    bool any = shmb_follower_look(f, &anew);
+    if (any && !f->failed && (anew || f->changed.count)) return shmb_told_of(f, anew);
+    if (f->failed || (any && !caught_up(all, f, (const struct cutting *)(uintptr_t)cuts, count))) {
+        shmb_follower_forget(f);
+        return PyErr_NoMemory();
+    }
+    return PyLong_FromUnsignedLongLong(f->seen);
+}
+
+
+static uint32_t element_in(const struct shmb_run *run, uint32_t number) { return run->items[(run->front + number) & run->mask]; }
+
+/* Take the next windows: all their elements. -> how many windows */
+PyObject *shmb_trajectories_windows(PyObject *trajectories, PyObject *args) {
+    struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
+    unsigned long long count, newest, out;
+    if (!PyArg_ParseTuple(args, "KKK:windows", &count, &newest, &out)) return NULL;
+    if (all->failed) return PyErr_NoMemory();
+    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "windows: cut_by() windows first");
+    int64_t *elements = (int64_t *)(uintptr_t)out;
+    uint32_t steps = all->windows->steps;
+    uint64_t found = shmb_windows_take(all, count, newest, elements);
+    for (uint64_t i = found; i-- > 0;) { /* from behind: the first elements lie where the others go */
+        const struct shmb_where *where = &all->where[elements[i]];
+        const struct shmb_run *run = &all->runs[where->run - 1];
+        for (uint32_t step = 0, from = where->index - run->front; step < steps; step++)
+            elements[i * steps + step] = element_in(run, from + step);
+    }
+    return PyLong_FromUnsignedLongLong(found);
+}
+
+/* The elements of slices out of trajectories that are long enough, by two numbers each. False: none is. */
+PyObject *shmb_trajectories_slices(PyObject *trajectories, PyObject *args) {
+    struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
+    unsigned long long which, begins, count, steps, from, out;
+    if (!PyArg_ParseTuple(args, "KKKKKK:slices", &which, &begins, &count, &steps, &from, &out)) return NULL;
+    if (all->failed) return PyErr_NoMemory();
+    if (steps == 0 || steps > UINT32_MAX || from >= all->elements) return PyErr_Format(PyExc_ValueError, "slices: of %llu", steps);
+    shmb_trajectories_mark(all, (uint32_t)steps);
+    const struct shmb_marks *marks = &all->marks;
+    if (marks->total == 0) Py_RETURN_FALSE;
+    uint64_t before = shmb_marks_below(marks, from);
+    int64_t *elements = (int64_t *)(uintptr_t)out;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t k = ((const uint64_t *)(uintptr_t)which)[i] % marks->total;
+        const struct shmb_run *run = &all->runs[all->where[shmb_marks_at(marks, (k + before) % marks->total)].run - 1];
+        uint64_t places = run->back - run->front - steps + 1;
+        uint32_t begin = (uint32_t)(((const uint64_t *)(uintptr_t)begins)[i] % places);
+        for (uint32_t step = 0; step < steps; step++) *elements++ = element_in(run, begin + step);
+    }
+    Py_RETURN_TRUE;
+}
+
+static void show(const struct showing *one, const int64_t *elements, uint64_t count, uint64_t steps) {
+    const unsigned char *base = (const unsigned char *)(uintptr_t)one->base;
+    unsigned char *out = (unsigned char *)(uintptr_t)one->out;
+    for (uint64_t i = 0, step = 0; i < count; i++, step = step + 1 < steps ? step + 1 : 0) {
+        bool always = (one->role == AND_LAST && step + 1 == steps) || (one->role == AND_FIRST && step == 0);
+        for (uint64_t j = 0; j < one->width; j++)
+            *out++ = always || (base && base[(uint64_t)elements[i] * one->width + j] != 0);
+    }
+}
+
+/* Flags of slices one behind the other, and tickets. False: an item is not there any more. */
+PyObject *shmb_follower_flags(PyObject *follower, PyObject *args) {
+    const struct shmb_follower *f = shmb_binding_follower(follower);
+    const struct shmb_ring *ring = f->ring;
+    unsigned long long at, count, steps, shown, n_shown, out;
+    if (!PyArg_ParseTuple(args, "KKKKKK:flags", &at, &count, &steps, &shown, &n_shown, &out)) return NULL;
+    const int64_t *elements = (const int64_t *)(uintptr_t)at;
+    int64_t *tickets = (int64_t *)(uintptr_t)out;
+    for (uint64_t i = 0; i < count; i++)
+        if ((uint64_t)elements[i] >= ring->elements) Py_RETURN_FALSE;
+    for (uint64_t i = 0; i < n_shown; i++) show(&((const struct showing *)(uintptr_t)shown)[i], elements, count, steps);
+    atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
+    bool there = true;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t word = atomic_load_explicit(&ring->words[(uint64_t)elements[i] / ring->lanes], memory_order_relaxed);
+        tickets[i] = (int64_t)SHMB_TICKET(word);
+        there = there && SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < f->seen;
+    }
+    return PyBool_FromLong(there);
+}
