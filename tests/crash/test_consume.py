@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import struct
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError, RateLimitTimeout
-from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory import Engine, Ring, layout
 from shmbuffer.memory.consumers import Consumer, Taken
 from shmbuffer.memory.deadline import within
 from tests.crash.harness import (
+    arm_and_open,
     ended,
     fork,
     native_points,
@@ -205,6 +207,17 @@ def test_a_client_that_dies_between_two_calls_gives_back_what_it_holds(tmp_path:
     (found,) = _ring(engine).consumers.status()
     assert (found.redelivered, found.held) == (5, 8)
     engine.close()
+
+
+def test_one_who_makes_the_ledger_of_an_older_directory_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "buffer"
+    _prepared(path).close()
+    (path / layout.LEDGER).unlink()
+    assert ended(fork(lambda: arm_and_open(path, "ledger.made", 0))) == -signal.SIGKILL
+    assert (path / layout.LEDGER).read_bytes() == bytes(layout.PAGE)
+    with Engine.open(path, None) as engine:
+        assert _rest(_ring(engine).consumers.open("a")) == list(range(8))
+        require_sound(engine)
 
 
 def test_every_point_of_a_consumer_is_tested() -> None:
