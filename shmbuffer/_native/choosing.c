@@ -76,15 +76,12 @@ static bool add_up(struct sums *sums, const double *weights) {
 
 /* The first set whose sum is above. Of sets that weigh nothing it is never one. */
 static uint64_t set_above(const struct sums *sums, double sum) {
-    uint64_t low = 0, high = sums->sets - 1;
-    while (low < high) {
-        uint64_t middle = low + (high - low) / 2;
-        if (sums->upto[middle] > sum)
-            high = middle;
-        else
-            low = middle + 1;
+    uint64_t first = 0;
+    for (uint64_t left = sums->sets, half; left > 1; left -= half) { /* no branch, which would be foreseen half of the time */
+        half = left / 2;
+        first += half & (0 - (uint64_t)(sums->upto[first + half - 1] <= sum));
     }
-    return low;
+    return first;
 }
 
 /* The number of sets, where nothing is left that weighs anything. */
@@ -98,7 +95,8 @@ static uint64_t next_set(struct shmb_choice *choice, struct sums *sums, const do
     }
 }
 
-bool shmb_draw_labelled(struct shmb_labels *all, const double *weights, uint64_t key, uint64_t count, bool again, int64_t *out) {
+bool shmb_draw_labelled(struct shmb_labels *all, const double *weights, uint64_t key, uint64_t count, bool again, int64_t *out,
+                        int64_t *labels) {
     uint64_t sets = shmb_labels_order(all);
     struct shmb_choice choice;
     struct sums sums = {.upto = malloc(sets * sizeof *sums.upto), .sets = sets};
@@ -106,10 +104,10 @@ bool shmb_draw_labelled(struct shmb_labels *all, const double *weights, uint64_t
     bool made = shmb_choice_begin(&choice, key, again ? 0 : count) && sums.upto && sums.left;
     if (made) {
         sums.base = sums.left + sets;
-        for (uint64_t i = 0; i < sets; i++) sums.left[i] = shmb_kin_at(all, i)->count;
+        for (uint64_t i = 0; i < sets; i++) sums.left[i] = all->order[i].count;
         made = add_up(&sums, weights);
     }
-    for (uint64_t i = 0; i < count && made; i++) {
+    for (uint64_t i = 0; i < count && made; i++) { /* where each lies, before any is read: the cache misses overlap */
         uint64_t set = next_set(&choice, &sums, weights, again);
         if (set == sets) {
             made = false;
@@ -118,8 +116,12 @@ bool shmb_draw_labelled(struct shmb_labels *all, const double *weights, uint64_t
         uint64_t left = sums.left[set];
         uint64_t number = again ? chosen_below(&choice, left) : shmb_choose(&choice, set, left);
         sums.left[set] -= !again;
-        out[i] = shmb_kin_item(shmb_kin_at(all, set), (uint32_t)number);
+        const uint32_t *item = shmb_kin_item_at(shmb_kin_at(all, set), (uint32_t)number);
+        __builtin_prefetch(item);
+        out[i] = (int64_t)(uintptr_t)item;
+        if (labels) labels[i] = all->order[set].label;
     }
+    for (uint64_t i = 0; i < count && made; i++) out[i] = *(const uint32_t *)(uintptr_t)out[i];
     shmb_choice_end(&choice);
     free(sums.upto);
     free(sums.left);

@@ -160,7 +160,7 @@ static bool look_once(struct telling *of, struct shmb_follower *f, bool *more) {
     if (anew) shmb_labels_clear(all);
     of->head = f->seen;
     all->first = of->head >= capacity ? of->head % capacity * of->ring->lanes : 0;
-    uint64_t written = anew ? PIECE : f->end - f->at, room = written < PIECE ? PIECE : written, count = 0;
+    uint64_t room = anew ? PIECE : f->end - f->at + 1, count = 0;
     int64_t *slots = malloc(3 * room * sizeof *slots), *reach = slots + room, *sorted = slots + 2 * room;
     if (slots == NULL) return all->failed = true, true;
     if (!anew) {

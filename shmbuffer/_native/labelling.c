@@ -115,7 +115,7 @@ static PyObject *labels_order(PyObject *self, PyObject *Py_UNUSED(ignored)) {
         int64_t *label = (int64_t *)(void *)PyBytes_AsString(labels), *count = (int64_t *)(void *)PyBytes_AsString(counts);
         for (uint64_t i = 0; i < all->n_order; i++) {
             label[i] = all->order[i].label;
-            count[i] = shmb_kin_at(all, i)->count;
+            count[i] = all->order[i].count;
         }
         told = Py_BuildValue("(OO)", labels, counts);
     }
@@ -129,10 +129,22 @@ static PyObject *labels_draw(PyObject *self, PyObject *args) {
     if (!parsed(self, args, "KKKKK:draw", at)) return NULL;
     bool made;
     Py_BEGIN_ALLOW_THREADS
-    made = shmb_draw_labelled(shmb_labels_in(self), (const double *)(uintptr_t)at[0], at[1], at[2], at[3] != 0, NUMBERS(4));
+    made = shmb_draw_labelled(shmb_labels_in(self), (const double *)(uintptr_t)at[0], at[1], at[2], at[3] != 0, NUMBERS(4), NULL);
     Py_END_ALLOW_THREADS
     if (made) Py_RETURN_NONE;
     return PyErr_Format(PyExc_ValueError, "draw: nothing is left that weighs anything");
+}
+
+/* False: one of them was written over since they were told of. */
+static bool tickets_of(const struct shmb_follower *f, const int64_t *elements, uint64_t count, int64_t *tickets) {
+    bool there = true;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t slot = shmb_slot_of(f->ring, (uint64_t)elements[i]);
+        uint64_t word = atomic_load_explicit(&f->ring->words[slot], memory_order_relaxed);
+        there = there & (SHMB_STATE(word) == SHMB_COMMITTED) & (SHMB_TICKET(word) < f->seen);
+        tickets[i] = (int64_t)SHMB_TICKET(word);
+    }
+    return there;
 }
 
 /* Each label weighs 1 / (staleness + 1), of what is not too stale. The tickets are those of the items that were told of, or
@@ -152,19 +164,23 @@ static PyObject *labels_fresh(PyObject *self, PyObject *args) {
     for (uint64_t i = 0; i < sets; i++) {
         int64_t staleness = version - all->order[i].label;
         weights[i] = staleness > most ? 0 : 1.0 / ((double)(staleness > 0 ? staleness : 0) + 1.0);
-        fresh += staleness > most ? 0 : shmb_kin_at(all, i)->count;
+        fresh += staleness > most ? 0 : all->order[i].count;
     }
     int64_t *elements = (int64_t *)(uintptr_t)out, *tickets = (int64_t *)(uintptr_t)held;
-    bool made = fresh > 0 && shmb_draw_labelled(all, weights, key, count, count > fresh, elements), there = true;
+    bool made = fresh > 0 && shmb_draw_labelled(all, weights, key, count, count > fresh, elements, tickets);
     free(weights);
     if (!made) Py_RETURN_NONE;
-    for (uint64_t i = 0; i < count && there; i++) {
-        uint64_t word = atomic_load_explicit(&f->ring->words[(uint64_t)elements[i] / f->ring->lanes], memory_order_relaxed);
-        there = SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < f->seen;
-        tickets[i] = (int64_t)SHMB_TICKET(word);
-        ((float *)(uintptr_t)stale)[i] = (float)(version - shmb_kin_of(all, (uint64_t)elements[i])->label);
-    }
-    return PyBool_FromLong(there);
+    for (uint64_t i = 0; i < count; i++) ((float *)(uintptr_t)stale)[i] = (float)(version - tickets[i]); /* its label until here */
+    return PyBool_FromLong(tickets_of(f, elements, count, tickets));
+}
+
+static PyObject *labels_tickets(PyObject *self, PyObject *args) {
+    PyObject *follower;
+    unsigned long long elements, count, tickets;
+    if (!PyArg_ParseTuple(args, "O!KKK:tickets", shmb_follower_type, &follower, &elements, &count, &tickets)) return NULL;
+    if (shmb_labels_in(self)->failed) return PyErr_NoMemory();
+    return PyBool_FromLong(tickets_of(shmb_binding_follower(follower), (const int64_t *)(uintptr_t)elements, count,
+                                      (int64_t *)(uintptr_t)tickets));
 }
 
 static PyObject *labels_freshest(PyObject *self, PyObject *args) {
@@ -248,15 +264,31 @@ static PyObject *labels_some(PyObject *self, PyObject *args) {
     uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
     struct shmb_choice choice;
     if (!shmb_choice_begin(&choice, at[3], at[1] * at[2])) return PyErr_NoMemory();
-    for (uint64_t i = 0; i < at[1]; i++) {
-        const struct shmb_kin *kin = (uint64_t)NUMBERS(0)[i] < total ? marked_at(all, (uint64_t)NUMBERS(0)[i], before) : NULL;
+    for (uint64_t i = 0; i < at[1] && at[2]; i++) { /* step by step for all of them: the cache misses overlap */
+        uint64_t number = (uint64_t)NUMBERS(0)[i];
+        uint64_t first = number < total ? shmb_marks_at(&all->marks, (number + before) % total) : SHMB_NO_ITEM;
+        if (first != SHMB_NO_ITEM) __builtin_prefetch(&all->where[first]);
+        NUMBERS(4)[i * at[2]] = (int64_t)first;
+    }
+    for (uint64_t i = 0; i < at[1] && at[2]; i++) {
+        const struct shmb_kin *kin = shmb_kin_of(all, (uint64_t)NUMBERS(4)[i * at[2]]);
+        if (kin) __builtin_prefetch(kin);
+    }
+    for (uint64_t i = 0; i < at[1] && at[2]; i++) {
+        const struct shmb_kin *kin = shmb_kin_of(all, (uint64_t)NUMBERS(4)[i * at[2]]);
+        if (kin) __builtin_prefetch(kin->items);
+    }
+    uint32_t least = UINT32_MAX;
+    for (uint64_t i = 0; i < at[1] && at[2]; i++) {
+        const struct shmb_kin *kin = shmb_kin_of(all, (uint64_t)NUMBERS(4)[i * at[2]]);
+        least = kin && kin->count < least ? kin->count : least;
         for (uint32_t n = 0; kin && n < at[2]; n++) {
             uint64_t chosen = n < kin->count ? shmb_choose(&choice, i, kin->count - n) : shmb_choose_any(&choice, kin->count);
             NUMBERS(4)[i * at[2] + n] = (int64_t)shmb_kin_item(kin, (uint32_t)chosen);
         }
     }
     shmb_choice_end(&choice);
-    Py_RETURN_NONE;
+    return PyLong_FromUnsignedLong(least);
 }
 
 /* Of those that were told, what is there still: in the place of another one there may be a new item. */
@@ -308,13 +340,15 @@ static PyMethodDef labels_methods[] = {
     {"fresh", labels_fresh, METH_VARARGS,
      "fresh(follower, version, most, key, count, out, staleness, tickets): draw by 1 / (staleness + 1), float32 [count];\n"
      "False: one has been written over; None: nothing is fresh enough."},
+    {"tickets", labels_tickets, METH_VARARGS,
+     "tickets(follower, elements, count, out): of items of the last look; False: one has been written over since."},
     {"freshest", labels_freshest, METH_VARARGS, "freshest(weights, count, out): how many, of the largest labels, newest first."},
     {"of", labels_of, METH_VARARGS, "of(elements, count, out): their labels."},
     {"kins", labels_kins, METH_VARARGS, "kins(elements, count, out): a number for each group; -1: the element is in none."},
     {"choose", labels_choose, METH_VARARGS, "choose(key, of, count, out): numbers below `of`, each once."},
     {"sizes", labels_sizes, METH_VARARGS, "sizes(numbers, count, out): items of those, by age of the first."},
     {"members", labels_members, METH_VARARGS, "members(numbers, count, width, out): their items, [count, width]; -1: no more."},
-    {"some", labels_some, METH_VARARGS, "some(numbers, count, width, key, out): items of those by chance, [count, width]."},
+    {"some", labels_some, METH_VARARGS, "some(numbers, count, width, key, out): items of those by chance, [count, width]; how many the smallest has."},
     {"lost", labels_lost, METH_NOARGS, "lost(): items of lost groups, int64, each told once."},
     {"tell", labels_tell, METH_NOARGS, "tell(): have `lost` tell of them."},
     {NULL, NULL, 0, NULL},

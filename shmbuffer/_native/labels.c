@@ -17,6 +17,7 @@
 #include <string.h>
 
 #define FIRST_ROOM 4u
+#define MOST_ROOM 64u /* of the first one */
 
 static inline uint32_t *entry(const struct shmb_kin *kin, uint32_t index) { return &kin->items[index & kin->mask]; }
 
@@ -109,8 +110,13 @@ static void remark(struct shmb_labels *all, struct shmb_kin *kin) {
                  (all->limit ? kin->state == SHMB_KIN_WHOLE : kin->state == SHMB_KIN_OPEN);
     uint32_t first = there ? *entry(kin, kin->front) : SHMB_NO_ITEM;
     if (kin->marked == first) return;
-    if (kin->marked != SHMB_NO_ITEM) shmb_marks_set(&all->marks, kin->marked, false);
-    if (first != SHMB_NO_ITEM) shmb_marks_set(&all->marks, first, true);
+    if (kin->marked != SHMB_NO_ITEM && first != SHMB_NO_ITEM) {
+        shmb_marks_move(&all->marks, kin->marked, first);
+    } else if (first != SHMB_NO_ITEM) {
+        shmb_marks_set(&all->marks, first, true);
+    } else {
+        shmb_marks_set(&all->marks, kin->marked, false);
+    }
     kin->marked = first;
 }
 
@@ -130,7 +136,8 @@ static void lose(struct shmb_labels *all, struct shmb_kin *kin) {
 }
 
 static struct shmb_kin *add_kin(struct shmb_labels *all, int64_t label, int64_t now) {
-    uint32_t *items = malloc(FIRST_ROOM * sizeof *items), number = all->free_kins;
+    const uint32_t room = all->first_room;
+    uint32_t *items = malloc(room * sizeof *items), number = all->free_kins;
     if (items == NULL) return all->failed = true, NULL;
     if (number) {
         all->free_kins = all->kins[--number].front;
@@ -139,7 +146,7 @@ static struct shmb_kin *add_kin(struct shmb_labels *all, int64_t label, int64_t 
         number = all->n_kins++;
     }
     struct shmb_kin *kin = &all->kins[number];
-    *kin = (struct shmb_kin){.label = label, .items = items, .mask = FIRST_ROOM - 1, .serial = ++all->serials,
+    *kin = (struct shmb_kin){.label = label, .items = items, .mask = room - 1, .serial = ++all->serials,
                              .marked = SHMB_NO_ITEM, .since = now};
     all->table[place_of_label(all, label)] = number + 1;
     if (all->limit) {
@@ -149,7 +156,7 @@ static struct shmb_kin *add_kin(struct shmb_labels *all, int64_t label, int64_t 
         if (order == NULL) return NULL;
         all->order = order;
         all->unsorted = all->unsorted || (all->n_order && order[all->n_order - 1].label > label);
-        order[all->n_order++] = (struct shmb_ordered){label, number, kin->serial};
+        order[all->n_order++] = (struct shmb_ordered){label, number, kin->serial, 0};
     }
     return kin;
 }
@@ -191,6 +198,7 @@ static void append(struct shmb_labels *all, struct shmb_kin *kin, uint32_t eleme
     *entry(kin, kin->back++) = element;
     kin->count++;
     all->items++;
+    all->in_order = false;
 }
 
 /* Absence. */
@@ -227,6 +235,7 @@ void shmb_label_drop(struct shmb_labels *all, uint32_t element) {
     all->where[element].kin = 0;
     kin->count--;
     all->items--;
+    all->in_order = false;
     if (all->limit && (kin->state == SHMB_KIN_OPEN || kin->state == SHMB_KIN_WHOLE)) {
         all->withdrawn++;
         lose(all, kin);
@@ -261,10 +270,14 @@ void shmb_label_put(struct shmb_labels *all, uint32_t element, int64_t label, in
         }
         shmb_label_drop(all, element);
     }
-    uint32_t at = all->table[place_of_label(all, label)];
-    struct shmb_kin *kin = at ? &all->kins[at - 1] : NULL;
+    struct shmb_kin *kin = all->last ? &all->kins[all->last - 1] : NULL;
+    if (kin == NULL || kin->items == NULL || kin->label != label) {
+        uint32_t at = all->table[place_of_label(all, label)];
+        kin = at ? &all->kins[at - 1] : NULL;
+    }
     if (kin == NULL || (all->limit && kin->came == all->limit)) kin = add_kin(all, label, now);
     if (kin == NULL) return;
+    all->last = number_of(all, kin) + 1;
     append(all, kin, element);
     if (all->failed) return;
     if (all->limit) {
@@ -346,18 +359,23 @@ static int by_label(const void *one, const void *other) {
 
 uint64_t shmb_labels_order(struct shmb_labels *all) {
     uint64_t kept = 0;
+    if (all->in_order) return all->n_order;
     for (uint64_t i = 0; i < all->n_order; i++) {
         const struct shmb_kin *kin = &all->kins[all->order[i].kin];
-        if (kin->items && kin->serial == all->order[i].serial) all->order[kept++] = all->order[i];
+        if (kin->items == NULL || kin->serial != all->order[i].serial) continue;
+        all->order[kept] = all->order[i];
+        all->order[kept++].count = kin->count;
     }
     all->n_order = kept;
     if (all->unsorted) qsort(all->order, kept, sizeof *all->order, by_label);
     all->unsorted = false;
+    all->in_order = true;
     return kept;
 }
 
 bool shmb_labels_make(struct shmb_labels *all, uint64_t elements, uint32_t limit, bool by_age_too) {
-    *all = (struct shmb_labels){.elements = elements, .limit = limit, .by_age = by_age_too};
+    *all = (struct shmb_labels){.elements = elements, .limit = limit, .by_age = by_age_too, .first_room = FIRST_ROOM};
+    while (all->first_room < limit && all->first_room < MOST_ROOM) all->first_room *= 2; /* a group comes to its limit */
     all->where = calloc(elements, sizeof *all->where); /* pages that nobody needs are not there */
     if (limit) all->absent = calloc(elements / 8 + 1, 1);
     bool made = all->where && (!limit || all->absent) && more_kins(all) && (!by_age_too || shmb_marks_make(&all->marks, elements));

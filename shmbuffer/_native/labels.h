@@ -32,9 +32,12 @@ struct shmb_kin {
 struct shmb_labels {
     uint64_t elements;
     uint32_t limit;      /* items of a kin; 0: none */
+    uint32_t first_room; /* of a kin that begins */
     bool by_age;         /* kins are marked by their first item */
     bool failed;         /* there was no memory: what is here is worth nothing until it is cleared */
     bool unsorted;       /* `order` is */
+    bool in_order;       /* it is up to date */
+    uint32_t last;       /* 1 + the kin of the last item that was put: as a rule also that of the next one */
     uint64_t first;      /* the element of the oldest slot */
     struct shmb_place_in {
         uint32_t kin, index; /* kin: 1 + its number, 0: none */
@@ -45,8 +48,8 @@ struct shmb_labels {
     uint32_t *table, shift;                /* 1 + kin, at most half full: the last one of each label */
     struct shmb_ordered {
         int64_t label;
-        uint32_t kin, serial;
-    } *order; /* by label; those that are gone are left out when it is asked for */
+        uint32_t kin, serial, count;
+    } *order; /* by label; brought up to date when it is asked for */
     uint64_t n_order, room_order;
     uint32_t *loose; /* kins that are to be put in order */
     uint64_t n_loose, room_loose;
@@ -80,8 +83,9 @@ static inline const struct shmb_kin *shmb_kin_at(const struct shmb_labels *all, 
 static inline const struct shmb_kin *shmb_kin_of(const struct shmb_labels *all, uint64_t element) {
     return element < all->elements && all->where[element].kin ? &all->kins[all->where[element].kin - 1] : NULL;
 }
-static inline uint32_t shmb_kin_item(const struct shmb_kin *kin, uint32_t number) {
-    return kin->items[(kin->front + number) & kin->mask];
+static inline const uint32_t *shmb_kin_item_at(const struct shmb_kin *kin, uint32_t number) {
+    return &kin->items[(kin->front + number) & kin->mask];
 }
+static inline uint32_t shmb_kin_item(const struct shmb_kin *kin, uint32_t number) { return *shmb_kin_item_at(kin, number); }
 
 #endif

@@ -54,6 +54,16 @@ void shmb_marks_set(struct shmb_marks *marks, uint64_t number, bool there) {
         marks->counts[level][number >> shift_of(level)] += there ? 1u : UINT32_MAX;
 }
 
+void shmb_marks_move(struct shmb_marks *marks, uint64_t from, uint64_t to) {
+    if (from >> LEAF_SHIFT != to >> LEAF_SHIFT) {
+        shmb_marks_set(marks, from, false);
+        shmb_marks_set(marks, to, true);
+        return;
+    }
+    marks->bits[from / 64] ^= (uint64_t)1 << from % 64; /* no sum of it changes */
+    marks->bits[to / 64] ^= (uint64_t)1 << to % 64;
+}
+
 uint64_t shmb_marks_below(const struct shmb_marks *marks, uint64_t number) {
     uint64_t found = 0;
     for (unsigned level = marks->depth - 1; level-- > 0;) {

@@ -20,6 +20,7 @@ bool shmb_marks_make(struct shmb_marks *marks, uint64_t limit); /* false: there 
 void shmb_marks_free(struct shmb_marks *marks);
 void shmb_marks_clear(struct shmb_marks *marks);
 void shmb_marks_set(struct shmb_marks *marks, uint64_t number, bool there);
+void shmb_marks_move(struct shmb_marks *marks, uint64_t from, uint64_t to); /* one that is there, to where none is */
 uint64_t shmb_marks_below(const struct shmb_marks *marks, uint64_t number); /* how many are smaller */
 uint64_t shmb_marks_at(const struct shmb_marks *marks, uint64_t k);         /* the k-th, from 0; k < total */
 

@@ -53,9 +53,11 @@ class PromptGroupSampler(Consumes):
     With ``group_size`` a group is whole once it has so many items, whoever writes them and in
     whatever order, and is never drawn before. It is withdrawn, for good, once one of them is
     written over or evicted. One whose items do not come is given up after ``give_up_after`` seconds
-    from its first item on, and not because a writer died: another may finish it. `groups` counts
-    them. A key that comes again after ``group_size`` items begins another group; give every group a
-    key of its own where a prompt may come while its group before is being written over.
+    from its first item on, and not because a writer died: another may finish it. Each process gives
+    up what it has waited for itself; where there is a consumer, no learner of it gets those items.
+    `groups` counts them, in this process. A key that comes again after ``group_size`` items begins
+    another group; give every group a key of its own where a prompt may come while its group before
+    is being written over.
 
     Without ``group_size`` a group is what has the key now, as in TorchRL, and what is missing in a
     batch is drawn twice, with one warning.
@@ -205,7 +207,7 @@ class PromptGroupSampler(Consumes):
                 if attempt > 1 and ring is not None:
                     ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
                 elements = self._choose(draw_key(self, storage), groups, wanted)
-                tickets = None if ring is None else index.tickets(ring, elements)
+                tickets = None if ring is None else index.tickets(elements)
                 if ring is None or tickets is not None:
                     break
             else:
@@ -300,11 +302,7 @@ class PromptGroupSampler(Consumes):
         elements = np.empty((groups, wanted), np.int64)
         at = numbers.ctypes.data, groups
         if self.strategy == "random":
-            if self.group_size is None and groups:
-                sizes = np.empty(groups, np.int64)
-                table.sizes(*at, sizes.ctypes.data)
-                self._warn_if(bool(sizes.min() < wanted))
-            table.some(*at, wanted, key ^ 1, elements.ctypes.data)
+            self._warn_if(table.some(*at, wanted, key ^ 1, elements.ctypes.data) < wanted)
             return elements.reshape(-1)
         sizes = np.empty(groups, np.int64)
         table.sizes(*at, sizes.ctypes.data)

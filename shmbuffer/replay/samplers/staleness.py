@@ -243,7 +243,7 @@ class StalenessAwareSampler(Consumes):
             if there is not None:
                 return (elements, staleness, tickets) if there else None
         chosen, stale = self._choose(key, version, count)
-        held = np.empty(0, np.int64) if ring is None else index.tickets(ring, chosen)
+        held = np.empty(0, np.int64) if ring is None else index.tickets(chosen)
         if held is None:
             return None
         return (

@@ -270,12 +270,11 @@ class LabelIndex:
         found: bool | None = self.table.fresh(self._follower, version, most, key, count, *out)
         return found
 
-    def tickets(self, ring: Ring, elements: Ints) -> Ints | None:
+    def tickets(self, elements: Ints) -> Ints | None:
         """Tickets of items of the table, int64 ``[n]``; None where one was written over since."""
-        words = ring.live.words[elements if ring.width == 1 else elements // ring.width]
-        tickets = slot_words.tickets(words)
-        there = slot_words.committed(words) & (tickets < self.head)
-        return tickets if there.all() else None
+        found = np.empty(len(elements), np.int64)
+        out = elements.ctypes.data, len(elements), found.ctypes.data
+        return found if self.table.tickets(self._follower, *out) else None
 
 
 def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
