@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 from tests.frames import sequences, transitions
 
+STACKS = ("observation", "next_observation")
 _MADE = 1024  # items; batches are taken from them in turn
 
 
@@ -54,6 +55,19 @@ class Frames(Recording):
         return [steps[at : at + count] for at in range(0, _MADE - count + 1, count)]
 
 
+class ChannelsLast(Frames):
+    """The same steps, their frames stacked along the last dim, as gymnasium stacks them."""
+
+    name = "channels last"
+
+    def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
+        """See `Recording.batches`: dense TensorDicts."""
+        steps = _steps_last()
+        if not count:
+            return [steps[at].clone() for at in range(0, _MADE, 16)]
+        return [steps[at : at + count] for at in range(0, _MADE - count + 1, count)]
+
+
 class Sequences(Recording):
     """Sequences of 10 to 10,000 tokens with their log-probabilities and a reward."""
 
@@ -68,7 +82,11 @@ class Sequences(Recording):
         return [made[at : at + count] for at in range(0, _MADE - count + 1, count)]
 
 
-RECORDINGS: dict[str, Recording] = {"frames": Frames(), "sequences": Sequences()}
+RECORDINGS: dict[str, Recording] = {
+    "frames": Frames(),
+    "channels last": ChannelsLast(),
+    "sequences": Sequences(),
+}
 
 
 @cache
@@ -84,6 +102,14 @@ def _steps() -> TensorDict:
         },
         batch_size=[_MADE],
     )
+
+
+@cache
+def _steps_last() -> TensorDict:
+    steps = _steps().copy()
+    for key in STACKS:
+        steps[key] = steps[key].permute(0, 2, 3, 1).contiguous()
+    return steps
 
 
 @cache

@@ -40,14 +40,13 @@ from benchmarks.library import (
 )
 from benchmarks.measure import Contender, Series, Timed, interleave
 from benchmarks.ours import ShmBuffer
-from benchmarks.recordings import RECORDINGS
+from benchmarks.recordings import RECORDINGS, STACKS
 from shmbuffer.numpy.records.compression import Zstd
 
 ITEMS = ("S",)  # in name only: it stores records
 COUNTS = (32, 256)
 PRIVATE, SHARED = "private", "shared"
 _ADDING = {Operation("add", 1): "add(1)"}
-_STACKS = ("observation", "next_observation")  # what zstd alone is given
 
 Runner = tuple[str, Library, str]
 """A contestant: its form in the table, the library, the storage."""
@@ -73,8 +72,11 @@ def run(setting: Setting) -> list[Series]:
     given = [(f"{PRIVATE}, given zstd", peer, GIVEN_ZSTD) for peer in peers]
     if given:
         found += _measured(setting, "frames, zstd in both", [*ours, *given], at_most, shrinks=True)
-    with _alone(setting, most) as alone:
-        found += _measured(setting, "frames, beside zstd alone", ours, at_most, beside=alone)
+    with _alone(setting) as alone:
+        every = {**_writing(counts), **_drawing(counts, READ)}
+        for recording in ("frames", "channels last"):
+            beside = f"{recording}, beside zstd alone"
+            found += _measured(setting, beside, [*ours, once], every, beside=alone)
     runners = [(form, library, LAZY_STACK) for form, library, _ in [*ours, *theirs]]
     reading = _drawing(counts, AS_IT_COMES, LISTED, PADDED, NESTED)
     writing = {**_ADDING, **_writing(counts)}
@@ -147,15 +149,22 @@ def _shrinking(library: Library, title: str, form: str) -> Contender:
 
 
 @contextmanager
-def _alone(setting: Setting, count: int) -> Iterator[Callable[[Operation, str], Contender]]:
-    """zstandard, with nothing around it: what it does with the stacks of ``count`` frames.
+def _alone(setting: Setting) -> Iterator[Callable[[Operation, str], Contender]]:
+    """zstandard, with nothing around it: what it does with the two stacks of each item as one.
 
-    In as many threads as a storage uses, which wait for the next call. Small entries are left out.
+    So a storage gives them to it, whatever their layout is. In as many threads as a storage uses,
+    which wait for the next call; small entries are left out.
     """
-    batches = [
-        [np.asarray(row).reshape(-1).data for key in _STACKS for row in batch[key]]
-        for batch in RECORDINGS["frames"].batches(count, "TensorDict")
-    ]
+
+    def batches_of(count: int) -> list[list[bytes]]:
+        return [
+            [
+                b"".join([np.asarray(stack).tobytes() for stack in stacks])
+                for stacks in zip(*[batch[key] for key in STACKS], strict=True)
+            ]
+            for batch in RECORDINGS["frames"].batches(count, "TensorDict")
+        ]
+
     threads = Zstd(LEVEL).threads
     codecs = threading.local()
 
@@ -177,13 +186,14 @@ def _alone(setting: Setting, count: int) -> Iterator[Callable[[Operation, str], 
                 pass
 
         codec = zstandard.ZstdCompressor(LEVEL)
-        places = [memoryview(bytearray(len(piece))) for piece in batches[0]]
-        contents = [
-            list(zip(map(codec.compress, pieces), places, strict=True)) for pieces in batches
-        ]
 
         def contender(operation: Operation, title: str) -> Contender:
-            writes = operation.call == "extend"
+            writes, count = operation.call == "extend", operation.count
+            batches = batches_of(count)
+            places = [memoryview(bytearray(len(piece))) for piece in batches[0]]
+            contents = [
+                list(zip(map(codec.compress, pieces), places, strict=True)) for pieces in batches
+            ]
             timed = Timed(
                 partial(shared_out, compress if writes else expand),
                 [(pieces,) for pieces in (batches if writes else contents)],

@@ -86,6 +86,7 @@ AT_MOST = {"extend(16)", "sample(16), all entries read"}
 RECORDS = {
     "frames": {*AT_MOST, "times smaller", "add(1)", "sample(16), as it comes"},
     "frames, beside zstd alone": AT_MOST,
+    "channels last, beside zstd alone": AT_MOST,
     "sequences": {"add(1)", "extend(16)"}
     | {f"sample(16), {form}" for form in ("as it comes", "entries as lists", "padded", "nested")},
 }

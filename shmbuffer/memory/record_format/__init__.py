@@ -27,6 +27,10 @@ come the numbers of all batch sizes, in the order of the form. Then a chunk has 
 A chunk that zstd has compressed inline may have others joined to it: what its frame expands to is
 its own bytes, and behind them those of the chunks that are joined to it, in their order.
 
+The bytes of a planar chunk lie with the last of its dims first: plane by plane, where frames were
+stacked along it. A byte is an item of its dtype, and it has two dims or more; what it holds is the
+same. Placed in F frames, each is a plane: its last dim is F.
+
 Text, bytes and integers are chunks of one dim, their length in bytes (integers in two's
 complement, little-endian); a float is 8 bytes, a bool 1 byte, None nothing.
 
@@ -64,7 +68,7 @@ The binary form. There is one way to write each tree:
            | 17 flags [how]                       bool
            | 18 flags [how]                       None
     flags  = u8                bits 0-1 codec (0 raw, 1 zstd, 2 own, 3 joined), bit 2 placed, which
-                               joined ones are not
+                               joined ones are not, bit 3 planar
     how    = count             placed: frames, 0 for one piece; joined: the number of the chunk
     marks  = u8 [name...]      bit 0: the dims have names, which follow; bit 1: it had a device
     name   = 00 | 01 text      none, or this

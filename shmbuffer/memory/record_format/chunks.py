@@ -46,6 +46,7 @@ class Chunk:
     placed: bool = False  # its pieces have places of their own
     frames: int = 0  # pieces along the first dim of what is placed; 0: one piece
     joined: int | None = None  # the chunk in whose frame its bytes are; None: its bytes are its own
+    planar: bool = False  # its bytes lie with the last dim first, one plane behind the other
 
     @property
     def pieces(self) -> int:
@@ -112,6 +113,16 @@ def require_possible(chunk: Chunk, number: int) -> None:
         raise ValueError(
             f"chunk {number} cannot have {chunk.frames} frames: they are placed, along its first "
             "dim, and not so many"
+        )
+    if chunk.planar and not (
+        chunk.itemsize == 1
+        and chunk.rank > 1
+        and chunk.kind in ("tensor", "array")
+        and chunk.codec is not Codec.OWN
+    ):
+        raise ValueError(
+            f"chunk {number} ({chunk.kind} {chunk.dtype}) cannot be planar: planes are of bytes, "
+            "along the last of several dims"
         )
     if chunk.codec not in tuple(Codec):
         raise ValueError(f"chunk {number} has the codec {chunk.codec!r}, which there is not")

@@ -20,6 +20,7 @@ from shmbuffer.memory.record_format.grammar import (
     NAMED,
     ON_DEVICE,
     PLACED,
+    PLANAR,
     SINGLE,
     STACKS,
     TAGS,
@@ -131,7 +132,8 @@ class FormWriter:
                 (("batch", expected, 0), ("dim", number, dim)) for dim, expected in enumerate(lead)
             ]
         kind = KINDS.index(chunk.kind)
-        self.out += bytes((CHUNK_TAG + kind, chunk.codec | PLACED * chunk.placed))
+        flags = chunk.codec | PLACED * chunk.placed | PLANAR * chunk.planar
+        self.out += bytes((CHUNK_TAG + kind, flags))
         if chunk.kind in DTYPED:
             self._text(chunk.dtype)
         if rank_of(chunk.kind) is None:
@@ -141,7 +143,8 @@ class FormWriter:
         if chunk.joined is not None:
             self._count(chunk.joined)
         if chunk.frames:
-            self.equal.append((("value", chunk.frames, 0), ("dim", number, 0)))
+            along = chunk.rank - 1 if chunk.planar else 0
+            self.equal.append((("value", chunk.frames, 0), ("dim", number, along)))
 
     def _require_head(self, number: int, head: int) -> None:
         """ValueError if no chunk can be joined to this one."""

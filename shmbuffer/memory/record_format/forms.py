@@ -22,6 +22,7 @@ from shmbuffer.memory.record_format.grammar import (
     NAMES,
     ON_DEVICE,
     PLACED,
+    PLANAR,
     SINGLE,
     STACKS,
     join,
@@ -159,7 +160,7 @@ class _Reader:
     def _chunk(self, kind: str) -> Any:
         flags = self._u8()
         codec = Codec(flags & 3)
-        if flags > 7:
+        if flags > 15:
             raise ValueError(f"the flags {flags:#04x} of a chunk are not known")
         dtype = self._text() if kind in DTYPED else ""
         if (rank := rank_of(kind)) is None:
@@ -167,8 +168,8 @@ class _Reader:
         placed = bool(flags & PLACED)
         frames = self._count() if placed else 0
         joined = self._count() if codec is Codec.JOINED else None
-        size = itemsize_of(kind, dtype)
-        self.chunks.append(Chunk(kind, dtype, size, rank, codec, placed, frames, joined))
+        size, planar = itemsize_of(kind, dtype), bool(flags & PLANAR)
+        self.chunks.append(Chunk(kind, dtype, size, rank, codec, placed, frames, joined, planar))
         if len(self.chunks) > MAX_CHUNKS:
             raise ValueError(f"it has more than {MAX_CHUNKS} chunks")
         return ["chunk", len(self.chunks) - 1]

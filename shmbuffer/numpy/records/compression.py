@@ -19,6 +19,7 @@ import zstandard
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.numpy.arrays import address_of
+from shmbuffer.numpy.records import planes
 from shmbuffer.numpy.records.places import Places, Run
 from shmbuffer.numpy.records.views import writable
 
@@ -200,7 +201,10 @@ class _Expander:
             if run.size <= _KEPT_BYTES:
                 self._memory = memory
         self._read(run.first, run.end, sources, memory[: run.size].data, where)
-        record_format.move(run.at + address_of(memory), run.nbytes, run.to)
+        if run.planes is None:
+            record_format.move(run.at + address_of(memory), run.nbytes, run.to)
+        else:
+            planes.joined(run.at + address_of(memory), run.nbytes, run.planes, run.to)
 
     def _read(
         self, first: int, end: int, sources: Sequence[Buffer], out: memoryview, where: str

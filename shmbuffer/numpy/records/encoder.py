@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from shmbuffer.numpy.records.columns import Columns, address_of, joined, of_desc
 from shmbuffer.numpy.records.compression import Buffer, Zstd
 from shmbuffer.numpy.records.forms import Described, Kind, describe
 from shmbuffer.numpy.records.plan import EncodingPlan, Unit
+from shmbuffer.numpy.records.planes import as_planes, turned, turned_one
 from shmbuffer.numpy.records.sharing import INLINE, REACH, Cut, SharedPieces, cut, find_equal
 from shmbuffer.numpy.records.views import readable
 
 _KEPT_PLANS = 4096
 _LOOKED_ROWS = slice(16)  # to see which leaves are compressed as one
 _ALL = slice(None)
+_NOTHING = np.empty(0, np.uint8)
 
 Addresses = NDArray[np.int64]
 Sizes = NDArray[np.int64]
@@ -84,7 +87,9 @@ class Encoder:
         found: list[bytes] = []
         for _, columns in of_items([data]) if single else self.columns(data):
             plan = self._plan(columns.kind)
-            pieces = cut(columns, plan.cut(columns, look=False).frames)
+            planar = self._planar(plan, columns)
+            columns = as_planes(columns, planar)
+            pieces = cut(columns, plan.cut(columns, planar, look=False).frames)
             for at in range(len(pieces.leaves)):
                 leaf, sizes = int(pieces.leaves[at]), pieces.sizes[:, at]
                 if leaf in plan.compressible and plan.tried(leaf, int(sizes.max())):
@@ -121,18 +126,60 @@ class Encoder:
         if addresses.ndim == 1 or addresses.shape[1] == 1:
             return apart
         keep, starts, whole = _side_by_side(addresses, sizes)
-        return min(apart, self._measured(starts + keep.ctypes.data, whole))
+        found = min(apart, self._measured(starts, whole))
+        del keep  # the addresses are good until here
+        return found
 
     def _one(self, one: Described, apart: bool) -> RecordBatch:
         """The record of one item: as `_encode` makes it, where nothing of it is shared."""
         plan = self._plan(one.kind)
         pieces = _buffers(one.leaves) if self.own is None else None
-        if pieces is not None and plan.stays_whole(one.dims, list(map(len, pieces))):
+        planar = () if pieces is None else self._turn(plan, one, pieces)
+        if pieces is not None and plan.stays_whole(one.dims, list(map(len, pieces)), planar):
             compressed = self._compress(plan, pieces)
-            record = plan.template(compressed).record(one.batch_dims, one.dims, pieces)
+            record = plan.template(compressed, planar).record(one.batch_dims, one.dims, pieces)
             if record is not None:
                 return record
         return self._encode(of_described([one]), apart)
+
+    def _turn(self, plan: EncodingPlan, one: Described, pieces: list[Buffer]) -> Unit:
+        """Puts leaves that are stored plane by plane in the place of what they are; which."""
+        zstd, found = self.zstd, []
+        for leaf in plan.planes.leaves if zstd is not None else ():
+            size, planes = len(pieces[leaf]), int(one.leaves[leaf].shape[-1])
+            turn = partial(turned_one, address_of(one.leaves[leaf]), size, planes)
+            piece = pieces[leaf]
+
+            def measure(turn: Any = turn, piece: Buffer = piece) -> tuple[int, int, int]:
+                assert zstd is not None
+                as_is, turned = map(len, zstd.compress([piece, turn().data]))
+                return 1, as_is, turned
+
+            if plan.planes.pays(leaf, planes, size, measure):
+                pieces[leaf] = turn().data
+                found.append(leaf)
+        return tuple(found)
+
+    def _planar(self, plan: EncodingPlan, columns: Columns) -> Unit:
+        """The leaves of these items that are stored plane by plane."""
+        found = []
+        for leaf in plan.planes.leaves if self.zstd is not None else ():
+            dims, sizes = columns.dims[leaf], columns.sizes[_LOOKED_ROWS, leaf]
+            if (dims != dims[0]).any():
+                continue
+            addresses, planes = columns.addresses[_LOOKED_ROWS, leaf], int(dims[0, -1])
+
+            def measure(
+                addresses: Addresses = addresses, sizes: Sizes = sizes, planes: int = planes
+            ) -> tuple[int, int, int]:
+                keep, to = turned(addresses[:, None], sizes[:, None], [planes])
+                as_is, after = self._measured(addresses, sizes), self._measured(to, sizes)
+                del keep
+                return len(sizes), as_is, after
+
+            if plan.planes.pays(leaf, planes, int(sizes[0]), measure):
+                found.append(leaf)
+        return tuple(found)
 
     def _compress(self, plan: EncodingPlan, pieces: list[Buffer]) -> tuple[Unit, ...]:
         """Puts what zstd makes of some leaves of an item in their place; which."""
@@ -165,7 +212,9 @@ class Encoder:
 
     def _encode(self, columns: Columns, apart: bool) -> RecordBatch:
         plan = self._plan(columns.kind)
-        how = plan.cut(columns, look=not apart)
+        planar = self._planar(plan, columns)
+        columns = as_planes(columns, planar)
+        how = plan.cut(columns, planar, look=not apart)
         owners = None
         units: list[Unit] = []
         keeps: list[Any] = []
@@ -179,7 +228,7 @@ class Encoder:
             codecs, addresses, sizes, units = self._by_zstd(plan, pieces, how, holders, keeps)
             if holders is not None:
                 addresses, sizes = addresses.ravel()[holders], sizes.ravel()[holders]
-        form = plan.form(codecs, how.frames, units)
+        form = plan.form(codecs, how.frames, units, planar)
         return assemble(form, columns.batch_dims, columns.dims, addresses, sizes, owners)
 
     def _by_zstd(
@@ -212,7 +261,9 @@ class Encoder:
             addresses, sizes = parts(unit, _LOOKED_ROWS)
             keep, starts, whole = _side_by_side(addresses, sizes)
             apart = self._measured(addresses.ravel(), sizes.ravel())
-            return len(whole), apart, self._measured(starts + keep.ctypes.data, whole)
+            together = self._measured(starts, whole)
+            del keep
+            return len(whole), apart, together
 
         units = plan.units.of(alone, first.tolist(), compared)
         units += [(leaf,) for leaf in held if how.frames[leaf] != INLINE]
@@ -226,7 +277,6 @@ class Encoder:
             else:
                 keep, at, whole = _side_by_side(*parts(unit, _ALL))
                 keeps.append(keep)
-                at += keep.ctypes.data
             views += _views(at, whole)
             wholes.append(whole)
         frames = self.zstd.compress(views)
@@ -303,11 +353,14 @@ def _held(
 def _side_by_side(
     addresses: Addresses, sizes: Sizes
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], Sizes]:
-    """The pieces of each row one behind the other: memory, starts of rows in it, their sizes."""
+    """The pieces of each row one behind the other: their memory, addresses of rows, their sizes."""
+    if (addresses[:, 1:] - addresses[:, :-1] == sizes[:, :-1]).all():  # as they are
+        return _NOTHING, addresses[:, 0], sizes.sum(axis=1)
     ends = np.cumsum(sizes.ravel()).reshape(sizes.shape)
     memory = np.empty(int(ends[-1, -1]), np.uint8)
-    move(addresses, sizes, ends - sizes + memory.ctypes.data)
-    return memory, (ends - sizes)[:, 0], sizes.sum(axis=1)
+    to = ends - sizes + memory.ctypes.data
+    move(addresses, sizes, to)
+    return memory, to[:, 0], sizes.sum(axis=1)
 
 
 def _views(addresses: Addresses, sizes: Sizes) -> list[memoryview]:

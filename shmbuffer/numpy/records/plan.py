@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shmbuffer.memory.record_format import Chunk, Codec, Form, Template, encode_form
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.forms import Kind, TreePath
+from shmbuffer.numpy.records.planes import Planes
 from shmbuffer.numpy.records.sharing import INLINE, Cut, Layout
 
 _LEAST_BYTES = 64  # of a leaf that is compressed without being named
@@ -116,19 +117,23 @@ class EncodingPlan:
         self._saved = dict.fromkeys(self.compressible, 0)
         self._looked = dict.fromkeys(self.compressible, 0)
         self.units = Units(kind.chunks)
-        self._forms: dict[tuple[Sequence[Codec], Sequence[int], Sequence[int]], Form] = {}
-        self._templates: dict[tuple[Unit, ...], Template] = {}
+        self.planes = Planes(kind.chunks, self.compressible if codec is Codec.ZSTD else ())
+        self._forms: dict[tuple[Sequence[Codec], Sequence[int], Sequence[int], Unit], Form] = {}
+        self._templates: dict[tuple[tuple[Unit, ...], Unit], Template] = {}
 
-    def cut(self, columns: Columns, *, look: bool) -> Cut:
+    def cut(self, columns: Columns, planar: Unit, *, look: bool) -> Cut:
         """How the leaves of these items are cut; see `sharing.Layout.cut`.
 
         `whole` itself, where leaves are not shared.
         """
-        return self.whole if self._layout is None else self._layout.cut(columns, look=look)
+        if self._layout is None:
+            return self.whole
+        return self._layout.cut(columns, planar, look=look)
 
-    def stays_whole(self, dims: Sequence[int], sizes: Sequence[int]) -> bool:
+    def stays_whole(self, dims: Sequence[int], sizes: Sequence[int], planar: Unit) -> bool:
         """Whether one item is not cut, and says nothing of how to; see `sharing.Layout`."""
-        return self._layout is None or self._layout.stays_whole(self.kind.chunks, dims, sizes)
+        chunks = self.kind.chunks
+        return self._layout is None or self._layout.stays_whole(chunks, dims, sizes, planar)
 
     def tried(self, leaf: int, largest: int) -> bool:
         """Whether pieces of a leaf, the largest of so many bytes, are to be compressed."""
@@ -145,14 +150,18 @@ class EncodingPlan:
         return self._sure or all(self._saved[leaf] > 0 for leaf in unit)
 
     def form(
-        self, codecs: Sequence[Codec], frames: Sequence[int], units: Iterable[Unit] = ()
+        self,
+        codecs: Sequence[Codec],
+        frames: Sequence[int],
+        units: Iterable[Unit] = (),
+        planar: Unit = (),
     ) -> Form:
         """The form of items that are stored so."""
         codecs, joined = list(codecs), [-1] * len(codecs)
         for head, *others in units:
             for leaf in others:
                 codecs[leaf], joined[leaf] = Codec.JOINED, head
-        key = tuple(codecs), tuple(frames), tuple(joined)
+        key = tuple(codecs), tuple(frames), tuple(joined), planar
         form = self._forms.get(key)
         if form is None:
             if len(self._forms) >= _KEPT_FORMS:
@@ -164,25 +173,26 @@ class EncodingPlan:
                     placed=count != INLINE,
                     frames=max(count, 0),
                     joined=head if head >= 0 else None,
+                    planar=leaf in planar,
                 )
-                for chunk, codec, count, head in zip(
-                    self.kind.chunks, codecs, frames, joined, strict=True
+                for leaf, (chunk, codec, count, head) in enumerate(
+                    zip(self.kind.chunks, codecs, frames, joined, strict=True)
                 )
             ]
             form = self._forms[key] = encode_form(self.kind.tree, chunks)
         return form
 
-    def template(self, compressed: tuple[Unit, ...]) -> Template:
+    def template(self, compressed: tuple[Unit, ...], planar: Unit) -> Template:
         """What one whole item is put into, of which these leaves are compressed."""
-        template = self._templates.get(compressed)
+        template = self._templates.get((compressed, planar))
         if template is None:
             if len(self._templates) >= _KEPT_FORMS:
                 self._templates.clear()
             codecs = list(self.raw)
             for head, *_ in compressed:
                 codecs[head] = self.codec
-            form = self.form(codecs, self.whole.frames, compressed)
-            template = self._templates[compressed] = Template(form)
+            form = self.form(codecs, self.whole.frames, compressed, planar)
+            template = self._templates[compressed, planar] = Template(form)
         return template
 
 

@@ -166,17 +166,18 @@ class Layout:
         self._measure = measure
         self._groups: dict[tuple[object, ...], _Group] = {}
 
-    def cut(self, columns: Columns, *, look: bool) -> Cut:
+    def cut(self, columns: Columns, planar: Collection[int], *, look: bool) -> Cut:
         """How the leaves of these items are cut; the first 64 items are compressed three times."""
         frames, heads = map(list, Cut.none(len(columns.dims)))
-        for signature, leaves in self._alike(columns).items():
+        for signature, leaves in self._alike(columns, planar).items():
             group = self._groups.get(signature)
             if group is None:
                 if len(self._groups) >= _MOST_GROUPS:
                     continue
                 group = self._groups[signature] = _Group(leaves, {INLINE: 0})
             if look and group.rows < _LOOKED_ROWS:
-                self._look(group, columns, int(columns.dims[leaves[0]][0, 0]))
+                along = -1 if leaves[0] in planar else 0
+                self._look(group, columns, int(columns.dims[leaves[0]][0, along]))
             best = group.best
             for leaf in leaves:
                 frames[leaf] = best
@@ -185,7 +186,11 @@ class Layout:
         return Cut(tuple(frames), tuple(heads))
 
     def stays_whole(
-        self, chunks: Sequence[Chunk], dims: Sequence[int], sizes: Sequence[int]
+        self,
+        chunks: Sequence[Chunk],
+        dims: Sequence[int],
+        sizes: Sequence[int],
+        planar: Collection[int],
     ) -> bool:
         """Whether `cut` neither cuts one item nor learns from it. 0.2 µs a leaf, 1 a large one."""
         first = 0
@@ -194,7 +199,7 @@ class Layout:
             first += chunk.rank
             if not _is_large(chunk, size):
                 continue
-            group = self._groups.get(self._signature(leaf, chunk, shape, alone=True))
+            group = self._groups.get(self._signature(leaf, chunk, shape, planar, alone=True))
             if group is None:
                 if len(self._groups) < _MOST_GROUPS:
                     return False
@@ -228,20 +233,29 @@ class Layout:
             group.costs[way] = group.costs.get(way, 0) + cost + int(measured)
         group.rows += rows
 
-    def _alike(self, columns: Columns) -> dict[tuple[object, ...], tuple[int, ...]]:
+    def _alike(
+        self, columns: Columns, planar: Collection[int]
+    ) -> dict[tuple[object, ...], tuple[int, ...]]:
         """Leaves that are large enough to be shared, by what they need to have in common for it."""
         found: dict[tuple[object, ...], tuple[int, ...]] = {}
         for leaf, (chunk, dims) in enumerate(zip(columns.kind.chunks, columns.dims, strict=True)):
             if _is_large(chunk, int(columns.sizes[0, leaf])) and (dims == dims[0]).all():
-                signature = self._signature(leaf, chunk, dims[0].tolist(), len(columns) == 1)
+                alone = len(columns) == 1
+                signature = self._signature(leaf, chunk, dims[0].tolist(), planar, alone)
                 found[signature] = (*found.get(signature, ()), leaf)
         return found
 
     def _signature(
-        self, leaf: int, chunk: Chunk, shape: Sequence[int], alone: bool
+        self,
+        leaf: int,
+        chunk: Chunk,
+        shape: Sequence[int],
+        planar: Collection[int],
+        alone: bool,
     ) -> tuple[object, ...]:
         """An item that is alone has other frames in common than those of a batch."""
-        return (alone, chunk.kind, chunk.dtype, leaf in self._compressible, *shape)
+        compressible = leaf in self._compressible
+        return (alone, chunk.kind, chunk.dtype, compressible, leaf in planar, *shape)
 
 
 def _is_large(chunk: Chunk, size: int) -> bool:

@@ -38,6 +38,8 @@ class TablePieces(NamedTuple):
     """What owns these bytes."""
     frame: Frame | None = None
     """Of zstd, where it has bytes of other columns, too."""
+    planar: bool = False
+    """The bytes lie plane by plane."""
 
 
 Own = Callable[
@@ -82,10 +84,10 @@ class Column:
         """int64[n]: addresses of rows that can be used where they are; None if they cannot."""
         if len(self.pieces) != 1:
             return None
-        _, codec, placed, addresses, *_ = self.pieces[0]
-        if codec is not Codec.RAW or placed or addresses.shape[1] != 1:
+        found = self.pieces[0]
+        if found.codec is not Codec.RAW or found.placed or found.planar:
             return None
-        return addresses[:, 0]
+        return found.addresses[:, 0] if found.addresses.shape[1] == 1 else None
 
 
 class Table(NamedTuple):
@@ -145,7 +147,14 @@ def columns_of(
             where = offsets + base
             pieces.append(
                 TablePieces(
-                    rows[part], stored.codec, stored.placed, where, sizes, batch.data, frame
+                    rows[part],
+                    stored.codec,
+                    stored.placed,
+                    where,
+                    sizes,
+                    batch.data,
+                    frame,
+                    stored.planar,
                 )
             )
         if pieces:

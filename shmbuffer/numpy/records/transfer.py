@@ -16,6 +16,7 @@ from shmbuffer.memory import record_format
 from shmbuffer.memory.record_format import Codec
 from shmbuffer.numpy.arrays import address_of
 from shmbuffer.numpy.records.places import Places
+from shmbuffer.numpy.records.planes import joined
 from shmbuffer.numpy.records.table import Column
 
 Expand = Callable[[Sequence[memoryview], Places, str], None]
@@ -39,17 +40,25 @@ class Transfer:
         self._where = where
         self._raw: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, to
         self._packed: list[_Packed] = []
+        self._turned: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, planes, to
         self._kept: list[Any] = []
 
     def add(self, column: Column, out: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
         """Row i of a column goes to byte ``starts[i]`` of ``out``, in one run."""
         base = address_of(out)
         self._kept.append(out)
-        for rows, codec, _, addresses, sizes, kept, frame in column.pieces:
+        for rows, codec, _, addresses, sizes, kept, frame, planar in column.pieces:
             self._kept.append(kept)
             count = addresses.shape[1]
             to = starts[rows][:, None] + base
-            nbytes = column.nbytes[rows][:, None] // count
+            nbytes = column.nbytes[rows][:, None]
+            planes = np.ones(len(nbytes), np.int64)
+            if planar:
+                planes = column.dims[rows, -1]
+                if count > 1 or codec is Codec.RAW:  # together first: a plane alone is none
+                    to = self._turned_to(nbytes, planes, to)
+                    planes = np.ones(addresses.size, np.int64)
+            nbytes = nbytes // count
             if count > 1:
                 to = to + nbytes * np.arange(count)
                 nbytes = np.broadcast_to(nbytes, to.shape)
@@ -58,9 +67,22 @@ class Transfer:
                 continue
             part, goes = nbytes.ravel(), to.ravel()
             before, whole = (np.zeros_like(part), part) if frame is None else frame
+            if len(planes) < len(part):
+                planes = np.ones(len(part), np.int64)
             self._packed.append(
-                _Packed(addresses.ravel(), sizes.ravel(), whole, before, part, goes)
+                _Packed(addresses.ravel(), sizes.ravel(), whole, before, part, goes, planes)
             )
+
+    def _turned_to(
+        self, nbytes: NDArray[np.int64], planes: NDArray[np.int64], to: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Where planes go to first, int64[m, 1], and from there joined to their places."""
+        starts, total = homes(nbytes.ravel())
+        memory = np.empty(total, np.uint8)
+        self._kept.append(memory)
+        starts += address_of(memory)
+        self._turned.append((starts, nbytes.ravel(), planes, to.ravel()))
+        return starts[:, None]
 
     def move(
         self,
@@ -79,7 +101,9 @@ class Transfer:
             self._decompress()
         if self._raw:
             record_format.move(*(np.concatenate(parts) for parts in zip(*self._raw, strict=True)))
-        self._raw, self._packed, self._kept = [], [], []
+        for turned in self._turned:
+            joined(*turned)
+        self._raw, self._packed, self._turned, self._kept = [], [], [], []
 
     def _decompress(self) -> None:
         if self._expand is None:
@@ -88,15 +112,15 @@ class Transfer:
                 "ones only: open it as the CompressedListStorage that it is"
             )
         every = [np.concatenate(parts) for parts in zip(*self._packed, strict=True)]
-        at, sizes, whole, before, nbytes, _ = every
+        at, sizes, whole, before, nbytes = every[:5]
         order = np.lexsort((before, whole, sizes, at))
         order = order[nbytes[order] > 0]
         if not len(order):
             return
-        at, sizes, whole, before, nbytes, to = (each[order] for each in every)
+        at, sizes, whole, before, nbytes, to, planes = (each[order] for each in every)
         new = np.ones(len(at), np.bool_)
         new[1:] = (at[1:] != at[:-1]) | (sizes[1:] != sizes[:-1]) | (whole[1:] != whole[:-1])
-        places = Places(whole[new], np.cumsum(new) - 1, before, nbytes, to)
+        places = Places(whole[new], np.cumsum(new) - 1, before, nbytes, to, planes)
         starts = at[new] - address_of(self._data)
         ends, memory = starts + sizes[new], self._data.data
         sources = [memory[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
@@ -118,6 +142,8 @@ class _Packed(NamedTuple):
     """Of the part."""
     to: NDArray[np.int64]
     """The address that it goes to."""
+    planes: NDArray[np.int64]
+    """Of the part; see `Places`."""
 
 
 def homes(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

@@ -37,7 +37,8 @@ def whole(*out: np.ndarray[Any, np.dtype[np.uint8]]) -> Places:
     """Each frame goes to one of these memories, all of it."""
     nbytes = np.array([one.size for one in out], np.int64)
     to = np.array([one.ctypes.data for one in out], np.int64)
-    return Places(nbytes, np.arange(len(out)), np.zeros_like(nbytes), nbytes, to)
+    planes = np.ones_like(nbytes)
+    return Places(nbytes, np.arange(len(out)), np.zeros_like(nbytes), nbytes, to, planes)
 
 
 def expanded(zstd: Zstd, frames: list[bytes], sizes: list[int]) -> list[bytes]:
@@ -110,7 +111,9 @@ def test_parts_of_a_frame_go_to_their_places_and_the_rest_of_it_nowhere(threads:
             at += nbytes + chance.choice([0, 0, 3])
 
     columns = np.ascontiguousarray(np.array(parts, np.int64).T)
-    places = Places(np.array(list(map(len, given)), np.int64), *columns)
+    places = Places(
+        np.array(list(map(len, given)), np.int64), *columns, np.ones(len(parts), np.int64)
+    )
     zstd = Zstd(threads=threads)
     for _ in range(2):  # the second time by way of a memory that holds the bytes of the first
         zstd.expand(zstd.compress(given), places)

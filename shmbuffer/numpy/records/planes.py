@@ -1,0 +1,113 @@
+"""Leaves that are stored plane by plane, because zstd makes less of them so.
+
+    in an item   [84, 84, 4]      a0 b0 c0 d0 a1 b1 c1 d1 ...     the last dim runs fastest
+    stored       four planes      a0 a1 a2 ... b0 b1 b2 ...       each is a frame, as a stack has it
+
+Frames that are stacked along the last dim lie byte beside byte: zstd finds less in them, and no
+frame lies there whole that another item may have, too. As planes they are what they are where they
+are stacked along the first. Whether it pays is seen from the first items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.memory.record_format import Chunk
+from shmbuffer.memory.record_format.pieces import address
+from shmbuffer.numpy.records.columns import Columns
+
+_LEAST_PLANE_BYTES = 64
+_MOST_PLANES = 16  # as many frames as are cut apart at most
+_LOOKED_ITEMS = 32
+_WORTH = 0.95  # as planes they take at most so much: to turn them takes time, if little
+
+
+@dataclass
+class _Seen:
+    items: int = 0
+    as_is: int = 0
+    turned: int = 0
+
+
+class Planes:
+    """Which leaves of one kind of items are stored plane by plane, as far as is known."""
+
+    def __init__(self, chunks: Sequence[Chunk], compressible: Collection[int]) -> None:
+        self._seen = {
+            leaf: _Seen() for leaf in compressible if chunks[leaf].rank > 1 and _fits(chunks[leaf])
+        }
+
+    @property
+    def leaves(self) -> Collection[int]:
+        """Those that can be stored so."""
+        return self._seen.keys()
+
+    def pays(
+        self, leaf: int, planes: int, size: int, measure: Callable[[], tuple[int, int, int]]
+    ) -> bool:
+        """Whether it is to be stored so; ``measure`` gives items, their bytes as is and turned."""
+        if not 1 < planes <= _MOST_PLANES or size < planes * _LEAST_PLANE_BYTES:
+            return False
+        seen = self._seen[leaf]
+        if seen.items < _LOOKED_ITEMS:
+            items, as_is, turned = measure()
+            seen.items += items
+            seen.as_is += as_is
+            seen.turned += turned
+        return seen.turned < _WORTH * seen.as_is
+
+
+def _fits(chunk: Chunk) -> bool:
+    return chunk.itemsize == 1 and chunk.kind in ("tensor", "array")
+
+
+def turned(
+    addresses: NDArray[np.int64], sizes: NDArray[np.int64], planes: Sequence[int]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Leaves of items, int64[n, m], plane by plane: their memory, and where each begins.
+
+    ``planes`` has how many each of the m has. Those of one item lie side by side.
+    """
+    ends = np.cumsum(sizes).reshape(sizes.shape)
+    memory = np.empty(int(ends[-1, -1]), np.uint8)
+    to = address(memory) + ends - sizes
+    counts = np.empty(sizes.shape, np.int64)
+    counts[:] = planes
+    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
+    _core.split_planes(address(addresses), address(sizes), address(counts), address(to), to.size)
+    return memory, to
+
+
+def turned_one(at: int, size: int, planes: int) -> NDArray[np.uint8]:
+    """One leaf, plane by plane."""
+    memory = np.empty(size, np.uint8)
+    given = address(one := np.array([at, size, planes, address(memory)]))
+    _core.split_planes(given, given + 8, given + 16, given + 24, len(one) // 4)
+    return memory
+
+
+def joined(
+    addresses: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    planes: NDArray[np.int64],
+    to: NDArray[np.int64],
+) -> None:
+    """What was stored plane by plane, to where it belongs; of one plane (or none) as it lies."""
+    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
+    planes, to = np.ascontiguousarray(planes), np.ascontiguousarray(to)
+    _core.join_planes(address(addresses), address(sizes), address(planes), address(to), len(sizes))
+
+
+def as_planes(columns: Columns, leaves: Sequence[int]) -> Columns:
+    """The same items, with these leaves plane by plane; their dims stay."""
+    if not leaves:
+        return columns
+    addresses, which = columns.addresses.copy(), list(leaves)
+    planes = [int(columns.dims[leaf][0, -1]) for leaf in leaves]
+    memory, addresses[:, which] = turned(addresses[:, which], columns.sizes[:, which], planes)
+    return replace(columns, addresses=addresses, keeps=[*columns.keeps, memory], leaves=None)
