@@ -24,6 +24,7 @@ from benchmarks import (
     cycle,
     extend,
     hindsight,
+    large,
     latency,
     lives,
     mixed,
@@ -68,10 +69,11 @@ BENCHMARKS: dict[str, ModuleType] = {
     "records": records,
     "sharded": sharded,
     "scale": scale,
+    "large": large,
     "crowd": crowd,
     "lives": lives,
 }
-ON_REQUEST = ("records", "sharded", "scale", "crowd", "lives")
+ON_REQUEST = ("records", "sharded", "scale", "crowd", "lives", "large")
 _TOY = {"rounds": 2, "blocks": 2, "block_s": 1e-4, "contest_s": 0.02, "calls": 20, "records": 16}
 _REAL = {"rounds": 5, "blocks": 30, "block_s": 1e-3, "contest_s": 0.5, "calls": 5000}
 _ROOT = Path(__file__).resolve().parents[1]

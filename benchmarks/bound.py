@@ -24,6 +24,7 @@ NAME = "bound"
 EPS = 1e-8
 LINE = 64
 _MOST = 1 << 18  # items of a batch
+_MOST_BYTES = 512 << 20  # of a batch; memory that no batch reaches is never made
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fPIC", "-shared"]
 _FLAGS += ["-fvisibility=hidden", "-ffunction-sections", "-Wl,--gc-sections"]
@@ -61,6 +62,7 @@ class Bound:
         self._kind: Kind
         self._capacity = 0
         self._prioritized = False
+        self._most = 0
         self._files: list[NDArray[np.uint8]] = []
         self._inputs: dict[Operation, tuple[Any, ...]] = {}
         self._next: dict[Operation, tuple[int, int]] = {}  # which input, and calls of a block
@@ -87,7 +89,7 @@ class Bound:
             np.dtype(dtype).itemsize * int(np.prod(shape))
             for dtype, shape in self._kind.leaves.values()
         ]
-        most = max(1, min(_MOST, POOL_BYTES // self._kind.nbytes))
+        most = self._most = max(1, min(_MOST, _MOST_BYTES // self._kind.nbytes))
         opened = self._core.bound_open(
             *(ctypes.c_void_p(file.ctypes.data) for file in self._files),
             ctypes.c_uint64(capacity),
@@ -99,7 +101,7 @@ class Bound:
         )
         if not opened:
             raise MemoryError("the bound's batches do not fit into memory")
-        chunk = min(capacity, most, 100_000)
+        chunk = min(capacity, 100_000, max(1, POOL_BYTES // self._kind.nbytes))
         for start in range(0, capacity, chunk):
             some = min(chunk, capacity - start)
             self._call(_EXTEND, some, 1, 0, *self._pool(Operation("extend", some, ARRAYS), 1))
@@ -112,6 +114,8 @@ class Bound:
     def prepare(self, operation: Operation, block_s: float) -> bool:
         """See `Library.prepare`."""
         if (operation.call, operation.form) not in _CALLS:
+            return False
+        if operation.count > self._most:
             return False
         if not self._prioritized and operation.call != "sample":
             return False

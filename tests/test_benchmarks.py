@@ -176,6 +176,9 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
         *("32 windows of 13", "416 single items", "sample(256)"),
         *("sample(256), 3 steps", "sample(256), 10 steps"),
     }
+    assert {operation for operation, _ in ours["large"]} == {
+        *("sample(256), uniform", "sample(256), prioritized", "update(256)", "extend(32)")
+    }
     assert {form for _, form in ours["attach"]} >= {"beside others", "nobody there"}
     assert {form for _, form in ours["recover"]} == {"recover()", "attach()"}
     assert {form for _, form in ours["save"]} == {"in place", "elsewhere"}
