@@ -24,6 +24,8 @@ class HeldItems(NamedTuple):
     held_s: float
     ends_in_s: float
     """inf: when its holder is closed or dies; 0: it has ended, and the next sample gets them."""
+    entry: int
+    """Of the handle that holds them, in the registry."""
 
 
 class ConsumerStatus(NamedTuple):
@@ -106,12 +108,14 @@ def of(mapped: Mapped, control: Control) -> list[ConsumerStatus]:
 
 
 def _held(lease: Any, entries: Any) -> HeldItems:
-    entry = entries[int(lease["entry"]) % len(entries)]
+    number = int(lease["entry"]) % len(entries)
+    entry = entries[number]
     alive = entry["state"] == EntryState.LIVE and entry["incarnation"] == lease["incarnation"]
     now, deadline = time.clock_gettime_ns(time.CLOCK_BOOTTIME), int(lease["deadline_ns"])
     ends = math.inf if deadline == 2**64 - 1 else max(0, deadline - now) / 1e9
     held_s = max(0, now - int(lease["taken_ns"])) / 1e9
-    return HeldItems(int(entry["pid"]), int(lease["left"]), held_s, ends if alive else 0.0)
+    ends = ends if alive else 0.0
+    return HeldItems(int(entry["pid"]), int(lease["left"]), held_s, ends, number)
 
 
 def consumer_stats(seat: Seat) -> dict[str, int | float]:

@@ -177,6 +177,8 @@ def explain(
             what, who = _held(consumers)
         case Why.SCARCE:
             what = f"{count:,} items are wanted that this consumer has not been given"
+            if (entries["waits_for"] & Side.SAMPLES > 0).any():
+                what += _held_here(consumers, excluding)
         case Why.FEW:
             what = f"{now.size:,} items are there, {count:,} have to be"
         case Why.FULL:
@@ -224,6 +226,17 @@ def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
     noun = "process" if len(pids) == 1 else "processes"
     held = f"{noun} {', '.join(map(str, pids))} {'holds' if len(pids) == 1 else 'hold'} "
     return what, f"{held}{last.held:,} of them until ack(); {advice}"
+
+
+def _held_here(consumers: Sequence[ConsumerStatus], entry: int) -> str:
+    """What a learner that waits has to do itself, because writers wait for what it holds."""
+    found = ""
+    for one in consumers:
+        items = sum(lease.items for lease in one.leases if lease.entry == entry and lease.ends_in_s)
+        if items and one.holds:
+            held = f"{items:,} unacknowledged items of consumer {one.name!r}"
+            found += f"; this handle holds {held}, for which writers wait; ack them first"
+    return found
 
 
 def waits(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from shmbuffer.errors import ConsumerError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.memory import Engine
 from shmbuffer.memory.consumers import DONE, HELD_HERE, HELD_THERE, TO_GIVE
 from shmbuffer.memory.deadline import within
+from shmbuffer.memory.layout import Side
 from tests.memory.rows import Maker, ring_of, write
 
 
@@ -168,6 +171,32 @@ def test_an_engine_of_several_lanes_has_no_consumers(make: Maker) -> None:
     engine: Engine = make(lanes=(2,))
     with pytest.raises(ValueError, match="a consumer needs a storage of one dimension"):
         ring_of(engine).consumers.open("a")
+
+
+def test_a_learner_that_waits_is_told_of_what_it_holds_while_writers_wait_for_it(
+    make_files: Maker,
+) -> None:
+    engine = make_files()
+    ring, other = ring_of(engine), ring_of(make_files.second(engine))
+    consumer = other.consumers.open("train")
+    write(ring, range(8))
+    held = consumer.take(6)
+    writer = threading.Thread(target=write, args=(ring, range(8, 12)))
+    writer.start()
+    try:
+        entries = engine.seat.control.entries
+        while not (entries["waits_for"] & Side.SAMPLES).any():
+            time.sleep(0.001)
+        with pytest.raises(RateLimitTimeout) as caught, within(0.3):
+            consumer.take(4)
+    finally:
+        consumer.ack(held.lease, held.slots, held.tickets)
+        writer.join()
+    assert (
+        "4 items are wanted that this consumer has not been given; this handle holds 6 "
+        "unacknowledged items of consumer 'train', for which writers wait; ack them first"
+    ) in str(caught.value)
+    assert len(consumer.take(4).slots) == 4
 
 
 def test_a_writer_waits_for_the_slowest_consumer_and_names_it(make_files: Maker) -> None:

@@ -16,8 +16,11 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
+from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import ItemSnapshot
+from shmbuffer.replay.samplers.sampler import NOTHING_THERE
 from shmbuffer.replay.samplers.slicing.race import Race
+from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
@@ -61,9 +64,14 @@ class Windows:
         self.race = Race()
 
     def ring_of(self, storage: Any) -> Ring:
-        """The ring of a storage; TypeError, ValueError where it has none, or no room."""
+        """The ring of a storage; TypeError, ValueError where it has none, or no room.
+
+        Before the first write: EmptyBufferError.
+        """
         ring = ring_of(storage)
         if ring is None:
+            if isinstance(storage, RingBacked):
+                raise EmptyBufferError(NOTHING_THERE)
             raise TypeError(
                 "StreamingSliceSampler follows what is written in a storage of this package; a "
                 f"{type(storage).__name__} does not say it. Draw with a SliceSampler"
