@@ -334,6 +334,7 @@ class Files:
             explained(where, needed=nbytes, free=free),
         ):
             filesystem.allocate_part(file.fd, start, nbytes, free=free())
+            os.fsync(file.fd)  # `bytes`, which is stored next, must not outlive the room for it
 
     def _sync_sizes(self, mapped: Mapped) -> None:
         """A superblock that names a schema must not outlive the room for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tests.power.contents import (
     Place,
     Runtime,
     Superblock,
+    done,
 )
 from tests.power.disk import Image
 from tests.power.history import BUFFER, History
@@ -51,8 +53,19 @@ def audit(history: History, image: Image, started: Started | None) -> int:
     for place in owed.keys() & history.covered.keys():
         raw, given = float(found.raw[place[0]]), history.priorities[place]
         assert raw in given or any(map(math.isnan, given)), f"priority {raw}, never given: {given}"
+    if layout.LEDGER in started.files:
+        _require_acknowledged(history, started.files[layout.LEDGER], found.places(), owed.keys())
     _require_counted(history, image, started, len(items))
     return len(items)
+
+
+def _require_acknowledged(
+    history: History, ledger: bytes, places: list[Place], owed: AbstractSet[Place]
+) -> None:
+    acknowledged = done(ledger, places)
+    assert acknowledged <= history.acking, f"{acknowledged - history.acking} never were"
+    again = {ticket for _, ticket in owed} & history.done - acknowledged
+    assert not again, f"acknowledged before the flush, and given again: {again}"
 
 
 def _require_no_invention(history: History, items: dict[Place, int]) -> None:

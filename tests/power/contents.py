@@ -155,6 +155,17 @@ def names_of(kind: str) -> list[str]:
     return [layout.CONTROL, layout.SLOTS, *([layout.RECORDS] if RECORD_BYTES[kind] else _FILES)]
 
 
+def done(ledger: bytes | memoryview, places: list[Place]) -> set[int]:
+    """Tickets of items that the first consumer has acknowledged; none without a consumer."""
+    parts = _core.parts(CAPACITY)
+    (state, floor), at = struct.unpack_from("<I20xQ", ledger, 48), parts["consumers"]
+    if state != 1 or len(ledger) < at + parts["each"]:
+        return set()
+    notes = np.frombuffer(ledger, "<u8", 2 * CAPACITY, at + parts["deliveries"]).reshape(-1, 2)
+    noted = {int(ticket) - 1 for ticket, what in notes if ticket and 0 < int(what) >> 53 < 2**10}
+    return {ticket for _, ticket in places if ticket in noted or ticket < floor}
+
+
 def _is_whole(page: bytes) -> bool:
     return page[:6] == b"SHMBUF" and _u32(page, 4092) == _core.crc32c(page[:4092])
 

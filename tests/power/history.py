@@ -37,6 +37,8 @@ class History:
         removing: whether somebody began to remove it.
         published: whether `publish_dictionary` has returned.
         emptied: whether somebody began to empty it since the last flush.
+        acking: tickets that a consumer began to acknowledge.
+        done: those of them that the last flush found acknowledged.
         floor: head and write_count as the last flush found them.
         now: what processes see at this step; None without a schema.
     """
@@ -49,12 +51,15 @@ class History:
     gone: set[Place] = field(default_factory=set)
     over: set[Place] = field(default_factory=set)
     priorities: dict[Place, set[float]] = field(default_factory=dict)
+    acking: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
     opened: bool = False
     removing: bool = False
     published: bool = False
     emptied: bool = False
     floor: Runtime = _NOTHING
     now: Contents | None = None
+    _doing: set[int] = field(default_factory=set)
     _flushing: dict[Place, int] = field(default_factory=dict)
     _going: set[Place] = field(default_factory=set)
     _since: dict[Place, set[float]] = field(default_factory=dict)
@@ -112,15 +117,18 @@ class History:
             self.gone -= written
             self.writing = set()
         elif kind == "flush" and now:
-            self._flushing = now.items()
+            self._flushing, self._doing = now.items(), set(self.acking)
             self._going = self.acked.keys() - self._flushing.keys()
             self._since = {}
             self._note_priorities(now)
             self._found = self._runtime(disk)
         elif kind == "flushed":
+            self.done = self._doing
             self.covered, self.priorities, self.floor = self._flushing, self._since, self._found
             self._since = {place: set(given) for place, given in self._since.items()}
             self.opened, self.emptied, self.gone = True, False, self._going
+        elif kind == "acks":
+            self.acking |= set(values["tickets"])
         elif kind == "empty":
             self.emptied = True
         elif kind == "published":

@@ -120,7 +120,8 @@ class Machine:
         assert left == foreign, f"{left - foreign} were left behind"
 
     def _files(self) -> dict[str, bytes]:
-        there = [name for name in names_of(self._kind) if (self.path / name).exists()]
+        names = [*names_of(self._kind), layout.LEDGER]
+        there = [name for name in names if (self.path / name).exists()]
         return {name: (self.path / name).read_bytes() for name in there}
 
     def _store(self, path: Path, number: int, data: bytes) -> None:

@@ -114,6 +114,20 @@ def changes(reporter: Reporter, path: Path, kind: str) -> None:
     client.engine.close()
 
 
+def consumed(reporter: Reporter, path: Path, kind: str) -> None:
+    """A consumer is given items, acknowledges some, and a flush covers that."""
+    client = Client(reporter, path, kind)
+    client.write([130, 131, 132])
+    consumer = client.ring.consumers.open("a")
+    for number, count, most in ((133, 2, 2), (134, 1, 0), (135, 2, 1)):
+        taken = consumer.take(count)
+        reporter.mark("acks", tickets=taken.tickets[:most].tolist())
+        consumer.ack(taken.lease, taken.slots[:most], taken.tickets[:most])
+        client.flush()
+        client.write([number])
+    client.engine.close()
+
+
 def writers(reporter: Reporter, path: Path, kind: str) -> None:
     """Two of them: one writes in the middle of the other's flush, and is killed at last."""
     one = Client(reporter, path, kind)

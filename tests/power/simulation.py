@@ -86,6 +86,7 @@ class Simulation:
         used: the part of the images that is written to, and removed.
         at: only steps whose name this pattern finds are cut.
         created: whether the steps before the first write are cut, which are slow to open.
+        mapped: whether most images are recovered in files that stay mapped: without the ledger.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Simulation:
         used: float = 0.02,
         at: str = "",
         created: bool = True,
+        mapped: bool = True,
     ) -> None:
         self.kind = kind
         self.seed = seed
@@ -109,6 +111,7 @@ class Simulation:
         self.used = used
         self.at = re.compile(at)
         self.created = created
+        self.mapped = mapped
         self.figures: Counter[str] = Counter()
         self._random = np.random.default_rng(seed)
         self._room = again + lives
@@ -161,7 +164,7 @@ class Simulation:
         self.figures["images"] += 1
         try:
             started = None
-            if disk.settled and self.figures["images"] % 32:
+            if self.mapped and disk.settled and self.figures["images"] % 32:
                 started = machine.start_mapped(image)
             if started is None:
                 self.figures["images opened by path"] += 1

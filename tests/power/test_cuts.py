@@ -42,6 +42,14 @@ def test_items_covered_by_a_flush_are_there_and_none_is_torn(
     assert figures["recoveries cut"] == 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_flush_found_acknowledged_is_and_nothing_else(kind: str) -> None:
+    simulation = Simulation(kind, 1, images=1, worst=1, again=1, created=False, mapped=False)
+    figures = apart(lambda: simulation.run(scripts.consumed))
+    assert figures["images"] > 300
+    assert figures["recoveries cut"] == 1
+
+
 @pytest.mark.parametrize("kind", ["rows", pytest.param("records", marks=pytest.mark.full)])
 def test_a_buffer_that_is_removed_is_there_as_a_whole_or_not_at_all(kind: str) -> None:
     figures = apart(
