@@ -118,7 +118,7 @@ int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t e
 
 /* All sleep on one word, and each says by a bit what for: for the other side, for the end of one client's claim, or for its
  * own turn, once it is the first. Were all woken by each, 64 writers of which one holds the others up would do nothing
- * else. Several clients may have one bit: then some wake in vain. */
+ * else. Several clients may have one bit: then some wake for nothing. */
 #define FOR_THE_OTHER_SIDE (1u << 31)
 
 static uint32_t for_claim_of(uint64_t entry) { return 1u << entry % 8; }
