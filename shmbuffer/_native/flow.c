@@ -132,7 +132,7 @@ int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_wish *wish, bool
     bool pass = goes_on(), loads = shmb_bypass == SHMB_PASSES;
     *passes = held && held->flags & SHMB_PASSED;
     if (limiter == NULL && !shmb_is_consumed(ring)) return SHMB_OK;
-    shmb_expire(ring);
+    if (held == NULL) shmb_expire(ring); /* its own was found in time, and is not to end under it */
     uint64_t reserved = atomic_load_explicit(&runtime->reserved, memory_order_relaxed) - (held ? held->rows : 0);
     uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed) - (held ? held->bytes : 0);
     uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed) + reserved * ring->lanes;

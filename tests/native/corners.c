@@ -5,10 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "crc32c.h"
 #include "pool.h"
+#include "reserve.h"
 #include "world.h"
 
 static struct shmb_ring one, other;
@@ -18,6 +22,16 @@ struct call {
     double alpha;          /* that the other handle sets, once; 0: none */
     bool interrupts;
 };
+
+/* In place of the library's: where it is set, the time since the boot goes on by 1 ns whenever somebody looks. */
+static uint64_t boot_ns;
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    if (clock != CLOCK_BOOTTIME || boot_ns == 0) return (int)syscall(SYS_clock_gettime, clock, now);
+    *now = (struct timespec){(time_t)(boot_ns / 1000000000), (long)(boot_ns % 1000000000)};
+    boot_ns++;
+    return 0;
+}
 
 static bool interrupted(struct shmb_call *call) { return ((struct call *)call)->interrupts; }
 static void nothing(struct shmb_call *call) {}
@@ -177,6 +191,26 @@ static void batches_that_threads_share(void) {
     pthread_join(second, NULL);
 }
 
+/* The claim looks at the time, finds the reservation, and looks again for what else has expired. */
+static void a_reservation_that_expires_under_its_claim(void) {
+    struct call call = plain_call();
+    const struct shmb_limiter ratio = {.samples_per_insert = 1, .error_buffer = 1 << 20, .min_size = 1, .limits = SHMB_RATIO, .when_no_peer = SHMB_ALONE_WAIT};
+    const struct shmb_ages none = {0};
+    uint32_t place = 0;
+    uint64_t id = 0;
+    boot_ns = 5000;
+    expect(shmb_limit(&one, &call.call, &ratio, &none), "limit");
+    expect(shmb_reserve(&one, &call.call, (struct shmb_wish){.rows = 2, .elements = 2, .expires_ns = 6000}, &place, &id), "reserve");
+    right(atomic_load(&one.runtime->reserved) == 2, "it is reserved");
+    shmb_hold = (struct shmb_hold){&one, place, id, SHMB_NO_VERSION};
+    boot_ns = 5999;
+    write_rows(&one, &call, 2, NULL, SHMB_OK);
+    right(boot_ns > 5999, "the claim looked at the time");
+    right(atomic_load(&one.runtime->reserved) == 0, "nothing is reserved any more");
+    right(shmb_wrong_reserved(&one) == 0, "the reservations say so, too");
+    check_whole();
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -186,6 +220,7 @@ static const struct {
     {"a_write_under_a_greater_alpha", a_write_under_a_greater_alpha},
     {"a_write_that_alpha_overtakes", a_write_that_alpha_overtakes},
     {"a_sample_that_writers_overtake", a_sample_that_writers_overtake},
+    {"a_reservation_that_expires_under_its_claim", a_reservation_that_expires_under_its_claim},
     {"batches_that_threads_share", batches_that_threads_share},
 };
 
