@@ -94,6 +94,23 @@ static void an_update_under_a_greater_alpha(void) {
     check_whole();
 }
 
+/* So many that they are sorted by element: the refusal says where it was given. */
+static void a_large_update_under_a_greater_alpha(void) {
+    enum { COUNT = 1024, BAD = 700 };
+    struct call call = plain_call();
+    int64_t index[COUNT];
+    double priorities[COUNT];
+    uint64_t applied = 0;
+    for (int i = 0; i < COUNT; i++) index[i] = i % 3, priorities[i] = i == BAD ? 1e200 : 1;
+    write_rows(&one, &call, 3, NULL, SHMB_OK);
+    call = call_beside(2);
+    int status = shmb_update(&one, &call.call, index, NULL, priorities, COUNT, &applied);
+    right(status == SHMB_BAD_PRIORITY, "the update is refused");
+    right(shmb_refusal.bad_at == BAD, "the refusal says which priority");
+    right(applied == 0 && total() == 3, "nothing was changed");
+    check_whole();
+}
+
 static void an_update_under_another_alpha(void) {
     struct call call = plain_call();
     const int64_t index[] = {1};
@@ -216,6 +233,7 @@ static const struct {
     void (*run)(void);
 } cases[] = {
     {"an_update_under_a_greater_alpha", an_update_under_a_greater_alpha},
+    {"a_large_update_under_a_greater_alpha", a_large_update_under_a_greater_alpha},
     {"an_update_under_another_alpha", an_update_under_another_alpha},
     {"a_write_under_a_greater_alpha", a_write_under_a_greater_alpha},
     {"a_write_that_alpha_overtakes", a_write_that_alpha_overtakes},
