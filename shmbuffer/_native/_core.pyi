@@ -364,6 +364,20 @@ def fence() -> None: ...
 def limiter(runtime: Any, /) -> bytes | None: ...
 def checksum_pieces(from_: int, nbytes: int, count: int, out: int, /) -> None: ...
 def same_pieces(one: int, other: int, nbytes: int, count: int, out: int, /) -> None: ...
+def locate_pieces(
+    data: int,
+    nbytes: int,
+    starts: int,
+    sizes: int,
+    count: int,
+    steps: int,
+    code: int,
+    code_bytes: int,
+    numbers: int,
+    offsets: int,
+    stored: int,
+    /,
+) -> bool: ...
 def tree_update(tree: int, size: int, whole: bool, elements: int, count: int, /) -> None: ...
 def tree_query(
     tree: int, size: int, least: bool, first: int, end: int, out: int, count: int, /

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import islice
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -138,15 +139,15 @@ def mutants(seed: int) -> Iterator[bytes]:
 
 
 def located(batch: RecordBatch) -> bool:
-    """Whether it is accepted; records of equal sizes, which have a path of their own, as others."""
-    reason = refusal(batch)
-    with patch.object(locating, "_located_alike", lambda batch: None):
-        assert refusal(batch) == reason
-    return reason is None
+    """Whether it is accepted; records of one form, which the core looks at, as others."""
+    found = refused_or_found(batch)
+    with patch.object(locating, "_located_by_core", lambda batch: None):
+        assert refused_or_found(batch) == found
+    return not isinstance(found, str)
 
 
-def refusal(batch: RecordBatch) -> str | None:
-    """Why it is refused. Else everything that was found is inside its record, and agrees."""
+def refused_or_found(batch: RecordBatch) -> str | list[Any]:
+    """Why it is refused; else what was found: it is inside its record, and agrees."""
     groups, error = [], None
     try:
         groups = locate(batch, "here")
@@ -166,7 +167,11 @@ def refusal(batch: RecordBatch) -> str | None:
                 found.sizes[at].tolist(),
                 int(batch.sizes[row]),
             )
-    return None
+    return [(found.form.code, *map(_plain, found[1:])) for found in groups]
+
+
+def _plain(told: Any) -> Any:
+    return [one.tolist() for one in told] if isinstance(told, tuple) else told.tolist()
 
 
 def require_inside(

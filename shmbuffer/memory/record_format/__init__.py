@@ -92,7 +92,8 @@ Here, from below:
     chunks, grammar, numbers            leaves; tags of the binary form; where the numbers are
     form_writer, forms                  a form, and its code
     pieces, heads                       sizes and places; first bytes, and what equal ones tell
-    assembling, template, locating          from pieces to records, many or one; and back
+    assembling, template, locating          from pieces to records, many or one; and back, in the
+                                        core (`locating.c`) where all have one form
 """
 
 from __future__ import annotations

@@ -10,17 +10,15 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
-from shmbuffer.memory.record_format.forms import Form, form_of
+from shmbuffer.memory.record_format.forms import Form, form_of, parse_form
 from shmbuffer.memory.record_format.headers import (
     FRONT_AT,
     HEAD,
-    VERSION,
     Headers,
     heads_of,
-    model,
     words_of,
 )
-from shmbuffer.memory.record_format.limits import SMALL_BYTES, ImpossibleError, refuse
+from shmbuffer.memory.record_format.limits import ImpossibleError, refuse
 from shmbuffer.memory.record_format.pieces import (
     address,
     measure,
@@ -51,8 +49,8 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
     if not len(batch):
         return []
     try:
-        if (all_alike := _located_alike(batch)) is not None:
-            return [all_alike]
+        if (of_one_form := _located_by_core(batch)) is not None:
+            return [of_one_form]
         heads = heads_of(batch)
         return [_located(batch, heads, rows) for rows in _alike(batch, heads)]
     except ImpossibleError as error:
@@ -64,45 +62,33 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
         ) from None
 
 
-def _located_alike(batch: RecordBatch) -> Located | None:
-    """The usual batch of equal sizes: all bodies start with the same bytes; one is looked at.
+def _located_by_core(batch: RecordBatch) -> Located | None:
+    """The usual batch: records of one form, without a front.
 
-    None where they do not, or are damaged: `_located` says what is wrong.
+    None where they are not, or are damaged: `_located` says what is wrong.
     """
-    data, starts, sizes = batch.data, batch.starts, batch.sizes
-    size, first = int(sizes[0]), int(starts[0])
-    low, high = int(starts.min()), int(starts.max())
-    if (
-        low < 0
-        or high > len(data) - size
-        or size < FRONT_AT
-        or np.bitwise_or.reduce(starts) & 7
-        or (sizes != size).any()
-    ):
+    data, first = batch.data, int(batch.starts[0])
+    if not 0 <= first <= len(data) - FRONT_AT:
         return None
-    version, zero, numbers, form_bytes, front, other = HEAD.unpack(
-        data[first + HEADER_BYTES : first + FRONT_AT].tobytes()
-    )
-    stop = FRONT_AT + 4 * numbers + form_bytes
-    if version != VERSION or zero or other or front or stop > min(size, SMALL_BYTES):
+    _, _, numbers, form_bytes, _, _ = HEAD.unpack_from(data.data, first + HEADER_BYTES)
+    code = first + FRONT_AT + 4 * numbers
+    try:
+        form = parse_form(data[code : code + form_bytes].tobytes())
+    except ValueError:
         return None
-    if len(batch) > 1 and not _same(batch, starts + HEADER_BYTES, stop - HEADER_BYTES).all():
+    columns, count = form.columns, len(batch)
+    if columns.steps is None or columns.numbers != numbers or len(form.code) != form_bytes:
         return None
-    one = model(data[first + HEADER_BYTES : first + stop].tobytes())
-    if one.end != size or len(one.form.columns.placed):
+    told = np.empty((count, numbers), np.int64)
+    offsets, stored = np.empty((2, count, columns.pieces), np.int64)
+    starts, sizes = np.ascontiguousarray(batch.starts), np.ascontiguousarray(batch.sizes)
+    at = address(data)
+    read = (at, len(data), address(starts), address(sizes), count)
+    found = (address(told), address(offsets), address(stored))
+    if not _core.locate_pieces(*read, address(columns.steps), at + code, form_bytes, *found):
         return None
-    told = np.empty((len(batch), len(one.numbers)), np.int64)
-    told[:] = one.numbers
-    stored = np.empty((len(batch), len(one.sizes)), np.int64)
-    stored[:] = one.sizes
-    return Located(
-        one.form,
-        np.arange(len(batch)),
-        told[:, : one.form.batch_dims],
-        tuple([told[:, held] for held in one.form.columns.dims]),
-        starts[:, None] + one.offsets,
-        stored,
-    )
+    dims = tuple([told[:, held] for held in columns.dims])
+    return Located(form, np.arange(count), told[:, : form.batch_dims], dims, offsets, stored)
 
 
 def _alike(batch: RecordBatch, heads: Headers) -> list[NDArray[np.int64]]:

@@ -55,6 +55,8 @@ class NumberColumns(NamedTuple):
     """What placed pieces are aligned to."""
     gapped: NDArray[np.int64]
     """Pieces before which there may be a gap."""
+    steps: NDArray[np.int64] | None
+    """The same for `_core.locate_pieces`; None where pieces are placed."""
 
 
 def columns_of(
@@ -107,6 +109,13 @@ def columns_of(
         return place[1]
 
     left, right = ([found_in(pair[side]) for pair in equal] for side in (0, 1))
+    steps = [at, len(constants), len(left), len(raw), *constants]
+    steps += [column for pair in zip(left, right, strict=True) for column in pair]
+    of_size, head_of = dict(zip(stored, sizes, strict=True)), dict(joined)
+    for number, chunk in enumerate(chunks):
+        mine = factors[first[number] : first[number] + 1 + chunk.rank]
+        steps += [chunk.alignment, chunk.codec, of_size.get(number, -1), head_of.get(number, -1)]
+        steps += [len(mine), *mine]
     front = max((chunk.alignment for chunk in chunks if chunk.placed), default=1)
     gapped = [piece for piece, alignment in inline if alignment > 1]
     return NumberColumns(
@@ -129,6 +138,7 @@ def columns_of(
         inline=tuple(inline),
         front=front,
         gapped=_ints(gapped + placed if front > 1 else gapped),
+        steps=None if placed else _ints(steps),
     )
 
 

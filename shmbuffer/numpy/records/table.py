@@ -126,11 +126,11 @@ def columns_of(
         pieces = []
         for part, one in enumerate(located):
             stored = one.form.chunks[number]
-            end = at[part] + stored.pieces
-            offsets, sizes = one.offsets[:, at[part] : end], one.sizes[:, at[part] : end]
-            at[part] = end
+            start = at[part]
+            end = at[part] = start + stored.pieces
             if number not in numbers:
                 continue
+            offsets, sizes = one.offsets[:, start:end], one.sizes[:, start:end]
             if stored.codec is Codec.OWN:
                 if own is None:
                     raise RuntimeError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict
 
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
-from shmbuffer.memory.record_format import Located
+from shmbuffer.memory.record_format import Form, Located
 from shmbuffer.numpy.records import decoder
 from shmbuffer.numpy.records.building import built
 from shmbuffer.numpy.records.decoder import writable
@@ -124,28 +124,50 @@ class Decoder(decoder.Decoder):
         except NotDenseError:
             return None
 
-    def entries(self, batch: RecordBatch, paths: Sequence[TreePath]) -> list[list[Any]]:
-        """Some entries of every record, a list for each path; the others are not decompressed.
+    def entries(
+        self, batch: RecordBatch, paths: Sequence[TreePath]
+    ) -> list[Sequence[Any] | torch.Tensor]:
+        """Some entries of every record, a sequence for each path; the others are not decompressed.
 
-        Tensors, arrays, numbers; None where there is no such entry, or it is something else. Cost:
-        50 µs a form, 0.1 to 0.5 µs a record, and 0.6 µs an entry; decompression.
+        Tensors, arrays, numbers; None where there is no such entry, or it is something else. Where
+        all are tensors of one shape, they are one tensor ``[n, ...]``.
+
+        Cost: 30 µs, and 20 a form; 0.6 µs an entry that is not in such a tensor; decompression.
         """
         batch = writable(batch)
-        found: list[list[Any]] = [[None] * len(batch) for _ in paths]
-        for one in record_format.locate(batch, self.where):
-            there = chunks_at(one.form.tree)
+        found: list[Any] = [[None] * len(batch) for _ in paths]
+        located = record_format.locate(batch, self.where)
+        for one in located:
+            there = _chunks_of(one.form)
             chunks = [there.get(path) for path in paths]
             numbers = sorted({at for at in chunks if at is not None and _is_number(one, at)})
             reading = Reading(self, batch.data)
-            columns = columns_of(batch, [one], numbers, self.own)
-            leaves: dict[int | None, Sequence[Any]] = dict(
-                zip(numbers, reading.read([reading.rows(each) for each in columns]), strict=True)
+            leaves: dict[int | None, Any] = dict(
+                zip(
+                    numbers,
+                    reading.read(
+                        [
+                            reading.batch(each)
+                            if len(located) == 1 and each.chunk.kind == "tensor" and not each.ragged
+                            else reading.rows(each)
+                            for each in columns_of(batch, [one], numbers, self.own)
+                        ]
+                    ),
+                    strict=True,
+                )
             )
-            for entries, chunk in zip(found, chunks, strict=True):
-                if chunk in leaves:
+            for at, chunk in enumerate(chunks):
+                if len(located) == 1:
+                    found[at] = leaves.get(chunk, found[at])
+                elif chunk in leaves:
                     for row, leaf in zip(one.rows.tolist(), leaves[chunk], strict=True):
-                        entries[row] = leaf
+                        found[at][row] = leaf
         return found
+
+
+@lru_cache(256)
+def _chunks_of(form: Form) -> dict[TreePath, int]:
+    return chunks_at(form.tree)
 
 
 class Reading(decoder.Reading):

@@ -196,9 +196,9 @@ class RecordList(ListStorage):
         elements = ravel(index, ())
         (column,), tickets = self._records().entries(elements, [path])
         held = tickets >= 0
-        if any(one is None for one, there in zip(column, held, strict=True) if there):
+        if any(one is None for one in column):
             raise KeyError(f"{'.'.join(path)!r} is not a number in each of the items")
-        found = [torch.as_tensor(one).cpu().numpy() for one in column if one is not None]
+        found = [torch.as_tensor(one).cpu().numpy() for one in column]
         first = found[0] if found else np.zeros(())
         numbers = np.zeros((len(elements), *first.shape), first.dtype)
         if found:

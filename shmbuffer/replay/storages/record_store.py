@@ -152,19 +152,15 @@ class RecordStore(ItemStore):
 
     def entries(
         self, slots: NDArray[np.int64], paths: Sequence[tuple[str, ...]]
-    ) -> tuple[list[list[Any]], NDArray[np.int64]]:
-        """Some entries of items, without the rest of them; see `Decoder.entries`.
+    ) -> tuple[list[Sequence[Any] | torch.Tensor], NDArray[np.int64]]:
+        """Some entries of the items that are there, without the rest of them.
 
-        Returns for each path one leaf a slot; and the tickets, -1 where there is no item.
+        Returns them for each path, as `Decoder.entries`; and the tickets of all slots, -1 where
+        there is no item.
         """
         drawn = self.records.read(slots)
-        held = drawn.tickets >= 0
-        found = iter(
-            zip(*self.codec.decoder.entries(self.some(drawn.batch, held), paths), strict=True)
-        )
-        nothing = (None,) * len(paths)
-        rows = [next(found) if there else nothing for there in held.tolist()]
-        return [list(column) for column in zip(*rows, strict=True)], drawn.tickets
+        held = self.some(drawn.batch, drawn.tickets >= 0)
+        return self.codec.decoder.entries(held, paths), drawn.tickets
 
     # -- everything ----------------------------------------------------------------------------
 

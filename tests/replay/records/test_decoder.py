@@ -518,8 +518,8 @@ def test_some_entries_are_read_without_the_others(way: Encoder) -> None:
         return forwards(chunk, about)
 
     found = Decoder(expand, own=own).entries(written(steps, way), [("done",), ("next", "id")])
-    assert alike(found[0], [torch.tensor(False), torch.tensor(False), torch.tensor(True)])
-    assert alike(found[1], [torch.zeros(2), torch.ones(2), torch.full((2,), 2.0)])
+    assert alike(found[0], torch.tensor([False, False, True]))
+    assert alike(found[1], torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]))
     assert 900 not in asked
     assert sum(asked) <= 6 + 3
 

@@ -55,9 +55,9 @@ def entries_of(mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int) -> 
         return [_of_rows(mover, path, slots, seen) for path in paths]
     if isinstance(mover, RecordStore):
         found, tickets = mover.entries(slots, paths)
-        there = (tickets >= 0) & (tickets < seen)
-        if all(_are_numbers(column, there) for column in found):
-            return [Entry(_stacked(column, there), there) for column in found]
+        held = tickets >= 0
+        if all(map(_are_numbers, found)):
+            return [Entry(_stacked(column, held), held & (tickets < seen)) for column in found]
     assert isinstance(mover, ItemStore)
     kept, known, _ = mover.read(torch.from_numpy(slots))
     tickets = known.numpy()
@@ -99,13 +99,12 @@ def columns_of(
 
 def entry_of_items(items: Sequence[Any], path: KeyPath, there: Flags) -> Entry:
     """The same of items that are objects: TensorDicts, or dicts of them."""
-    column = [
-        _pick(item, path) if held else None
-        for item, held in zip(items, there.tolist(), strict=True)
-    ]
-    if _are_numbers(column, there):
+    held = there.tolist()
+    column = [_pick(item, path) for item, kept in zip(items, held, strict=True) if kept]
+    if _are_numbers(column):
         return Entry(_stacked(column, there), there)
-    return Entry([_as_object(value) for value in column], there)
+    values = iter(column)
+    return Entry([_as_object(next(values)) if kept else None for kept in held], there)
 
 
 def _of_rows(rows: Rows, path: KeyPath, slots: Ints, seen: int) -> Entry:
@@ -156,24 +155,28 @@ def _as_object(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _are_numbers(column: Sequence[Any], there: Flags) -> bool:
-    return all(
+def _are_numbers(column: Sequence[Any] | torch.Tensor) -> bool:
+    return isinstance(column, torch.Tensor) or all(
         isinstance(value, (torch.Tensor, np.ndarray, np.generic, bool, int, float))
         and not (isinstance(value, np.ndarray) and value.dtype.kind not in "biuf")
-        for value, held in zip(column, there.tolist(), strict=True)
-        if held
+        for value in column
     )
 
 
-def _stacked(column: Sequence[Any], there: Flags) -> NDArray[Any]:
-    held = np.flatnonzero(there)
-    if not len(held):
-        return np.zeros((len(column), 1), np.int64)
-    parts = [as_numbers(torch.as_tensor(column[at])).reshape(-1) for at in held.tolist()]
-    if len({len(part) for part in parts}) > 1:
-        raise ValueError("an entry that names versions or groups has one shape in all items")
-    values = np.stack(parts)
-    whole = np.zeros((len(column), values.shape[1]), values.dtype)
+def _stacked(column: Sequence[Any] | torch.Tensor, held: Flags) -> NDArray[Any]:
+    """What the slots have that hold an item, among zeros."""
+    if not len(column):
+        return np.zeros((len(held), 1), np.int64)
+    if isinstance(column, torch.Tensor):
+        values = as_numbers(column).reshape(len(column), -1)
+    else:
+        parts = [as_numbers(torch.as_tensor(value)).reshape(-1) for value in column]
+        if len({len(part) for part in parts}) > 1:
+            raise ValueError("an entry that names versions or groups has one shape in all items")
+        values = np.stack(parts)
+    if held.all():
+        return values
+    whole = np.zeros((len(held), values.shape[1]), values.dtype)
     whole[held] = values
     return whole
 

@@ -155,9 +155,8 @@ class RecordEntries(Entries):
             found, tickets = self._store.entries(part, self._paths)
             there = tickets >= 0
             for path, leaves in zip(self._paths, found, strict=True):
-                kept = [leaf for leaf, held in zip(leaves, there.tolist(), strict=True) if held]
                 self._columns[path].lose(part[~there])
-                self._columns[path].put(part[there], kept)
+                self._columns[path].put(part[there], leaves)
             self._tickets[part] = tickets  # only now: others look at them first
 
     def has(self, path: KeyPath) -> bool:
@@ -190,7 +189,7 @@ class _Column:
         self._without -= int(self._lacks[slots].sum())
         self._lacks[slots] = False
 
-    def put(self, slots: Ints, leaves: list[Any]) -> None:
+    def put(self, slots: Ints, leaves: Sequence[Any] | torch.Tensor) -> None:
         """Remember what the items in these slots have; None where one has nothing."""
         there = np.array([leaf is not None for leaf in leaves], np.bool_)
         self.lose(slots)
