@@ -34,10 +34,10 @@ from benchmarks import (
     report,
     sample,
     save,
-    scale,
     sharded,
     slices,
     table,
+    whole,
     windows,
     writers,
 )
@@ -68,12 +68,13 @@ BENCHMARKS: dict[str, ModuleType] = {
     "contention": contention,
     "records": records,
     "sharded": sharded,
-    "scale": scale,
+    "whole": whole,
     "large": large,
     "crowd": crowd,
     "lives": lives,
 }
-ON_REQUEST = ("records", "sharded", "scale", "crowd", "lives", "large")
+ON_REQUEST = ("records", "sharded", "whole", "crowd", "lives", "large")
+SCALE = ("whole", "large", "writers", "crowd")
 _TOY = {"rounds": 2, "blocks": 2, "block_s": 1e-4, "contest_s": 0.02, "calls": 20, "records": 16}
 _REAL = {"rounds": 5, "blocks": 30, "block_s": 1e-3, "contest_s": 0.5, "calls": 5000}
 _ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"{questions} Default: all but {', '.join(ON_REQUEST)}.",
+        help=f"{questions} scale: {', '.join(SCALE)}. Default: all but {', '.join(ON_REQUEST)}.",
     )
     asked.add_argument(
         "--capacity", type=int, help="items in a buffer (S 1000000, M 200000, L 20000)"
@@ -136,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for; 0, or 2 for arguments that make no sense."""
     asked = parser()
     arguments = asked.parse_args(argv)
-    if unknown := set(arguments.names) - set(BENCHMARKS):
+    if unknown := set(arguments.names) - {*BENCHMARKS, "scale"}:
         asked.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     for name in ("capacity", "rounds"):
         if (number := getattr(arguments, name)) is not None and number < 1:
@@ -157,9 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     (arguments.out / "found.json").write_text(json.dumps(found, indent=1) + "\n")
     drawn = plots.draw(found, arguments.out)
     for part in found["benchmarks"]:
-        if part["name"] == "scale":
-            (arguments.out / "scale.md").write_text(scale.markdown(part) + "\n")
-            drawn.append(arguments.out / "scale.md")
+        if part["name"] == "whole":
+            (arguments.out / "whole.md").write_text(whole.markdown(part) + "\n")
+            drawn.append(arguments.out / "whole.md")
     if table.lines(found):
         print("\n" + table.markdown(found))
         (arguments.out / "table.md").write_text(table.document(found) + "\n")
@@ -235,6 +236,7 @@ def measure(
 def plan(names: Sequence[str], items: str | None) -> list[tuple[str, str]]:
     """What is measured, with items of which kind: one after the other."""
     names = names or [name for name in BENCHMARKS if name not in ON_REQUEST]
+    names = [one for name in names for one in (SCALE if name == "scale" else (name,))]
     if items is not None:
         return [(name, items) for name in names]
     return [(name, kind) for kind in KINDS for name in names if kind in BENCHMARKS[name].ITEMS]

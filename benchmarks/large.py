@@ -17,12 +17,13 @@ from benchmarks.ours import ShmBuffer
 ITEMS = ("S", "M", "L")
 SAMPLES, UPDATES, EXTENDS = (256, 4096, 32768), (256, 4096, 32768), (32, 4096, 131072)
 MOST_BYTES = 256 << 20
+ONE_THREAD = "1 thread"
 
 
 class OneThread(ShmBuffer):
     """shmbuffer, where the caller does all by itself."""
 
-    name = "shmbuffer, 1 thread"
+    name = f"{ShmBuffer.name}, {ONE_THREAD}"
 
     def round(self, operation: Operation, blocks: int) -> list[float]:
         """See `Library.round`."""

@@ -5,6 +5,7 @@ Only what was measured is drawn; needs matplotlib (the extra ``bench``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
-from benchmarks import capacity, latency, scale, writers
-from benchmarks.library import ARRAYS, IN_PLACE, TENSORDICT
+from benchmarks import capacity, latency, whole, writers
+from benchmarks.large import ONE_THREAD
+from benchmarks.library import ARRAYS, IN_PLACE, INDEX, TENSORDICT
 from benchmarks.peer import PEERS
 from benchmarks.report import BOUND, FIRST, OURS, ratio
 from benchmarks.table import lines
@@ -48,7 +50,8 @@ def draw(found: dict[str, Any], directory: Path) -> list[Path]:
         "capacity": _capacities(found),
         "writers": _writers(found),
         "latency": _latencies(found),
-        "scale": _scales(found),
+        "whole": _whole(found),
+        "large": _batches(found),
     }
     drawn = []
     for name, figure in figures.items():
@@ -155,15 +158,15 @@ def _latencies(found: dict[str, Any]) -> Any:
     return figure
 
 
-def _scales(found: dict[str, Any]) -> Any:
-    part = _part(found, "scale")
+def _whole(found: dict[str, Any]) -> Any:
+    part = _part(found, "whole")
     if part is None:
         return None
-    points = scale.points(part)
-    names = [name for name in scale.ROWS if any(row == name for row, _ in points)]
+    points = whole.points(part)
+    names = [name for name in whole.ROWS if any(row == name for row, _ in points)]
     figure, panels = plt.subplots(3, 4, figsize=(14, 9), sharex=True, squeeze=False)
     for axes, name in zip(panels.flat, names, strict=False):
-        for filled in scale.SHARES:
+        for filled in whole.SHARES:
             if (name, filled) in points:
                 costs = sorted(points[name, filled].items())
                 axes.plot(*zip(*costs, strict=True), marker="o", label=filled)
@@ -177,10 +180,39 @@ def _scales(found: dict[str, Any]) -> Any:
     return figure
 
 
+def _batches(found: dict[str, Any]) -> Any:
+    parts = [part for part in found["benchmarks"] if part["name"] == "large"]
+    if not parts:
+        return None
+    calls = {
+        "sample, prioritized": (r"sample\((\d+)\), prioritized", (TENSORDICT, ARRAYS)),
+        "update": (r"update\((\d+)\)", (INDEX,)),
+        "extend": (r"extend\((\d+)\)", (ARRAYS,)),
+    }
+    figure, rows = plt.subplots(
+        len(parts), len(calls), figsize=(13, 3.6 * len(parts)), squeeze=False
+    )
+    for panels, part in zip(rows, parts, strict=True):
+        for axes, (title, (pattern, forms)) in zip(panels, calls.items(), strict=True):
+            costs: dict[str, list[tuple[int, float]]] = {}
+            for one in part["results"]:
+                if (count := re.fullmatch(pattern, one["operation"])) and one["form"] in forms:
+                    a_item = one["median"] / int(count[1]) * 1e9
+                    costs.setdefault(one["library"], []).append((int(count[1]), a_item))
+            for name, points in costs.items():
+                axes.plot(*zip(*sorted(points), strict=True), label=name, **_style(name))
+            axes.set(title=f"{part['items']}: {title}", xscale="log", yscale="log")
+        panels[0].set_ylabel("ns an item")
+        panels[0].legend(fontsize=7)
+    for axes in rows[-1]:
+        axes.set_xlabel("items in a batch")
+    return figure
+
+
 def _style(name: str) -> dict[str, Any]:
-    """Of a line: its library's colour; broken if it is a second form of ours."""
+    """Of a line: its library's colour; broken if it is a second form of ours, or one thread."""
     library, _, form = name.partition(", ")
-    broken = library == OURS and form == ARRAYS
+    broken = library == OURS and form in (ARRAYS, ONE_THREAD)
     return {"marker": "o", "color": _COLOURS[library], "linestyle": "--" if broken else "-"}
 
 

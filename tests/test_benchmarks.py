@@ -24,12 +24,12 @@ from benchmarks import (
     peer,
     plots,
     report,
-    scale,
     scaling,
     table,
     watched,
+    whole,
 )
-from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan
+from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, SCALE, main, plan
 from benchmarks.bound import EPS, Bound
 from benchmarks.comparison import Setting
 from benchmarks.held import Held
@@ -38,7 +38,7 @@ from benchmarks.library import ALPHA, ARRAYS, BETA, INDEX, LAZY_STACK, TENSORDIC
 from benchmarks.measure import Timed
 from benchmarks.peer import PEERS, Peer, PeerError, why_not
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[1]
 
@@ -121,7 +121,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], 
         # As few processes that write as show one beside another.
         patch.setattr(benchmarks.writers, "WRITERS", (0, 2))
         patch.setattr(benchmarks.capacity, "STEPS", (10, 100))
-        patch.setattr(benchmarks.scale, "STEPS", (60, 100))
+        patch.setattr(benchmarks.whole, "STEPS", (60, 100))
         patch.setattr(benchmarks.crowd, "WRITERS", (1, 3))
         patch.setattr(benchmarks.crowd, "SLOTS", (100,))
         patch.setattr(benchmarks.lives, "COLLECTORS", 3)
@@ -210,11 +210,11 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
     }
     rows = {row for row, _ in ours["lives"]}
     assert {"cycle(256): p99.9", lives.LONGEST_WRITE, lives.LEAST} < rows
-    assert ours["scale"] == {
+    assert ours["whole"] == {
         (f"{row}, of {capacity:,}", filled)
-        for row in scale.ROWS
+        for row in whole.ROWS
         for capacity in (600, 1000)
-        for filled in scale.SHARES
+        for filled in whole.SHARES
     }
 
 
@@ -253,7 +253,7 @@ def test_the_table_has_a_line_for_every_row_that_was_measured(
 
 def test_the_plots_are_drawn(run: tuple[str, dict[str, Any], Path]) -> None:
     _, found, out = run
-    for name in ("ratios", "capacity", "writers", "latency", "scale"):
+    for name in ("ratios", "capacity", "writers", "latency", "whole", "large"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert plots.draw({**found, "benchmarks": []}, out) == []
 
@@ -431,6 +431,7 @@ def test_the_default_plan_asks_for_the_items_of_the_table() -> None:
     assert {(row.benchmark, row.items) for row in table.ROWS} <= set(planned)
     assert not {name for name, _ in planned} & set(ON_REQUEST)
     assert plan(["add"], "L") == [("add", "L")]
+    assert [name for name, _ in plan(["scale", "add"], "S")] == [*SCALE, "add"]
 
 
 def test_missing_measurements_are_named(run: tuple[str, dict[str, Any], Path]) -> None:
@@ -589,10 +590,10 @@ def test_the_law_of_a_row_is_how_it_grows_over_its_last_two_capacities(
     run: tuple[str, dict[str, Any], Path],
 ) -> None:
     _, found, out = run
-    part = next(part for part in found["benchmarks"] if part["name"] == "scale")
-    table = (out / "scale.md").read_text()
-    assert table == scale.markdown(part) + "\n"
-    assert len(table.splitlines()) == 2 + len(scale.ROWS) * len(scale.SHARES)
+    part = next(part for part in found["benchmarks"] if part["name"] == "whole")
+    table = (out / "whole.md").read_text()
+    assert table == whole.markdown(part) + "\n"
+    assert len(table.splitlines()) == 2 + len(whole.ROWS) * len(whole.SHARES)
     assert table.startswith("| | | 600 | 1,000 | law |")
-    assert scale.law({100: 7.0, 1000: 2.0, 10_000: 20.0}) == pytest.approx(1)
-    assert scale.law({100: 7.0, 1000: 2.0, 10_000: 2.0}) == pytest.approx(0)
+    assert whole.law({100: 7.0, 1000: 2.0, 10_000: 20.0}) == pytest.approx(1)
+    assert whole.law({100: 7.0, 1000: 2.0, 10_000: 2.0}) == pytest.approx(0)

@@ -51,7 +51,8 @@ class Consuming(Parts):
             ConsumerError: the consumer was removed.
             TypeError: the sampler has no consumer.
 
-        Cost: one native call.
+        Cost: one native call. Of a lazy stack the three entries are stacked first, 2 µs an item;
+        its ``info`` has them as they are.
         """
         if (rows := _as_they_are(batch)) is not None:
             return self._consumer().ack_rows(self._storage, rows)
