@@ -252,7 +252,7 @@ def arm_and_open(path: Path, point: str, after: int) -> None:
     _core.disarm()
 
 
-def mends(path: Path, point: str, after: int) -> bool:
+def mends(path: Path, point: str, after: int = 0) -> bool:
     """A second victim, which mends what the first one left; whether it was killed at the point."""
 
     def body() -> None:

@@ -7,13 +7,11 @@ every ninth second death, other ones each time, and in the campaign by every thi
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shmbuffer._native import _core
 from shmbuffer.memory import Engine
 from tests.crash.deeds import (
     LEAVES,
@@ -26,7 +24,7 @@ from tests.crash.deeds import (
     require_done_or_not,
     ring_of,
 )
-from tests.crash.harness import ended, fork, native_points, python_points, require_usable
+from tests.crash.harness import mends, native_points, python_points, require_usable
 
 pytestmark = pytest.mark.crash
 
@@ -62,20 +60,6 @@ class Image:
                 target.write(content)
 
 
-def opens(path: Path, point: str) -> bool:
-    """Runs a second victim, which repairs; returns whether it was killed at the point."""
-
-    def body() -> None:
-        _core.arm(point)
-        with Engine.open(path, None) as engine:
-            engine.seat.reap_dead()
-            _core.disarm()
-
-    status = ended(fork(body))
-    assert status in (0, -signal.SIGKILL), f"the second victim ended with {status}"
-    return status == -signal.SIGKILL
-
-
 def some(points: tuple[str, ...], first: int, stride: int) -> Iterator[str]:
     """Every ``stride``-th of the points, another part of them for each of the first ones."""
     return (point for at, point in enumerate(points) if (at + first) % stride == 0)
@@ -91,7 +75,7 @@ def two_deaths_beside_a_survivor(
         image = Image(path)
         for second in some(BESIDE, PAIRS.index((deed, point)), stride):
             image.put_back()
-            kills += opens(path, second)
+            kills += mends(path, second)
             survivor.seat.reap_dead()
             require_done_or_not(survivor, deed, is_done(deed, point))
             assert len(survivor.clients()) == 1
@@ -109,7 +93,7 @@ def two_deaths_and_nobody_left(
     image = Image(path)
     for second in some(ALONE, PAIRS.index((deed, point)), stride):
         image.put_back()
-        kills += opens(path, second)
+        kills += mends(path, second)
         with Engine.open(path, None) as found:
             require_done_or_not(found, deed, is_done(deed, point))
             assert len(found.clients()) == 1
