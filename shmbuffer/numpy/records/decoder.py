@@ -95,6 +95,13 @@ class Reading:
         self.transfer.add(column, memory, starts)
         return lambda: self.cut(column, memory, starts)
 
+    def array(self, column: Column) -> Callable[[], NDArray[Any]]:
+        """A fresh array ``[n, ...]``; all rows have one shape, and numpy knows their dtype."""
+        out = np.empty((len(column.dims), *column.dims[0].tolist()), column.chunk.dtype)
+        starts = np.arange(len(out)) * column.nbytes
+        self.transfer.add(column, out.reshape(-1).view(np.uint8), starts)
+        return lambda: out
+
     def read(self, leaves: Sequence[Callable[[], Any]]) -> list[Any]:
         """What they have become."""
         self.transfer.run()

@@ -152,7 +152,7 @@ class RecordStore(ItemStore):
 
     def entries(
         self, slots: NDArray[np.int64], paths: Sequence[tuple[str, ...]]
-    ) -> tuple[list[Sequence[Any] | torch.Tensor], NDArray[np.int64]]:
+    ) -> tuple[list[Sequence[Any] | NDArray[Any]], NDArray[np.int64]]:
         """Some entries of the items that are there, without the rest of them.
 
         Returns them for each path, as `Decoder.entries`; and the tickets of all slots, -1 where

@@ -155,20 +155,20 @@ def _as_object(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _are_numbers(column: Sequence[Any] | torch.Tensor) -> bool:
-    return isinstance(column, torch.Tensor) or all(
+def _are_numbers(column: Sequence[Any] | NDArray[Any]) -> bool:
+    return isinstance(column, np.ndarray) or all(
         isinstance(value, (torch.Tensor, np.ndarray, np.generic, bool, int, float))
         and not (isinstance(value, np.ndarray) and value.dtype.kind not in "biuf")
         for value in column
     )
 
 
-def _stacked(column: Sequence[Any] | torch.Tensor, held: Flags) -> NDArray[Any]:
+def _stacked(column: Sequence[Any] | NDArray[Any], held: Flags) -> NDArray[Any]:
     """What the slots have that hold an item, among zeros."""
     if not len(column):
         return np.zeros((len(held), 1), np.int64)
-    if isinstance(column, torch.Tensor):
-        values = as_numbers(column).reshape(len(column), -1)
+    if isinstance(column, np.ndarray):
+        values = column.reshape(len(column), -1)
     else:
         parts = [as_numbers(torch.as_tensor(value)).reshape(-1) for value in column]
         if len({len(part) for part in parts}) > 1:

@@ -189,7 +189,7 @@ class _Column:
         self._without -= int(self._lacks[slots].sum())
         self._lacks[slots] = False
 
-    def put(self, slots: Ints, leaves: Sequence[Any] | torch.Tensor) -> None:
+    def put(self, slots: Ints, leaves: Sequence[Any] | NDArray[Any]) -> None:
         """Remember what the items in these slots have; None where one has nothing."""
         there = np.array([leaf is not None for leaf in leaves], np.bool_)
         self.lose(slots)
