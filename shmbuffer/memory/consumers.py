@@ -270,6 +270,15 @@ class Consumer:
             return not self._calls.sides.has_thread(Side.INSERTS)
         return self._calls.sides.are_left(Side.INSERTS, time.monotonic())
 
+    def available(self, count: int) -> int:
+        """Items that `take` of ``count`` could give now; 0 where it waits. O(capacity)."""
+        there = int((self.standings().states == TO_GIVE).sum())
+        for one in Consumers(self._calls).status():  # ours say who holds them to the end
+            ended = (held for held in one.leases if not held.ends_in_s)
+            mine = (held.items for held in ended if held.entry == self._seat.entry)
+            there += sum(mine) if one.name == self.name else 0
+        return there if there >= count or self._is_over() else 0
+
     def claim(
         self,
         index: NDArray[np.int64],

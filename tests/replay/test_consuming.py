@@ -36,7 +36,7 @@ def items(first: int, count: int) -> TensorDict:
 
 def made(**options: Any) -> TensorDictReplayBuffer:
     options = {"sampler": ConsumingSampler(), "batch_size": 4, **options}
-    return TensorDictReplayBuffer(storage=LazyTensorStorage(16), **options)
+    return TensorDictReplayBuffer(**{"storage": LazyTensorStorage(16), **options})
 
 
 def numbers(batch: Any) -> list[int]:
@@ -59,6 +59,33 @@ def test_a_sample_is_acknowledged_before_it_is_returned() -> None:
     assert "index_lease" not in batch
     with pytest.raises(EmptyBufferError, match="was given every item, and nobody writes"):
         rb.sample()
+
+
+def test_an_iteration_ends_with_the_last_item() -> None:
+    rb = made()
+    rb.extend(items(0, 10))
+    assert [numbers(one) for one in rb] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    with pytest.raises(EmptyBufferError, match="was given every item"):
+        list(rb)
+    rb.extend(items(10, 2))
+    one = rb.next()
+    assert (numbers(one), rb.next()) == ([10, 11], None)
+
+
+def test_it_is_known_whether_a_sample_would_be_given_items() -> None:
+    rb = made(batch_size=None)
+    assert not rb.can_sample(1)
+    rb.extend(items(0, 6))
+    assert rb.can_sample(100), "nobody else is there to write more"
+    rb.sample(4)
+    assert rb.can_sample(2)
+    rb.sample(2, lease=math.inf)
+    assert not rb.can_sample(1)
+    rb.extend(items(6, 1))
+    held = rb.sample(1, lease=1e-9)
+    assert rb.can_sample(1), "its own lease is over"
+    assert rb.ack(held) == (1, 0)
+    assert not rb.can_sample(1)
 
 
 def test_a_batch_may_go_anywhere_before_it_is_acknowledged() -> None:
@@ -188,6 +215,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     lanes.extend(torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"1-dimensional storages, got storage\.ndim=2"):
         lanes.set_sampler(ConsumingSampler())
+    with pytest.raises(ValueError, match=r"1-dimensional storages, got storage\.ndim=2"):
+        made(storage=storage(4, ndim=2))
     with pytest.raises(ValueError, match="objects of this process"):
         ReplayBuffer(storage=ListStorage(4), sampler=ConsumingSampler())
     with pytest.raises(ValueError, match="a sample_unit is not supported"):

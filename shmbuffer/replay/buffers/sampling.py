@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import deadline
 from shmbuffer.numpy.indices import as_int, asked_size
 from shmbuffer.replay import pinned
@@ -26,6 +27,7 @@ from shmbuffer.replay.buffers.consuming import Consuming
 from shmbuffer.replay.buffers.drawing import Choice, chosen, drawn, expanded, taken
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.eager import FRAMES, eager
+from shmbuffer.replay.samplers.taking import consumes
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
@@ -141,8 +143,16 @@ class Sampling(Consuming):
         """What ``sample`` gives, to the end of the pass."""
         if self._passes.ran_out:
             self._passes.ran_out = False
+        delivered = False
         while not self._passes.ran_out:
-            yield sample()
+            try:
+                batch = sample()
+            except EmptyBufferError:
+                if delivered and consumes(self._sampler):
+                    return  # the consumer was given every item, and nobody writes
+                raise
+            delivered = True
+            yield batch
 
     @property
     def _passes(self) -> Any:

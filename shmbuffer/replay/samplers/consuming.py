@@ -102,6 +102,14 @@ class ConsumingSampler(Consumes):
             known[LEASE] = leases.fill_(lease)
         return slots, known
 
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """See `Sampler.can_sample`: whether there are items that it was not given. O(capacity)."""
+        return self._sampleable_count(storage, batch_size) > 0
+
+    def _sampleable_count(self, storage: Any, batch_size: int) -> int:
+        consumer = self.bind(storage)
+        return 0 if consumer is None else consumer.available(batch_size)
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(max_sample_count={self.max_sample_count}, "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.samplers.sampler import NOTHING_THERE, Sampler, lanes_of
+from shmbuffer.replay.samplers.sampler import NOTHING_THERE, Sampler
 from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.storage import ring_of
 
@@ -73,7 +73,7 @@ class Consumes(Sampler):
                 "this process, which others cannot be given; use a LazyTensorStorage, or a storage "
                 "with a scratch_dir"
             )
-        if lanes_of(storage):
+        if getattr(storage, "ndim", 1) != 1:
             raise ValueError(
                 f"{type(self).__name__} only supports 1-dimensional storages, got "
                 f"storage.ndim={storage.ndim}."
