@@ -15,6 +15,7 @@ import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
+from tests.compat import test_consuming
 from tests.compat.trace import (
     DEVIATIONS,
     DOCUMENT,
@@ -463,5 +464,6 @@ def test_every_deviation_is_in_the_document_and_none_is_unused() -> None:
     text = " ".join(DOCUMENT.read_text().split())
     for name, words in DEVIATIONS.items():
         assert words in text, f"docs/torchrl.md does not say {words!r} ({name})"
-    used = {name for scenario in SCENARIOS for name in scenario.deviations.values()}
+    programs = [*SCENARIOS, *test_consuming.SCENARIOS]
+    used = {name for scenario in programs for name in scenario.deviations.values()}
     assert used == set(DEVIATIONS)

@@ -22,6 +22,9 @@ DEVIATIONS = {
     "rb[key] = value": '`rb["key"] = value` changes a copy',
     "priorities that are none": "NaN, infinite and negative priorities are taken",
     "last columns of an ensemble": "the next pass begins within the batch",
+    "len of what is consumed": "`len(rb)` with a `ConsumingSampler` is what is left to sample",
+    "order of what is consumed": "a `ConsumingSampler` draws at random, and what is written goes",
+    "state of what is consumed": "the `state_dict` with a `ConsumingSampler` has how often",
 }
 
 Step = Callable[..., None]
