@@ -10,7 +10,10 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 
 #: How the message of a failure begins where a test has looked and has not liked what it saw.
-ASSERTIONS = ("assert ", "AssertionError", "Failed: DID NOT RAISE", "Failed: DID NOT WARN")
+ASSERTIONS = (
+    *("assert ", "AssertionError", "Failed: DID NOT RAISE", "Failed: DID NOT WARN"),
+    "tests.native.program.FoundError",
+)
 
 
 @dataclass
