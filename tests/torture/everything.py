@@ -26,6 +26,7 @@ CAMPAIGNS = (
     _MUTANTS,
     "tests.torture.kills",
     "tests.torture.full_kills",
+    "tests.torture.consumers",
     "tests.torture.soak",
     "tests.crash.campaign",
     "tests.power.campaign",

@@ -70,7 +70,7 @@ class Log:
     """One process's account; closed with a ``with`` block, or with the process."""
 
     def __init__(self, folder: Path, chair: int | str, who: int) -> None:
-        self.who = who
+        self.folder, self.who = folder, who
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._updates, self._samples, self._calls = (
             os.open(folder / f"{chair}.{name}", flags, 0o600)
@@ -88,7 +88,7 @@ class Log:
     def _write(self, kind: Kind, began: int, *numbers: int) -> None:
         entry = (int(kind), self.who, began, time.monotonic_ns(), *numbers)
         self._event[0] = entry
-        _append(self._calls, self._event)
+        append(self._calls, self._event)
 
     def invoked(self, first: int, count: int) -> None:
         self._write(Kind.INVOKED, time.monotonic_ns(), first, count, 0, 0)
@@ -101,7 +101,7 @@ class Log:
 
     def died(self, who: int) -> None:
         self._event[0] = (Kind.DIED, who, 0, time.monotonic_ns(), 0, 0, 0, 0)
-        _append(self._calls, self._event)
+        append(self._calls, self._event)
 
     def seen(
         self, began: int, head: int, write_count: int, epoch: int = -1, incarnation: int = 0
@@ -116,7 +116,7 @@ class Log:
 
     def copied(self, number: int, began: int, ended: int, oldest: int) -> None:
         self._event[0] = (Kind.COPIED, self.who, began, ended, number, 0, oldest, 0)
-        _append(self._calls, self._event)
+        append(self._calls, self._event)
 
     def restored(self, number: int, began: int, head: int, write_count: int) -> None:
         self._write(Kind.RESTORED, began, number, 0, head, write_count)
@@ -125,7 +125,7 @@ class Log:
         rows = np.zeros(len(keys), SAMPLE)
         rows["key"], rows["ticket"], rows["began"] = keys, tickets, began
         rows["ended"] = time.monotonic_ns()
-        _append(self._samples, rows)
+        append(self._samples, rows)
 
     def updating(
         self, keys: Keys, tickets: NDArray[np.int64], priorities: NDArray[np.float64]
@@ -135,15 +135,15 @@ class Log:
         rows["key"], rows["ticket"], rows["raw"] = keys, tickets, priorities
         rows["began"] = time.monotonic_ns()
         first = os.fstat(self._updates).st_size // UPDATE.itemsize
-        _append(self._updates, rows)
+        append(self._updates, rows)
         return first
 
     def updated(self, first: int, count: int, applied: int) -> None:
         self._write(Kind.UPDATED, time.monotonic_ns(), first, count, applied, 0)
 
 
-def _append(descriptor: int, entries: NDArray[Any]) -> None:
-    """One write for each page: of a large one a kill might leave a part."""
+def append(descriptor: int, entries: NDArray[Any]) -> None:
+    """Adds to a log: one write for each page: of a large one a kill might leave a part."""
     step = 4096 // entries.itemsize
     at = os.lseek(descriptor, 0, os.SEEK_END) // entries.itemsize % step
     data = entries

@@ -1,0 +1,197 @@
+"""Random kills of learners that consume: each item is done so often for each consumer, not oftener.
+
+    python -m tests.torture.consumers --seconds 60 --seed 1
+
+A round is one directory with two consumers, one of which wants each item more than once. Learners
+come late, take under short leases and without an end, acknowledge at once, late, twice or never,
+give back, and are killed. At the end, with nobody left, what is there is taken and acknowledged;
+then the accounts of all are compared (deliveries.py).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from shmbuffer.errors import EmptyBufferError, LockTimeout, RateLimitTimeout
+from shmbuffer.memory import Engine, Ring, deadline
+from shmbuffer.memory.consumers import Consumer, Taken
+from tests.torture import items
+from tests.torture.arena import Actor, Arena
+from tests.torture.command import Figures, Say, added, main
+from tests.torture.deliveries import Account, Deliveries
+from tests.torture.history import History
+from tests.torture.kills import audited, pause_of, rounds, settle
+from tests.torture.plan import Plan
+from tests.torture.roles import read, roles, write
+
+KILLS = 120
+CHAIRS = ["writer", "writer", "learner", "learner", "learner", "learner", "coordinator"]
+NAMES = ("a", "b")
+LEASES_S = (0.002, 0.03, math.inf)
+#: How long a call waits for the others, who may stand still.
+WAITS_S = 0.02
+NOT_NOW = (EmptyBufferError, LockTimeout, RateLimitTimeout)
+
+
+def round_of_kills(folder: Path, seed: int, *, kills: int = KILLS) -> Figures:
+    """One directory, about so many kills; what was checked."""
+    rng = np.random.default_rng(seed)
+    record_bytes = 2**15 if rng.random() < 0.5 else 0
+    plan = Plan(int(rng.integers(16, 200)), 40, 8, record_bytes, 2, 4, 0.5)
+    times = (1, int(rng.integers(1, 4)))
+    path = folder / "buffer"
+    with Engine.open(path, plan.settings) as engine:
+        engine.define(plan.schema)
+        ring = engine.ring()
+        assert ring is not None
+        opened(ring, times)
+    playing = {
+        **roles(path, plan),
+        "writer": lambda actor: write_on(actor, path, plan),
+        "learner": lambda actor: learn_on(actor, path, plan, times),
+    }
+    figures: Figures = {"rounds": 1, "kills": 0, "recoveries": 0}
+
+    def finish() -> Figures:
+        """With nobody left."""
+        last = items.who_of(len(CHAIRS) + 1, 1)
+        with Engine.open(path, None) as engine, Account(arena.logs, len(CHAIRS) + 1, last) as own:
+            settle(engine)
+            ring = engine.ring()
+            assert ring is not None
+            for number, consumer in enumerate(opened(ring, times)):
+                drain(own, number, consumer)
+            report = engine.check()
+            assert report.ok, str(report)
+            assert [one.behind for one in ring.consumers.status()] == [0, 0]
+        found = Deliveries(Account.read(arena.logs), History.read(arena.logs).batches, times)
+        broken = found.violations()
+        assert not broken, "\n".join(["rules are broken", *broken[:20]])
+        return found.figures()
+
+    with Arena(folder / "logs", playing, CHAIRS, seed) as arena:
+        arena.fill()
+        while figures["kills"] < kills:
+            time.sleep(pause_of(rng, 0.05))
+            everybody = bool(rng.random() < 0.05)
+            victims = arena.chairs if everybody else [arena.chairs[int(rng.integers(len(CHAIRS)))]]
+            figures["kills"] += arena.kill(victims)
+            figures["recoveries"] += everybody
+            arena.fill()
+        figures["kills"] += arena.kill(arena.chairs)
+        arena.end_orphans()
+        added(figures, audited(finish))
+    return figures
+
+
+def opened(ring: Ring, times: tuple[int, ...]) -> list[Consumer]:
+    """The consumers of a round."""
+    return [ring.consumers.open(name, times=n) for name, n in zip(NAMES, times, strict=True)]
+
+
+def write_on(actor: Actor, path: Path, plan: Plan) -> None:
+    """Writes, and gives up where consumers are behind."""
+    first = 0
+    with Engine.open(path, None, role="collector") as engine:
+        ring = engine.ring()
+        assert ring is not None
+        while actor.goes_on():
+            count = int(actor.rng.integers(1, plan.batch + 1))
+            actor.log.invoked(first, count)
+            try:
+                with deadline.within(WAITS_S):
+                    ticket = write(ring, items.keys_of(actor.who, first, count), plan)
+            except NOT_NOW:
+                actor.log.refused(first, count)
+            else:
+                actor.log.written(first, count, ticket)
+            first += count
+
+
+def learn_on(actor: Actor, path: Path, plan: Plan, times: tuple[int, ...]) -> None:
+    """Takes; what it does with it is chance."""
+    time.sleep(pause_of(actor.rng, 0.1))  # late
+    kept: list[tuple[int, Consumer, Taken]] = []
+    chair = actor.who // items.LIVES
+    with (
+        Engine.open(path, None, role="learner") as engine,
+        Account(actor.log.folder, chair, actor.who) as own,
+    ):
+        ring = engine.ring()
+        assert ring is not None
+        consumers = opened(ring, times)
+        while actor.goes_on():
+            number = int(actor.rng.integers(len(consumers)))
+            lease_s = float(actor.rng.choice(LEASES_S))
+            taken = take(own, number, consumers[number], int(actor.rng.integers(1, 9)), lease_s)
+            if taken is not None and lease_s == math.inf and actor.rng.random() < 0.3:
+                there = read(ring, plan)  # nobody writes over it
+                own.keys(number, taken, [there[slot] for slot in taken.slots.tolist()])
+            if taken is not None:
+                kept.append((number, consumers[number], taken))
+            actor.rng.shuffle(kept)  # type: ignore[arg-type]
+            while kept and (len(kept) > 5 or actor.rng.random() < 0.6):
+                dispose(actor, own, *kept.pop())
+
+
+def take(own: Account, number: int, consumer: Consumer, count: int, lease_s: float) -> Taken | None:
+    """Some items, noted; None: there are none now."""
+    began = time.monotonic_ns()
+    try:
+        with deadline.within(WAITS_S):
+            taken = consumer.take(count, lease_s)
+    except NOT_NOW:
+        return None
+    own.took(number, taken, began, lease_s)
+    return taken
+
+
+def dispose(actor: Actor, own: Account, number: int, consumer: Consumer, taken: Taken) -> None:
+    """Acknowledges, perhaps a part of it, perhaps too late; gives the rest back, or not."""
+    chance = actor.rng.random()
+    if chance < 0.2:
+        time.sleep(pause_of(actor.rng, 0.05))
+    if chance > 0.1:
+        part = slice(0, int(actor.rng.integers(len(taken.slots) + 1)) if chance > 0.8 else None)
+        acknowledge(
+            own, number, consumer, Taken(taken.slots[part], taken.tickets[part], taken.lease)
+        )
+    own.gave_back(number, taken)
+    consumer.give_back(taken.lease)
+
+
+def acknowledge(own: Account, number: int, consumer: Consumer, taken: Taken) -> None:
+    """All at once; where some are refused, one by one, to know which: twice is as once."""
+    own.acknowledging(number, taken)
+    done = consumer.ack(taken.lease, taken.slots, taken.tickets)
+    if done.refused in (0, len(taken.slots)):
+        applied = np.full(len(taken.slots), done.refused == 0)
+    else:
+        pieces = (slice(i, i + 1) for i in range(len(taken.slots)))
+        each = [consumer.ack(taken.lease, taken.slots[i], taken.tickets[i]) for i in pieces]
+        applied = np.array([one.applied == 1 for one in each])
+        assert applied.sum() == done.applied, "a repeated ack says something else"
+    own.acknowledged(number, taken, applied)
+
+
+def drain(own: Account, number: int, consumer: Consumer) -> None:
+    """All that is left; its holders are dead."""
+    while True:
+        taken = take(own, number, consumer, 64, math.inf)
+        if taken is None:
+            return
+        acknowledge(own, number, consumer, taken)
+
+
+def campaign(seconds: float, seed: int, say: Say) -> Figures:
+    """Rounds for about ``seconds``, and at least one."""
+    return rounds(__spec__.name, round_of_kills, seconds, seed, say)
+
+
+if __name__ == "__main__":
+    sys.exit(main(campaign))

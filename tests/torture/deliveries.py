@@ -1,0 +1,186 @@
+"""What was delivered to whom, by the learners' own accounts, and what of it cannot be.
+
+    D1  each written item is acknowledged as often as its consumer wants, for each consumer
+    D2  and not oftener: no more acknowledgements were applied, each under a lease of its own
+    D3  what is done is not delivered
+    D4  nobody has what another one has, who lives, and whose lease goes on
+    D5  what is under a lease is the item that was written, and stays
+
+An account is noted as a history is (history.py), a row an item. An acknowledgement without an
+outcome may have been applied or not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shmbuffer.memory.consumers import Taken
+from tests.torture.command import Figures
+from tests.torture.history import append
+
+ROW = np.dtype(
+    [("kind", "<u2"), ("consumer", "<u2"), ("who", "<u4"), ("lease", "<u8"), ("key", "<u8")]
+    + [(name, "<i8") for name in ("ticket", "until", "began", "ended", "unused")]
+)
+assert 4096 % ROW.itemsize == 0
+NEVER = 2**63 - 1
+
+
+class Kind(IntEnum):
+    """What a row says of an item."""
+
+    TOOK = 1
+    """It was given, between ``began`` and ``ended``, at least until ``until``."""
+    ACKING = 2
+    ACKED = 3
+    """Applied."""
+    LATE = 4
+    """Refused."""
+    RETURNED = 5
+    """It is about to be given back."""
+    KEY = 6
+    """It was read: ``key``."""
+
+
+class Account:
+    """What one learner says; closed with a ``with`` block, or with the process."""
+
+    def __init__(self, folder: Path, chair: int, who: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(folder / f"{chair}.taken", flags, 0o600)
+        self._who = who
+
+    def __enter__(self) -> Account:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._file)
+
+    @staticmethod
+    def read(folder: Path) -> NDArray[Any]:
+        """All accounts of a folder."""
+        parts = [np.fromfile(path, ROW) for path in sorted(folder.glob("*.taken"))]
+        return np.concatenate([*parts, np.empty(0, ROW)])
+
+    def took(self, consumer: int, taken: Taken, began: int, lease_s: float) -> None:
+        until = min(began + lease_s * 1e9, float(NEVER - 1024))
+        self._note(consumer, taken, Kind.TOOK, began=began, until=int(until))
+
+    def acknowledging(self, consumer: int, taken: Taken) -> None:
+        self._note(consumer, taken, Kind.ACKING)
+
+    def acknowledged(self, consumer: int, taken: Taken, applied: NDArray[np.bool_]) -> None:
+        self._note(consumer, taken, np.where(applied, Kind.ACKED, Kind.LATE))
+
+    def gave_back(self, consumer: int, taken: Taken) -> None:
+        self._note(consumer, taken, Kind.RETURNED)
+
+    def keys(self, consumer: int, taken: Taken, keys: ArrayLike) -> None:
+        self._note(consumer, taken, Kind.KEY, key=keys)
+
+    def _note(self, consumer: int, taken: Taken, kind: ArrayLike, **more: ArrayLike) -> None:
+        rows = np.zeros(len(taken.tickets), ROW)
+        now = time.monotonic_ns()
+        told = {"kind": kind, "consumer": consumer, "who": self._who, "lease": taken.lease}
+        told |= {"ticket": taken.tickets, "began": now, "ended": now, **more}
+        for name, value in told.items():
+            rows[name] = value
+        append(self._file, rows)
+
+
+class Deliveries:
+    """The accounts of all, when all is over.
+
+    Args:
+        rows: `Account.read`.
+        batches: of the writers: `History.batches`.
+        times: how often each consumer wants each item.
+    """
+
+    def __init__(self, rows: NDArray[Any], batches: Any, times: tuple[int, ...]) -> None:
+        self.rows, self.times = rows, times
+        self.written = {
+            int(one["ticket"]) + i: int(one["key"]) + i
+            for one in batches
+            if one["ticket"] >= 0
+            for i in range(int(one["count"]))
+        }
+        self.lived: dict[int, int] = defaultdict(int)  # so long at least
+        for who, ended in zip(rows["who"].tolist(), rows["ended"].tolist(), strict=True):
+            self.lived[who] = max(self.lived[who], ended)
+        self.each: dict[tuple[int, int], list[Any]] = defaultdict(list)
+        for row in rows:
+            self.each[int(row["consumer"]), int(row["ticket"])].append(row)
+
+    def violations(self) -> list[str]:
+        """In words; none, if all is as it has to be."""
+        found = [
+            f"D1: consumer {consumer} was never given {ticket}"
+            for consumer in range(len(self.times))
+            for ticket in sorted(
+                self.written.keys() - {at for of, at in self.each if of == consumer}
+            )
+        ]
+        for (consumer, ticket), rows in sorted(self.each.items()):
+            of = f"consumer {consumer}, ticket {ticket}"
+            found += [f"{what} ({of})" for what in self._of_item(consumer, ticket, rows)]
+        return found
+
+    def _of_item(self, consumer: int, ticket: int, rows: list[Any]) -> list[str]:
+        times, found = self.times[consumer], []
+        done = sorted(
+            {int(one["lease"]): int(one["ended"]) for one in _of(rows, Kind.ACKED)}.values()
+        )
+        settled = {int(one["lease"]) for one in rows if one["kind"] in (Kind.ACKED, Kind.LATE)}
+        begun = {int(one["lease"]) for one in _of(rows, Kind.ACKING)}
+        if len(done) + len(begun - settled) < times:
+            found.append(f"D1: it was acknowledged {len(done)} times, not {times}")
+        if len(done) > times:
+            found.append(f"D2: it was acknowledged {len(done)} times, not {times}")
+        took = _of(rows, Kind.TOOK)
+        if len(done) >= times and any(one["began"] > done[times - 1] for one in took):
+            found.append("D3: it was done, and given again")
+        holds = sorted((int(one["ended"]), self._held_until(one, rows)) for one in took)
+        until = 0
+        for since, to in holds:
+            if since < min(until, to):
+                found.append(f"D4: two had it at {since}")
+            until = max(until, to)
+        keys = {int(one["key"]) for one in _of(rows, Kind.KEY)}
+        if not keys <= {self.written.get(ticket, *keys)} or len(keys) > 1:
+            found.append(f"D5: it was read as {keys}, and is {self.written.get(ticket)}")
+        return found
+
+    def _held_until(self, took: Any, rows: list[Any]) -> int:
+        """So long at least: to the end of its lease, to the holder's last word, or to its ack."""
+        ends = [
+            int(one["began"])
+            for one in rows
+            if one["kind"] in (Kind.ACKING, Kind.RETURNED) and one["lease"] == took["lease"]
+        ]
+        return min([int(took["until"]), self.lived[int(took["who"])], *ends])
+
+    def figures(self) -> Figures:
+        """What was looked at."""
+        kinds = self.rows["kind"]
+        takes = int(np.count_nonzero(kinds == Kind.TOOK))
+        return {
+            "items_checked": len(self.each),
+            "deliveries": takes,
+            "redeliveries": takes
+            - len(np.unique(self.rows[kinds == Kind.TOOK][["consumer", "ticket"]])),
+            "late_acks": int(np.count_nonzero(kinds == Kind.LATE)),
+            "keys_read": int(np.count_nonzero(kinds == Kind.KEY)),
+        }
+
+
+def _of(rows: list[Any], kind: Kind) -> list[Any]:
+    return [one for one in rows if one["kind"] == kind]
