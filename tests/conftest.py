@@ -32,6 +32,10 @@ hypothesis.settings.load_profile("shmbuffer")
 MARK = ("SHMBUFFER_TEST_SESSION", str(os.getpid()))
 os.environ.update([MARK])
 
+# So is the folder of its sitecustomize.py; last, because a run for coverage has one of its own.
+STARTUP = str(Path(__file__).parent / "startup")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), STARTUP]))
+
 # These live as long as the interpreter that started them. What a forkserver forks does not.
 HELPERS = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 

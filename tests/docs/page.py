@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import gc
 import io
 import json
 import os
@@ -146,6 +147,7 @@ def main() -> None:
 
     for name in ("Coordinator", "attach", "TensorDictPrioritizedReplayBuffer"):
         getattr(shmbuffer, name)
+    gc.freeze()  # a page collects its own garbage
     while line := sys.stdin.readline():
         request = json.loads(line)
         pid = os.fork()
