@@ -207,14 +207,14 @@ int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shm
 
 /* What each slot's item is to a consumer, all of one moment. */
 int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
-                   int64_t *tickets, uint64_t *leases) {
+                   int64_t *tickets, uint64_t *notes) {
     struct shmb_book book;
     uint64_t now = now_ns(), ticket;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
     shmb_move_floor(ring, &book);
     for (uint64_t slot = 0; slot < ring->capacity; slot++) { /* the caller's arrays are as long */
-        standings[slot] = (unsigned char)shmb_standing_of(ring, &book, slot, now, &ticket, &leases[slot]);
+        standings[slot] = (unsigned char)shmb_standing_of(ring, &book, slot, now, &ticket, &notes[slot]);
         tickets[slot] = (int64_t)ticket;
     }
     shmb_unlock(ring);

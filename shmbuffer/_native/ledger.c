@@ -372,13 +372,13 @@ void shmb_end_lease(const struct shmb_book *book, uint64_t id) {
     CP(consume_ended);
 }
 
-/* What a slot's item is to a consumer, and to the client of this handle. */
+/* What a slot's item is to a consumer, and to the client of this handle; `*note` has its lease and how often it was acknowledged. */
 enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
-                                    uint64_t *ticket, uint64_t *lease_id) {
+                                    uint64_t *ticket, uint64_t *note) {
     uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
     uint64_t floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed);
     *ticket = SHMB_TICKET(word);
-    *lease_id = SHMB_LEASE_OF(what);
+    *note = what & ~SHMB_LEASED_WHAT;
     if (SHMB_STATE(word) != SHMB_COMMITTED) return SHMB_NO_ITEM;
     if (what & SHMB_LEASED_WHAT) {
         const struct shmb_lease *lease = lease_at(book, SHMB_LEASE_OF(what));

@@ -32,7 +32,7 @@ void shmb_move_next(const struct shmb_book *book, uint64_t next);
 int shmb_acknowledge(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t id);
 void shmb_end_lease(const struct shmb_book *book, uint64_t id);
 enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
-                                    uint64_t *ticket, uint64_t *lease_id);
+                                    uint64_t *ticket, uint64_t *note);
 
 /* consume.c: what a consumer's clients ask for. `number` is the consumer's */
 struct shmb_wanted_consumer {
@@ -59,6 +59,6 @@ int shmb_acknowledge_items(struct shmb_ring *ring, struct shmb_call *call, struc
                            const int64_t *slots, const int64_t *tickets, uint64_t count, uint64_t *acked);
 int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t lease_id);
 int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
-                   int64_t *tickets, uint64_t *leases);
+                   int64_t *tickets, uint64_t *notes);
 
 #endif

@@ -29,6 +29,7 @@ from shmbuffer.memory.claims import address
 from shmbuffer.memory.consumer_status import ConsumerStatus
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.layout import Alone, Side
+from shmbuffer.memory.ledger import HELD_HERE, TO_GIVE, Standings
 from shmbuffer.memory.waiting import Calls
 
 Start = Literal["oldest", "newest"]
@@ -51,18 +52,6 @@ class Acknowledged(NamedTuple):
     """Items that are done, under the lease that they came with."""
     refused: int
     """Items that came too late: others have been given them since, or they are gone."""
-
-
-class Standings(NamedTuple):
-    """What each slot's item is to a consumer; see ``enum shmb_standing``."""
-
-    states: NDArray[np.uint8]
-    tickets: NDArray[np.int64]
-    leases: NDArray[np.uint64]
-
-
-NO_ITEM, TO_GIVE, HELD_HERE, HELD_THERE, DONE = range(5)
-"""In `Standings.states`."""
 
 
 class Consumers:

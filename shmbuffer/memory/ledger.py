@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,29 @@ HEAD = structure(
     ("bytes", "<u8", 2056),
     itemsize=layout.PAGE,
 )
+
+
+class Standings(NamedTuple):
+    """What each slot's item is to a consumer; see ``enum shmb_standing``."""
+
+    states: NDArray[np.uint8]
+    tickets: NDArray[np.int64]
+    notes: NDArray[np.uint64]
+    """The lease that it is under, or was last, and how often it was acknowledged."""
+
+    @property
+    def leases(self) -> NDArray[np.uint64]:
+        """The lease that each item is under, or was last; 0: none."""
+        return self.notes & np.uint64(2**LEASE_BITS - 1)
+
+    @property
+    def acks(self) -> NDArray[np.int64]:
+        """How often each item was acknowledged; of what is `DONE`, nobody knows."""
+        return (self.notes >> np.uint64(LEASE_BITS)).astype(np.int64)
+
+
+NO_ITEM, TO_GIVE, HELD_HERE, HELD_THERE, DONE = range(5)
+"""In `Standings.states`."""
 
 
 class ReservationState(IntEnum):

@@ -12,9 +12,9 @@ import pytest
 
 from shmbuffer.errors import ConsumerError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.memory import Engine
-from shmbuffer.memory.consumers import DONE, HELD_HERE, HELD_THERE, TO_GIVE
 from shmbuffer.memory.deadline import within
 from shmbuffer.memory.layout import Side
+from shmbuffer.memory.ledger import DONE, HELD_HERE, HELD_THERE, TO_GIVE
 from tests.memory.rows import Maker, ring_of, write
 
 

@@ -28,6 +28,8 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
+from shmbuffer.replay.buffers.consumed import read_consumed
+from shmbuffer.replay.values import write_values
 
 
 def items(first: int, count: int) -> TensorDict:
@@ -299,3 +301,52 @@ def test_a_load_over_what_was_consumed_begins_with_what_is_loaded(tmp_path: Path
     assert numbers(rb.sample()) == [4, 5, 6, 7]
     rb.extend(items(30, 10))
     assert numbers(rb.sample()) == [8, 9, 30, 31]
+
+
+def test_a_save_knows_how_often_each_item_was_acknowledged(tmp_path: Path) -> None:
+    rb, again = (made(sampler=ConsumingSampler(3), batch_size=None) for _ in range(2))
+    rb.extend(items(0, 6))
+    for _ in range(3):
+        rb.sample(2)  # 0 and 1 are done
+    rb.sample(4)
+    rb.sample(2)  # 2 and 3 twice, 4 and 5 once
+    rb.sample(1, lease=math.inf)  # 2: its third time
+    late = rb.sample(2, lease=math.inf)
+    assert numbers(late) == [3, 4]  # the third and the second time
+    rb.dumps(tmp_path / "save")
+    again.loads(tmp_path / "save")
+    assert numbers(again.sample(6)) == [4, 5]
+    assert numbers(again.sample(6)) == [5]
+    with pytest.raises(EmptyBufferError):
+        again.sample(6)
+    again.extend(items(6, 12))
+    assert [again.sample(12)["n"].sum() for _ in range(3)] == 3 * [sum(range(6, 18))]
+
+
+def test_a_save_without_such_counts_begins_them_again(tmp_path: Path) -> None:
+    rb = made(sampler=ConsumingSampler(2), batch_size=None)
+    rb.extend(items(0, 6))
+    for _ in range(2):
+        rb.sample(3)
+    rb.sample(3)  # once
+    rb.dumps(tmp_path / "save")
+    (saved,) = read_consumed(tmp_path / "save")
+    assert (saved.pop("begun").tolist(), saved.pop("acks").tolist()) == ([3, 4, 5], [1, 1, 1])
+    write_values(
+        tmp_path / "save", "shmbuffer.consumers", [[saved]], allow_pickle=False, what="consumer"
+    )
+    rb.loads(tmp_path / "save")
+    assert [one for _ in range(2) for one in numbers(rb.sample(3))] == [3, 4, 5, 3, 4, 5]
+
+
+def test_an_item_that_was_written_again_is_not_taken_for_done(tmp_path: Path) -> None:
+    rb = made(sampler=ConsumingSampler(2), batch_size=None)
+    rb.extend(items(0, 16))
+    rb.sample(16)
+    rb.dumps(tmp_path / "first")
+    rb.sample(16)
+    rb.extend(items(16, 16))
+    rb.loads(tmp_path / "first")
+    assert numbers(rb.sample(16)) == list(range(16))
+    with pytest.raises(EmptyBufferError):
+        rb.sample(1)

@@ -2,8 +2,9 @@
 
     <path>/shmbuffer.consumers.jsonl, .data   there where buffer_metadata.json says so: `values`
 
-What the saver holds under a lease counts as done: it trains on it, or has done so in what it saves
-beside. What others hold is to be given again. Counts begin anew.
+What the saver holds under a lease counts as acknowledged: it trains on it, or has done so in what
+it saves beside. What others hold is to be given again. An item that is to be acknowledged several
+times comes as often as it still has to. What `ReplayBuffer.consumers` counts begins again at 0.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.memory.consumers import DONE, HELD_HERE
+from shmbuffer.memory.ledger import DONE, HELD_HERE, NO_ITEM
 from shmbuffer.replay.values import read_values, reading, write_values
 
 if TYPE_CHECKING:
@@ -35,12 +36,17 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> bool:
             status.name, times=status.max_sample_count, holds=status.holds
         )
         found = consumer.standings()
-        done = (found.states == DONE) | (found.states == HELD_HERE)
+        times = status.max_sample_count
+        acks = found.acks + (found.states == HELD_HERE)
+        acks[found.states == DONE] = times
+        acks[found.states == NO_ITEM] = 0
         if isinstance(saved, np.ndarray) and saved.shape == found.tickets.shape:
-            done |= (saved >= 0) & (saved != found.tickets)  # written over since: it was done
-        slots = torch.from_numpy(done.nonzero()[0].astype(np.int64))
-        known = {"name": status.name, "times": status.max_sample_count, "holds": status.holds}
-        values.append({**known, "done": slots})
+            gone = (saved != found.tickets) | (found.states == NO_ITEM)
+            acks[(saved >= 0) & gone] = times  # written over since: it was done
+        done, begun = acks >= times, (acks > 0) & (acks < times)
+        slots = {"done": done.nonzero()[0], "begun": begun.nonzero()[0], "acks": acks[begun]}
+        known = {"name": status.name, "times": times, "holds": status.holds}
+        values.append(known | {name: torch.from_numpy(one) for name, one in slots.items()})
     write_values(directory, _CONSUMERS, [values], allow_pickle=False, what="consumer")
     return True
 
@@ -53,6 +59,10 @@ def read_consumed(directory: Path) -> list[dict[str, Any]]:
             if not isinstance(one["name"], str) or one["done"].dtype is not torch.int64:
                 raise ValueError("a consumer has no name, or does not say what it is done with")
             one["times"], one["holds"] = int(one["times"]), bool(one["holds"])
+            none = torch.zeros(0, dtype=torch.int64)  # of saves before these two
+            begun, acks = one.setdefault("begun", none), one.setdefault("acks", none)
+            if {begun.dtype, acks.dtype} != {torch.int64} or begun.shape != acks.shape:
+                raise ValueError("a consumer does not say how often it has acknowledged")
     return list(found)
 
 
@@ -72,9 +82,12 @@ def restore_consumed(ring: Ring | None, saved: list[dict[str, Any]], loaded: Loa
         consumer = ring.consumers.open(name, times=times, holds=holds)
         if one is None:
             continue
-        slots = loaded.places(one["done"].numpy())
-        slots = slots[(slots >= 0) & (slots < ring.capacity)]
-        slots = slots[tickets[slots] >= 0]
-        for _ in range(times):
+        slots = loaded.places(torch.cat([one["done"], one["begun"]]).numpy())
+        acks = np.append(np.full(len(one["done"]), times), one["acks"].numpy().clip(0, times))
+        there_still = (slots >= 0) & (slots < ring.capacity)
+        there_still[there_still] = tickets[slots[there_still]] >= 0
+        slots, acks = slots[there_still], acks[there_still]
+        while len(slots):
             _, lease = consumer.claim(slots, tickets[slots])
             consumer.ack(lease, slots, tickets[slots])
+            slots, acks = slots[acks > 1], acks[acks > 1] - 1

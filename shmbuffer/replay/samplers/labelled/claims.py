@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.memory.consumers import DONE, HELD_HERE, TO_GIVE, Taken
+from shmbuffer.memory.consumers import Taken
+from shmbuffer.memory.ledger import DONE, HELD_HERE, TO_GIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmbuffer.memory import Ring
-    from shmbuffer.memory.consumers import Consumer, Standings
+    from shmbuffer.memory.consumers import Consumer
+    from shmbuffer.memory.ledger import Standings
     from shmbuffer.replay.samplers.arrays import Flags, Ints
     from shmbuffer.replay.samplers.labelled.index import LabelIndex
 
