@@ -13,10 +13,11 @@ told in ``_native/ledger.c``; this is who asks for it, and what is waited for.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -152,8 +153,9 @@ class Consumers:
 
     def _find(self, encoded: bytes) -> tuple[int, Any] | None:
         for which, record in enumerate(ledger.consumers(self._map())):
-            if record["state"] == ledger.CONSUMES and record["name"] == encoded:
-                return which, record
+            number, known = int(record["number"]), record.copy()  # its place may be taken meanwhile
+            if (known["state"], known["name"]) == (ledger.CONSUMES, encoded):
+                return (which, known) if known["number"] == number else None
         return None
 
     def _make(self, encoded: bytes, times: int, holds: bool, *, newest: bool) -> tuple[int, Any]:
@@ -179,7 +181,7 @@ class Consumers:
             return int(seat.native.open_consumer(*given, LOCK_TIMEOUT_NS))
 
         self._calls.run(call, "open_consumer")
-        return free[0], records[free[0]]
+        return free[0], records[free[0]].copy()
 
 
 class Consumer:
@@ -226,7 +228,7 @@ class Consumer:
         return Taken(slots[:found], tickets[:found], int(lease[0]))
 
     def take_at(self, count: int, lease_s: float, *where: int) -> int:
-        """`take`, into memory that is there: addresses of slots, tickets and the lease's number.
+        """`take`, into memory that is there: addresses of slots, tickets and the lease's number, 0.
 
         Returns:
             How many items it has taken.
@@ -247,7 +249,16 @@ class Consumer:
                     )
             return result
 
-        return self._calls.run(call, "sample") if count else 0
+        return self._taking(call, where[2]) if count else 0
+
+    def _taking(self, call: Callable[[], int], lease_at: int, index: object = None) -> int:
+        """What it has taken is given back if it is interrupted; the lease is 0 until then."""
+        try:
+            return self._calls.run(call, "sample", index=index)
+        except BaseException:
+            if lease := ctypes.c_uint64.from_address(lease_at).value:
+                self.give_back(lease)
+            raise
 
     def _is_over(self) -> bool:
         """Whether nobody writes, and nobody has said that this is to be waited for."""
@@ -304,7 +315,7 @@ class Consumer:
                 )
             )
 
-        found = self._calls.run(call, "sample", index=index)
+        found = self._taking(call, address(lease), index)
         return kept.astype(bool), int(lease[0]) if found else 0
 
     def drop(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 
@@ -12,6 +13,7 @@ import pytest
 
 from shmbuffer.errors import ConsumerError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.memory import Engine
+from shmbuffer.memory.consumers import Consumers
 from shmbuffer.memory.deadline import within
 from shmbuffer.memory.layout import Side
 from shmbuffer.memory.ledger import DONE, HELD_HERE, HELD_THERE, TO_GIVE
@@ -45,6 +47,52 @@ def test_each_consumer_is_given_each_item(make: Maker) -> None:
     late = ring.consumers.open("late", start="newest")
     write(ring, [4])
     assert late.take(4).tickets.tolist() == [4]
+
+
+@pytest.mark.parametrize("way", ["take", "claim"])
+def test_what_an_interrupted_call_has_taken_is_given_to_others(make: Maker, way: str) -> None:
+    ring = ring_of(make())
+    consumer = ring.consumers.open("a")
+    write(ring, range(3))
+
+    def interrupt(frame: object, event: str, what: object) -> None:
+        """As a signal that came while the core was at work."""
+        if event == "c_return" and getattr(what, "__name__", "") in ("deliver", "claim_groups"):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            consumer.take(3) if way == "take" else consumer.claim(np.arange(3), np.arange(3))
+    finally:
+        sys.setprofile(before)
+    (lease,) = ring.consumers.status()[0].leases
+    assert (lease.items, lease.ends_in_s) == (3, 0)
+    assert consumer.take(3).tickets.tolist() == [0, 1, 2]
+
+
+def test_a_consumer_that_is_removed_while_it_is_looked_up_is_not_taken_for_the_next(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = ring_of(make())
+    write(ring, range(3))
+    ring.consumers.open("a")
+    find = Consumers._find
+
+    def removed_behind(self: Consumers, encoded: bytes) -> object:
+        found = find(self, encoded)
+        monkeypatch.undo()
+        assert ring.consumers.remove("a")
+        ring.consumers.open("b", times=2, holds=False)
+        return found
+
+    monkeypatch.setattr(Consumers, "_find", removed_behind)
+    gone = ring.consumers.open("a")
+    assert not gone.is_there
+    with pytest.raises(ConsumerError, match="consumer"):
+        gone.take(1)
 
 
 def test_what_a_lease_lost_is_given_to_others_first_and_its_ack_is_refused(make: Maker) -> None:

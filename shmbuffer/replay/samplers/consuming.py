@@ -90,7 +90,7 @@ class ConsumingSampler(Consumes):
         """
         consumer = self.opened(storage)
         slots = torch.empty(batch_size, dtype=torch.int64)
-        tickets, leases = torch.empty_like(slots), torch.empty_like(slots)
+        tickets, leases = torch.empty_like(slots), torch.zeros_like(slots)
         where = slots.data_ptr(), tickets.data_ptr(), leases.data_ptr()
         found = consumer.take_at(batch_size, self._lease_s(), *where)
         if found < batch_size:
