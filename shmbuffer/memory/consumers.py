@@ -272,6 +272,7 @@ class Consumer:
 
     def available(self, count: int) -> int:
         """Items that `take` of ``count`` could give now; 0 where it waits. O(capacity)."""
+        self._seat.reap_dead()  # nobody else may do it, and what they hold is to be given
         there = int((self.standings().states == TO_GIVE).sum())
         for one in Consumers(self._calls).status():  # ours say who holds them to the end
             ended = (held for held in one.leases if not held.ends_in_s)

@@ -203,6 +203,7 @@ def test_a_client_that_dies_between_two_calls_gives_back_what_it_holds(tmp_path:
             os.kill(os.getpid(), 9)
 
     assert ended(fork(holds)) != 0
+    assert mine.available(8) == 8, "asked of one who has not waited for anybody"
     assert mine.take(8).tickets.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     (found,) = _ring(engine).consumers.status()
     assert (found.redelivered, found.held) == (5, 8)
