@@ -28,7 +28,7 @@ from shmbuffer.errors import ConsumerError, EmptyBufferError
 from shmbuffer.memory import consumer_status, ledger, limiter
 from shmbuffer.memory.claims import address
 from shmbuffer.memory.consumer_status import ConsumerStatus
-from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, nanoseconds
 from shmbuffer.memory.layout import Alone, Side
 from shmbuffer.memory.ledger import HELD_HERE, TO_GIVE, Standings
 from shmbuffer.memory.waiting import Calls
@@ -111,6 +111,11 @@ class Consumers:
                 name=name,
             )
         return Consumer(self._calls, name, which, int(record["number"]))
+
+    def known(self, name: str) -> Consumer | None:
+        """The consumer of that name, or None: it is not made."""
+        found = self._find(name.encode())
+        return found and Consumer(self._calls, name, found[0], int(found[1]["number"]))
 
     def remove(self, name: str) -> bool:
         """Removes a consumer: nobody waits for it any more. Returns whether it was there."""
@@ -383,13 +388,6 @@ class Consumer:
         found = self.standings()
         here = (found.states == HELD_HERE).nonzero()[0]
         return here, found.tickets[here], found.leases[here]
-
-
-def nanoseconds(lease_s: float) -> int:
-    """How long a lease is; ValueError for what is no time."""
-    if not lease_s > 0:
-        raise ValueError(f"a lease is a number of seconds above 0, or math.inf, not {lease_s!r}")
-    return min(int(lease_s * 1e9), 2**64 - 1) if lease_s < 2**34 else 2**64 - 1
 
 
 def _pair(

@@ -50,3 +50,10 @@ class _Own(threading.local):
 
 
 _own = _Own()
+
+
+def nanoseconds(lease_s: float) -> int:
+    """How long a lease is; ValueError for what is no time."""
+    if not lease_s > 0:
+        raise ValueError(f"a lease is a number of seconds above 0, or math.inf, not {lease_s!r}")
+    return min(int(lease_s * 1e9), 2**64 - 1) if lease_s < 2**34 else 2**64 - 1

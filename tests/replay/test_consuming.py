@@ -28,6 +28,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
+from shmbuffer.memory.consumers import Consumers
 from shmbuffer.replay.buffers.consumed import read_consumed
 from shmbuffer.replay.values import write_values
 
@@ -321,6 +322,29 @@ def test_a_save_knows_how_often_each_item_was_acknowledged(tmp_path: Path) -> No
         again.sample(6)
     again.extend(items(6, 12))
     assert [again.sample(12)["n"].sum() for _ in range(3)] == 3 * [sum(range(6, 18))]
+
+
+@pytest.mark.parametrize("moment", ["status", "known"])
+def test_a_consumer_that_is_removed_during_a_save_stays_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    rb = made()
+    rb.extend(items(0, 6))
+    rb.set_sampler(ConsumingSampler(consumer="other"))
+    rb.set_sampler(ConsumingSampler())
+    rb.sample()
+    look = getattr(Consumers, moment)
+
+    def removed_behind(self: Consumers, *name: str) -> Any:
+        found = look(self, *name)
+        if self.remove("other"):
+            monkeypatch.undo()
+        return found
+
+    monkeypatch.setattr(Consumers, moment, removed_behind)
+    rb.dumps(tmp_path / "save")
+    assert [one.name for one in rb.consumers()] == ["default"]
+    assert [one["name"] for one in read_consumed(tmp_path / "save")] == ["default"]
 
 
 def test_a_save_without_such_counts_begins_them_again(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmbuffer.errors import ConsumerError
 from shmbuffer.memory.ledger import DONE, HELD_HERE, NO_ITEM
 from shmbuffer.replay.values import read_values, reading, write_values
 
@@ -32,10 +33,13 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> bool:
     values = []
     saved = getattr(moment, "tickets", None)
     for status in ring.consumers.status():
-        consumer = ring.consumers.open(
-            status.name, times=status.max_sample_count, holds=status.holds
-        )
-        found = consumer.standings()
+        try:
+            consumer = ring.consumers.known(status.name)
+            found = None if consumer is None else consumer.standings()
+        except ConsumerError:
+            found = None
+        if found is None:
+            continue  # it was removed meanwhile
         times = status.max_sample_count
         acks = found.acks + (found.states == HELD_HERE)
         acks[found.states == DONE] = times
