@@ -106,13 +106,14 @@ CTRL_C = """
 import multiprocessing, os, signal, sys, time
 from shmbuffer.service.coordinator import Coordinator
 from tests.service import targets
+os.setpgid(0, 0)  # a group of its own, as a shell makes one
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
 with Coordinator(sys.argv[1], capacity=64) as coordinator:
     spawned = coordinator.spawn(targets.end_late, 2, out, restart=True)
     for _ in spawned:
         inbox.recv()
     try:
-        print(*[one.pid for one in spawned], flush=True)
+        print("ready", flush=True)
         while True:
             time.sleep(0.01)
     except KeyboardInterrupt:
@@ -127,9 +128,8 @@ def test_ctrl_c_ends_everybody_quietly_and_what_is_registered_for_the_end_runs(
 ) -> None:
     command = (sys.executable, "-c", CTRL_C, str(scratch_dir))
     with Program(*command, PYTHONUNBUFFERED="") as program:
-        for pid in [int(pid) for pid in program.line().split()]:
-            os.kill(pid, signal.SIGINT)
-        program.signal(signal.SIGINT)
+        assert program.line() == "ready"
+        os.killpg(program.pid, signal.SIGINT)
         code, out, err = program.end()
     assert (code, err) == (0, "")  # Python was not taken apart, and nobody was killed
     assert out.count("one line, ") == 2
