@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -106,13 +107,14 @@ def test_equal_values_of_two_types_are_two() -> None:
 UPKEEP = "tests/crash/test_upkeep.py"
 
 
-def collected(*arguments: str) -> set[str]:
+@functools.cache  # each is a run of pytest
+def collected(*arguments: str) -> frozenset[str]:
     """What a run with these arguments would run."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     root = Path(__file__).parents[1]
     done = subprocess.run([*command, *arguments], cwd=root, capture_output=True, text=True)
     assert done.returncode in (0, 5), done.stdout + done.stderr
-    return {line for line in done.stdout.splitlines() if "::" in line}
+    return frozenset(line for line in done.stdout.splitlines() if "::" in line)
 
 
 def test_a_run_takes_a_sample_and_with_full_it_takes_all() -> None:
