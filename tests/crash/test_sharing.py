@@ -64,11 +64,12 @@ def read_all(ring: Ring) -> dict[int, int]:
     index = np.arange(CAPACITY)
     addresses = [one.ctypes.data for one in out]
     ring.read(index.ctypes.data, CAPACITY, addresses, tickets.ctypes.data)
-    held = (tickets >= 0).nonzero()[0].tolist()
-    for slot in held:
-        for found, expected in zip(out, batch([int(out[0][slot])]), strict=True):
-            assert (found[slot] == expected[0]).all(), f"slot {slot} is torn"
-    return {slot: int(out[0][slot]) for slot in held}
+    held = (tickets >= 0).nonzero()[0]
+    numbers = out[0][held].tolist()
+    for found, expected in zip(out, batch(numbers), strict=True):
+        torn = (found[held] != expected).any(tuple(range(1, found.ndim)))
+        assert not torn.any(), f"slots {held[torn]} are torn"
+    return dict(zip(held.tolist(), numbers, strict=True))
 
 
 def prepare(path: Path) -> Engine:
