@@ -276,13 +276,14 @@ class Consumer:
         return self._calls.sides.are_left(Side.INSERTS, time.monotonic())
 
     def available(self, count: int) -> int:
-        """Items that `take` of ``count`` could give now; 0 where it waits. O(capacity)."""
+        """Items that `take` of ``count`` could give now; 0 where it waits. At most O(capacity)."""
         self._seat.reap_dead()  # nobody else may do it, and what they hold is to be given
-        there = int((self.standings().states == TO_GIVE).sum())
-        for one in Consumers(self._calls).status():  # ours say who holds them to the end
-            ended = (held for held in one.leases if not held.ends_in_s)
-            mine = (held.items for held in ended if held.entry == self._seat.entry)
-            there += sum(mine) if one.name == self.name else 0
+        found = [one for one in Consumers(self._calls).status() if one.name == self.name]
+        ended, there = [held for one in found for held in one.leases if not held.ends_in_s], 0
+        if not found or found[0].position < found[0].floor + found[0].behind:
+            there = int((self.standings().states == TO_GIVE).sum())
+            ended = [held for held in ended if held.entry == self._seat.entry]  # but for our own
+        there += sum(held.items for held in ended)
         return there if there >= count or self._is_over() else 0
 
     def claim(

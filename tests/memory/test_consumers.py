@@ -37,6 +37,24 @@ def test_items_come_once_and_oldest_first(make: Maker) -> None:
     assert (found.delivered, found.acked, found.refused, found.held) == (5, 3, 0, 2)
 
 
+def test_what_could_be_given_is_counted(make: Maker) -> None:
+    ring = ring_of(make())
+    consumer = ring.consumers.open("a")
+    assert consumer.available(1) == 0
+    write(ring, range(5))
+    assert consumer.available(8) == 5
+    consumer.take(1, 1e-9)
+    assert consumer.available(8) == 5, "a lease that is over, and what is new"
+    consumer.take(3)  # the first of them again
+    assert consumer.available(8) == 2
+    consumer.take(2, 1e-9)
+    assert consumer.available(8) == 2, "nothing is new"
+    taken = consumer.take(2)
+    assert consumer.available(1) == 0
+    consumer.give_back(taken.lease)
+    assert consumer.available(1) == 2
+
+
 def test_each_consumer_is_given_each_item(make: Maker) -> None:
     ring = ring_of(make())
     one, two = ring.consumers.open("one"), ring.consumers.open("two")
@@ -152,6 +170,8 @@ def test_a_consumer_that_is_removed_says_so(make: Maker) -> None:
     assert not ring.consumers
     with pytest.raises(ConsumerError, match="was removed while this handle used it"):
         consumer.take(1)
+    with pytest.raises(ConsumerError, match="was removed while this handle used it"):
+        consumer.available(1)
     again = ring.consumers.open("a")
     with pytest.raises(ConsumerError, match="was removed"):
         consumer.take(1)

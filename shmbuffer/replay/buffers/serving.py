@@ -106,7 +106,8 @@ class Serving(Parts):
             RuntimeError: no batch size anywhere; or a sampler cannot make batches of this size, or
                 of these items, at any time.
 
-        Cost: a microsecond; for slices as much as to look for them, see `SliceSampler`.
+        Cost: a microsecond; for slices as much as to look for them, see `SliceSampler`; with a
+        `ConsumingSampler` O(capacity) where there are new items, 6 ms a million.
         """
         if batch_size is None:
             batch_size = self._batch_size
