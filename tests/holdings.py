@@ -55,6 +55,22 @@ def open_files_of_buffers() -> Counter[str]:
     return Counter(line for line in _files() if "/.shmbuffer/" in line)
 
 
+def locked_files() -> Iterator[tuple[str, str]]:
+    """The files open here that are locked, each with its lock: type, inode, bytes.
+
+    What the kernel says of a descriptor is there at once. Before it shows /proc/locks it waits for
+    all processors, several milliseconds, which is longer than most tests take.
+    """
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            if target.startswith("/"):
+                for line in _read(f"/proc/self/fdinfo/{descriptor}").decode().splitlines():
+                    if line.startswith("lock:"):
+                        _, _, *what, _, inode, start, end = line.split()
+                        yield target, f"{' '.join(what)} {inode} {start}-{end}"
+
+
 def mapped() -> Counter[str]:
     """Maps of files, now. Those of a buffer stay until Python collects its garbage."""
     return Counter(_maps())
@@ -129,18 +145,8 @@ def _threads() -> Iterator[str]:
 
 
 def _locks() -> Iterator[str]:
-    """Locks on files that are open here; by type and inode.
-
-    What the kernel says of a descriptor is there at once. Before it shows /proc/locks it waits for
-    all processors, several milliseconds, which is longer than most tests take.
-    """
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/"):
-                for line in _read(f"/proc/self/fdinfo/{descriptor}").decode().splitlines():
-                    if line.startswith("lock:"):
-                        _, _, *what, _, inode, start, end = line.split()
-                        yield f"locked: {' '.join(what)} {inode} {start}-{end}"
+    for _, lock in locked_files():
+        yield f"locked: {lock}"
 
 
 def _names() -> Iterator[str]:

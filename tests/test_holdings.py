@@ -87,6 +87,12 @@ def test_a_lock_is_found(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
+def test_a_locked_file_is_told_from_one_that_is_open(tmp_path: Path) -> None:
+    with (tmp_path / "mine").open("w") as mine, (tmp_path / "free").open("w"):
+        fcntl.lockf(mine, fcntl.LOCK_EX)
+        assert [target for target, _ in holdings.locked_files()] == [str(tmp_path / "mine")]
+
+
 def test_a_temporary_file_is_found() -> None:
     with gains("temporary files: forgotten-"):
         path = tempfile.mkdtemp(prefix="forgotten-")

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -185,12 +184,4 @@ def _unraisable() -> Iterator[None]:
 
 def _locked(names: str) -> set[str]:
     """The files of that name that this process has locked."""
-    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    numbers = {line[-3].rpartition(":")[2] for line in lines if line[-4] == str(os.getpid())}
-    found = set()
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            path = f"/proc/self/fd/{descriptor}"
-            if str(os.stat(path).st_ino) in numbers:
-                found.add(os.readlink(path))
-    return {name for name in found if names in name}
+    return {name for name, _ in holdings.locked_files() if names in name}
