@@ -4,7 +4,7 @@
 
 REQUESTS is the shared object of `requests.c`. For each call a line of JSON says how it is named and
 which of the files that valgrind writes is its first: of what came before, then of no call at all,
-then WINDOWS of them of CALLS calls each.
+then WINDOWS of them of so many calls each.
 """
 
 from __future__ import annotations
@@ -16,11 +16,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.library import ARRAYS, INDEX, OUT, TENSORDICT, Operation
+import shmbuffer
+from benchmarks.library import (
+    ARRAYS,
+    BY_STALENESS,
+    IN_GROUPS,
+    IN_STREAMS,
+    INDEX,
+    OUT,
+    TENSORDICT,
+    Operation,
+)
 from benchmarks.ours import ShmBuffer
 
 CALLS, WINDOWS = 32, 5
 WARM = 48  # more than the interpreter needs to specialise what it runs
+LARGE = 4096  # items of a batch of which so many are counted that few calls are enough
+LARGE_CALLS = 2
 CAPACITY = 20_000
 OPERATIONS = {
     False: [
@@ -36,6 +48,14 @@ OPERATIONS = {
         Operation("sample", 256, OUT),
         Operation("update", 256, INDEX),
         Operation("cycle", 256, TENSORDICT),
+        Operation("reserve", 32, TENSORDICT),
+        Operation("consume", 256, TENSORDICT),
+        Operation("labelled", 256, BY_STALENESS),
+        Operation("labelled", 256, IN_GROUPS),
+        Operation("labelled", 256, IN_STREAMS),
+        Operation("extend", LARGE, ARRAYS),
+        Operation("sample", LARGE, TENSORDICT),
+        Operation("update", LARGE, INDEX),
     ],
 }
 
@@ -45,6 +65,7 @@ def main(requests: str, directory: str) -> None:
     valgrind = ctypes.CDLL(requests)
     if not valgrind.counting():
         raise SystemExit("this is to be run by valgrind: see benchmarks/instructions.py")
+    shmbuffer.set_threads(1)
     gc.disable()  # it would come in the middle of some calls, and not of others
     library = ShmBuffer()
     written = 0
@@ -55,22 +76,24 @@ def main(requests: str, directory: str) -> None:
             called = library.call(operation)
             if called is None:
                 continue
-            _count(valgrind, *called)
+            calls = LARGE_CALLS if operation.count == LARGE else CALLS
+            _count(valgrind, *called, calls)
             how = "prioritized" if prioritized else "uniform"
             name = f"{operation.call}({operation.count}), {how}, {operation.form}"
-            print(json.dumps({"name": name, "first": written + 1}), flush=True)
+            print(json.dumps({"name": name, "first": written + 1, "calls": calls}), flush=True)
             written += 2 + WINDOWS
         library.close()
 
 
-def _count(valgrind: Any, call: Any, inputs: list[tuple[Any, ...]]) -> None:
-    chosen = [inputs[at % len(inputs)] for at in range(WARM + WINDOWS * CALLS)]
-    for arguments in chosen[:WARM]:
+def _count(valgrind: Any, call: Any, inputs: list[tuple[Any, ...]], calls: int) -> None:
+    warm = min(WARM, 4 * calls)
+    chosen = [inputs[at % len(inputs)] for at in range(warm + WINDOWS * calls)]
+    for arguments in chosen[:warm]:
         call(*arguments)
     valgrind.begin()
     valgrind.write_down()  # what came before
-    for first in (0, *range(WARM, len(chosen), CALLS)):
-        for arguments in chosen[first : first + CALLS] if first else ():
+    for first in (0, *range(warm, len(chosen), calls)):
+        for arguments in chosen[first : first + calls] if first else ():
             call(*arguments)
         valgrind.write_down()
     valgrind.end()

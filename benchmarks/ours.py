@@ -65,6 +65,7 @@ class ShmBuffer(TorchLike):
     slices = shmbuffer.SliceSampler, shmbuffer.PrioritizedSliceSampler
     labelled = shmbuffer.StalenessAwareSampler, shmbuffer.PromptGroupSampler
     streaming = shmbuffer.StreamingSliceSampler
+    consuming = shmbuffer.ConsumingSampler
     has_streams = True
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
 

@@ -61,6 +61,7 @@ class TorchLike(Local):
     """A buffer that takes a sample unit, and the unit that makes windows."""
     slices: ClassVar[tuple[type[Any], type[Any]]]
     """Samplers of slices: uniform, by priority."""
+    consuming: Any = None
     labelled: ClassVar[tuple[type[Any], type[Any]]]
     """Samplers by staleness, and of groups."""
     streaming: ClassVar[type[Any]]
@@ -135,6 +136,8 @@ class TorchLike(Local):
                 return partial(_reserve, buffer, count), self._batches(count, form)
             case "reserve":
                 return None
+            case "consume":
+                return self._consuming(count)
             case "sample" if form == ARRAYS:
                 return None
             case "sample" if form == OUT:
@@ -273,6 +276,19 @@ class TorchLike(Local):
             buffer.sample(count)
 
         return written, [()]
+
+    def _consuming(self, count: int) -> Call | None:
+        """Writes, takes and acknowledges; None where nothing is consumed."""
+        if self.consuming is None:
+            return None
+        buffer = self.make(self._directory.parent / "consumed", self._capacity, False)
+        buffer.set_sampler(self.consuming())
+
+        def consumed(data: Any) -> None:
+            buffer.extend(data)
+            buffer.ack(buffer.sample(count, lease=60))
+
+        return consumed, self._batches(count, TENSORDICT)
 
     def _write_labelled(self, buffer: Any, first: int, count: int) -> None:
         """Items that collectors have written whose versions differ by up to sixteen."""
