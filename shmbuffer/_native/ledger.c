@@ -372,7 +372,8 @@ void shmb_end_lease(const struct shmb_book *book, uint64_t id) {
     CP(consume_ended);
 }
 
-/* What a slot's item is to a consumer, and to the client of this handle; `*note` has its lease and how often it was acknowledged. */
+/* What a slot's item is to a consumer, and to the client of this handle, which has nothing under a lease that it gave back;
+ * `*note` has its lease and how often it was acknowledged. */
 enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
                                     uint64_t *ticket, uint64_t *note) {
     uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
@@ -382,7 +383,7 @@ enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct s
     if (SHMB_STATE(word) != SHMB_COMMITTED) return SHMB_NO_ITEM;
     if (what & SHMB_LEASED_WHAT) {
         const struct shmb_lease *lease = lease_at(book, SHMB_LEASE_OF(what));
-        bool ours = lease && &ring->entries[lease->entry % SHMB_ENTRIES] == ring->me && lease->incarnation == ring->incarnation;
+        bool ours = lease && lease->deadline_ns && &ring->entries[lease->entry % SHMB_ENTRIES] == ring->me && lease->incarnation == ring->incarnation;
         return ours ? SHMB_HELD_HERE : held_by_another(ring, book, what, now_ns) ? SHMB_HELD_THERE : SHMB_TO_GIVE;
     }
     return is_done(book, what) || place_in(ring, book, SHMB_TICKET(word)) < floor ? SHMB_IS_DONE : SHMB_TO_GIVE;

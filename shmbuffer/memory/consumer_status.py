@@ -26,6 +26,8 @@ class HeldItems(NamedTuple):
     """inf: when its holder is closed or dies; 0: it has ended, and the next sample gets them."""
     entry: int
     """Of the handle that holds them, in the registry."""
+    lease: int
+    """As ``"index_lease"`` of a batch has it."""
 
 
 class ConsumerStatus(NamedTuple):
@@ -115,7 +117,7 @@ def _held(lease: Any, entries: Any) -> HeldItems:
     ends = math.inf if deadline == 2**64 - 1 else max(0, deadline - now) / 1e9
     held_s = max(0, now - int(lease["taken_ns"])) / 1e9
     ends = ends if alive else 0.0
-    return HeldItems(int(entry["pid"]), int(lease["left"]), held_s, ends, number)
+    return HeldItems(int(entry["pid"]), int(lease["left"]), held_s, ends, number, int(lease["id"]))
 
 
 def consumer_stats(seat: Seat) -> dict[str, int | float]:

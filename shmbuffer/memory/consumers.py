@@ -279,11 +279,14 @@ class Consumer:
         """Items that `take` of ``count`` could give now; 0 where it waits. At most O(capacity)."""
         self._seat.reap_dead()  # nobody else may do it, and what they hold is to be given
         found = [one for one in Consumers(self._calls).status() if one.name == self.name]
-        ended, there = [held for one in found for held in one.leases if not held.ends_in_s], 0
+        ended = [held for one in found for held in one.leases if not held.ends_in_s]
         if not found or found[0].position < found[0].floor + found[0].behind:
-            there = int((self.standings().states == TO_GIVE).sum())
-            ended = [held for held in ended if held.entry == self._seat.entry]  # but for our own
-        there += sum(held.items for held in ended)
+            standings = self.standings()
+            ours = np.array([held.lease for held in ended], np.uint64)  # where they are not back
+            lapsed = (standings.states == HELD_HERE) & np.isin(standings.leases, ours)
+            there = int((lapsed | (standings.states == TO_GIVE)).sum())
+        else:
+            there = sum(held.items for held in ended)
         return there if there >= count or self._is_over() else 0
 
     def claim(

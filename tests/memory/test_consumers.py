@@ -52,7 +52,10 @@ def test_what_could_be_given_is_counted(make: Maker) -> None:
     taken = consumer.take(2)
     assert consumer.available(1) == 0
     consumer.give_back(taken.lease)
+    assert consumer.standings().states[list(taken.slots)].tolist() == [TO_GIVE, TO_GIVE]
     assert consumer.available(1) == 2
+    write(ring, range(5, 6))
+    assert consumer.available(1) == 3
 
 
 def test_each_consumer_is_given_each_item(make: Maker) -> None:

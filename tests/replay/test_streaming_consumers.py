@@ -94,6 +94,20 @@ def test_a_batch_that_is_too_short_takes_nothing(tmp_path: Path) -> None:
         assert firsts(two.sample(2 * STEPS)) == [0, 4]
 
 
+@pytest.mark.parametrize("lease", [None, 60, math.inf])
+def test_what_was_too_little_for_a_batch_is_there_for_the_next(
+    tmp_path: Path, lease: float | None
+) -> None:
+    with learner(tmp_path) as one:
+        one.extend(data_of(plain(8)))
+        for _ in range(2):
+            with pytest.raises(EmptyBufferError, match="3 windows of 4 steps are wanted, and 2"):
+                one.sample(3 * STEPS, lease=lease)
+            time.sleep(0.03)
+        one.extend(data_of(plain(4, 8)))
+        assert firsts(one.sample(3 * STEPS, lease=lease)) == [0, 4, 8]
+
+
 def test_writers_do_not_wait_for_steps_that_are_in_no_window(tmp_path: Path) -> None:
     """Episodes of six steps have two at their end that are in none; a third stream stands still."""
     with learner(tmp_path, 32) as rb:
