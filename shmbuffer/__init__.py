@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shmbuffer.errors import *  # noqa: F403
     from shmbuffer.memory.consumer_status import ConsumerStatus as ConsumerStatus
     from shmbuffer.memory.consumer_status import HeldItems as HeldItems
-    from shmbuffer.memory.consumers import Acknowledged as Acknowledged
+    from shmbuffer.memory.ledger import Acknowledged as Acknowledged
     from shmbuffer.memory.limiter import RateLimiter as RateLimiter
     from shmbuffer.memory.partials import Partial as Partial
     from shmbuffer.memory.progress import ProgressReport as ProgressReport
@@ -95,7 +95,7 @@ _HOMES = {
         "ConsumerStatus",
         "HeldItems",
     ),
-    "shmbuffer.memory.consumers": ("Acknowledged",),
+    "shmbuffer.memory.ledger": ("Acknowledged",),
     "shmbuffer.replay.samplers": (
         "ConsumingSampler",
         "GroupCounts",

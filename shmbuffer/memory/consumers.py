@@ -18,7 +18,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,29 +30,12 @@ from shmbuffer.memory.claims import address
 from shmbuffer.memory.consumer_status import ConsumerStatus
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, nanoseconds
 from shmbuffer.memory.layout import Alone, Side
-from shmbuffer.memory.ledger import HELD_HERE, TO_GIVE, Standings
+from shmbuffer.memory.ledger import HELD_HERE, TO_GIVE, Acknowledged, Standings, Taken
 from shmbuffer.memory.waiting import Calls
 
 Start = Literal["oldest", "newest"]
 
 _SEED_BITS = 40  # of the first lease's number: another directory's are not taken for ours
-
-
-class Taken(NamedTuple):
-    """Items under one lease."""
-
-    slots: NDArray[np.int64]
-    tickets: NDArray[np.int64]
-    lease: int  # 0: there are none
-
-
-class Acknowledged(NamedTuple):
-    """What an acknowledgement has done."""
-
-    applied: int
-    """Items that are done, under the lease that they came with."""
-    refused: int
-    """Items that came too late: others have been given them since, or they are gone."""
 
 
 class Consumers:

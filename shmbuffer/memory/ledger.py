@@ -86,6 +86,23 @@ HEAD = structure(
 )
 
 
+class Taken(NamedTuple):
+    """Items under one lease."""
+
+    slots: NDArray[np.int64]
+    tickets: NDArray[np.int64]
+    lease: int  # 0: there are none
+
+
+class Acknowledged(NamedTuple):
+    """What an acknowledgement has done."""
+
+    applied: int
+    """Items that are done, under the lease that they came with."""
+    refused: int
+    """Items that came too late: others have been given them since, or they are gone."""
+
+
 class Standings(NamedTuple):
     """What each slot's item is to a consumer; see ``enum shmb_standing``."""
 

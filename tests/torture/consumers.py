@@ -19,7 +19,8 @@ import numpy as np
 
 from shmbuffer.errors import EmptyBufferError, LockTimeout, RateLimitTimeout
 from shmbuffer.memory import Engine, Ring, deadline
-from shmbuffer.memory.consumers import Consumer, Taken
+from shmbuffer.memory.consumers import Consumer
+from shmbuffer.memory.ledger import Taken
 from tests.torture import items
 from tests.torture.arena import Actor, Arena
 from tests.torture.command import Figures, Say, added, main

@@ -13,8 +13,8 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.memory.consumer_status import ConsumerStatus
-from shmbuffer.memory.consumers import Acknowledged
 from shmbuffer.memory.deadline import nanoseconds
+from shmbuffer.memory.ledger import Acknowledged
 from shmbuffer.numpy.keys import GENERATION, INDEX, LEASE
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.eager import eager

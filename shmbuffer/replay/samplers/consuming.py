@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from shmbuffer.memory.consumers import Taken
+from shmbuffer.memory.ledger import Taken
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.taking import Consumes
 

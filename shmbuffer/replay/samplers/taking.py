@@ -20,7 +20,8 @@ from shmbuffer.replay.storages.storage import ring_of
 if TYPE_CHECKING:
     import torch
 
-    from shmbuffer.memory.consumers import Acknowledged, Consumer, Start, Taken
+    from shmbuffer.memory.consumers import Consumer, Start
+    from shmbuffer.memory.ledger import Acknowledged, Taken
 
 
 @dataclass

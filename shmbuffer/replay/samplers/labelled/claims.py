@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.memory.consumers import Taken
-from shmbuffer.memory.ledger import DONE, HELD_HERE, TO_GIVE
+from shmbuffer.memory.ledger import DONE, HELD_HERE, TO_GIVE, Taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable

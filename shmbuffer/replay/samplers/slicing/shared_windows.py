@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.memory.consumers import Taken
-from shmbuffer.memory.ledger import DONE, HELD_HERE, TO_GIVE
+from shmbuffer.memory.ledger import DONE, HELD_HERE, TO_GIVE, Taken
 from shmbuffer.replay.samplers.slicing.windows import Used, Windows
 
 if TYPE_CHECKING:
