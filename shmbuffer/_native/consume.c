@@ -85,7 +85,8 @@ int shmb_remove_consumer(struct shmb_ring *ring, struct shmb_call *call, struct 
     return end_book(ring, SHMB_OK);
 }
 
-/* `count` items under a lease of ours; or fewer, if that many are not there, and at least `least` of them are. */
+/* `count` items under a lease of ours; or fewer, if that many are not there, and at least `least` of them are, or no more can come
+ * before these are taken. */
 int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t least,
                  uint64_t lease_ns, int64_t *slots, int64_t *tickets, uint64_t *lease_id, uint64_t *given) {
     struct shmb_book book;
@@ -95,7 +96,8 @@ int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_
     if (status != SHMB_OK) return status;
     *given = 0;
     uint64_t chosen = shmb_choose_items(ring, &book, wanted, now, slots, tickets, &next);
-    if (chosen < least) return end_book(ring, shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE));
+    bool cannot_grow = chosen && chosen < least && wanted <= ring->capacity && shmb_is_stuck(ring, &book, wanted - chosen, now);
+    if (chosen < least && !cannot_grow) return end_book(ring, shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE));
     struct shmb_lease *lease = chosen ? shmb_begin_lease(ring, &book, tickets, chosen, deadline_of(now, lease_ns)) : NULL;
     if (chosen && lease == NULL) return end_book(ring, SHMB_NO_LEASE);
     for (uint64_t i = 0; i < chosen; i++) {
@@ -203,6 +205,17 @@ int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shm
     if (status != SHMB_OK) return status;
     shmb_end_lease(&book, lease_id);
     return end_book(ring, SHMB_OK);
+}
+
+/* Whether a batch that `missing` items are missing of can ever be whole, before its oldest one is taken. */
+int shmb_looks_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck) {
+    struct shmb_book book;
+    *stuck = false;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    *stuck = shmb_is_stuck(ring, &book, missing, now_ns());
+    shmb_unlock(ring);
+    return SHMB_OK;
 }
 
 /* What each slot's item is to a consumer, all of one moment. */

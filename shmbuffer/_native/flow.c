@@ -88,16 +88,40 @@ static bool is_early(const struct shmb_ring *ring, uint64_t open, uint64_t eleme
     return (double)inserted > allowed;
 }
 
+/* Would so many rows, or so many bytes of records, be written over what is to stay from that place on? */
+static bool reaches(struct shmb_ring *ring, uint64_t floor, uint64_t since, uint64_t rows, uint64_t bytes) {
+    uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
+    return end > floor + ring->capacity || (ring->bytes && shmb_evicts_from(ring, floor, since, bytes));
+}
+
 /* Does a consumer have items that a claim would write over, of so many rows, or so many bytes of records? */
 static bool is_held_back(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
-    uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
     for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
         struct shmb_book book;
         if (!shmb_consumer_at(ring, which, &book) || !book.consumer->holds) continue;
         uint64_t floor = atomic_load_explicit(&book.consumer->floor, memory_order_relaxed), since = book.consumer->since;
-        if (end <= floor + ring->capacity && !(ring->bytes && shmb_evicts_from(ring, floor, since, bytes))) continue;
-        floor = shmb_move_floor(ring, &book);
-        if (end > floor + ring->capacity || (ring->bytes && shmb_evicts_from(ring, floor, since, bytes))) return true;
+        if (!reaches(ring, floor, since, rows, bytes)) continue;
+        if (reaches(ring, shmb_move_floor(ring, &book), since, rows, bytes)) return true;
+    }
+    return false;
+}
+
+/* Is a consumer's oldest item to be given, and can the `missing` items of its batch not be written, or a writer not go on, before
+ * that is done? Both sides would wait for ever. */
+bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns) {
+    const struct shmb_runtime *runtime = ring->runtime;
+    uint64_t rows = atomic_load_explicit(&runtime->reserved, memory_order_relaxed), since = book->consumer->since;
+    uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed);
+    if (!book->consumer->holds || atomic_load_explicit(&runtime->pending, memory_order_relaxed)) return false;
+    uint64_t floor = shmb_move_floor(ring, book);
+    if (!shmb_is_to_give(ring, book, floor, now_ns)) return false;
+    if (atomic_load_explicit(&runtime->head, memory_order_relaxed) + missing > floor + ring->capacity) return true;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        const struct shmb_entry *entry = &ring->entries[i];
+        bool live = atomic_load_explicit(&entry->state, memory_order_relaxed) == SHMB_LIVE;
+        if (!live || !(atomic_load_explicit(&entry->waits_for, memory_order_relaxed) & SHMB_FOR_SAMPLES)) continue;
+        uint64_t its = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
+        if (reaches(ring, floor, since, rows + entry->inserts_wanted, bytes + its)) return true;
     }
     return false;
 }

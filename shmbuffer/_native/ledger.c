@@ -117,6 +117,14 @@ uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book) {
     return floor;
 }
 
+/* Is in a place an item that is not done, and that nobody holds who may still acknowledge it? */
+bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t now_ns) {
+    uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
+    if (place >= head_in(ring) || what_is_in(ring, book, place, word) != ITEM) return false;
+    uint64_t what = noted(book, slot, SHMB_TICKET(word));
+    return !is_done(book, what) && !held_by_another(ring, book, what, now_ns);
+}
+
 static void free_lease(const struct shmb_book *book, struct shmb_lease *lease) {
     atomic_store_explicit(&lease->id, 0, memory_order_relaxed);
     CP(consume_freed);

@@ -17,6 +17,7 @@ struct shmb_book { /* of one consumer */
 enum shmb_standing { SHMB_NO_ITEM = 0, SHMB_TO_GIVE = 1, SHMB_HELD_HERE = 2, SHMB_HELD_THERE = 3, SHMB_IS_DONE = 4 };
 bool shmb_consumer_at(const struct shmb_ring *ring, uint32_t which, struct shmb_book *book);
 uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book);
+bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t now_ns);
 void shmb_mend_ledger(struct shmb_ring *ring);
 void shmb_clean_ledger(struct shmb_ring *ring);
 uint64_t shmb_wrong_ledger(const struct shmb_ring *ring);
@@ -33,6 +34,8 @@ int shmb_acknowledge(const struct shmb_ring *ring, const struct shmb_book *book,
 void shmb_end_lease(const struct shmb_book *book, uint64_t id);
 enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
                                     uint64_t *ticket, uint64_t *note);
+
+bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns); /* flow.c */
 
 /* consume.c: what a consumer's clients ask for. `number` is the consumer's */
 struct shmb_wanted_consumer {
@@ -58,6 +61,7 @@ int shmb_drop_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_
 int shmb_acknowledge_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const uint64_t *leases,
                            const int64_t *slots, const int64_t *tickets, uint64_t count, uint64_t *acked);
 int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t lease_id);
+int shmb_looks_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck);
 int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
                    int64_t *tickets, uint64_t *notes);
 

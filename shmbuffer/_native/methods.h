@@ -60,6 +60,7 @@
     X(drop_items, ANY, "nnnnnt", "(which, number, slots, tickets, count, timeout_ns): what nobody has, without delivery.") \
     X(acknowledge, ANY, "nnnnnnt", "(which, number, leases, slots, tickets, count, timeout_ns): each under its lease.") \
     X(return_lease, ANY, "nnnt", "(which, number, lease, timeout_ns): what is under it is given to others.") \
+    X(is_stuck, ANY, "nnnt", "(which, number, missing, timeout_ns): 1: no more comes before the oldest item is taken.") \
     X(standings, ANY, "nnnnnt", "(which, number, standings, tickets, notes, timeout_ns): of every slot, at one moment.") \
     X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.") \
     X(give_up, ANY, "t", "(timeout_ns): stop waiting, for a slot and for the other side.") \

@@ -65,6 +65,13 @@ PyObject *shmb_ring_return_lease(struct ring_object *self, struct asked *asked) 
     return shmb_answer(asked, shmb_return_lease(&self->ring, CALL, whose(asked), NUMBER(2)), 0);
 }
 
+/* -> 1 or 0 */
+PyObject *shmb_ring_is_stuck(struct ring_object *self, struct asked *asked) {
+    bool stuck = false;
+    int status = shmb_looks_stuck(&self->ring, CALL, whose(asked), NUMBER(2), &stuck);
+    return shmb_answer(asked, status, stuck);
+}
+
 PyObject *shmb_ring_standings(struct ring_object *self, struct asked *asked) {
     shmb_python_may_block(CALL);
     int status = shmb_standings(&self->ring, CALL, whose(asked), AT(unsigned char, 2), AT(int64_t, 3), AT(uint64_t, 4));

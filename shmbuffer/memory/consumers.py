@@ -198,7 +198,8 @@ class Consumer:
     def take(self, count: int, lease_s: float = math.inf) -> Taken:
         """The oldest ``count`` items that it was not given, under a lease.
 
-        Waits until so many are there. Where nobody could write more, it takes what is left.
+        Waits until so many are there. It takes what is left where nobody could write more, or only
+        once that is acknowledged (`is_stuck`).
 
         Args:
             count: items.
@@ -270,7 +271,16 @@ class Consumer:
             there = int((lapsed | (standings.states == TO_GIVE)).sum())
         else:
             there = sum(held.items for held in ended)
-        return there if there >= count or self._is_over() else 0
+        if there >= count or self._is_over() or (there and self.is_stuck(count - there)):
+            return there
+        return 0
+
+    def is_stuck(self, missing: int) -> bool:
+        """Whether so many items cannot be written before the oldest is done, which nobody holds."""
+        where = self.which, self.number, missing
+        is_possible = missing < self._calls.schema.capacity  # else no batch is ever whole
+        call = lambda: int(self._seat.native.is_stuck(*where, LOCK_TIMEOUT_NS))  # noqa: E731
+        return is_possible and self._calls.run(call, "is_stuck") > 0
 
     def claim(
         self,

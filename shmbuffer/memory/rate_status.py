@@ -220,12 +220,14 @@ def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
         "would be written over"
     )
     advice = f"remove it (`shmbuffer consumers DIRECTORY --remove {last.name}`) if nobody will"
-    if not last.leases:
+    running = [lease for lease in last.leases if lease.ends_in_s]
+    if not running:
         return what, f"nobody holds any of them; sample with that consumer, or {advice}"
-    pids = sorted({lease.pid for lease in last.leases})
+    pids = sorted({lease.pid for lease in running})
     noun = "process" if len(pids) == 1 else "processes"
     held = f"{noun} {', '.join(map(str, pids))} {'holds' if len(pids) == 1 else 'hold'} "
-    return what, f"{held}{last.held:,} of them until ack(); {advice}"
+    items = sum(lease.items for lease in running)
+    return what, f"{held}{items:,} of them until ack(); {advice}"
 
 
 def _held_here(consumers: Sequence[ConsumerStatus], entry: int) -> str:

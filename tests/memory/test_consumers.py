@@ -13,7 +13,7 @@ import pytest
 
 from shmbuffer.errors import ConsumerError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.memory import Engine
-from shmbuffer.memory.consumers import Consumers
+from shmbuffer.memory.consumers import Consumer, Consumers
 from shmbuffer.memory.deadline import within
 from shmbuffer.memory.layout import Side
 from shmbuffer.memory.ledger import DONE, HELD_HERE, HELD_THERE, TO_GIVE
@@ -293,3 +293,58 @@ def test_a_writer_waits_for_the_slowest_consumer_and_names_it(make_files: Maker)
     assert other.consumers.remove("slow")
     with pytest.raises(ValueError, match="a batch of 9 items is consumed through a buffer of 8"):
         write(ring, range(9))
+
+
+def done_but_for(consumer: Consumer, count: int, left: int) -> None:
+    """Of so many items the oldest ones are given back, and the others acknowledged."""
+    taken = consumer.take(count)
+    consumer.ack(taken.lease, taken.slots[left:], taken.tickets[left:])
+    consumer.give_back(taken.lease)
+
+
+def test_what_writers_and_learners_would_both_wait_for_is_a_batch(make_files: Maker) -> None:
+    engine = make_files()
+    ring, other = ring_of(engine), ring_of(make_files.second(engine))
+    consumer = other.consumers.open("train")
+    write(ring, range(8))
+    done_but_for(consumer, 8, left=2)
+    assert not consumer.is_stuck(8), "of a batch that the buffer has no room for"
+    assert consumer.available(5) == 2
+    taken = consumer.take(5)
+    assert taken.tickets.tolist() == [0, 1]
+    assert not consumer.is_stuck(3), "somebody holds them, and may acknowledge them"
+    with pytest.raises(RateLimitTimeout, match="5 items are wanted"), within(0.1):
+        consumer.take(5)
+    consumer.ack(taken.lease, taken.slots, taken.tickets)
+    assert write(ring, range(8, 16)) == 8
+
+
+def test_nobody_waits_for_what_a_writer_that_waits_cannot_write(make_files: Maker) -> None:
+    engine = make_files()
+    ring, other = ring_of(engine), ring_of(make_files.second(engine))
+    consumer = other.consumers.open("train")
+    write(ring, range(8))
+    done_but_for(consumer, 4, left=0)
+    write(ring, range(8, 10))
+    done_but_for(consumer, 6, left=4)
+    assert not consumer.is_stuck(2), "there is room for two"
+    writer = threading.Thread(target=write, args=(ring, range(10, 14)))
+    writer.start()
+    while not consumer.is_stuck(1):
+        time.sleep(0.001)
+    assert consumer.available(6) == 4
+    taken = consumer.take(6)
+    assert taken.tickets.tolist() == [4, 5, 6, 7]
+    consumer.ack(taken.lease, taken.slots, taken.tickets)
+    writer.join()
+    assert consumer.take(4).tickets.tolist() == [10, 11, 12, 13]
+
+
+def test_a_writer_is_told_of_nobody_who_has_given_back_what_it_held(make_files: Maker) -> None:
+    engine = make_files()
+    ring, other = ring_of(engine), ring_of(make_files.second(engine))
+    consumer = other.consumers.open("train")
+    write(ring, range(8))
+    done_but_for(consumer, 8, left=2)
+    with pytest.raises(RateLimitTimeout, match="nobody holds any of them; sample"), within(0.1):
+        write(ring, [8])

@@ -106,6 +106,21 @@ def test_what_one_draw_could_not_complete_is_given_back(tmp_path: Path) -> None:
         assert other.sample(2)["query"].tolist() == [1, 1]
 
 
+def test_a_batch_that_writers_cannot_complete_has_the_groups_that_are_there(
+    tmp_path: Path,
+) -> None:
+    with learner(tmp_path / "b", 4) as one, learner(tmp_path / "b", 4) as other:
+        one.extend(grouped(1, 1, 2, 2))
+        both = one.sample(4, lease=0.001)
+        assert one.ack(both[both["index"] >= 2]) == (2, 0)
+        require(lambda: other.can_sample(4))
+        again = other.sample(4, lease=100.0)
+        assert sorted(again["index"].tolist()) == [0, 1]
+        assert not one.can_sample(4)
+        assert other.ack(again) == (2, 0)
+        one.extend(grouped(3, 3, 4, 4), timeout=20)
+
+
 def test_groups_that_are_given_up_hold_no_writer_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from shmbuffer import (
     StreamingSliceSampler,
     TensorDictReplayBuffer,
 )
+from shmbuffer.memory.consumers import Consumer
 from tests.replay.slice_programs import steps
 from tests.replay.test_streaming_slices import data_of, plain
 
@@ -108,6 +109,43 @@ def test_what_was_too_little_for_a_batch_is_there_for_the_next(
         assert firsts(one.sample(3 * STEPS, lease=lease)) == [0, 4, 8]
 
 
+def test_a_batch_that_writers_cannot_complete_has_the_windows_that_are_there(
+    tmp_path: Path,
+) -> None:
+    with learner(tmp_path, 16) as one, learner(tmp_path, 16) as two:
+        one.extend(data_of(plain(16)))
+        oldest, others = one.sample(STEPS, lease=0.05), two.sample(3 * STEPS, lease=60)
+        assert one.ack(others) == (3 * STEPS, 0)
+        time.sleep(0.1)
+        for rb in (one, two):
+            assert rb.can_sample(2 * STEPS)
+        again = two.sample(2 * STEPS, lease=60)
+        assert firsts(again) == firsts(oldest) == [0]
+        assert two.ack(again) == (STEPS, 0)
+        one.extend(data_of(plain(16, 16)), timeout=20)
+        assert firsts(one.sample(4 * STEPS)) == [16, 20, 24, 28]
+
+
+def test_what_is_written_during_a_look_comes_in_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with learner(tmp_path) as one, learner(tmp_path) as two:
+        two.extend(data_of(plain(8)))
+        standings, late = Consumer.standings, [data_of(plain(56, 8))]
+
+        def after_a_write(consumer: Consumer) -> Any:
+            if late:
+                two.extend(late.pop())
+            return standings(consumer)
+
+        assert one.can_sample(STEPS)
+        monkeypatch.setattr(Consumer, "standings", after_a_write)
+        seen = [*firsts(one.sample(2 * STEPS)), *firsts(one.sample(14 * STEPS))]
+        assert seen == [*range(0, 64, STEPS)]
+        (status,) = one.consumers()
+        assert (status.acked, status.dropped) == (64, 0)
+
+
 def test_writers_do_not_wait_for_steps_that_are_in_no_window(tmp_path: Path) -> None:
     """Episodes of six steps have two at their end that are in none; a third stream stands still."""
     with learner(tmp_path, 32) as rb:
@@ -128,14 +166,16 @@ def _learns(path: Path, capacity: int, number: int, connection: Any) -> None:
         rb.can_sample(STEPS)
         connection.send("attached")
         while True:
-            if not rb.can_sample(3 * STEPS):
+            windows = 3 if rb.can_sample(3 * STEPS) else 1  # those at the end
+            try:
+                batch = rb.sample(windows * STEPS, lease=math.inf)
+            except EmptyBufferError:  # another one was faster
                 time.sleep(0.002)
                 continue
-            batch = rb.sample(3 * STEPS, lease=math.inf)
             tickets = batch["index_generation"].reshape(-1, STEPS).tolist()
             os.write(log, json.dumps(["seen", tickets]).encode() + b"\n")
             applied, _ = rb.ack(batch)
-            assert applied == 3 * STEPS
+            assert applied == len(batch)
             os.write(log, json.dumps(["done", tickets]).encode() + b"\n")
 
 

@@ -244,11 +244,11 @@ class PromptGroupSampler(Consumes):
                 index.table.some(numbers.ctypes.data, there, wanted, key ^ 1, out)
                 return found
 
-            parts = self._claims.take(ring, consumer, groups, choose, self._lease_s())
+            given = groups, choose, self._lease_s(), wanted
+            parts, there = self._claims.take(ring, consumer, *given)
+            if there < groups and not parts:
+                raise self._too_few(groups, there)
             elements, tickets, leases = together(parts)
-            if len(elements) < groups * wanted:
-                self._claims.give_back(ring, consumer, parts)
-                raise self._too_few(groups, len(elements) // wanted)
         info = {GENERATION: torch.from_numpy(tickets)}
         if self._took(consumer, parts):
             info[LEASE] = torch.from_numpy(leases)
@@ -264,7 +264,11 @@ class PromptGroupSampler(Consumes):
                 self._look(storage, now=True)
             except EmptyBufferError:
                 return False
-            return bool(self._index.table.marked >= (1 if self.group_size is None else groups))
+            there = int(self._index.table.marked)
+            if self.consumer is None or there >= groups:
+                return there >= (1 if self.group_size is None else groups)
+            missing = (groups - there) * (self.group_size or 0)
+            return there > 0 and self.opened(storage).is_stuck(missing)
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """Groups of a batch, and items of each."""

@@ -202,15 +202,14 @@ class StalenessAwareSampler(Consumes):
                 known.update(zip(elements.tolist(), stale.tolist(), strict=True))
                 return elements
 
-            parts = self._claims.take(ring, consumer, count, choose, self._lease_s())
-            elements, tickets, leases = together(parts)
-            if len(elements) < count:
-                self._claims.give_back(ring, consumer, parts)
+            parts, there = self._claims.take(ring, consumer, count, choose, self._lease_s())
+            if there < count and not parts:
                 raise EmptyBufferError(
-                    f"{count} items are wanted, and {len(elements)} are there that are fresh "
-                    f"enough and that consumer {self.consumer!r} was not given; write more first, "
-                    "or draw fewer"
+                    f"{count} items are wanted, and {there} are there that are fresh enough and "
+                    f"that consumer {self.consumer!r} was not given; write more first, or draw "
+                    "fewer"
                 )
+            elements, tickets, leases = together(parts)
         info = {
             "staleness": torch.tensor([float(known[one]) for one in elements.tolist()]),
             GENERATION: torch.from_numpy(tickets),
@@ -266,8 +265,10 @@ class StalenessAwareSampler(Consumes):
             if ring is not None and self.consumer is not None:
                 self._claims.follow(ring, self.opened(storage), now=True)
             staleness, counts = self._stalenesses(self.consumer_version)
-            least = 1 if self.consumer is None else max(1, batch_size)
-            return bool(counts[self._are_fresh(staleness)].sum() >= least)
+            there = int(counts[self._are_fresh(staleness)].sum())
+            if self.consumer is None or there >= batch_size:
+                return there > 0
+            return there > 0 and self.opened(storage).is_stuck(batch_size - there)
 
     def _stalenesses(self, version: int) -> tuple[Ints, Ints]:
         """Of each version that is there, the smallest first, and how many items have it."""

@@ -80,9 +80,10 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         ValueError: it is less than 1.
         EmptyBufferError: when it draws for a consumer: there are too few windows.
 
-    Writers wait for what a consumer has not acknowledged. A step that is in no window when the ring
-    has written half a lap behind it never will be, and is not waited for: the end of a trajectory,
-    and of a stream that goes on too slowly.
+    Writers wait for what a consumer has not acknowledged. Where they cannot write the rest of a
+    batch before its oldest window is done, the batch has the windows that are there. A step that is
+    in no window when the ring has written half a lap behind it never will be, and is not waited
+    for: the end of a trajectory, and of a stream that goes on too slowly.
 
     Cost: see `SliceSampler`; 8 bytes an item more, and a write into named slots, or in place, has
         all items looked at again: 50 ms a million.
@@ -249,12 +250,6 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         consumer, ring = self.opened(storage), ring_of(storage)
         assert ring is not None
         rows = self._shared.take(ring, consumer, table, count, self._lease_s())
-        if len(rows) < count:
-            raise EmptyBufferError(
-                f"{count} windows of {self._windows.steps} steps are wanted, and {len(rows)} are "
-                f"complete that consumer {self.consumer!r} has not been given; write more first, "
-                "or draw fewer"
-            )
         trajectories = table.of_rows(rows)
         return Cuts(trajectories, rows - table.starts[trajectories])
 

@@ -109,19 +109,39 @@ class Claims:
         wanted: int,
         choose: Callable[[int], Ints],
         lease_s: float,
-    ) -> list[Taken]:
+        size: int = 1,
+    ) -> tuple[list[Taken], int]:
         """Takes what ``choose`` chooses, until it has what is wanted.
 
         Args:
             ring: of the index.
             consumer: whose.
             wanted: items, or groups.
-            choose: elements of so many more, ``[n]`` or ``[n, items]``; fewer: there are no more.
+            choose: elements of so many more, ``[n]`` or ``[n, size]``; fewer: there are no more.
             lease_s: see `Consumer.take`.
+            size: items of a group.
 
         Returns:
-            Each part under its lease; fewer than is wanted: there are no more.
+            Each part under its lease, and how many were there. Where those are fewer, no parts,
+            unless the others cannot be written before these are done.
         """
+        given = ring, consumer
+        found = self._take(*given, wanted, choose, lease_s)
+        there = sum(len(part.slots) for part in found) // size
+        if there < wanted:  # they must not be ours while it is asked who has them
+            self.give_back(*given, found)
+            is_stuck = there > 0 and consumer.is_stuck((wanted - there) * size)
+            found = self._take(*given, there, choose, lease_s) if is_stuck else []
+        return found, there
+
+    def _take(
+        self,
+        ring: Ring,
+        consumer: Consumer,
+        wanted: int,
+        choose: Callable[[int], Ints],
+        lease_s: float,
+    ) -> list[Taken]:
         found: list[Taken] = []
         tried_again = False
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots as slot_words
 from shmbuffer.memory.ledger import DONE, HELD_HERE, TO_GIVE, Taken
 from shmbuffer.replay.samplers.slicing.windows import Used, Windows
@@ -78,7 +79,8 @@ class SharedWindows:
         """Whether so many are there, as far as is known."""
         if self._waiting < count and time.monotonic() - self._looked_s >= _SHORT_S:
             self._look(ring, consumer, table)
-        return self._waiting >= count
+        there, steps = self._waiting, self._windows.steps
+        return there >= count or (there > 0 and consumer.is_stuck((count - there) * steps))
 
     @property
     def _waiting(self) -> int:
@@ -90,9 +92,31 @@ class SharedWindows:
         """Claim the next windows.
 
         Returns:
-            Their first rows, ``[n]``; fewer than ``count``: there are no more. `parts` has the
-            leases.
+            Their first rows, ``[n]``; fewer than ``count`` where the others cannot be written
+            before these are done. `parts` has the leases.
+
+        Raises:
+            EmptyBufferError: there are fewer.
         """
+        steps = self._windows.steps
+        rows = self._take(ring, consumer, table, count, lease_s)
+        there = len(rows)
+        if 0 < there < count:  # they must not be ours while it is asked who has them
+            self.release(consumer)
+            if consumer.is_stuck((count - there) * steps):
+                rows = self._take(ring, consumer, table, there, lease_s)
+                if len(rows):
+                    return rows
+        if there < count:
+            raise EmptyBufferError(
+                f"{count} windows of {steps} steps are wanted, and {there} are complete that "
+                f"consumer {consumer.name!r} has not been given; write more first, or draw fewer"
+            )
+        return rows
+
+    def _take(
+        self, ring: Ring, consumer: Consumer, table: Trajectories, count: int, lease_s: float
+    ) -> Ints:
         self.release(consumer)
         is_far = ring.head - self._looked_at >= ring.capacity // 4
         if is_far or time.monotonic() - self._looked_s >= _EVERY_S:
@@ -165,7 +189,8 @@ class SharedWindows:
         if rest.any():  # of a window that was acknowledged in part
             consumer.drop(elements[rest], tickets[rest])
         self._given = [given.some(~(is_over | is_free))]
-        is_old = found.tickets < ring.head - ring.capacity // 2
+        # What was written since it was followed may be half a lap old by now, and in windows.
+        is_old = found.tickets < self._windows.followed - ring.capacity // 2
         left = np.flatnonzero(is_old & (found.states == TO_GIVE))
         if len(left):
             in_windows = table.used(ring.elements, waiting=True)

@@ -138,6 +138,13 @@ class Windows:
             self._following.ring.seat.reap_dead()
 
     @property
+    def followed(self) -> int:
+        """Items with tickets below that are cut; 0 while one of them is being written."""
+        if self._table is None or self._following is None or self._following.pending:
+            return 0
+        return self._table.head or 0
+
+    @property
     def is_begun(self) -> bool:
         """Whether items are followed."""
         return self._native is not None
