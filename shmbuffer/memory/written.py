@@ -38,7 +38,7 @@ class Written:
         for low, high in reversed(list(self._data_in("words", len(words)))):
             for end in range(high, low, -PIECE):
                 first = max(low, end - PIECE)
-                used = words[first:end].nonzero()[0]
+                used = (words[first:end] != 0).nonzero()[0]  # of a copy: numpy looks twice
                 if len(used):
                     return first + int(used[-1]) + 1
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import pickle
@@ -54,6 +55,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _default_handlers() -> Iterator[None]:
     """What signals do at the start of a program, and nothing owned at the end of a test."""
     before = {number: signal.getsignal(number) for number in cleanup._SIGNALS}
+    gc.collect()  # what tests before this one own and have not let go of
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -137,9 +139,11 @@ def test_a_keyboard_interrupt_that_the_program_survives_removes_nothing() -> Non
     source = (
         OWNER
         + """
+import time
 try:
     print("ready", flush=True)
-    input()
+    while True:  # a read that has just not begun would be interrupted by nothing
+        time.sleep(0.01)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 input()

@@ -7,6 +7,7 @@ what was looked at is counted, not timed.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 from collections.abc import Callable
@@ -195,6 +196,28 @@ def test_slots_are_looked_at_up_to_the_last_one_that_was_used(path: Path) -> Non
         assert Written(ground, live).slots() == 0  # type: ignore[arg-type]
         write(ring_of(engine), range(3))
         assert Written(ground, live).slots() == 3  # type: ignore[arg-type]
+
+
+def test_slots_may_change_while_they_are_looked_at(path: Path) -> None:
+    with Engine.open(path, None) as engine:
+        ring = ring_of(engine)
+        assert engine.seat.mapped is not None
+        live = SlotsFile(engine.seat.mapped.slots, engine.seat.mapped.schema)
+        others = np.zeros(2**15, np.uint64)
+        shared = np.frombuffer(mmap.mmap(-1, others.nbytes), np.uint64)
+        shared[-1] = 1
+        changing = os.fork()
+        if not changing:
+            while True:
+                shared[:-1] ^= np.uint64(1)
+        try:
+            live.words, found = shared, Written(engine.seat.ground, live)  # type: ignore[arg-type]
+            found._data = [(0, 2**40)]
+            assert {found.slots() for _ in range(500)} == {len(shared)}
+        finally:
+            os.kill(changing, signal.SIGKILL)
+            os.waitpid(changing, 0)
+        assert ring.length == FEW
 
 
 def test_where_a_file_system_knows_no_holes_all_of_it_is_data(
