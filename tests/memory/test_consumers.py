@@ -330,13 +330,17 @@ def test_nobody_waits_for_what_a_writer_that_waits_cannot_write(make_files: Make
     assert not consumer.is_stuck(2), "there is room for two"
     writer = threading.Thread(target=write, args=(ring, range(10, 14)))
     writer.start()
-    while not consumer.is_stuck(1):
-        time.sleep(0.001)
-    assert consumer.available(6) == 4
-    taken = consumer.take(6)
+    try:
+        end = time.monotonic() + 20
+        while not consumer.is_stuck(1):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert consumer.available(6) == 4
+    finally:
+        taken = consumer.take(4)
+        consumer.ack(taken.lease, taken.slots, taken.tickets)
+        writer.join()
     assert taken.tickets.tolist() == [4, 5, 6, 7]
-    consumer.ack(taken.lease, taken.slots, taken.tickets)
-    writer.join()
     assert consumer.take(4).tickets.tolist() == [10, 11, 12, 13]
 
 
