@@ -167,17 +167,25 @@ def dispose(actor: Actor, own: Account, number: int, consumer: Consumer, taken: 
 
 
 def acknowledge(own: Account, number: int, consumer: Consumer, taken: Taken) -> None:
-    """All at once; where some are refused, one by one, to know which: twice is as once."""
+    """All at once; where some are refused, one by one, to know which: twice is as once.
+
+    But for items that were written over or given again in between: nobody knows of those.
+    """
     own.acknowledging(number, taken)
     done = consumer.ack(taken.lease, taken.slots, taken.tickets)
     if done.refused in (0, len(taken.slots)):
-        applied = np.full(len(taken.slots), done.refused == 0)
-    else:
-        pieces = (slice(i, i + 1) for i in range(len(taken.slots)))
-        each = [consumer.ack(taken.lease, taken.slots[i], taken.tickets[i]) for i in pieces]
-        applied = np.array([one.applied == 1 for one in each])
-        assert applied.sum() == done.applied, "a repeated ack says something else"
-    own.acknowledged(number, taken, applied)
+        own.acknowledged(number, taken, np.full(len(taken.slots), done.refused == 0))
+        return
+    pieces = (slice(i, i + 1) for i in range(len(taken.slots)))
+    each = [consumer.ack(taken.lease, taken.slots[i], taken.tickets[i]) for i in pieces]
+    applied = np.array([one.applied == 1 for one in each])
+    now = consumer.standings()
+    ours = (now.tickets[taken.slots] == taken.tickets) & (now.leases[taken.slots] == taken.lease)
+    assert not (ours & ~applied).any(), "a repeated ack says something else"
+    assert applied.sum() <= done.applied, "a repeated ack applies what was refused"
+    known = np.full(len(applied), True) if applied.sum() == done.applied else applied
+    some = Taken(taken.slots[known], taken.tickets[known], taken.lease)
+    own.acknowledged(number, some, applied[known])
 
 
 def drain(own: Account, number: int, consumer: Consumer) -> None:
