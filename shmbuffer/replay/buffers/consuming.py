@@ -35,8 +35,8 @@ class Consuming(Parts):
     def ack(self, batch: Any) -> Acknowledged:
         """Say that the items of a batch are trained on: its consumer is not given them again.
 
-        Each item counts by itself, and twice is as once, so an `ack` may be repeated after an
-        error.
+        Each item counts by itself, and an `ack` may be repeated after an error. An item that was
+        given again or written over since is refused and counted.
 
         Args:
             batch: a sample with ``lease=``, or its ``info``, or part of them; or what `leased`
