@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.watch import tables, units, words
-from shmbuffer.watch.tables import Styled, Table
+from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
     "Says what a buffer holds, how it was made, what was done with it, and who uses it. Takes "
@@ -54,7 +53,7 @@ def _buffer(found: Mapping[str, Any]) -> Table:
     items, room = counters["length"], counters["elements"]
     lines = {
         "state": found["state"],
-        "used by": words.use(found)[0],
+        "used by": words.use(found).value,
         "items": f"{items:,} of {room:,} ({items / room:.1%}), {counters['write_count']:,} written",
         "class": extra.get("buffer"),
         "priorities": _priorities(found),
@@ -64,13 +63,7 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "next": words.sharing(found),
         "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
         "created": f"{found['created']} by pid {found['owner']['pid']} ({found['owner']['state']})",
-        "weights": words.weights(found, time.time()),
-        "policy": words.consumer(found),
-        "flow": words.flow(found),
-        "reserved": words.reserved(found),
-        "consumers": words.consumers(found),
-        "waits": words.waiting(found),
-        "recoveries": words.recoveries(found, time.time()),
+        **words.status(found),
         "uuid": found["uuid"],
     }
     return tables.pairs(found["path"], lines)
@@ -129,20 +122,6 @@ _SHOWN_ELSEWHERE = {
 
 
 def _clients(found: Mapping[str, Any]) -> Table:
-    now = time.time()
-    rows = [
-        (
-            client["role"],
-            str(client["pid"]),
-            Styled(*words.state(client)),
-            units.span(now - client["joined_s"]),
-            None if client["idle_s"] is None else units.span(client["idle_s"]),
-            client["counters"]["inserts"],
-            client["counters"]["items_sampled"],
-            client["counters"]["updates_applied"],
-            words.holds(client) or "",
-        )
-        for client in found["clients"]
-    ]
     times, counts = ("here for", "idle for"), (" written", " drawn", " updates")
-    return Table("clients", ("client", " pid", "state", *times, *counts, "holds"), rows)
+    columns = ("client", " pid", "state", *times, *counts, "holds")
+    return tables.chosen("clients", columns, map(words.cells, found["clients"]))

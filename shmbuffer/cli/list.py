@@ -11,7 +11,7 @@ from typing import Any
 from shmbuffer.cli import console, exits
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
 from shmbuffer.watch import words
-from shmbuffer.watch.tables import Styled, Table
+from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
     "Lists the buffers in a directory and everywhere below it, one a line: who uses it, how many "
@@ -72,8 +72,8 @@ def _look(path: Path) -> dict[str, Any]:
 
 def _row(found: dict[str, Any]) -> tuple[object, ...]:
     counters = found["counters"]
-    use = Styled(*words.use(found))
-    return found["path"], use, counters["length"], counters["elements"], words.taken(found)
+    items, room = counters["length"], counters["elements"]
+    return found["path"], words.use(found), items, room, words.taken(found)
 
 
 def _brief(found: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _brief(found: dict[str, Any]) -> dict[str, Any]:
     counters = found["counters"]
     return {
         **{key: found[key] for key in ("path", "uuid", "state", "needs_recovery", "created")},
-        "use": words.use(found)[0],
+        "use": words.use(found).value,
         "items": counters["length"],
         "elements": counters["elements"],
         "pids": [client["pid"] for client in found["clients"] if client["alive"]],

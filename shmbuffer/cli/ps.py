@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.watch import units, words
-from shmbuffer.watch.tables import Styled, Table
+from shmbuffer.watch import tables, words
 
 DESCRIPTION = (
     "Lists the processes that use a buffer, one line for each handle: its role, how long it has "
@@ -36,9 +34,10 @@ def run(args: argparse.Namespace) -> int:
     for node, found in looked.items():
         clients = _clients(found)
         told += [{**({"node": node} if node else {}), **client} for client in clients]
-        rows = [_row(client) for client in clients]
-        what = found.get("error") or words.use(found)[0]
-        shown.append(Table(found["path"], _COLUMNS, rows) if rows else f"{found['path']}: {what}")
+        rows = [words.cells(client) | {"holds": client["holds"] or ""} for client in clients]
+        table = tables.chosen(found["path"], _COLUMNS, rows)
+        what = found.get("error") or words.use(found).value
+        shown.append(table if rows else f"{found['path']}: {what}")
     console.tell({"path": args.dir, "clients": told}, *shown, as_json=args.json)
     return exits.DONE
 
@@ -54,17 +53,3 @@ def _clients(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         for client in found.get("clients", ())
     ]
     return sorted(clients, key=lambda one: (one["alive"], one["holds"] is None, one["pid"]))
-
-
-def _row(client: Mapping[str, Any]) -> list[object]:
-    state, style = words.state(client)
-    memory, idle = client["memory_bytes"], client["idle_s"]
-    return [
-        client["role"],
-        str(client["pid"]),
-        Styled(state, style),
-        units.span(time.time() - client["joined_s"]),
-        None if idle is None else units.span(idle),
-        None if memory is None else units.size(memory),
-        client["holds"] or "",
-    ]

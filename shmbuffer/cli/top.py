@@ -7,12 +7,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.watch import live, panels, shards, terminal
-from shmbuffer.watch.pace import Pace, Watch
+from shmbuffer.watch import shards, terminal
+from shmbuffer.watch.live import BufferWatch
+from shmbuffer.watch.shards import ShardsWatch
 
 _SOON_S = 0.2  # between the two looks of --once, which make a rate
 
@@ -47,60 +47,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Looks again and again, and shows it."""
-    return _shards(args) if shards.look(args.dir, live_bytes=False) else _buffer(args)
-
-
-def _buffer(args: argparse.Namespace) -> int:
-    watch = Watch()
-
-    def show(found: Mapping[str, Any], pace: Pace) -> None:
-        told = {**found, "pace": pace.to_json()}
-        console.tell(told, *panels.plain(found, pace, watch), as_json=args.json)
-
-    found = live.look(args.dir)
-    watch.see(found)
+    several = shards.look(args.dir, live_bytes=False)
+    seen = ShardsWatch(args.dir) if several else BufferWatch(args.dir)
+    seen.look()
     if args.once:
         time.sleep(_SOON_S)
-        found = live.look(args.dir)
-        show(found, watch.see(found))
-    elif args.json or not _has_screen():
-        for found, pace in live.looks(args.dir, watch, args.interval):
-            show(found, pace)
+        seen.look()
+        _show(seen, as_json=args.json)
+    elif args.json or not (sys.stdout.isatty() and console.has_rich()):
+        while True:
+            time.sleep(args.interval)
+            seen.follow()
+            _show(seen, as_json=args.json)
     else:
-        _fill(lambda pause: live.fill_screen(args.dir, found, watch, args.interval, pause))
+        _fill_terminal(seen, args.interval)
     return exits.DONE
 
 
-def _shards(args: argparse.Namespace) -> int:
-    """The same of a base directory."""
-    watch = shards.ShardsWatch(args.dir)
-
-    def show() -> None:
-        console.tell(watch.to_json(), *watch.tables(), as_json=args.json)
-        if not args.json:
-            print(shards.ELSEWHERE, flush=True)
-
-    watch.look()
-    if args.once:
-        time.sleep(_SOON_S)
-        watch.look()
-        show()
-    elif args.json or not _has_screen():
-        for _ in shards.looks(watch, args.interval):
-            show()
-    else:
-        _fill(lambda pause: shards.fill_screen(watch, args.interval, pause))
-    return exits.DONE
+def _show(seen: BufferWatch | ShardsWatch, *, as_json: bool) -> None:
+    console.tell(seen.to_json(), *seen.tables(), as_json=as_json)
+    if seen.footnote and not as_json:
+        print(seen.footnote, flush=True)
 
 
-def _has_screen() -> bool:
-    return sys.stdout.isatty() and console.has_rich()
-
-
-def _fill(show: Callable[[Callable[[float], bool]], None]) -> None:
+def _fill_terminal(seen: BufferWatch | ShardsWatch, interval_s: float) -> None:
     """Has the terminal filled until a key or a signal ends that."""
     deadly = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
     with terminal.unwound_on(*deadly) as came, terminal.keys() as pause:
-        show(pause)
-    for number in came:  # the terminal is as it was: now it may end us
+        fill_screen(seen, interval_s, pause)
+    for number in came:  # the terminal is restored: now the signal may end this process
         os.kill(os.getpid(), number)
+
+
+def fill_screen(
+    seen: BufferWatch | ShardsWatch, interval_s: float, pause: Callable[[float], bool]
+) -> None:
+    """Shows each look on the whole terminal, in place of the one before, until a pause ends it."""
+    from rich.live import Live
+
+    with Live(screen=True, auto_refresh=False) as live:
+        live.update(seen.screen(), refresh=True)
+        while not pause(interval_s):
+            seen.follow()
+            live.update(seen.screen(), refresh=True)

@@ -3,53 +3,55 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.watch import terminal
+from shmbuffer.watch import panels
+from shmbuffer.watch.changes import Kind
 from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.screen import Screen
+from shmbuffer.watch.tables import Table
 
 
-def look(path: str) -> dict[str, Any]:
-    """Looks once; raises what `inspect` does."""
-    return inspect(path, priorities=True, live_bytes=False)
+class BufferWatch:
+    """What `top` shows of one buffer: the last look, and what led to it."""
 
+    footnote = ""
 
-def looks(
-    path: str, watch: Watch, interval_s: float, pause: Callable[[float], bool] = terminal.sleep
-) -> Iterator[tuple[dict[str, Any], Pace]]:
-    """Yields each look, until a pause says so; one that found no buffer has ``error``."""
-    while not pause(interval_s):
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._watch = Watch()
+        self._found: Mapping[str, Any] = {}
+        self._pace = Pace.nothing()
+
+    def look(self) -> None:
+        """Looks now; raises what `inspect` does."""
+        self._found = inspect(self._path, priorities=True, live_bytes=False)
+        self._pace = self._watch.see(self._found)
+
+    def follow(self) -> None:
+        """Looks now; an error becomes part of what is shown."""
         try:
-            found = look(path)
+            self.look()
         except BufferNotFoundError:
-            still = "still there" if os.path.isdir(path) else "gone too"
-            what = f"there is no buffer here any more; the directory is {still}"
-            yield {"path": path, "error": what}, watch.lose(what)
-        except ShmBufferError as error:  # is being made, or removed, or damaged: it may pass
-            yield {"path": path, "error": str(error)}, watch.lose(str(error), "gone")
-        else:
-            yield found, watch.see(found)
+            still = "still there" if os.path.isdir(self._path) else "gone too"
+            self._lose(f"there is no buffer here any more; the directory is {still}", "removed")
+        except ShmBufferError as error:  # being made or removed, or damaged: it may pass
+            self._lose(str(error), "gone")
 
+    def _lose(self, why: str, kind: Kind) -> None:
+        self._found, self._pace = {"path": self._path, "error": why}, self._watch.lose(why, kind)
 
-def fill_screen(
-    path: str,
-    found: dict[str, Any],
-    watch: Watch,
-    interval_s: float,
-    pause: Callable[[float], bool],
-) -> None:
-    """Shows each look on the whole terminal, in place of the one before; needs rich."""
-    from rich.live import Live
+    def to_json(self) -> dict[str, Any]:
+        """The last look as plain values."""
+        return {**self._found, "pace": self._pace.to_json()}
 
-    with Live(screen=True, auto_refresh=False) as live:
+    def tables(self) -> list[Table]:
+        """The last look as tables."""
+        return panels.plain(self._found, self._pace, self._watch)
 
-        def show(found: Mapping[str, Any], pace: Pace) -> None:
-            live.update(Screen(path, found, pace, watch), refresh=True)
-
-        show(found, Pace.nothing())
-        for found, pace in looks(path, watch, interval_s, pause):
-            show(found, pace)
+    def screen(self) -> Screen:
+        """The last look for a whole terminal."""
+        return Screen(self._path, self._found, self._pace, self._watch)

@@ -1,9 +1,8 @@
-"""The parts of what `top` shows of one look, as tables."""
+"""The parts of what `top` shows, as tables."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -15,16 +14,16 @@ from shmbuffer.watch.tables import Styled, Table
 NARROW = 100
 """Columns below which the memory of a client is left out."""
 
-_PLAIN_WIDTH = 100  # where there is no terminal
-_MOST_ROWS = 10  # of the histogram, where it is a table
-_MOST_BARS = 32  # and where it is a line
+_PLAIN_WIDTH = 100  # without a terminal
+_MOST_ROWS = 10  # of the histogram as a table
+_MOST_BARS = 32  # of the histogram as a line
 _HARDLY = 0.01  # of all items
 _SILENT_S = 10.0
 _BARS = "green"
 
 
 def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
-    """All parts, one after the other, where nothing is redrawn."""
+    """All parts, one after the other, for an output that is not redrawn."""
     if "error" in found:
         return [tables.pairs(found["path"], {"buffer": found["error"]}), events(watch)]
     lines = buffer(found, watch, _PLAIN_WIDTH, histogram=False).rows
@@ -39,17 +38,17 @@ def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
 
 
 def state(found: Mapping[str, Any]) -> Styled:
-    """How the buffer is, and who uses it."""
+    """The state of the buffer, and who uses it."""
     if "error" in found:
         return Styled("nothing to be seen", "red")
-    text, colour = words.use(found)
-    return Styled(f"{found['state']}: {text}", colour)
+    use = words.use(found)
+    return Styled(f"{found['state']}: {use.value}", use.style)
 
 
 def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: bool) -> Table:
-    """What it holds; with the priorities on a line, where they have no table of their own."""
+    """What it holds; ``histogram``: with a line for the priorities, which else have a table."""
     if "error" in found:
-        assert watch.last is not None  # there was one at the first look, or `top` had ended
+        assert watch.last is not None  # the first look raises its error
         counters = watch.last["counters"]
         last = f"{counters['length']:,} of {counters['elements']:,} items, {words.room(watch.last)}"
         return tables.pairs("", {"now": Styled(found["error"], "red"), "last seen": last})
@@ -61,13 +60,7 @@ def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: boo
         f"{counters['write_count']:,} written",
         "size": words.room(found),
         "records": words.records(found),
-        "weights": words.weights(found, time.time()),
-        "policy": words.consumer(found),
-        "flow": words.flow(found),
-        "reserved": words.reserved(found),
-        "consumers": words.consumers(found),
-        "waits": words.waiting(found),
-        "recoveries": words.recoveries(found, time.time()),
+        **words.status(found),
         "after deaths": _mended(counters),
         "priorities": _spread(found.get("priorities")) if histogram else None,
     }
@@ -87,7 +80,7 @@ def _mended(counters: Mapping[str, Any]) -> str:
 
 
 def rates(history: Sequence[Pace], width: int) -> Table:
-    """Those that are not always 0, as they are now and as they were."""
+    """The rates that are not always 0, now and before."""
     rows: list[Sequence[object]] = []
     if not history:
         return Table("rates", ("", " now"), rows)
@@ -107,7 +100,7 @@ def rates(history: Sequence[Pace], width: int) -> Table:
 
 
 def quiet(history: Sequence[Pace]) -> Table:
-    """A line that names the rates that were 0 all the time."""
+    """A line that names the rates that were always 0."""
     names = [
         name.removesuffix("/s")
         for name, key, _ in _SHOWN
@@ -142,7 +135,7 @@ _ALWAYS = ("inserts", "items_sampled", "batches_sampled", "updates_applied")
 
 
 def _spread(histogram: Mapping[str, float] | None) -> str | None:
-    """The histogram on one line; of its lower end, what is hardly anything is one bar."""
+    """The histogram on one line; its sparse lower end is one bar."""
     if not histogram:
         return None
     powers = {
@@ -160,7 +153,7 @@ def _spread(histogram: Mapping[str, float] | None) -> str | None:
 
 
 def priorities(found: Mapping[str, Any]) -> Table:
-    """How they are spread; without rows where none are kept."""
+    """The distribution of the priorities; without rows where the buffer has none."""
     histogram = found.get("priorities")
     if not histogram:
         return Table("", (), [])
@@ -177,50 +170,39 @@ def priorities(found: Mapping[str, Any]) -> Table:
 
 
 def clients(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> Table:
-    """Those who died just now and have no entry any more; the dead and the stopped; the others."""
+    """Clients: the dead, reaped ones first, and the stopped, then the others."""
     if "error" in found:
         return Table("", (), [])
     clients = sorted(found["clients"], key=lambda one: one["alive"] and one["state"] != "stopped")
     rows = [_departed(client) for client in watch.departed()]
     rows += [_client(client, pace, watch) for client in clients]
-    shown = [at for at, name in enumerate(_COLUMNS) if width >= NARROW or name != " memory"]
-    return Table(
-        "clients",
-        [_COLUMNS[at] for at in shown],
-        [[row[at] for at in shown] for row in rows],
-    )
+    shown = [name for name in _COLUMNS if width >= NARROW or name != " memory"]
+    return tables.chosen("clients", shown, rows)
 
 
 _COLUMNS = ("client", " pid", "state", " written/s", " drawn/s", " seen", " memory", "holds")
 
 
-def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> list[object]:
+def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> dict[str, Styled]:
     written, drawn = pace.clients.get(client["incarnation"], (None, None))
-    idle, memory = client["idle_s"], client["memory_bytes"]
-    held = words.holds(client, watch.held_s(client))
-    state, style = words.state(client)
-    is_silent = idle is not None and idle >= _SILENT_S
-    seen = Styled(None if idle is None else units.span(idle), "yellow" if is_silent else "")
-    cells = (
-        client["role"],
-        str(client["pid"]),
-        state,
-        units.rate(written),
-        units.rate(drawn),
-        seen,
-        None if memory is None else units.size(memory),
-        held or "",
-    )
-    return [cell if cell is seen and not style else Styled(cell, style) for cell in cells]
+    cells = words.cells(client, watch.held_s(client))
+    idle_s, style = client["idle_s"], words.state(client).style
+    cells |= {"state": words.state(client).value, " seen": cells["idle for"]}
+    cells |= {" written/s": units.rate(written), " drawn/s": units.rate(drawn)}
+    row = {name: Styled(cell, style) for name, cell in cells.items()}
+    if not style and idle_s is not None and idle_s >= _SILENT_S:
+        row[" seen"] = Styled(cells[" seen"], "yellow")
+    return row
 
 
-def _departed(client: Mapping[str, Any]) -> list[object]:
-    cells = (client["role"], str(client["pid"]), "dead, reaped", *("-",) * 4, "")
-    return [Styled(cell, "red") for cell in cells]
+def _departed(client: Mapping[str, Any]) -> dict[str, Styled]:
+    said = {"client": client["role"], " pid": str(client["pid"])}
+    said |= {"state": "dead, reaped", "holds": ""}
+    return {name: Styled(said.get(name, "-"), "red") for name in _COLUMNS}
 
 
 def events(watch: Watch) -> Table:
-    """What the watch has seen, the newest last."""
+    """The events that the watch has seen, the newest last."""
     rows = []
     for event in watch.events:
         when = datetime.fromtimestamp(event.at_s).strftime("%H:%M:%S")

@@ -9,7 +9,7 @@ What lies on other machines cannot be read as files: there ``rb.stats()`` asks t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import layout
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.watch import tables, terminal, units, words
+from shmbuffer.watch import tables, units, words
 from shmbuffer.watch.pace import RATED, Pace, Watch
 from shmbuffer.watch.tables import Styled, Table
 
@@ -69,45 +69,42 @@ def to_json(base: str, found: Looked) -> dict[str, Any]:
 
 def held(base: str, found: Looked) -> Table:
     """What the shards hold."""
+    there = [one for one in found.values() if "error" not in one]
+    sums = {name: sum(one[name] for one in there) for name in ("disk_bytes", "epoch")}
+    columns = (" items", " room", " full", " written", " drawn", " on disk", " recoveries")
+    return _by_node(base, found, columns, _held, {**sums, "counters": totals(found)})
+
+
+def _held(found: Mapping[str, Any]) -> tuple[object, ...]:
+    counters = found["counters"]
+    items, room = counters["length"], counters["elements"]
+    full = f"{items / room:.1%}" if room else None
+    flow = counters["write_count"], counters["items_sampled"]
+    return items, room, full, *flow, units.size(found["disk_bytes"]), found["epoch"]
+
+
+def _by_node(
+    base: str,
+    found: Looked,
+    columns: Sequence[str],
+    cells: Callable[[Mapping[str, Any]], Sequence[object]],
+    total: Mapping[str, Any],  # what ``cells`` needs, of all shards together
+) -> Table:
+    """A line for each shard, with who uses it or why it cannot be read, and one for their sum."""
     rows = [
-        (node, *_held(one["counters"]), units.size(one["disk_bytes"]), one["epoch"], *_used(one))
-        if "error" not in one
-        else (node, *("-",) * 7, Styled(one["error"], "red"))
+        (node, *("-",) * len(columns), Styled(one["error"], "red"))
+        if "error" in one
+        else (node, *cells(one), words.use(one))
         for node, one in found.items()
     ]
-    there = [one for one in found.values() if "error" not in one]
-    disk = units.size(sum(one["disk_bytes"] for one in there))
-    rows.append(("all", *_held(totals(found)), disk, sum(one["epoch"] for one in there), ""))
-    columns = (" items", " room", " full", " written", " drawn", " on disk", " recoveries")
-    return Table(f"{base}: {_counted(found)}", ("node", *columns, "used by"), rows)
-
-
-def _held(counters: Mapping[str, Any]) -> tuple[object, ...]:
-    items, room = counters["length"], counters["elements"]
-    return (
-        items,
-        room,
-        f"{items / room:.1%}" if room else None,
-        counters["write_count"],
-        counters["items_sampled"],
-    )
-
-
-def _used(found: Mapping[str, Any]) -> tuple[Styled]:
-    text, colour = words.use(found)
-    return (Styled(text, colour),)
-
-
-def _counted(found: Looked) -> str:
-    return units.counted(len(found), "shard", "shards")
+    title = f"{base}: {units.counted(len(found), 'shard', 'shards')}"
+    return Table(title, ("node", *columns, "used by"), [*rows, ("all", *cells(total), "")])
 
 
 class ShardsWatch:
-    """Looks at the shards, one after the other, and what happened between them.
+    """What `top` shows of the shards below a directory; see `BufferWatch`."""
 
-    Args:
-        base: the directory above the shards.
-    """
+    footnote = ELSEWHERE
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -116,7 +113,7 @@ class ShardsWatch:
         self.found: dict[str, dict[str, Any]] = {}
 
     def look(self) -> None:
-        """Take in what is there now; one that was there and is not says so."""
+        """Looks now; a shard that has gone keeps its line, with the reason."""
         now = look(self.base, live_bytes=False)
         gone = {"path": self.base, "error": "there is no buffer here any more"}
         now |= {node: gone for node in self.found if node not in now}
@@ -126,8 +123,10 @@ class ShardsWatch:
             self._paces[node] = watch.see(found) if lost is None else watch.lose(lost, "gone")
         self.found = now
 
+    follow = look
+
     def to_json(self) -> dict[str, Any]:
-        """What was seen, as plain values."""
+        """The last look as plain values."""
         paces = {node: pace.to_json() for node, pace in self._paces.items()}
         return {**to_json(self.base, self.found), "pace": paces, "rates": self.rates()}
 
@@ -136,21 +135,24 @@ class ShardsWatch:
         seen = [pace.rates for pace in self._paces.values() if pace.rates]
         return {name: sum(rates[name] for rates in seen) for name in RATED} if seen else {}
 
+    def screen(self) -> Any:
+        """The last look for a whole terminal; needs rich."""
+        from rich.console import Group
+
+        shown = [tables.drawn(table, compact=True) for table in self.tables() if table.rows]
+        return Group(*shown, self.footnote)
+
     def tables(self) -> list[Table]:
-        """A line a shard, their sum, and what the last looks have seen."""
-        rows = [
-            (node, *_filled(one["counters"]), *_paced(self._paces[node].rates), *_used(one))
-            if "error" not in one
-            else (node, *("-",) * 5, Styled(one["error"], "red"))
-            for node, one in self.found.items()
-        ]
-        rows.append(("all", *_filled(totals(self.found)), *_paced(self.rates()), ""))
+        """A line for each shard, their sum, and the latest events."""
+        found = {
+            node: {**one, "rates": self._paces[node].rates} for node, one in self.found.items()
+        }
+        total = {"counters": totals(self.found), "rates": self.rates()}
         columns = ("full", " items", " written/s", " drawn/s", " priorities/s")
-        title = f"{self.base}: {_counted(self.found)}"
-        return [Table(title, ("node", *columns, "used by"), rows), self._events()]
+        return [_by_node(self.base, found, columns, _paced, total), self._events()]
 
     def _events(self) -> Table:
-        """What happened in the shards, the newest last."""
+        """The latest events, the newest last."""
         seen = [(event, node) for node, one in self._watches.items() for event in one.events]
         newest = sorted(seen, key=lambda one: one[0].at_s)[-_MOST_EVENTS:]
         return Table("events", ("", "", ""), [(node, e.kind, e.text) for e, node in newest])
@@ -159,37 +161,10 @@ class ShardsWatch:
 _MOST_EVENTS = 10
 
 
-def _filled(counters: Mapping[str, Any]) -> tuple[object, ...]:
+def _paced(found: Mapping[str, Any]) -> tuple[object, ...]:
+    counters, rates = found["counters"], found["rates"]
     items, room = counters["length"], counters["elements"]
     full = items / room if room else 0.0
-    return f"{units.gauge(full, 12)} {full:.1%}", items
-
-
-def _paced(rates: Mapping[str, float]) -> list[str]:
     shown = ("inserts", "items_sampled", "updates_applied")
-    return [units.rate(rates.get(name)) for name in shown]
-
-
-def looks(
-    watch: ShardsWatch, interval_s: float, pause: Callable[[float], bool] = terminal.sleep
-) -> Iterator[None]:
-    """Looks again and again, until a pause says so."""
-    while not pause(interval_s):
-        watch.look()
-        yield
-
-
-def fill_screen(watch: ShardsWatch, interval_s: float, pause: Callable[[float], bool]) -> None:
-    """Shows each look on the whole terminal, in place of the one before; needs rich."""
-    from rich.console import Group
-    from rich.live import Live
-
-    with Live(screen=True, auto_refresh=False) as live:
-
-        def show() -> None:
-            shown = [tables.drawn(table, compact=True) for table in watch.tables() if table.rows]
-            live.update(Group(*shown, ELSEWHERE), refresh=True)
-
-        show()
-        for _ in looks(watch, interval_s, pause):
-            show()
+    per_s = (units.rate(rates.get(name)) for name in shown)
+    return f"{units.gauge(full, 12)} {full:.1%}", items, *per_s

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a title; ``columns`` may be empty. A heading after a blank is of numbers."""
+    """Rows under a title; ``columns`` may be empty. A leading blank in a heading aligns right."""
 
     title: str
     columns: Sequence[str]
@@ -18,10 +18,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Styled:
-    """A cell that is shown in a style of rich's, where there are colours."""
+    """A cell in a style of rich's, for terminals with colours."""
 
     value: object
     style: str
+
+
+def chosen(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> Table:
+    """Returns a table of some columns of rows that have more."""
+    return Table(title, columns, [[row[name] for name in columns] for row in rows])
 
 
 def pairs(title: str, values: Mapping[str, object]) -> Table:
@@ -30,10 +35,7 @@ def pairs(title: str, values: Mapping[str, object]) -> Table:
 
 
 def text(value: object) -> str:
-    """Returns a value as a cell: thousands separators in numbers, no control characters in text.
-
-    Names of leaves and paths come from a directory that somebody else may have written.
-    """
+    """Returns a value as a cell, without control characters: another user may have chosen it."""
     match value:
         case Styled():
             return text(value.value)
@@ -49,7 +51,7 @@ def text(value: object) -> str:
 
 
 def clean(value: object) -> str:
-    """Returns a text without control characters but line ends."""
+    """Returns a text with control characters escaped, except line ends."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in str(value))
 
 
@@ -94,7 +96,7 @@ def drawn(table: Table, *, compact: bool = False) -> Any:
     for first, *others in table.rows:
         names = Styled(first, "cyan") if compact and not table.columns else first
         drawn.add_row(*map(styled, (names, *others)))
-    if compact:  # what has to give way to a narrow terminal is the last column
+    if compact:  # a narrow terminal cuts the last column only
         for column in drawn.columns[:-1]:
             cells = (column.header, *column.cells)
             column.min_width = max(len(str(cell)) for cell in cells)
@@ -102,7 +104,7 @@ def drawn(table: Table, *, compact: bool = False) -> Any:
 
 
 def styled(cell: object) -> Any:
-    """Returns a cell for rich; as Text, because a leaf may be named [red]."""
+    """Returns a cell for rich: a Text, because a leaf may be named [red]."""
     from rich.text import Text
 
     return Text(text(cell), style=cell.style if isinstance(cell, Styled) else "")

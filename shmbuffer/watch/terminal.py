@@ -14,12 +14,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 
-def sleep(seconds: float) -> bool:
-    """Waits; False, because nobody can press q."""
-    time.sleep(seconds)
-    return False
-
-
 @contextmanager
 def woken() -> Iterator[int]:
     """A file that can be read once a signal with a handler came.

@@ -1,57 +1,81 @@
-"""What `inspect` found, in the words that `inspect` and `top` share."""
+"""What `inspect` found, in the words that the verbs of the command line share."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from shmbuffer.memory.holders import Holder, told
 from shmbuffer.watch import units
+from shmbuffer.watch.tables import Styled
 
 Found = Mapping[str, Any]
 
 
-def use(found: Found) -> tuple[str, str]:
-    """Returns who uses a buffer, or what has to happen before somebody can; and a colour for it."""
+def use(found: Found) -> Styled:
+    """Returns who uses a buffer, or what has to happen before it can be used."""
     clients, state, reason = found["clients"], found["state"], found["needs_recovery"]
     alive = sum(client["alive"] for client in clients)
     dead = len(clients) - alive
     if state == "CLOSING":
-        return "being removed", "yellow"
-    if reason == "copy":
-        return "a copy of another directory; the next to open it recovers it", "yellow"
-    if reason == "reboot":
-        return "the machine was restarted; the next to open it recovers it", "red"
-    if reason == "restored":
-        return "changed from outside; the next to open it recovers it", "yellow"
+        return Styled("being removed", "yellow")
+    if reason in _REASONS:
+        text, colour = _REASONS[reason]
+        return Styled(f"{text}; the next to open it recovers it", colour)
     if state == "RECOVERING":
-        return "being recovered, or a recovery was killed: the next to open it goes on", "yellow"
+        text = "being recovered, or a recovery was killed: the next to open it goes on"
+        return Styled(text, "yellow")
     if reason is not None and dead:
-        return f"nobody; {dead} died in it; the next to open it recovers it", "red"
+        return Styled(f"nobody; {dead} died in it; the next to open it recovers it", "red")
     if reason is not None:
-        return "nobody; everybody left in good order", "yellow"
+        return Styled("nobody; everybody left in good order", "yellow")
     stopped = sum(client["alive"] and client["state"] == "stopped" for client in clients)
     waiting = sum(client["turn"] is not None for client in clients)
     counted = {"alive": alive, "dead": dead, "stopped": stopped, "waiting for a slot": waiting}
     words = ", ".join(f"{number} {what}" for what, number in counted.items() if number)
     if state == "NO_SCHEMA":
-        return f"nothing written yet, {words}", "yellow"
-    return words, "red" if dead else "yellow" if stopped or waiting else "green"
+        return Styled(f"nothing written yet, {words}", "yellow")
+    return Styled(words, "red" if dead else "yellow" if stopped or waiting else "green")
 
 
-def state(client: Found) -> tuple[str, str]:
-    """Returns whether a client lives, runs and gets on; and a colour for it."""
+_REASONS = {
+    "copy": ("a copy of another directory", "yellow"),
+    "reboot": ("the machine was restarted", "red"),
+    "restored": ("changed from outside", "yellow"),
+}
+
+
+def state(client: Found) -> Styled:
+    """Returns whether a client is alive, stopped or waiting."""
     if not client["alive"]:
-        return "dead", "red"
+        return Styled("dead", "red")
     if client["state"] == "stopped":
-        return "stopped", "yellow"
+        return Styled("stopped", "yellow")
     if client["state"] == "elsewhere":
-        return "in another container", ""
-    return "alive", "yellow" if client["turn"] is not None else ""
+        return Styled("in another container", "")
+    return Styled("alive", "yellow" if client["turn"] is not None else "")
+
+
+def cells(client: Found, held_s: float = 0.0) -> dict[str, object]:
+    """Returns a client as cells of a table, by their heading."""
+    idle, memory, counters = client["idle_s"], client["memory_bytes"], client["counters"]
+    return {
+        "client": client["role"],
+        " pid": str(client["pid"]),
+        "state": state(client),
+        "here for": units.span(time.time() - client["joined_s"]),
+        "idle for": None if idle is None else units.span(idle),
+        " written": counters["inserts"],
+        " drawn": counters["items_sampled"],
+        " updates": counters["updates_applied"],
+        " memory": None if memory is None else units.size(memory),
+        "holds": holds(client, held_s) or "",
+    }
 
 
 def holds(client: Found, held_s: float = 0.0) -> str | None:
-    """Returns what a client has that others may want; None if it has nothing."""
+    """Returns what a client holds that others may wait for; None if it holds nothing."""
     since = f" for {units.span(held_s)}" if held_s >= 1 else ""
     parts = []
     if client["mutex"]:
@@ -79,7 +103,7 @@ def taken(found: Found) -> str:
 
 
 def room(found: Found) -> str:
-    """Returns what a buffer takes, on the disk and in memory, and what is left there."""
+    """Returns what a buffer takes, on the disk and in memory, and how much is free."""
     in_memory, free = found["filesystem"]["in_memory"], found["filesystem"]["free_bytes"]
     parts = [taken(found)]
     if not in_memory and found["memory_bytes"] is not None:
@@ -92,7 +116,7 @@ def room(found: Found) -> str:
 
 
 def sharing(found: Found) -> str | None:
-    """What is stored once, and the room for what cannot be; None where each leaf has a column."""
+    """Returns which leaves are stored once for two items; None where each leaf has a column."""
     told = found.get("sharing")
     if told is None:
         return None
@@ -114,27 +138,40 @@ def records(found: Found) -> str | None:
     return ", ".join(parts)
 
 
-def weights(found: Found, now_s: float) -> str | None:
-    """Returns which weights are the newest, and how old they are; None if there are none."""
+def status(found: Found) -> dict[str, str | None]:
+    """Returns the state of what a buffer has besides items: a line each, None without news."""
+    return {
+        "weights": weights(found),
+        "policy": consumer(found),
+        "flow": flow(found),
+        "reserved": reserved(found),
+        "consumers": consumers(found),
+        "waits": waiting(found),
+        "recoveries": recoveries(found),
+    }
+
+
+def weights(found: Found) -> str | None:
+    """Returns the version and the age of the newest weights; None if there are none."""
     newest = found["weights"]
     if newest is None:
         return None
     if "damage" in newest:
         return str(newest["damage"])
-    age, size = units.span(now_s - newest["at_s"]), units.size(newest["bytes"])
+    age, size = units.span(time.time() - newest["at_s"]), units.size(newest["bytes"])
     tensors = units.counted(newest["tensors"], "tensor", "tensors")
     told = f"version {newest['version']:,} of step {newest['step']:,}, {age} ago"
     return f"{told}; {size} in {tensors}"
 
 
 def consumer(found: Found) -> str | None:
-    """Returns which version learners have, by which items are stale; None if nobody has said."""
+    """Returns the policy version that learners have reported; None if they have not."""
     version = found["counters"]["consumer_version"]
     return f"version {version:,}" if version else None
 
 
 def reserved(found: Found) -> str | None:
-    """Returns who holds room for items to come, and what was too old; None if there is nothing."""
+    """Returns who has reserved room, and what was too old to commit; None if there is nothing."""
     holders = [Holder(**holder) for holder in found.get("reservations", [])]
     refused = found["counters"]["refused"]
     parts = [told(holders)] if holders else []
@@ -147,7 +184,7 @@ def reserved(found: Found) -> str | None:
 
 
 def flow(found: Found) -> str | None:
-    """Returns what limits writes and samples, and how the sides stand; None if nothing does."""
+    """Returns what limits writes and samples, and the state of both sides; None without limits."""
     counters = found["counters"]
     parts = []
     if counters["samples_per_insert"]:
@@ -164,7 +201,7 @@ def flow(found: Found) -> str | None:
 
 
 def waiting(found: Found) -> str | None:
-    """Returns who waits for the other side, and for whom; None if nobody does."""
+    """Returns which process waits longest, and for what; None if none waits."""
     waits = sorted(found["waits"], key=lambda one: -one["seconds"])
     if not waits:
         return None
@@ -174,7 +211,7 @@ def waiting(found: Found) -> str | None:
 
 
 def consumers(found: Found) -> str | None:
-    """Returns how each consumer stands, and who holds its items; None without any."""
+    """Returns how far each consumer is behind, and who holds its items; None without consumers."""
     told = []
     for one in found.get("consumers", ()):
         text = f"{one['name']} is {units.counted(one['behind'], 'item', 'items')} behind"
@@ -187,15 +224,15 @@ def consumers(found: Found) -> str | None:
     return "; ".join(told) or None
 
 
-def recoveries(found: Found, now_s: float) -> str:
-    """Returns how often a buffer was recovered, and what was found the last time."""
+def recoveries(found: Found) -> str:
+    """Returns how often a buffer was recovered, and what the last recovery found."""
     last, count = found["recovery"], found["epoch"]
     if not count:
         return "none"
     if last is None:
         return f"{count:,}; what the last one found was not recorded"
     times = "1," if count == 1 else f"{count:,}, the last"
-    return f"{times} {units.span(now_s - last['at_s'])} ago: {recovered(found)}"
+    return f"{times} {units.span(time.time() - last['at_s'])} ago: {recovered(found)}"
 
 
 def recovered(found: Found) -> str:
@@ -208,7 +245,7 @@ def recovered(found: Found) -> str:
 
 
 def mended(last: Found) -> list[str]:
-    """Returns what a recovery found that was not as it should be."""
+    """Returns what a recovery had to repair."""
     return [units.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.cli import exits, main
+from shmbuffer.cli.top import fill_screen
 from shmbuffer.memory import Engine
-from shmbuffer.watch import shards
 from shmbuffer.watch.shards import ELSEWHERE, ShardsWatch
 from tests.cli.contents import contents
 from tests.service import items
@@ -131,7 +131,7 @@ def test_a_screen_is_drawn_again_at_each_look(
         items.write(engines["node-1"], range(3))
         return next(pauses)
 
-    shards.fill_screen(watch, 0.0, pause)
+    fill_screen(watch, 0.0, pause)
     assert watch.rates()["inserts"] > 0
 
 

@@ -23,7 +23,7 @@ import pytest
 from shmbuffer.cli import main
 from shmbuffer.memory import Engine, Settings, layout
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.watch import live
+from shmbuffer.watch.live import BufferWatch
 from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.screen import Screen
 from tests.cli.contents import contents
@@ -156,16 +156,15 @@ def test_a_signal_ends_it_when_the_terminal_is_as_it_was(closed: Path, number: i
 
 SWALLOWS = """
 import os, signal, sys
-from shmbuffer.cli import main
-from shmbuffer.watch import live
+from shmbuffer.cli import main, top
 class Last:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
-shown = live.fill_screen
+shown = top.fill_screen
 def fill_screen(*args):
     Last()
     shown(*args)
-live.fill_screen = fill_screen
+top.fill_screen = fill_screen
 main(["top", sys.argv[1], "--interval", "3600"])
 """
 
@@ -246,38 +245,37 @@ def test_without_a_tree_there_are_no_priorities(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_is_gone_says_whether_its_directory_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    path, watch = tmp_path / "buffer", Watch()
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    path = tmp_path / "buffer"
+    watch = BufferWatch(str(path))
     with items.create(path, 8) as engine:
         items.write(engine, [1, 2])
-        watch.see(inspect(path))
+        watch.look()
         engine.cleanup()
     path.mkdir(exist_ok=True)
-    looks = live.looks(str(path), watch, 0.01)
-    found, pace = next(looks)
+    watch.follow()
+    found = watch.to_json()
     assert found["error"] == "there is no buffer here any more; the directory is still there"
-    assert [event.kind for event in pace.events] == ["removed"]
+    assert [event["kind"] for event in found["pace"]["events"]] == ["removed"]
     path.rmdir()
-    found, pace = next(looks)
+    watch.follow()
+    found = watch.to_json()
     assert found["error"] == "there is no buffer here any more; the directory is gone too"
-    assert pace.events == ()
-    shown = "\n".join(lines(found, pace, watch, 80, 24))
+    assert found["pace"]["events"] == ()
+    shown = "\n".join(drawn_by(watch.screen(), 80, 24))
     assert "last seen  2 of 8 items, " in shown
     assert "removed" in shown
 
 
-def test_damage_during_a_live_view_is_reported(
-    closed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch = Watch()
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    watch.see(inspect(closed))
+def test_damage_during_a_live_view_is_reported(closed: Path) -> None:
+    watch = BufferWatch(str(closed))
+    watch.look()
     (closed / ".shmbuffer" / "schema.json").write_text("{}")
-    found, pace = next(live.looks(str(closed), watch, 0.01))
+    watch.follow()
+    found = watch.to_json()
     assert "schema cannot be read" in found["error"]
-    assert [event.kind for event in pace.events] == ["gone"]
+    assert [event["kind"] for event in found["pace"]["events"]] == ["gone"]
 
 
 #: What a look finds of one client, and what is said of it.
@@ -403,6 +401,7 @@ def client(number: int, **change: Any) -> dict[str, Any]:
         "claimed": None,
         "turn": None,
         "mutex": False,
+        "joined_s": 0.0,
         "idle_s": 1.5,
         "memory_bytes": 2**20,
         "counters": dict.fromkeys(layout.COUNTERS, 0),
@@ -417,10 +416,14 @@ def look(path: Path, *clients: dict[str, Any], **counted: int) -> dict[str, Any]
 
 
 def lines(found: dict[str, Any], pace: Pace, watch: Watch, width: int, height: int) -> list[str]:
+    return drawn_by(Screen("run/buffer", found, pace, watch), width, height)
+
+
+def drawn_by(shown: Screen, width: int, height: int) -> list[str]:
     """The screen, as text."""
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=width, height=height, file=io.StringIO(), legacy_windows=False)
-    console.print(Screen("run/buffer", found, pace, watch))
+    console.print(shown)
     return [line.rstrip() for line in console.file.getvalue().rstrip().split("\n")]
 
 
