@@ -1,46 +1,22 @@
-/* How a batch comes in: a dict of arrays and tensors as the caller has it, compared with what the ring holds, and
- * written with one call.
+/* How a batch comes in: a dict of arrays and tensors as the caller has it, in a single item numbers too, compared with what
+ * the ring holds, and written with one call.
  *
  *     data ──▶ each leaf by its key ──▶ where its bytes are ──▶ claim, fill, commit ──▶ where the items are
  *
  * What does not lie as it has to (another class or dtype, strides, a key too many) is answered with None before
  * anything is touched: Python converts it then, or says what is wrong. So there are no rules and no messages here
- * beside Python's: what is taken is what `Leaves.match` would take as it is.
- *
- * Leaves of two kinds are looked at without a call of Python:
- *   arrays    numpy's own struct, whose layout is part of numpy's ABI (PyArrayObject_fields in ndarraytypes.h). An
- *             example is compared with what the buffer protocol says of it before the layout is relied on.
- *   tensors   by the functions that their class offers (dlpack.h). */
+ * beside Python's: what is taken is what `Leaves.match` would take as it is, or make of a number. */
 #include "module.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "dlpack.h"
+#include "leaf.h"
 #include "ring.h"
 
 #define ROOM_LEAVES 64     /* more than these, and more priorities than those, do not go onto the stack */
 #define ROOM_PRIORITIES 256
-#define MOST_DIMS 32
-
-struct array_object {
-    PyObject_HEAD
-    char *data;
-    int rank;
-    Py_ssize_t *shape, *strides;
-    PyObject *base, *dtype;
-    int flags;
-};
-#define ARRAY_C_CONTIGUOUS 1
-
-/* What a leaf has to be. */
-struct form {
-    PyObject *array_dtype; /* the one object that stands for it; NULL: arrays are left to Python */
-    struct dl_dtype dtype; /* of a tensor; no bits: tensors are left to Python */
-    int rank;              /* of an item */
-    int64_t shape[MOST_DIMS];
-};
 
 /* A dict of the data: under each key a leaf (no child), or another dict. Leaves are counted depth first. */
 struct branch {
@@ -53,71 +29,17 @@ struct intake_object {
     PyObject_HEAD
     PyObject *ring;
     struct branch *root; /* NULL: the data are the one leaf */
-    struct form *forms;
+    struct shmb_form *forms;
     unsigned n_leaves;
-    PyTypeObject *arrays, *tensors; /* exactly these classes; NULL: not looked at here */
-    const struct dl_table *table;   /* NULL where there are no tensors: indices are bytes then */
+    struct shmb_leaf_classes classes; /* without a table indices are bytes */
     PyTypeObject *box; /* a class whose objects hold such a dict, under the attribute `inside` */
     PyObject *inside;
     PyObject *priority_key; /* of an entry that is no leaf; or NULL */
     int priority_leaf;      /* or -1 */
-    PyObject *reals[2];     /* dtypes of arrays: float32, float64 */
-    PyObject *is_negative;  /* name of a method */
 };
-
-/* Where the bytes of a leaf are, and how many dimensions it has. */
-struct found {
-    const unsigned char *data;
-    const int64_t *shape;
-    int rank;
-};
-
-static int64_t product(const int64_t *shape, int rank) {
-    int64_t count = 1;
-    for (int i = 0; i < rank; i++) count *= shape[i];
-    return count;
-}
-
-static bool lies_in_order(const struct dl_tensor *tensor) {
-    if (tensor->strides == NULL) return true;
-    int64_t stride = 1;
-    for (int i = tensor->rank - 1; i >= 0; i--) {
-        if (tensor->shape[i] != 1 && tensor->strides[i] != stride) return product(tensor->shape, tensor->rank) == 0;
-        stride *= tensor->shape[i];
-    }
-    return true;
-}
-
-/* A tensor on the CPU, contiguous, whose bytes are its numbers: torch keeps "negative" as a flag, which a view of the
- * imaginary parts of complex numbers has; it is contiguous only where it holds one number. */
-static bool look_at_tensor(const struct intake_object *self, PyObject *leaf, struct dl_tensor *tensor) {
-    if (self->table->look(leaf, tensor) != 0) return PyErr_Clear(), false;
-    if (tensor->device != DL_CPU || !lies_in_order(tensor)) return false;
-    if (tensor->dtype.code != DL_FLOAT || product(tensor->shape, tensor->rank) != 1) return true;
-    PyObject *negative = PyObject_CallMethodObjArgs(leaf, self->is_negative, NULL);
-    bool plain = negative == Py_False;
-    if (negative == NULL) PyErr_Clear();
-    Py_XDECREF(negative);
-    return plain;
-}
-
-static bool look_at_leaf(const struct intake_object *self, const struct form *form, PyObject *leaf, struct found *out) {
-    if (Py_TYPE(leaf) == self->arrays) {
-        const struct array_object *array = (const struct array_object *)leaf;
-        *out = (struct found){(const unsigned char *)array->data, (const int64_t *)array->shape, array->rank};
-        return array->dtype == form->array_dtype && (array->flags & ARRAY_C_CONTIGUOUS);
-    }
-    if (Py_TYPE(leaf) == self->tensors) {
-        struct dl_tensor tensor;
-        if (!look_at_tensor(self, leaf, &tensor)) return false;
-        *out = (struct found){(const unsigned char *)tensor.data + tensor.byte_offset, tensor.shape, tensor.rank};
-        return form->dtype.bits && memcmp(&tensor.dtype, &form->dtype, sizeof form->dtype) == 0;
-    }
-    return false;
-}
 
 /* Whether a leaf is of one item, or of `count` of them, and each is as it has to be. */
-static bool has_shape(const struct found *leaf, const struct form *form, bool single, uint64_t count) {
+static bool has_shape(const struct shmb_found *leaf, const struct shmb_form *form, bool single, uint64_t count) {
     int lead = single ? 0 : 1;
     if (leaf->rank != lead + form->rank || (lead && (uint64_t)leaf->shape[0] != count)) return false;
     for (int i = 0; i < form->rank; i++)
@@ -156,38 +78,6 @@ static bool collect(const struct intake_object *self, const struct branch *branc
     if (PyErr_Occurred()) PyErr_Clear();
     Py_XDECREF(dict);
     return fits;
-}
-
-/* One for each item, as float64; into `room` if they fit there. NULL: not as they have to be. */
-static double *read_priorities(const struct intake_object *self, PyObject *given, uint64_t count, double *room) {
-    const unsigned char *from;
-    bool wide;
-    int64_t size;
-    if (Py_TYPE(given) == self->arrays) {
-        const struct array_object *array = (const struct array_object *)given;
-        wide = array->dtype == self->reals[1];
-        if (!wide && array->dtype != self->reals[0]) return NULL;
-        if (!(array->flags & ARRAY_C_CONTIGUOUS)) return NULL;
-        from = (const unsigned char *)array->data;
-        size = product((const int64_t *)array->shape, array->rank);
-    } else {
-        struct dl_tensor tensor;
-        if (Py_TYPE(given) != self->tensors || !look_at_tensor(self, given, &tensor)) return NULL;
-        wide = tensor.dtype.bits == 64;
-        if (tensor.dtype.code != DL_FLOAT || tensor.dtype.lanes != 1 || (!wide && tensor.dtype.bits != 32)) return NULL;
-        from = (const unsigned char *)tensor.data + tensor.byte_offset;
-        size = product(tensor.shape, tensor.rank);
-    }
-    if ((uint64_t)size != count) return NULL;
-    double *out = count <= ROOM_PRIORITIES ? room : malloc(count * sizeof *out);
-    if (out == NULL) return NULL;
-    if (wide) return memcpy(out, from, count * sizeof *out);
-    for (uint64_t i = 0; i < count; i++) {
-        float real;
-        memcpy(&real, from + i * sizeof real, sizeof real);
-        out[i] = (double)real;
-    }
-    return out;
 }
 
 /* Of each item: an int for all of them, or a buffer of uint32[count]. Their numbers were checked by Python. */
@@ -236,8 +126,8 @@ static PyObject *index_of(const struct intake_object *self, struct index_memory 
         .tensor = {memory->numbers, DL_CPU, 0, 1, {DL_INT, 64, 1}, memory->shape, NULL, 0},
     };
     void *index = NULL;
-    if (self->table != NULL && self->table->wrap(&memory->managed, &index) == 0) return index;
-    index = self->table != NULL ? NULL : PyByteArray_FromStringAndSize((char *)memory->numbers, (Py_ssize_t)(8 * count));
+    if (self->classes.table != NULL && self->classes.table->wrap(&memory->managed, &index) == 0) return index;
+    index = self->classes.table != NULL ? NULL : PyByteArray_FromStringAndSize((char *)memory->numbers, (Py_ssize_t)(8 * count));
     free(memory);
     return index;
 }
@@ -248,6 +138,7 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, i
     PyObject *room[ROOM_LEAVES], *given = NULL, *result = NULL, **leaves = room;
     const unsigned char *addresses[ROOM_LEAVES], **from = addresses;
     double little[ROOM_PRIORITIES], *priorities = NULL;
+    uint64_t numbers[ROOM_LEAVES];
     struct index_memory *index = NULL;
     struct streams streams;
     unsigned n = 0;
@@ -262,16 +153,20 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, i
     else if (fits)
         leaves[n++] = Py_NewRef(data);
     for (unsigned i = 0; fits && i < n; i++) {
-        const struct form *form = &self->forms[i];
-        struct found leaf;
-        fits = look_at_leaf(self, form, leaves[i], &leaf);
+        const struct shmb_form *form = &self->forms[i];
+        struct shmb_found leaf;
+        fits = shmb_look_at_leaf(&self->classes, form, leaves[i], single && i < ROOM_LEAVES ? &numbers[i] : NULL, &leaf);
         if (!fits) break;
         if (i == 0 && !single && leaf.rank > 0) count = (uint64_t)leaf.shape[0];
         fits = count > 0 && has_shape(&leaf, form, single, count) && !is_the_rings(ring, leaf.data);
         from[i] = leaf.data;
     }
-    if (fits && self->priority_leaf >= 0) given = Py_NewRef(leaves[self->priority_leaf]);
-    if (fits && given != NULL) fits = (priorities = read_priorities(self, given, count, little)) != NULL;
+    int which = self->priority_leaf;
+    if (fits && which >= 0) given = Py_NewRef(leaves[which]);
+    if (fits && given != NULL)
+        priorities = shmb_read_priorities(&self->classes, given, which < 0 ? NULL : &self->forms[which],
+                                          which < 0 ? NULL : from[which], count, little, ROOM_PRIORITIES);
+    fits = fits && (given == NULL || priorities != NULL);
     streams.all = NULL;
     if (in_streams != Py_None) {
         streams.view.obj = NULL;
@@ -318,34 +213,6 @@ static PyObject *intake_extend(PyObject *object, PyObject *const *args, Py_ssize
     return intake_call(object, args, nargs, "extend", false);
 }
 
-/* Whether numpy's struct is the one that we know: the buffer protocol has to say the same of an example. */
-static bool is_as_known(PyObject *example, PyObject *dtype) {
-    const struct array_object *array = (const struct array_object *)example;
-    PyObject *turned = PyObject_GetAttrString(example, "T");
-    Py_buffer view;
-    bool known = turned != NULL && PyObject_GetBuffer(example, &view, PyBUF_STRIDES) == 0;
-    if (known) {
-        known = view.ndim == 2 && view.buf == array->data && array->rank == 2 && array->dtype == dtype &&
-                memcmp(view.shape, array->shape, 2 * sizeof *view.shape) == 0 &&
-                memcmp(view.strides, array->strides, 2 * sizeof *view.strides) == 0 &&
-                (array->flags & ARRAY_C_CONTIGUOUS) &&
-                !(((const struct array_object *)turned)->flags & ARRAY_C_CONTIGUOUS);
-        PyBuffer_Release(&view);
-    }
-    if (PyErr_Occurred()) PyErr_Clear();
-    Py_XDECREF(turned);
-    return known;
-}
-
-const struct dl_table *shmb_dl_table(PyTypeObject *kind) {
-    PyObject *capsule = PyObject_GetAttrString((PyObject *)kind, DL_ATTRIBUTE);
-    const struct dl_table *table = capsule ? PyCapsule_GetPointer(capsule, DL_CAPSULE) : NULL;
-    Py_XDECREF(capsule);
-    if (PyErr_Occurred()) PyErr_Clear();
-    while (table != NULL && table->version.major != DL_MAJOR) table = table->before;
-    return table != NULL && table->look != NULL ? table : NULL;
-}
-
 static void free_branch(struct branch *branch) {
     if (branch == NULL) return;
     for (Py_ssize_t i = 0; i < branch->size; i++) {
@@ -387,45 +254,17 @@ static struct branch *branch_of(PyObject *tree, unsigned *leaves) {
     return branch;
 }
 
-/* One (shape, example array or None, example tensor or None). */
-static bool form_of(struct intake_object *self, struct form *form, PyObject *said) {
-    PyObject *shape, *array, *tensor;
-    if (!is_tuple(said) || !PyArg_ParseTuple(said, "O!OO:Intake", &PyTuple_Type, &shape, &array, &tensor)) return false;
-    Py_ssize_t rank = PyTuple_Size(shape);
-    if (rank > MOST_DIMS) return PyErr_Format(PyExc_ValueError, "Intake: a leaf of %zd dimensions", rank), false;
-    form->rank = (int)rank;
-    for (Py_ssize_t i = 0; i < rank; i++) form->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
-    if (PyErr_Occurred()) return false;
-    if (array != Py_None) {
-        PyObject *dtype = PyObject_GetAttrString(array, "dtype");
-        if (dtype == NULL) return false;
-        if (is_as_known(array, dtype)) form->array_dtype = Py_NewRef(dtype);
-        if (form->array_dtype != NULL && self->arrays == NULL)
-            self->arrays = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(array));
-        Py_DECREF(dtype);
-    }
-    struct dl_tensor example;
-    if (tensor == Py_None || Py_TYPE(tensor) != self->tensors) return true;
-    if (self->table->look(tensor, &example) != 0) PyErr_Clear();
-    else if (example.dtype.code != DL_COMPLEX) form->dtype = example.dtype; /* complex ones have a flag, see look_at_tensor */
-    return true;
-}
-
 static void intake_dealloc(PyObject *object) {
     struct intake_object *self = (struct intake_object *)object;
     PyTypeObject *type = Py_TYPE(object);
-    for (unsigned i = 0; self->forms != NULL && i < self->n_leaves; i++) Py_XDECREF(self->forms[i].array_dtype);
+    for (unsigned i = 0; self->forms != NULL && i < self->n_leaves; i++) shmb_form_forget(&self->forms[i]);
     PyMem_Free(self->forms);
     free_branch(self->root);
     Py_XDECREF(self->ring);
-    Py_XDECREF((PyObject *)self->arrays);
-    Py_XDECREF((PyObject *)self->tensors);
+    shmb_leaf_classes_forget(&self->classes);
     Py_XDECREF((PyObject *)self->box);
     Py_XDECREF(self->inside);
     Py_XDECREF(self->priority_key);
-    Py_XDECREF(self->reals[0]);
-    Py_XDECREF(self->reals[1]);
-    Py_XDECREF(self->is_negative);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
@@ -439,22 +278,17 @@ static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     if (!PyObject_TypeCheck(ring, shmb_ring_type)) return PyErr_Format(PyExc_TypeError, "Intake: a Ring is needed");
     bool none = tensors == (PyObject *)Py_TYPE(Py_None); /* its class stands for "no tensors" */
-    const struct dl_table *table = none ? NULL : shmb_dl_table((PyTypeObject *)tensors);
     unsigned n = (unsigned)PyTuple_Size(forms), leaves = tree == Py_None;
     const struct shmb_ring *of = shmb_binding_ring(ring);
-    if ((table == NULL && !none) || of->lanes != 1 || of->bytes != NULL || n != of->n_leaves)
+    if ((!none && shmb_dl_table((PyTypeObject *)tensors) == NULL) || of->lanes != 1 || of->bytes != NULL || n != of->n_leaves)
         return PyErr_Format(PyExc_ValueError, "Intake: one form a leaf, one lane, and tensors with " DL_ATTRIBUTE " are needed");
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     struct intake_object *self = (struct intake_object *)allocate(type, 0);
     if (self == NULL) return NULL;
     self->ring = Py_NewRef(ring);
-    if (!none) self->tensors = (PyTypeObject *)Py_NewRef(tensors);
-    self->table = table;
     self->box = (PyTypeObject *)Py_NewRef(box);
     self->inside = Py_NewRef(inside);
-    self->reals[0] = Py_NewRef(single);
-    self->reals[1] = Py_NewRef(wide);
-    self->is_negative = PyUnicode_InternFromString("is_neg");
+    bool made = shmb_leaf_classes_of(&self->classes, none ? NULL : (PyTypeObject *)tensors, single, wide);
     self->priority_leaf = -1;
     if (PyLong_Check(priority)) {
         long leaf = PyLong_AsLong(priority);
@@ -463,10 +297,10 @@ static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!PyLong_Check(priority) && priority != Py_None)
         self->priority_key = Py_NewRef(priority);
     self->forms = PyMem_Calloc((size_t)n + 1, sizeof *self->forms);
-    bool made = self->forms != NULL && self->is_negative != NULL;
+    made = made && self->forms != NULL;
     if (self->forms == NULL) PyErr_NoMemory();
     self->n_leaves = self->forms ? n : 0;
-    for (unsigned i = 0; made && i < n; i++) made = form_of(self, &self->forms[i], PyTuple_GetItem(forms, i));
+    for (unsigned i = 0; made && i < n; i++) made = shmb_form_of(&self->forms[i], PyTuple_GetItem(forms, i), &self->classes);
     if (made && tree != Py_None) made = (self->root = branch_of(tree, &leaves)) != NULL;
     if (made && PyErr_Occurred() == NULL && (leaves != n || self->priority_leaf >= (int)n))
         PyErr_Format(PyExc_ValueError, "Intake: the tree has %u leaves, %u forms are given; priority is %R", leaves, n, priority);

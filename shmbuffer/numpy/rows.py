@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.leaf import RAW
 from shmbuffer.numpy.arrays import address_of
 from shmbuffer.numpy.mover import REALS, Drawn, Mover, write_found
 from shmbuffer.numpy.nodes import LEAF, tree_of
@@ -56,7 +57,12 @@ class ArrayRows(Mover):
             self._form = {
                 "tree": tree,
                 "forms": tuple(
-                    (tuple(leaf.shape), np.zeros((2, 3), dtype), None)
+                    (
+                        tuple(leaf.shape),
+                        np.zeros((2, 3), dtype),
+                        None if leaf.dtype in RAW else dtype.type(),
+                        None,
+                    )
                     for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
                 ),
                 "tensors": _NO_CLASS,

@@ -25,7 +25,9 @@ def test_an_intake_without_a_class_of_tensors_says_the_slots_in_bytes() -> None:
         intake = _core.Intake(
             ring=ring.seat.native,
             tree=tuple((str(at), None) for at in range(len(leaves))),
-            forms=tuple((leaf.shape, numpy.zeros((2, 3), leaf.dtype), None) for leaf in leaves),
+            forms=tuple(
+                (leaf.shape, numpy.zeros((2, 3), leaf.dtype), None, None) for leaf in leaves
+            ),
             tensors=none,
             box=none,
             inside="",
@@ -51,7 +53,7 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
         ring = engine.define(schema("rows"))
         native = ring.seat.native
         leaves = ring.schema.leaves
-        form = ((), numpy.zeros((2, 3)), torch.zeros(()))
+        form = ((), numpy.zeros((2, 3)), numpy.float64(), torch.zeros(()))
         right: dict[str, Any] = {
             "ring": native,
             "tree": tuple((str(at), None) for at in range(len(leaves))),
@@ -69,8 +71,8 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
             ("tree", (("a", SPOILT),)),
             ("tree", ("a",)),
             ("forms", (form,) * (len(leaves) - 1)),
-            ("forms", (((1,) * 33, None, None),) * len(leaves)),
-            ("forms", (((SPOILT,), None, None),) * len(leaves)),
+            ("forms", (((1,) * 33, None, None, None),) * len(leaves)),
+            ("forms", (((SPOILT,), None, None, None),) * len(leaves)),
             ("forms", ((form[0],),) * len(leaves)),
             ("tensors", Tensors),
             ("priority", len(leaves)),

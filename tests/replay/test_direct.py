@@ -126,6 +126,82 @@ def test_an_item_is_written_as_the_usual_way_writes_it(as_array: bool) -> None:
         assert contents(short) == contents(usual)
 
 
+NUMBERS: dict[str, list[Any]] = {
+    "float": [0.1, -0.0, 1e300, 3.5e38, float("inf"), float("-inf"), float("nan")],
+    "double": [np.float64(0.1), np.float64(1e300), np.float64("inf")],
+    "int": [0, -1, 1, 127, 128, -128, -129, 255, 256, 2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63)],
+    "large": [2**63, -(2**63) - 1, 10**400],
+    "bool": [True, False, np.bool_(True)],
+    "numpy": [np.float32(0.1), np.int8(-3), np.uint8(200), np.int64(2**40), np.float16(0.5)],
+    "none": [1j, np.complex64(1j), np.str_("1"), None, "1"],
+}
+TAKEN = {
+    torch.float32: ({"bool", "int", "float", "double"}, np.float32),
+    torch.float64: ({"bool", "int", "float"}, np.float64),
+    torch.uint8: ({"bool", "int"}, np.uint8),
+    torch.int8: ({"bool", "int"}, np.int8),
+    torch.int64: ({"bool", "int"}, np.int64),
+    torch.bool: ({"bool"}, np.bool_),
+    torch.float16: (set(), np.float16),
+    torch.bfloat16: (set(), None),
+    torch.complex64: (set(), None),
+}
+
+
+def bytes_at(buffer: Any, index: int) -> list[int]:
+    column = buffer.storage.mover().views()[0]
+    return column[index : index + 1].view(torch.uint8).tolist()
+
+
+def written_as_usual(buffer: Any, number: Any) -> list[int] | None:
+    """The bytes that are stored; None where the usual way refuses the number."""
+    try:
+        return bytes_at(buffer, buffer.add({"number": number}))
+    except (SchemaMismatchError, TypeError, RuntimeError):
+        return None
+
+
+@pytest.mark.parametrize("dtype", TAKEN, ids=str)
+def test_a_number_is_written_as_the_usual_way_writes_it(dtype: torch.dtype) -> None:
+    short, usual = (ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2))
+    for buffer in (short, usual):
+        buffer.extend({"number": torch.zeros(2, dtype=dtype)})
+    usual.storage.attach(Watcher())
+    kinds, its_own = TAKEN[dtype]
+    taken = set()
+    for kind, numbers in NUMBERS.items():
+        for number in numbers:
+            index = went_in(short, {"number": number}, single=True)
+            stored = written_as_usual(usual, number)
+            if index is not None:
+                taken.add(kind if type(number) is not its_own else "its own")
+                assert bytes_at(short, index) == stored, number
+    assert taken == kinds | ({"its own"} if its_own is not None else set())
+    assert went_in(short, {"number": [True]}) is None  # of a batch: no number, and no array
+
+
+def test_numbers_go_in_beside_tensors_also_where_they_are_the_priority() -> None:
+    short, usual = prioritized(), prioritized()
+    beside = [prioritized(priority_key="priority") for _ in range(2)]
+    for buffer in (short, usual):
+        buffer.extend({"obs": torch.zeros(1, 3), "td_error": torch.ones(1)})
+    for buffer in beside:
+        buffer.extend({"obs": torch.zeros(1, 3), "priority": torch.ones(1)})
+    for buffer in (usual, beside[1]):
+        buffer.storage.attach(Watcher())
+    for priority in (0.1, np.float32(0.1), np.float64(0.25), 3, 0):
+        item = {"obs": torch.ones(3), "td_error": priority}
+        assert went_in(short, item, single=True) == usual.add(item)
+        item = {"obs": torch.ones(3), "priority": priority}
+        assert went_in(beside[0], item, single=True) == beside[1].add(item)
+    assert contents(short) == contents(usual)
+    assert contents(beside[0]) == contents(beside[1])
+    for wrong in (-1.0, float("nan"), 10**400, "one"):
+        with pytest.raises((ValueError, TypeError, OverflowError, SchemaMismatchError)):
+            beside[0].add({"obs": torch.ones(3), "priority": wrong})
+    assert contents(beside[0]) == contents(beside[1])
+
+
 def test_more_items_than_there_is_room_for_leave_the_last_ones() -> None:
     short, usual = prioritized(5), prioritized(5)
     watcher = Watcher()

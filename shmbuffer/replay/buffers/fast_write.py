@@ -131,11 +131,12 @@ class FastWrite:
 
 
 def _forms(leaves: Leaves) -> tuple[Any, ...]:
-    """Of each leaf the shape of an item, and an example of its dtype for each class."""
+    """Of each leaf the shape of an item; an array, a number and a tensor of its dtype."""
     return tuple(
         (
             tuple(leaf.shape),
             None if array is None else np.zeros((2, 3), array),
+            None if array is None else array.type(),
             torch.empty((), dtype=dtype),
         )
         for leaf, array, dtype in zip(leaves.leaves, leaves.arrays, leaves.dtypes, strict=True)
