@@ -1,9 +1,10 @@
-"""A handle on a directory: what is recorded of its buffer, and its rows once there are any."""
+"""A handle on a directory: the recorded settings of its buffer, and its rows once it has any."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
 _DEFAULT_BETA = 0.4
 _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
-"""Buffers in which a dict is a PyTree, and priorities are no entries of the data."""
+"""Buffers in which a dict is a PyTree, and data have no entry for priorities."""
 
 
 class Handle:
-    """The part of a buffer that is neither writing nor sampling."""
+    """The part of a buffer that neither writes nor samples."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Handle:
         for name in self._asked.values():
             if name not in DTYPES:
                 raise ValueError(
-                    f"dtypes: {name!r} is no dtype that can be stored; those are {list(DTYPES)}"
+                    f"dtypes: {name!r} is not a dtype that can be stored; those are {list(DTYPES)}"
                 )
         named_entries = extra.get("buffer") not in _PLAIN_FAMILY
         self._mapping = "tensordict" if named_entries else "dict"
@@ -83,8 +84,8 @@ class Handle:
         self._kept_prioritized = settings.alpha is not None
         dim = extra.get("dim_extend")
         self._dim_extend = self._ndim - 1 if dim is None else dim
-        self._limits = Limits(_Source(self), "")
-        if self._look() is None and settings.record_bytes:  # nothing is to be known of records
+        self._limits = Limits(_Source(engine), "")
+        if self._look() is None and settings.record_bytes:  # records need no first write
             nbytes = settings.record_bytes
             engine.define(Schema((), self._capacity, (), {"kind": "records"}, nbytes))
 
@@ -103,7 +104,7 @@ class Handle:
         """Exponent of the importance weights; of this handle.
 
         Raises:
-            ValueError: below 0, or no finite number.
+            ValueError: negative or not finite.
         """
         return self._beta
 
@@ -113,7 +114,7 @@ class Handle:
 
     @property
     def priority_key(self) -> str | tuple[str, ...] | None:
-        """Entry of the data that holds priorities; None where data hold none."""
+        """Entry of the data that holds priorities; None if data have none."""
         return self._priority_key
 
     @property
@@ -130,16 +131,16 @@ class Handle:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """What keeps writers and samplers in step, for all processes; None: nothing."""
+        """What keeps writers and samplers of all processes in step; None without a limit."""
         return self._engine.limiter
 
     def __len__(self) -> int:
-        """Elements that are there."""
+        """How many elements are present."""
         ring = self._ring()
         return 0 if ring is None else ring.length
 
     def stats(self) -> dict[str, Any]:
-        """One flat dict, as that of other clients."""
+        """The same flat dict as `shmbuffer.ReplayBuffer.stats`."""
         counted = self._engine.stats()
         ring = self._ring()
         capacity = self._capacity if ring is None else ring.elements
@@ -171,7 +172,7 @@ class Handle:
     # -- leaving -------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Make what is committed survive a power cut. Returns when it is on the disk.
+        """Makes committed items survive a power cut: returns when they are on the disk.
 
         Raises:
             DurabilityError: the disk did not take it.
@@ -179,7 +180,7 @@ class Handle:
         self._engine.flush()
 
     def close(self) -> None:
-        """Leave the buffer; what was committed stays in its directory. Idempotent."""
+        """Leave the buffer; committed items stay in its directory. Idempotent."""
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -200,7 +201,7 @@ class Handle:
         return None if rows is None else rows.ring
 
     def _look(self) -> Mover | None:
-        """The rows, if somebody has written."""
+        """The rows; None before the first write."""
         ring = self._engine.ring()
         if ring is None:
             return None
@@ -210,7 +211,7 @@ class Handle:
         return self._rows
 
     def _attached(self, ring: Ring) -> Mover:
-        """Rows in this ring."""
+        """Attaches to a ring."""
         prioritized = ring.tree.prioritized
         if prioritized and self._within:
             self._greatest = MaxPriority(ring)
@@ -223,39 +224,35 @@ class Handle:
         else:
             leaves = ArrayLeaves.of_schema(ring.schema, self._engine.where, self._optional)
             rows = ArrayRows(ring, leaves, self._priority_key if prioritized else None)
-        self._limits = Limits(_Source(self, ring), "")
+        self._limits = Limits(_Source(self._engine, ring), "")
         return rows
 
     def _need(self) -> Mover:
-        """The rows, of a buffer in which somebody has written."""
+        """The rows; EmptyBufferError before the first write."""
         rows = self._rows or self._look()
         if rows is None:
             raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
         return rows
 
 
+@dataclass(frozen=True)
 class _Source:
-    """A handle as its limits see it."""
+    """A handle as the source of its `Limits`."""
 
-    def __init__(self, buffer: Handle, ring: Ring | None = None) -> None:
-        self._buffer, self._known = buffer, ring
-
-    @property
-    def open_engine(self) -> Engine:
-        """See `limits.Source`."""
-        return self._buffer._engine
+    open_engine: Engine
+    known: Ring | None = None
 
     def engine(self) -> Engine:
         """See `limits.Source`."""
-        return self._buffer._engine
+        return self.open_engine
 
     def ring(self) -> Ring | None:
         """See `limits.Source`."""
-        return self._known or self._buffer._engine.ring()
+        return self.known or self.open_engine.ring()
 
 
 def entry_of(data: Mapping[Any, Any], key: str | KeyPath) -> Any:
-    """An entry of nested dicts, or of one with tuples for keys; None: there is none."""
+    """An entry of nested dicts, or of one with tuples for keys; None if it is missing."""
     if isinstance(key, str):
         return data.get(key)
     found: Any = nest(data)

@@ -1,33 +1,41 @@
-"""What samples of one buffer wait for: its rate limiter, and items that have to be there first."""
+"""What the samples of a buffer wait for: its rate limiter, and a least number of items."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from shmbuffer.memory.first_write import first_ring
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from shmbuffer.memory import Engine, Ring
 
+Batch = TypeVar("Batch")
+
+_NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
+
 
 class Source(Protocol):
-    """Where samples come from: the storage of a buffer, or what stands for it."""
+    """Where samples come from: the storage of a buffer, or its substitute."""
 
     @property
     def open_engine(self) -> Engine | None:
-        """The handle, if there is one."""
+        """The engine, if it is open."""
 
     def engine(self) -> Engine:
-        """The handle; opened where it was not."""
+        """The engine, opened if need be."""
 
     def ring(self) -> Ring | None:
         """The ring; None before the first write."""
 
 
 class Turn(NamedTuple):
-    """A sample that may be made, and counts."""
+    """A sample that may be drawn, and is counted."""
 
     ring: Ring
     is_queue: bool
@@ -37,17 +45,15 @@ class Turn(NamedTuple):
     """Elements; 0 where nothing counts them."""
 
     def give_back(self) -> None:
-        """It was not made."""
+        """It was not drawn."""
         self.ring.flow.cancel(self.counted, self.version)
 
 
 class Limits:
-    """The flow control of a storage, as its samples meet it.
+    """The flow control of a storage, for its samples.
 
-    Args:
-        source: where samples come from; None, a storage of somebody else's, limits nothing.
-        chooses: who decides what a sample has, in words; empty where any item is as good as
-            another. Out of a queue come the oldest items, and nobody else can choose.
+    Without a ``source``, a storage of another package, nothing is limited. ``chooses`` names the
+    part that chooses items, if one does: this excludes a queue, which hands out the oldest.
     """
 
     __slots__ = ("_chooses", "_source", "ring", "version")
@@ -55,9 +61,9 @@ class Limits:
     def __init__(self, source: Source | None, chooses: str) -> None:
         self._source = source
         self._chooses = chooses
-        # whose flow counts; None before the first write, and where nothing is limited
+        # None before the first write, and where nothing is limited
         self.ring: Ring | None = None if source is None else source.ring()
-        # of the limiter; ``[0]`` is 0 where nothing was ever limited
+        # of the limiter; ``[0]`` is 0 if there never was one
         self.version: Sequence[int] = (int(source is not None),)
         if self.ring is not None:
             self.version = self.ring.flow.version
@@ -73,16 +79,16 @@ class Limits:
         return engine is not None and not engine.closed and engine.limiter is not None
 
     def admit_now(self, count: int) -> bool:
-        """Whether a draw may be made without waiting; it counts then."""
+        """Whether a draw need not wait; it is counted then."""
         return self.ring is not None and self.ring.flow.admit_now(count)
 
     def cancel(self, count: int) -> None:
-        """A draw that was admitted, where anything is limited, was not made."""
+        """An admitted draw was not made."""
         if self.ring is not None and self.version[0]:
             self.ring.flow.cancel(count)
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
-        """Wait until so many items may be drawn, which count as drawn then; None: no limits."""
+        """Waits until so many items may be drawn, and counts them as drawn; None: no limits."""
         ring = self._first_ring(self._source, min_size) if self._source is not None else None
         if ring is None:
             return None
@@ -95,10 +101,34 @@ class Limits:
         return Turn(ring, is_queue, version, ring.flow.admit(count, min_size))
 
     def _first_ring(self, source: Source, min_size: int) -> Ring | None:
-        """The ring; waited for, where there has to be something in it and nobody has written."""
+        """The ring; waits for the first write if the sample needs items."""
         ring = source.ring()
         if ring is not None or not (min_size or self.hold):
             return ring
         limiter = None if source.open_engine is None else source.open_engine.limiter
         first_ring(source.engine(), max(1, min_size, 1 if limiter is None else limiter.min_size))
         return source.ring()
+
+
+def taken(
+    ring: Ring,
+    count: int,
+    read: Callable[[NDArray[np.int64], NDArray[np.int64]], Batch | None],
+) -> Batch | None:
+    """The oldest items of a queue, read by index and ticket; None if it is not a queue any more."""
+    index = np.empty(count, np.int64)
+    tickets = np.full(count, _NOT_TAKEN, np.int64)
+    while True:
+        found = False
+        try:
+            found = ring.flow.take(index, tickets)
+            if not found:
+                return None
+            batch = read(index, tickets)
+            if batch is not None:
+                return batch
+            # The buffer was emptied meanwhile.
+        finally:
+            # An interrupt may come between the two calls: the tickets show what was taken.
+            if found or (count and int(tickets[0]) != _NOT_TAKEN):
+                ring.flow.release()

@@ -1,4 +1,4 @@
-"""Raw priorities as the learner gives them: what is taken, what is refused, what comes of it."""
+"""Raw priorities as the learner gives them: conversion, checks, and the result of an update."""
 
 from __future__ import annotations
 
@@ -17,22 +17,44 @@ class PriorityUpdate(NamedTuple):
     applied: int
     """Items whose priority was set."""
     stale: int
-    """Items that had been written over since they were sampled; theirs was dropped."""
+    """Items that were overwritten since they were sampled; their priority was dropped."""
 
 
 def as_raw(priority: Any, count: int) -> NDArray[np.float64]:
     """Priorities as float64 ``[count]``, contiguous; a single one stands for all."""
     if type(priority) is np.ndarray and priority.dtype == np.float64 and priority.shape == (count,):
         return priority if priority.flags.c_contiguous else np.ascontiguousarray(priority)
+    return _spread(_flat(priority), count)
+
+
+def reduced(priority: Any, count: int, how: str) -> NDArray[np.float64]:
+    """The same, but several priorities for each item become one."""
+    raw = _flat(priority)
+    if len(raw) <= 1 or len(raw) == count:
+        return _spread(raw, count)
+    if not count or len(raw) % count:
+        raise RuntimeError(f"{len(raw)} priorities cannot be divided among {count} items")
+    rows = raw.reshape(count, -1)
+    if how == "median":  # of an even number the lower one, as torch.median has it
+        return np.ascontiguousarray(np.sort(rows, axis=1)[:, (rows.shape[1] - 1) // 2])
+    return np.ascontiguousarray(getattr(np, how)(rows, axis=1))
+
+
+def _flat(priority: Any) -> NDArray[np.float64]:
+    """Priorities of any shape, as one row."""
     if hasattr(priority, "detach"):  # a tensor
         priority = priority.detach().cpu()
         try:
             priority = priority.numpy()
-        except TypeError:  # of a dtype that NumPy has not
+        except TypeError:  # of a dtype that NumPy does not have
             priority = priority.double().numpy()
-    raw = np.asarray(priority, dtype=np.float64).reshape(-1)
+    return np.ascontiguousarray(np.asarray(priority, dtype=np.float64).reshape(-1))
+
+
+def _spread(raw: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """One priority for each item; a single one stands for all."""
     if len(raw) == count:
-        return raw if raw.flags.c_contiguous else np.ascontiguousarray(raw)
+        return raw
     if len(raw) == 1:
         return np.full(count, raw[0])
     raise RuntimeError(
@@ -49,19 +71,9 @@ def check_raw(raw: NDArray[np.float64]) -> None:
 
 
 def from_zero(name: str, value: float) -> float:
-    """``value`` as a float."""
+    """A value as a float; ValueError if it is negative or not finite."""
     if not 0 <= value < math.inf:
         raise ValueError(
             f"{name} must be a finite number, greater or equal to 0, got {name}={value}"
         )
     return float(value)
-
-
-def one_each(several: NDArray[np.float64], count: int, how: str) -> NDArray[np.float64]:
-    """Priorities, ``count`` times several, as float64 ``[count]``."""
-    if not count or several.size % count:
-        raise RuntimeError(f"{several.size} priorities cannot be divided among {count} items")
-    rows = several.reshape(count, -1)
-    if how == "median":  # of an even number the lower one, as torch.median has it
-        return np.ascontiguousarray(np.sort(rows, axis=1)[:, (rows.shape[1] - 1) // 2])
-    return np.ascontiguousarray(getattr(np, how)(rows, axis=1))

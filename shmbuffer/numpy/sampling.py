@@ -1,10 +1,10 @@
-"""How arrays come out of a buffer, and their priorities back."""
+"""Arrays drawn from a buffer, and their new priorities."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import named
 from shmbuffer.numpy.handle import Handle, entry_of
 from shmbuffer.numpy.keys import GENERATION, INDEX
+from shmbuffer.numpy.limits import taken
 from shmbuffer.numpy.mover import Drawn, Mover
-from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, one_each
+from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, reduced
 
-_NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Sampling(Handle):
@@ -40,8 +42,8 @@ class Sampling(Handle):
 
         Returns:
             A dict of arrays ``[batch_size, ...]`` with the entries of the table above. Where items
-            are no dicts (an array, a tuple), the data in their form; their index is in ``info``. Of
-            a buffer of records a list of items, dicts with these entries of their own.
+            are not dicts (an array, a tuple), the data in their form; their index is in ``info``.
+            From a buffer of records, a list of items, dicts with these entries of their own.
 
         Raises:
             EmptyBufferError: nothing to draw from.
@@ -69,8 +71,8 @@ class Sampling(Handle):
                 says its generation, too. Entries of -1 are left out.
             priority: ``[n]`` or one number; finite and not negative. Several for each item of a
                 sample are reduced as the buffer says. None: the sample's entry `priority_key`.
-            generation: ``index_generation`` of the sample, ``[n]``: an item that was written over
-                since is left alone, and counted as stale. None sets whatever is there.
+            generation: ``index_generation`` of the sample, ``[n]``: an item that was overwritten
+                since is left alone, and counted as stale. None updates it too.
 
         Returns:
             How many were applied and how many were stale; zeros where there are no priorities.
@@ -101,10 +103,7 @@ class Sampling(Handle):
             priority = np.asarray(named(priority)[1]).swapaxes(0, self._dim_extend).reshape(-1)
         elements = indices.ravel(index, rows.lanes)
         count = len(elements)
-        if is_sample and np.size(priority) not in (count, 1):
-            raw = one_each(as_raw(priority, np.size(priority)), count, self._reduction)
-        else:
-            raw = as_raw(priority, count)
+        raw = reduced(priority, count, self._reduction) if is_sample else as_raw(priority, count)
         tickets = None if generation is None else indices.ravel(generation, ())
         try:
             found = PriorityUpdate(*ring.update(elements, raw, tickets))
@@ -125,8 +124,9 @@ class Sampling(Handle):
         return indices.asked_size(batch_size, self._batch_size, "shmbuffer.numpy.attach()", 3)
 
     def _in_turn(self, count: int, min_size: int | None, timeout: float | None) -> Drawn:
-        """A sample, once it may be made."""
-        rows = self._rows or self._look()
+        """A sample, once it may be drawn."""
+        if self._rows is None:
+            self._look()
         limits = self._limits
         if (
             min_size is None
@@ -146,8 +146,8 @@ class Sampling(Handle):
                 return self._draw(count)
             try:
                 rows = self._need()
-                taken = _taken(rows, count) if turn.is_queue else None
-                return self._draw(count) if taken is None else taken
+                found = _out_of_queue(rows, count) if turn.is_queue else None
+                return self._draw(count) if found is None else found
             except BaseException:
                 turn.give_back()
                 raise
@@ -158,13 +158,13 @@ class Sampling(Handle):
         return rows.sample(count, self._key(), beta)
 
     def _key(self) -> int:
-        """64 bits that decide a draw; of the operating system, which no two processes share."""
+        """64 bits that decide a draw; by default the operating system's, so no two are equal."""
         if self._rng is None:
             return int.from_bytes(os.urandom(8), "little")
         return int(self._rng.bit_generator.random_raw())
 
     def _info(self, drawn: Drawn) -> dict[str, Any]:
-        """What a sample says of its items."""
+        """The entries that a sample has beside the data."""
         rows = self._need()
         index = drawn.index
         if rows.lanes:
@@ -197,14 +197,14 @@ class Sampling(Handle):
 
 
 def _with_info(item: Any, info: dict[str, Any], at: int) -> Any:
-    """An item of a sample with its entries, where it is a dict."""
+    """An item of a sample, with its entries if it is a dict."""
     if isinstance(item, dict):
         item.update({key: values[at] for key, values in info.items()})
     return item
 
 
 def _entries_of(items: list[Any], key: str | tuple[str, ...] | None) -> dict[Any, Any]:
-    """Index, generation and priorities of items that were sampled; what all of them have."""
+    """Index, generation and priorities of sampled items, as far as all of them have these."""
     found: dict[Any, Any] = {}
     for name in (INDEX, GENERATION, key):
         column = [None if name is None else entry_of(item, name) for item in items]
@@ -213,22 +213,11 @@ def _entries_of(items: list[Any], key: str | tuple[str, ...] | None) -> dict[Any
     return found
 
 
-def _taken(rows: Mover, count: int) -> Drawn | None:
-    """The oldest items of a queue; None if it is a queue no more."""
-    flow = rows.ring.flow
-    index = np.empty(count, np.int64)
-    tickets = np.full(count, _NOT_TAKEN, np.int64)
-    while True:
-        found = False
-        try:
-            found = flow.take(index, tickets)
-            if not found:
-                return None
-            data = rows.read(index, tickets)
-            if data is not None:
-                return Drawn(data, index, tickets, None)
-            # The buffer was emptied meanwhile.
-        finally:
-            # An interrupt may come between the two: what was taken says its tickets.
-            if found or (count and int(tickets[0]) != _NOT_TAKEN):
-                flow.release()
+def _out_of_queue(rows: Mover, count: int) -> Drawn | None:
+    """The oldest items of a queue; None if it is not a queue any more."""
+
+    def read(index: NDArray[np.int64], tickets: NDArray[np.int64]) -> Drawn | None:
+        data = rows.read(index, tickets)
+        return None if data is None else Drawn(data, index, tickets, None)
+
+    return taken(rows.ring, count, read)

@@ -1,4 +1,4 @@
-"""How arrays come into a buffer."""
+"""Arrays written into a buffer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmbuffer.numpy.batches import stack, unbound
 from shmbuffer.numpy.handle import Handle, entry_of
 from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.mover import Mover
-from shmbuffer.numpy.priorities import as_raw, check_raw, one_each
+from shmbuffer.numpy.priorities import check_raw, reduced
 from shmbuffer.numpy.streams import in_time_order, require_rows
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Writing(Handle):
-    """The part of a buffer that is about writing."""
+    """The part of a buffer that writes."""
 
     def add(
         self, data: Any, timeout: float | None = None, *, streams: int | None = None
@@ -45,7 +45,7 @@ class Writing(Handle):
         Raises:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
                 was changed. A plain number takes the dtype of its leaf, if that can hold it.
-            TypeError: something in there is no array.
+            TypeError: an entry is not an array.
             ValueError: a priority is NaN, infinite or negative; nothing was changed.
             RingOverrunError: the ring came round to a slot that a living writer is filling.
             RateLimitTimeout, RateLimitError: samples have to be drawn first; nothing was changed.
@@ -63,7 +63,7 @@ class Writing(Handle):
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> NDArray[np.int64]:
-        """Write a batch: whole or not at all, also if the process is killed in the middle.
+        """Write a batch: whole or not at all, even if the process is killed meanwhile.
 
         Priorities in ``data[priority_key]`` become the items'.
 
@@ -73,8 +73,8 @@ class Writing(Handle):
             timeout: as of `add`.
             streams: which of this handle's environments each item is from: an int, or one for each
                 item ``[n]``. See `shmbuffer.ReplayBuffer.extend`.
-            stream_dim: data that have a dimension for the streams: 0 for ``[streams, T, ...]``, 1
-                for ``[T, streams, ...]``; the index has it, too.
+            stream_dim: the dimension of the streams, where data have one: 0 for
+                ``[streams, T, ...]``, 1 for ``[T, streams, ...]``; the index has it, too.
 
         Returns:
             Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``.
@@ -100,7 +100,7 @@ class Writing(Handle):
     def _write(
         self, data: Any, single: bool, timeout: float | None, streams: int | Streams | None
     ) -> Any:
-        """`add` or `extend`."""
+        """Does `add` or `extend`."""
         if timeout is not None:
             with deadline.within(timeout):
                 return self._write(data, single, None, streams)
@@ -130,7 +130,7 @@ class Writing(Handle):
         return self._written(rows, first, count, single)
 
     def _define(self, data: Any, single: bool, streams: int | Streams | None) -> Mover:
-        """Say what an item is, as the first to write."""
+        """Makes the schema from the first data that are written."""
         swapped = 0 if single else self._dim_extend
         leaves = ArrayLeaves.of_data(
             data,
@@ -160,11 +160,7 @@ class Writing(Handle):
             array = array.swapaxes(0, self._dim_extend)
         dims = self._ndim - 1 if single else self._ndim
         count = int(np.prod(array.shape[:dims], dtype=np.int64))
-        raw = as_raw(array, array.size)
-        if array.size > 1 and array.size != count:
-            raw = one_each(raw, count, self._reduction)
-        elif array.size == 1 and count != 1:
-            raw = as_raw(array, count)
+        raw = reduced(array, count, self._reduction)
         check_raw(raw)  # before anything is written
         return raw
 
@@ -173,13 +169,10 @@ class Writing(Handle):
         key = self._priority_key
         if key is None or not ring.tree.prioritized:
             return None
-        raw = np.empty(len(items))
-        for at, item in enumerate(items):
-            one: Any = entry_of(item, key) if isinstance(item, Mapping) else None
-            if one is None:
-                return None
-            several = as_raw(one, int(np.size(one)))
-            raw[at] = several[0] if several.size == 1 else one_each(several, 1, self._reduction)[0]
+        found = [entry_of(item, key) if isinstance(item, Mapping) else None for item in items]
+        if any(one is None for one in found):
+            return None
+        raw = np.array([reduced(one, 1, self._reduction)[0] for one in found])
         check_raw(raw)  # before anything is written
         return raw
 

@@ -69,7 +69,9 @@ def test_a_nested_priority_key_is_found(directory: Directory) -> None:
     assert arrays.update_priority({**arrays.sample(2), "agent": {"error": np.ones(2)}})[0] == 2
 
 
-@pytest.mark.parametrize("form", ["sample", "entries", "float32", "tensors", "lists", "one"])
+@pytest.mark.parametrize(
+    "form", ["sample", "entries", "float32", "tensor", "tensors", "lists", "one"]
+)
 def test_a_sample_takes_its_priorities_back(form: str, directory: Directory) -> None:
     directory.create(alpha=0.6)
     arrays, tensors = directory.arrays(), directory.tensors()
@@ -83,6 +85,8 @@ def test_a_sample_takes_its_priorities_back(form: str, directory: Directory) -> 
         found = arrays.update_priority(index, new, generation)
     elif form == "float32":
         found = arrays.update_priority(sample, new.astype(np.float32))
+    elif form == "tensor":
+        found = arrays.update_priority(sample, torch.from_numpy(new))
     elif form == "tensors":
         found = arrays.update_priority(torch.from_numpy(index), torch.from_numpy(new))
     elif form == "lists":

@@ -131,7 +131,7 @@ def test_the_dtype_that_is_asked_for_has_to_fit(directory: Directory) -> None:
         directory.arrays(dtypes={"a": "float16"}).extend({"a": np.zeros(2, np.float32)})
     with pytest.raises(KeyError, match="'b' is no leaf of this write, which has"):
         directory.arrays(dtypes={"b": "bfloat16"}).extend({"a": np.zeros(2, np.uint16)})
-    with pytest.raises(ValueError, match="'float7' is no dtype that can be stored"):
+    with pytest.raises(ValueError, match="'float7' is not a dtype that can be stored"):
         directory.arrays(dtypes={"b": "float7"})
 
 

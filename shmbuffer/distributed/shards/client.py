@@ -26,7 +26,7 @@ from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name
 from shmbuffer.distributed.shards.updates import ShardedUpdate, Updates
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.numpy.keys import GENERATION, INDEX
-from shmbuffer.numpy.priorities import check_raw
+from shmbuffer.numpy.priorities import check_raw, reduced
 from shmbuffer.replay.buffers import ReplayBuffer, priority_entry
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.rank import known_rank
@@ -246,13 +246,11 @@ class ShardedClient(Sampling, Limited):
                     f"{sorted(map(str, data.keys()))}"
                 )
         shard = priority_entry.one_each(data.get(SHARD))
-        raw = priority_entry.reduce(
-            data.get(self.priority_key), shard.numel(), self._face["reduction"]
-        )
         generation = data.get(GENERATION, None)
         if generation is not None:
             generation = priority_entry.one_each(generation)
-        return self.update_priority(data.get(INDEX), raw, generation=generation, shard=shard)
+        priority = data.get(self.priority_key)
+        return self.update_priority(data.get(INDEX), priority, generation=generation, shard=shard)
 
     def update_priority(
         self, index: Any, priority: Any, *, generation: Any = None, shard: Any = None
@@ -284,7 +282,7 @@ class ShardedClient(Sampling, Limited):
         index = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
         where = index.reshape(-1, index.shape[-1]) if index.dim() > 1 else index.reshape(-1)
         count = len(where)
-        raw = np.asarray(priority_entry.reduce(priority, count, self._face["reduction"]))
+        raw = reduced(priority, count, self._face["reduction"])
         check_raw(raw)
         shards = np.broadcast_to(np.asarray(shard).reshape(-1), (count,))
         tickets = None if generation is None else np.asarray(generation).reshape(-1)

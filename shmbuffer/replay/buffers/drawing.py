@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.numpy import limits
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay import pinned
@@ -15,14 +16,15 @@ from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shmbuffer.memory import Ring
     from shmbuffer.replay.buffers.plan import Plan
     from shmbuffer.replay.buffers.prefetch import Batch
 
 Choice = tuple[Any, dict[Any, Any]]
 """What a sampler gives: indices, and what is known about the draw."""
-
-_NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
 
 
 def drawn(
@@ -85,24 +87,15 @@ def _written_over(plan: Plan) -> IndexError:
 
 def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
     """The oldest items of a queue, as the storage has them; None if it is a queue no more."""
-    index = torch.empty(count, dtype=torch.int64)
-    tickets = torch.full_like(index, _NOT_TAKEN)
     lanes = lanes_of(plan.storage)
-    while True:
-        found = False
-        try:
-            found = ring.flow.take(index.numpy(), tickets.numpy())
-            if not found:
-                return None
-            where = unravel(index, lanes) if lanes else index
-            data = _held(plan, where, {GENERATION: tickets})
-            if data is not None:
-                return data, plan.info.entries(where, None, tickets)
-            # The buffer was emptied meanwhile.
-        finally:
-            # An interrupt may come between the two: what was taken says its tickets.
-            if found or (count and int(tickets[0]) != _NOT_TAKEN):
-                ring.flow.release()
+
+    def read(elements: NDArray[np.int64], generation: NDArray[np.int64]) -> Batch | None:
+        index, tickets = torch.from_numpy(elements), torch.from_numpy(generation)
+        where = unravel(index, lanes) if lanes else index
+        data = _held(plan, where, {GENERATION: tickets})
+        return None if data is None else (data, plan.info.entries(where, None, tickets))
+
+    return limits.taken(ring, count, read)
 
 
 def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:

@@ -11,23 +11,14 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from shmbuffer.numpy import priorities
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.nodes import nest
-from shmbuffer.numpy.priorities import as_raw
+from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.eager import FRAMES
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.tensors import as_tensor
 
 Key = str | tuple[str, ...]
-
-
-def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
-    """Priorities ``[count, ...]`` as float64 ``[count]``: of several for one item, one."""
-    size = priority.numel() if isinstance(priority, torch.Tensor) else np.size(priority)
-    if size == count or size <= 1:
-        return as_raw(priority, count)
-    return priorities.one_each(as_raw(priority, size), count, how)
 
 
 def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | None:
@@ -43,7 +34,7 @@ def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | 
     if priority is None:
         return None
     priority = as_tensor(priority)
-    return reduce(priority, priority.shape[:dims].numel(), how)
+    return reduced(priority, priority.shape[:dims].numel(), how)
 
 
 def in_items(items: Sequence[Any], key: Key, how: str) -> NDArray[np.float64] | None:
@@ -51,7 +42,7 @@ def in_items(items: Sequence[Any], key: Key, how: str) -> NDArray[np.float64] | 
     found = [item.get(key, None) for item in items if is_collection(item)]
     if len(found) < len(items) or not items or any(one is None for one in found):
         return None
-    return np.concatenate([reduce(torch.as_tensor(one), 1, how) for one in found])
+    return np.concatenate([reduced(torch.as_tensor(one), 1, how) for one in found])
 
 
 def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:

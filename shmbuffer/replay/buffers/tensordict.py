@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.mismatch import no_names
-from shmbuffer.numpy.priorities import check_raw
+from shmbuffer.numpy.priorities import check_raw, reduced
 from shmbuffer.replay.buffers import priority_entry
 from shmbuffer.replay.buffers.fast_read import NO_OUT
 from shmbuffer.replay.buffers.prefetch import Batch
@@ -273,7 +273,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 priority_entry.say_what_is_missing(key, given)
             raw = sampler.default_priority
         elif not (isinstance(priority, torch.Tensor) and priority.numel() == count):
-            raw = priority_entry.reduce(priority, count, sampler.reduction)
+            raw = reduced(priority, count, sampler.reduction)
         return sampler.update_priority(index, raw, storage=storage, generation=generation)
 
     # -- inside --------------------------------------------------------------------------------

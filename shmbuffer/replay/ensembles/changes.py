@@ -8,9 +8,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from shmbuffer.numpy.keys import GENERATION, INDEX
+from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.replay.buffers.access import ConditionalUpdateResult
-from shmbuffer.replay.buffers.priority_entry import no_index, reduce, say_what_is_missing
+from shmbuffer.replay.buffers.priority_entry import no_index, say_what_is_missing
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.ends import newest_of_streams, patch_of
 from shmbuffer.replay.ensembles.members import Ensemble
@@ -134,7 +135,7 @@ class Changes(ReplayBuffer, Ensemble):
             raw = (
                 sampler.default_priority
                 if priority is None
-                else reduce(priority, len(part.where), sampler.reduction)
+                else reduced(priority, len(part.where), sampler.reduction)
             )
             update = sampler.update_priority(
                 part.where, raw, storage=part.storage, generation=tickets

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from shmbuffer.numpy.indices import ravel, unravel
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX
-from shmbuffer.numpy.priorities import as_raw, one_each
+from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.units.anchors import Anchors, OfTrajectories, Trajectories, at_least
 
@@ -187,9 +187,7 @@ class Sequence(OfTrajectories):
             found[GENERATION] = torch.from_numpy(tickets[begins])
         priority = data.get(key, None)
         if priority is not None:
-            count, size = len(counted), priority.numel()
-            raw = as_raw(priority, count if size == 1 else size)
-            raw = raw if len(raw) == count else one_each(raw, count, reduction)
+            raw = reduced(priority, len(counted), reduction)
             found[key] = torch.from_numpy(self._mixed(raw[order], begins))
         return TensorDict(found, [len(begins)])
 
