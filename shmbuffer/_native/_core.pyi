@@ -415,7 +415,7 @@ class Intake:
         self,
         ring: Ring,
         tree: Any,
-        forms: tuple[tuple[tuple[int, ...], Any, Any], ...],
+        forms: tuple[tuple[tuple[int, ...], Any, Any, Any], ...],
         tensors: type,
         box: type,
         inside: str,
