@@ -74,23 +74,30 @@ class Pieces:
     def make(
         cls, directory: Directory, number: int, rows: int, nbytes: int, version: int | None
     ) -> Self:
-        """A new file, with no pieces."""
+        """A new file, with no pieces; one without any, of a call that failed, is made again."""
         directory.make(layout.PARTIALS)
         pieces = cls(directory, Lock(), number)
-        pieces._lock.hold(directory, _name(number), timeout=_PATIENCE_S, purpose="lists pieces")
-        _core.reached("partial.made")
-        if os.fstat(pieces._lock.fd).st_size:
-            where = directory.path / _name(number)
-            raise CorruptBufferError(
-                f"{where}: is there already, and no reservation has had this number; remove it, or "
-                "go on with it (resume)",
-                path=str(where),
-            )
-        given = 2**64 - 1 if version is None else version
-        head = _HEAD.pack(
-            *(_MAGIC, number, rows, nbytes, given, os.getpid(), time.time_ns(), 0, 0)
-        )[:-8]
-        pieces._write(head + struct.pack("<II", _core.crc32c(head), 0))
+        try:
+            pieces._lock.hold(directory, _name(number), timeout=_PATIENCE_S, purpose="lists pieces")
+            _core.reached("partial.made")
+            told = pieces.told()
+            if told is not None and told.pieces:
+                where = directory.path / _name(number)
+                raise CorruptBufferError(
+                    f"{where}: is there already, and no reservation has had this number; remove "
+                    "it, or go on with it (resume)",
+                    path=str(where),
+                )
+            given = 2**64 - 1 if version is None else version
+            head = _HEAD.pack(
+                *(_MAGIC, number, rows, nbytes, given, os.getpid(), time.time_ns(), 0, 0)
+            )[:-8]
+            os.ftruncate(pieces._lock.fd, 0)
+            _core.reached("partial.cut")
+            pieces._write(head + struct.pack("<II", _core.crc32c(head), 0))
+        except BaseException:
+            pieces.close()
+            raise
         return pieces
 
     @classmethod

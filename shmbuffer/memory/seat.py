@@ -34,6 +34,7 @@ from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag, Phase, Role
 from shmbuffer.memory.native import Mapped
+from shmbuffer.memory.partials import Pieces
 from shmbuffer.memory.path_checks import name_of
 from shmbuffer.memory.registry import Membership, Registry
 from shmbuffer.memory.weights_file import WeightsFile
@@ -67,6 +68,8 @@ class Seat:
         self.outtake: _core.Outtake | None = None  # the way out for batches
         # the file of the weights, once it was mapped here; see `weights`
         self.weights: WeightsFile | None = None
+        # of rollouts that were begun here: others may go on with them once we have left
+        self.pieces: weakref.WeakSet[Pieces] = weakref.WeakSet()
         self._take()
 
     # Taking a seat, and leaving it.
@@ -182,6 +185,8 @@ class Seat:
         left = _leave(self.membership)
         self._finalizer.detach()
         if left:
+            for pieces in list(self.pieces):
+                pieces.close()
             self.ground.close()
             _staying.discard(self)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,10 +28,14 @@ from shmbuffer import (
     ReservationLostError,
     SchemaMismatchError,
     ShmBufferError,
+    SpaceError,
     TensorDictReplayBuffer,
+    attach,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import consumer_version
 from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.reservations import Reservations
 from tests.crash.harness import ended, fork
 
 CAPACITY = 16
@@ -520,6 +525,64 @@ def test_a_piece_that_was_cut_off_counts_as_nothing(rb: Any) -> None:
         assert [piece["number"].tolist() for piece in again.pieces] == [[10, 11], [20]]
         again.commit()
     assert numbers(rb) == [0, 1, 10, 11, 20]
+
+
+@pytest.mark.parametrize("limit", [0, 40, 70])
+def test_an_append_that_found_no_room_can_be_repeated(rb: Any, limit: int) -> None:
+    room = rb.reserve(3)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(SpaceError):
+            room.append(steps(10, 1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    room.append(steps(10, 1))
+    room.commit(steps(11, 1))
+    assert (numbers(rb), partial_files(rb)) == ([0, 1, 10, 11], [])
+
+
+def test_an_append_that_could_not_be_noted_is_not_committed_twice(
+    rb: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rolls_out() -> None:
+        room = rb.reserve(2)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Reservations, "note_partial", interrupted)
+            room.append(steps(10, 1))
+        room.append(steps(10, 1))
+        _core.arm("reserve.spent")
+        room.commit()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    killed(rolls_out)
+    assert rb.partials() == []
+    assert numbers(rb) == [0, 1, 10]
+
+
+def test_a_forked_child_removes_no_pieces_of_its_parent(rb: Any) -> None:
+    room = rb.reserve(2)
+    room.append(steps(10, 1))
+
+    def leaves_the_block() -> None:
+        with pytest.raises(ReservationLostError, match="which has forked"):
+            _ = room.pieces
+        room.abort()
+
+    assert ended(fork(leaves_the_block)) == 0
+    assert partial_files(rb) == ["1"]
+    room.commit()
+
+
+def test_pieces_are_for_others_once_the_handle_is_closed(rb: Any) -> None:
+    with attach(rb.storage.scratch_dir) as other, other.reserve(2) as room:
+        room.append(steps(10, 1))
+        other.close()
+        (partial,) = rb.partials()
+    rb.resume(partial).commit()
+    assert numbers(rb) == [0, 1, 10]
 
 
 def test_a_file_without_a_head_is_nobodys(rb: Any) -> None:

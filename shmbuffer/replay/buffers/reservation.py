@@ -58,7 +58,7 @@ class Reservation:
         self._name = name  # None: nobody has written yet, so that there is nothing to hold
         self._incarnation = engine.seat.incarnation
         self._over = ""  # what has ended it here
-        self._pieces = pieces
+        self._pieces = None if pieces is None else self._kept(pieces)
         self.items = items
         self.version = version
         self.refused = 0
@@ -142,15 +142,23 @@ class Reservation:
 
     @property
     def pieces(self) -> list[Any]:
-        """What has been appended, in order; copies."""
+        """What has been appended, in order; copies.
+
+        Raises:
+            ReservationLostError, BufferClosedError: as of `commit`.
+        """
         if self._pieces is None:
             return []
+        self._require_held("pieces")
         decoder = Decoder(where=self._engine.where)
         return [decoder.items(join([body]))[0] for _, body in self._pieces.read()]
 
     def abort(self) -> None:
         """Give the room back, and drop what was appended. Does nothing once it has ended."""
         if self._over:
+            return
+        if not self._is_ours():
+            self._let_go()
             return
         self._over = "was given back"
         if self._pieces is not None:
@@ -223,9 +231,19 @@ class Reservation:
                 "keep them in the process until commit"
             )
         assert self.id is not None
-        self._pieces = Pieces.make(directory, self.id, self.items, 0, self.version)
-        ring.reservations.note_partial(name)
-        return self._pieces
+        pieces = Pieces.make(directory, self.id, self.items, 0, self.version)
+        try:
+            ring.reservations.note_partial(name)
+        except BaseException:
+            pieces.close()
+            raise
+        self._pieces = self._kept(pieces)
+        return pieces
+
+    def _kept(self, pieces: Pieces) -> Pieces:
+        """They are for others once the handle is closed."""
+        self._engine.seat.pieces.add(pieces)
+        return pieces
 
     def _see_off(self) -> None:
         """The file goes, then what says that it is committed."""
@@ -239,7 +257,7 @@ class Reservation:
 
     def _is_ours(self) -> bool:
         seat = self._engine.seat
-        return seat.is_ours() and seat.incarnation == self._incarnation
+        return not seat.closed and seat.is_ours() and seat.incarnation == self._incarnation
 
     def _require_held(self, what: str) -> None:
         where = self._engine.where
