@@ -59,14 +59,14 @@ def raise_to(seat: Seat, version: int) -> int:
     return _change(seat, _Change.AT_LEAST, version)
 
 
-def require_version(version: Any) -> int:
+def require_version(version: Any, name: str = "consumer_version") -> int:
     """A version as an int; TypeError or ValueError where it is none."""
     try:
         found = operator.index(version)
     except TypeError:
-        raise TypeError(f"consumer_version is an integer, got {version!r}") from None
+        raise TypeError(f"{name} is an integer, got {version!r}") from None
     if not 0 <= found < LIMIT:
-        raise ValueError(f"consumer_version is a number from 0 to 2**62 - 1, got {found}")
+        raise ValueError(f"{name} is a number from 0 to 2**62 - 1, got {found}")
     return found
 
 

@@ -53,7 +53,12 @@ _own = _Own()
 
 
 def nanoseconds(lease_s: float) -> int:
-    """How long a lease is; ValueError for what is no time."""
-    if not lease_s > 0:
-        raise ValueError(f"a lease is a number of seconds above 0, or math.inf, not {lease_s!r}")
+    """How long a lease is; TypeError or ValueError for what is no time."""
+    problem = f"a lease is a number of seconds above 0, or math.inf, not {lease_s!r}"
+    try:
+        is_time = lease_s > 0
+    except TypeError:
+        raise TypeError(problem) from None
+    if not is_time:
+        raise ValueError(problem)
     return min(int(lease_s * 1e9), 2**64 - 1) if lease_s < 2**34 else 2**64 - 1

@@ -25,6 +25,7 @@ from shmbuffer.memory.waiting import Calls
 
 NO_VERSION = 2**64 - 1
 _FOR_EVER = 2**64 - 1
+_ENDLESS_S = 2**33  # its nanoseconds fit in 64 bits with those of the clock
 
 
 class Reservations:
@@ -47,7 +48,9 @@ class Reservations:
             number: of pieces that are gone on with; 0: a new one.
         """
         self._take_room()
-        ends = _FOR_EVER if seconds is None else now_ns() + int(seconds * 1e9)
+        ends = _FOR_EVER
+        if seconds is not None and seconds < _ENDLESS_S:
+            ends = now_ns() + int(seconds * 1e9)
 
         def call() -> int:
             native = self._seat.native

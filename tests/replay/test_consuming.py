@@ -214,6 +214,9 @@ def test_what_does_not_go_together_is_refused() -> None:
             ReplayBuffer(storage=storage(4), consume_after_n_samples=wrong)
         with pytest.raises(error, match="max_sample_count must be a positive integer"):
             ConsumingSampler(wrong)
+    wrong = 3
+    with pytest.raises(TypeError, match="consumer is a name, a str; got 3"):
+        ConsumingSampler(consumer=wrong)
     lanes = ReplayBuffer(storage=storage(4, ndim=2), batch_size=1)
     lanes.extend(torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"1-dimensional storages, got storage\.ndim=2"):
@@ -244,6 +247,9 @@ def test_a_lease_is_a_time(lease: float) -> None:
     rb.extend(items(0, 4))
     with pytest.raises(ValueError, match="a lease is a number of seconds above 0"):
         rb.sample(lease=lease)
+    wrong: Any = "60"
+    with pytest.raises(TypeError, match=r"a lease is a number of seconds above 0, .* not '60'"):
+        rb.sample(lease=wrong)
     assert numbers(rb.sample()) == [0, 1, 2, 3]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import resource
@@ -241,6 +242,12 @@ def test_what_expires_is_free_before_anybody_waits_for_it(rb: Any) -> None:
     room.abort()
 
 
+@pytest.mark.parametrize("lease", [2.0**33, 1e30, math.inf])
+def test_a_lease_of_centuries_ends_with_its_handle(rb: Any, lease: float) -> None:
+    rb.reserve(2, lease=lease).commit(steps(10, 2))
+    assert numbers(rb) == [0, 1, 10, 11]
+
+
 def test_room_of_a_process_that_is_killed_is_free(rb: Any) -> None:
     queue(rb)
     rooms: list[Any] = []
@@ -266,12 +273,13 @@ def test_it_belongs_to_its_handle(rb: Any) -> None:
         ({"n": 17}, r"reserve\(17\): the buffer has room for 16; reserve fewer at once"),
         ({"n": 2, "bytes": 100}, r"reserve\(bytes=100\): bytes are of items that have any size"),
         ({"n": 2, "lease": -1.0}, "lease is a number of seconds from 0 on, or None; got -1.0"),
-        ({"n": 2, "version": -1}, "consumer_version is a number from 0"),
+        ({"n": 2, "lease": "9"}, "lease is a number of seconds from 0 on, or None; got '9'"),
+        ({"n": 2, "version": -1}, "reserve: version is a number from 0"),
         ({"n": 2, "timeout": -1.0}, "timeout is a number of seconds from 0 on"),
     ],
 )
 def test_what_cannot_be_reserved_is_refused(rb: Any, given: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises((TypeError, ValueError), match=problem):
         rb.reserve(**given)
     assert reserved(rb) == 0
 
@@ -547,9 +555,10 @@ def test_an_append_that_could_not_be_noted_is_not_committed_twice(
 ) -> None:
     def rolls_out() -> None:
         room = rb.reserve(2)
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patched:
             patched.setattr(Reservations, "note_partial", interrupted)
-            room.append(steps(10, 1))
+            with pytest.raises(KeyboardInterrupt):
+                room.append(steps(10, 1))
         room.append(steps(10, 1))
         _core.arm("reserve.spent")
         room.commit()

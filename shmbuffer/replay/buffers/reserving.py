@@ -72,10 +72,10 @@ class Reserving(Parts):
                 f"{engine.where}: reserve(bytes={bytes:,}): bytes are of items that have any size, "
                 "and these are rows; leave it out"
             )
-        if lease is not None and not lease >= 0:
-            raise ValueError(f"lease is a number of seconds from 0 on, or None; got {lease!r}")
+        if lease is not None:
+            _require_time(lease)
         if version is not None:
-            version = consumer_version.require_version(version)
+            version = consumer_version.require_version(version, "reserve: version")
         nbytes = 0 if bytes is None else _whole("bytes", bytes)
         name = None
         if ring is not None:
@@ -183,6 +183,16 @@ class Reserving(Parts):
                 if told is None or not told.pieces or ring.reservations.is_done(number):
                     pieces.remove()
                     ring.reservations.is_done(number, forget=True)
+
+
+def _require_time(lease: Any) -> None:
+    problem = f"lease is a number of seconds from 0 on, or None; got {lease!r}"
+    try:
+        is_time = lease >= 0
+    except TypeError:
+        raise TypeError(problem) from None
+    if not is_time:
+        raise ValueError(problem)
 
 
 def _whole(name: str, value: Any) -> int:

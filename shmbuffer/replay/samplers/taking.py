@@ -57,6 +57,8 @@ class Consumes(Sampler):
     consumer: str | None = None
 
     def __init__(self, consumer: str | None, times: int, start: Start) -> None:
+        if not isinstance(consumer, str | None):
+            raise TypeError(f"consumer is a name, a str; got {consumer!r}")
         self.consumer = consumer
         self.start: Start = start
         self._times = times
