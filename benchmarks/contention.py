@@ -31,6 +31,7 @@ ITEMS = ("S",)
 WRITTEN, DRAWN = 32, 256
 BESIDE = 4
 PROCESSORS, WRITERS = 16, (1, 4, 16, 64)
+MANY, STEP_US = 64, (0, 1, 3, 10)  # processors, a writer on each; time of an environment's step
 OPERATIONS = (
     Operation("extend", 1, TENSORDICT),
     Operation("extend", WRITTEN, TENSORDICT),
@@ -103,10 +104,18 @@ def _round(setting: Setting, held: Peer) -> dict[tuple[str, str], float]:
         found |= {(f"{crowd}: {name}", form): at for form, at in shares.items()}
     here = len(os.sched_getaffinity(0))
     found |= {(f"measured, {here} processors, {crowd}", n): beside[n] for n in ("items", "cycles")}
-    for processors, writers in [(here, BESIDE), *((PROCESSORS, count) for count in WRITERS)]:
-        roles = [Role(writers, steps[OPERATIONS[1]]), Role(1, steps[OPERATIONS[4]])]
+    modelled = [
+        (here, BESIDE, None),
+        *((PROCESSORS, count, None) for count in WRITERS),
+        *((MANY, MANY - 1, step_us) for step_us in STEP_US),
+    ]
+    for processors, writers, step_us in modelled:
+        writer = steps[OPERATIONS[1]].copy()
+        writer[:, 0] += (step_us or 0) * 1e-6 * WRITTEN  # the steps come before the call
+        roles = [Role(writers, writer), Role(1, steps[OPERATIONS[4]])]
         outcome = simulate(roles, processors, _MODELLED_S)
         name = f"modelled, {processors} processors, learner beside {writers} x extend({WRITTEN})"
+        name += "" if step_us is None else f", {step_us} us a step"
         found[name, "items"] = outcome.calls[0] * WRITTEN
         found[name, "cycles"] = outcome.calls[1]
         found[name, _BUSY] = outcome.busy

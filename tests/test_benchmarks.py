@@ -409,6 +409,9 @@ def test_contention_says_what_is_measured_and_what_is_modelled(
     assert 0.5 < alone / (32 / 12e-6) <= 1.01
     full = figures["modelled, 16 processors, learner beside 64 x extend(32)", "the mutex is held"]
     assert full == pytest.approx(1, rel=0.01)
+    # Steps of an environment come between the writes of each.
+    slow = figures["modelled, 64 processors, learner beside 63 x extend(32), 10 us a step", "items"]
+    assert 0.9 < slow / (63 * 32 / (32 * 10e-6 + 12e-6)) <= 1.01
 
 
 def test_a_model_gives_what_can_be_computed() -> None:
