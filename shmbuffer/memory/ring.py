@@ -244,20 +244,6 @@ class Ring(HasTotals):
             return result
         return self._calls.again(result, lambda: int(self.seat.native.sample(*given)), "sample")
 
-    def draw(
-        self,
-        count: int,
-        key: int,
-        index: int,
-        tickets: int,
-        weights: int = 0,
-        *,
-        beta: float = 0.0,
-        prioritized: bool,
-    ) -> None:
-        """`sample` without the payload."""
-        self.sample(count, key, None, index, tickets, weights, beta=beta, prioritized=prioritized)
-
     def read(self, index: int, count: int, out: Sequence[int], tickets: int) -> int:
         """Copies elements by index, each validated.
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from shmbuffer.memory.layout import STREAMS
 
 Streams = NDArray[np.uint32]
+GivenStreams = int | Streams | None
+"""One for all items, one for each, or None: 0."""
 
 
 def checked(streams: Any) -> int | Streams:
@@ -54,7 +56,7 @@ def checked(streams: Any) -> int | Streams:
     return given.astype(np.uint32) if given.ndim else int(given)
 
 
-def of_each(streams: int | Streams | None, count: int) -> Streams | None:
+def of_each(streams: GivenStreams, count: int) -> Streams | None:
     """One for each of ``count`` items, uint32; None: all are in stream 0.
 
     Raises:

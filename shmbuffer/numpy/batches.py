@@ -12,13 +12,8 @@ from shmbuffer.numpy.mismatch import Numbers, not_a_tensor
 
 
 def stack(items: list[Any], mapping: str) -> Any:
-    """Items of one form as a batch of that form: every leaf gets a dimension in front.
-
-    Args:
-        items: at least one.
-        mapping: what a plain dict is: of ``"tensordict"`` lists and tuples in it are arrays.
-    """
-    return _joined(items, "the item", mapping == "tensordict")
+    """Items of one form, at least one, as a batch of that form; ``mapping``: of a plain dict."""
+    return Stacking(mapping == "tensordict").joined(items)
 
 
 def unbound(data: Any) -> list[Any]:
@@ -55,71 +50,96 @@ def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def _joined(items: list[Any], where: str, arrays: bool) -> Any:
-    first, kind = items[0], _kind(items[0])
-    for at, item in enumerate(items):
-        if _kind(item) is not kind:
-            _refuse(where, at, items)
-    if kind is Mapping:
+class Stacking:
+    """Items of one form as a batch of that form: every leaf gets a dimension in front.
+
+    Args:
+        arrays: lists and tuples in dicts are arrays, and no PyTrees.
+    """
+
+    instead = "use a buffer of records for items that differ"
+
+    def __init__(self, arrays: bool) -> None:
+        self._arrays = arrays
+
+    def joined(self, items: list[Any], where: str = "the item") -> Any:
+        """The batch of some items, or of what is at one place in each of them."""
+        first, kind = items[0], self.kind(items[0])
         for at, item in enumerate(items):
-            if item.keys() != first.keys():
-                _refuse(where, at, items)
-        return {
-            key: (_leaf if arrays and _kind(first[key]) is tuple else _joined)(
-                [item[key] for item in items], f"entry {key!r} of {where}", arrays
-            )
-            for key in first
-        }
-    if kind is tuple:
+            if self.kind(item) is not kind:
+                return self.mixed(items, where, at)
+        if kind is Mapping:
+            for at, item in enumerate(items):
+                if item.keys() != first.keys():
+                    self.refuse(items, where, at)
+            return {
+                key: self._entry([item[key] for item in items], f"entry {key!r} of {where}")
+                for key in first
+            }
+        if kind is not tuple:
+            return self.leaves(items, where, kind)
         for at, item in enumerate(items):
             if type(item) is not type(first) or len(item) != len(first):
-                _refuse(where, at, items)
+                self.refuse(items, where, at)
         parts = [
-            _joined(list(values), f"part {at} of {where}", arrays)
+            self.joined(list(values), f"part {at} of {where}")
             for at, values in enumerate(zip(*items, strict=True))
         ]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    for item in items:
-        if not is_array(item):
-            raise TypeError(not_a_tensor(item))
-    return _leaf(items, where, arrays)
 
+    def _entry(self, values: list[Any], where: str) -> Any:
+        if self._arrays and self.kind(values[0]) is tuple:
+            return self.leaf(values, where)
+        return self.joined(values, where)
 
-def _leaf(items: list[Any], where: str, arrays: bool) -> Any:
-    if is_plain(items):
-        return Numbers(items)
-    parts = []
-    for item in items:
-        try:
-            parts.append(named(item))
-        except NO_ARRAY as error:
-            raise TypeError(not_a_tensor(item, error)) from error
-    for at, (name, array) in enumerate(parts):
-        if array.shape != parts[0][1].shape or name != parts[0][0]:
-            _refuse(where, at, [array for _, array in parts])
-    return np.stack([array for _, array in parts])
+    def refuse(self, items: list[Any], where: str, at: int) -> NoReturn:
+        """RuntimeError: the item at a position differs from the first one."""
+        raise RuntimeError(
+            f"a batch is a stack of items of one form, but {where} is {self.form(items[at])} at "
+            f"position {at} and {self.form(items[0])} at position 0; {self.instead}"
+        )
 
+    def form(self, item: Any) -> str:
+        """What an item is, in few words."""
+        if isinstance(item, Mapping):
+            return f"a dict with the keys {list(item)}"
+        if isinstance(item, (tuple, list)):
+            return f"a {type(item).__name__} of {len(item)}"
+        if isinstance(item, np.ndarray):
+            return f"an array {item.dtype}{list(item.shape)}"
+        return f"a {type(item).__name__}"
 
-def _kind(item: Any) -> type:
-    """How items of this kind are joined."""
-    if isinstance(item, Mapping):
-        return Mapping
-    return tuple if isinstance(item, (tuple, list)) else np.ndarray
+    # What a family has.
 
+    def kind(self, item: Any) -> type:
+        """How items of this kind are joined: as a Mapping, as a tuple, or as leaves."""
+        if isinstance(item, Mapping):
+            return Mapping
+        return tuple if isinstance(item, (tuple, list)) else np.ndarray
 
-def _form(item: Any) -> str:
-    """What an item is, in few words."""
-    if isinstance(item, Mapping):
-        return f"a dict with the keys {list(item)}"
-    if isinstance(item, (tuple, list)):
-        return f"a {type(item).__name__} of {len(item)}"
-    if isinstance(item, np.ndarray):
-        return f"an array {item.dtype}{list(item.shape)}"
-    return f"a {type(item).__name__}"
+    def mixed(self, items: list[Any], where: str, at: int) -> Any:
+        """The batch of items of several kinds."""
+        self.refuse(items, where, at)
 
+    def leaves(self, items: list[Any], where: str, kind: type) -> Any:
+        """The batch of items of one kind that are neither dicts, lists nor tuples."""
+        for item in items:
+            if not is_array(item):
+                raise TypeError(not_a_tensor(item))
+        return self.leaf(items, where)
 
-def _refuse(where: str, at: int, items: list[Any]) -> NoReturn:
-    raise RuntimeError(
-        f"a batch is a stack of items of one form, but {where} is {_form(items[at])} at position "
-        f"{at} and {_form(items[0])} at position 0; use a buffer of records for items that differ"
-    )
+    def leaf(self, items: list[Any], where: str) -> Any:
+        """The column of some numbers or arrays."""
+        if is_plain(items):
+            return Numbers(items)
+        parts = []
+        for item in items:
+            try:
+                parts.append(named(item))
+            except NO_ARRAY as error:
+                raise TypeError(not_a_tensor(item, error)) from error
+        arrays = [array for _, array in parts]
+        for at, (name, array) in enumerate(parts):
+            if array.shape != arrays[0].shape or name != parts[0][0]:
+                self.refuse(arrays, where, at)
+        return np.stack(arrays)

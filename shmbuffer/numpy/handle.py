@@ -222,7 +222,8 @@ class Handle:
 
             rows = RecordRows(self._engine, ring, named=self._mapping == "tensordict")
         else:
-            leaves = ArrayLeaves.of_schema(ring.schema, self._engine.where, self._optional)
+            leaves = ArrayLeaves.of_schema(ring.schema, self._engine.where)
+            leaves.allow(self._optional)
             rows = ArrayRows(ring, leaves, self._priority_key if prioritized else None)
         self._limits = Limits(_Source(self._engine, ring), "")
         return rows

@@ -7,8 +7,8 @@ name, dtype or shape is refused before anything has changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from shmbuffer.numpy.mismatch import (
     refuse_number,
 )
 from shmbuffer.numpy.nodes import FormDiffersError, KeyPath, Node
-from shmbuffer.numpy.structure import Structure, paths_of, without_keys
+from shmbuffer.numpy.structure import Structure, paths_of
 
 Array = np.ndarray[Any, Any]
 
@@ -39,36 +39,86 @@ class ArrayStructure(Structure):
     is_leaf = staticmethod(is_array)  # type: ignore[assignment]
 
 
-_structure = ArrayStructure()
+class SchemaLeaves:
+    """The leaves of one buffer, ready for use; what arrays and tensors have in common."""
 
-
-class ArrayLeaves:
-    """The leaves of one buffer, ready for use."""
+    structure: ClassVar[Structure]
+    leaves_of: ClassVar[Callable[[Any, bool], dict[KeyPath, Any]]]
+    private_remedy: ClassVar[str]  # what to do with data that a file cannot hold
 
     def __init__(
         self,
         node: Node,  # the form of the data
-        # what the schema says of each leaf, in the order of ``node.paths()``
-        leaves: tuple[Leaf, ...],
+        leaves: tuple[Leaf, ...],  # of the schema, in the order of ``node.paths()``
         lanes: tuple[int, ...],  # sizes of the storage's dimensions after the first
-        where: str,  # the buffer's name in messages
-        # root keys that a batch may carry beside the leaves; they are not stored
-        optional: frozenset[str] = OWN_KEYS,
+        where: str = "this buffer",  # the buffer's name in messages
     ) -> None:
         self.node = node
         self.leaves = leaves
         self.lanes = lanes
         self.where = where
-        self.optional = OWN_KEYS | (optional - {leaf.path[0] for leaf in leaves})
-        self.dtypes = tuple(DTYPES[leaf.dtype] for leaf in leaves)
-        self._shapes: dict[int, list[tuple[tuple[int, ...], np.dtype[Any]]]] = {}
+        self.optional = OWN_KEYS  # root keys that a batch may carry; they are not stored
 
     @classmethod
-    def of_schema(cls, schema: Schema, where: str, optional: frozenset[str]) -> ArrayLeaves:
+    def of_schema(cls, schema: Schema, where: str) -> Self:
         """Compile a schema, ours or another process's."""
         paths = [leaf.path for leaf in schema.leaves]
-        node = _structure.of_schema(schema.structure, paths, where)
-        return cls(node, schema.leaves, schema.lanes, where, optional)
+        node = cls.structure.of_schema(schema.structure, paths, where)
+        return cls(node, schema.leaves, schema.lanes, where)
+
+    def schema(self, capacity: int) -> Schema:
+        """The schema of a storage of ``capacity`` slots of these."""
+        if (reason := self.node.private()) is not None:
+            raise TypeError(
+                f"{self.where}: what was to be written {reason}, and only a process by itself can "
+                f"keep that; {self.private_remedy}"
+            )
+        return Schema(self.leaves, capacity, self.lanes, self.node.to_json())
+
+    def allow(self, keys: frozenset[str]) -> None:
+        """Let root entries come along that are no leaves."""
+        self.optional = OWN_KEYS | (keys - {leaf.path[0] for leaf in self.leaves})
+
+    def refuse_form(self, data: Any, optional: Iterable[str] = ()) -> NoReturn:
+        """Raise SchemaMismatchError for data of another form."""
+        kind = self.node.kind
+        there = type(self).leaves_of(data, kind in ("tensordict", "tensorclass"))
+        refuse_form(self.where, kind, self.leaves, optional, data, there)
+
+    def _collect(self, data: Any) -> list[Any]:
+        values: list[Any] = []
+        try:
+            self.node.collect(data, values)
+        except FormDiffersError:
+            values.clear()
+            try:
+                self.node.collect(self.structure.without(data, self.optional), values)
+            except FormDiffersError:
+                self.refuse_form(data, self.optional)
+        return values
+
+    def _refuse(
+        self, leaf: Leaf, wanted: Sequence[int], dtype: str, shape: Sequence[int]
+    ) -> NoReturn:
+        """Raise SchemaMismatchError for a leaf of another dtype or shape."""
+        in_batch = len(wanted) > len(self.lanes) + len(leaf.shape)
+        rest_fits = len(shape) == len(wanted) and shape[1:] == wanted[1:]
+        if in_batch and rest_fits and shape[0] != wanted[0]:
+            refuse_number(self.where, leaf, wanted[0], shape[0])
+        refuse_leaf(self.where, leaf, wanted, f"{dtype}{list(shape)}")
+
+
+class ArrayLeaves(SchemaLeaves):
+    """The leaves of one buffer as arrays."""
+
+    structure = ArrayStructure()
+    leaves_of = staticmethod(leaves_of)
+    private_remedy = "leave it out"
+
+    def __init__(self, node: Node, leaves: tuple[Leaf, ...], *of: Any) -> None:
+        super().__init__(node, leaves, *of)
+        self.dtypes = tuple(DTYPES[leaf.dtype] for leaf in leaves)
+        self._shapes: dict[int, list[tuple[tuple[int, ...], np.dtype[Any]]]] = {}
 
     @classmethod
     def of_data(
@@ -86,9 +136,9 @@ class ArrayLeaves:
     ) -> ArrayLeaves:
         """Describe a first batch."""
         dims = ndim - 1 if single else ndim
-        node = _structure.describe(data, dims, mapping=mapping)
+        node = cls.structure.describe(data, dims, mapping=mapping)
         values: list[Any] = []
-        node.collect(_stored(data, OWN_KEYS), values)
+        node.collect(cls.structure.without(data, OWN_KEYS), values)
         if swapped:
             values = [_swapped(value, swapped) for value in values]
         paths = paths_of(node)
@@ -101,16 +151,9 @@ class ArrayLeaves:
                 f"dtypes: {'.'.join(unknown[0])!r} is no leaf of this write, which has "
                 f"{['.'.join(path) for path in paths]}"
             )
-        return cls(node, leaves, lanes, where, optional)
-
-    def schema(self, capacity: int) -> Schema:
-        """The schema of a storage of ``capacity`` slots of these."""
-        if (reason := self.node.private()) is not None:
-            raise TypeError(
-                f"{self.where}: what was to be written {reason}, and only a process by itself can "
-                "keep that; leave it out"
-            )
-        return Schema(self.leaves, capacity, self.lanes, self.node.to_json())
+        described = cls(node, leaves, lanes, where)
+        described.allow(optional)
+        return described
 
     def match(
         self, data: Any, single: bool = False, swapped: int = 0
@@ -155,20 +198,6 @@ class ArrayLeaves:
         """The data in their own form, from one array ``[count, *shape]`` a leaf."""
         return self.node.build(iter(arrays), (count,), None)
 
-    def _collect(self, data: Any) -> list[Any]:
-        values: list[Any] = []
-        try:
-            self.node.collect(data, values)
-        except FormDiffersError:
-            values.clear()
-            try:
-                self.node.collect(_stored(data, self.optional), values)
-            except FormDiffersError:
-                nested = self.node.kind in ("tensordict", "tensorclass")
-                there = leaves_of(data, nested)
-                refuse_form(self.where, self.node.kind, self.leaves, self.optional, data, there)
-        return values
-
     def _fit(self, value: Any, leaf: Leaf, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """A contiguous array of this form; SchemaMismatchError where it cannot be."""
         if (
@@ -185,15 +214,7 @@ class ArrayLeaves:
         except NO_ARRAY as error:
             refuse_leaf(self.where, leaf, shape, f"{type(value).__name__} ({error})")
         if name != leaf.dtype or array.shape != shape:
-            in_batch = len(shape) > len(self.lanes) + len(leaf.shape)
-            if (
-                in_batch
-                and array.ndim == len(shape)
-                and array.shape[1:] == shape[1:]
-                and array.shape[0] != shape[0]
-            ):
-                refuse_number(self.where, leaf, shape[0], array.shape[0])
-            refuse_leaf(self.where, leaf, shape, f"{name}{list(array.shape)}")
+            self._refuse(leaf, shape, name, array.shape)
         return np.ascontiguousarray(array).reshape(shape)
 
 
@@ -227,11 +248,6 @@ def leaves_of_forms(
         for path, (dtype, shape) in zip(paths, forms, strict=True)
     )
     return leaves, tuple(lead if single else lead[1:])
-
-
-def _stored(data: Any, keys: frozenset[str]) -> Any:
-    """Data without the root entries that are not stored."""
-    return without_keys(data, keys) if isinstance(data, Mapping) else data
 
 
 def _form(value: Any, path: KeyPath, asked: str | None) -> tuple[str, tuple[int, ...]]:

@@ -117,20 +117,15 @@ def not_a_tensor(data: Any, why: Exception | None = None) -> str:
     )
 
 
-def as_it_is(data: Any) -> Any:
-    """What `leaves_of` looks into: for data of dicts, lists and tuples."""
-    return data
-
-
 def leaves_of(
     data: Any,  # of any form
     nested: bool = True,  # a TensorDict: keys may be tuples, and lists are leaves
     prefix: KeyPath = (),  # where the data are
-    # the dict, list or tuple to look into; of a leaf something else
-    opened: Callable[[Any], Any] = as_it_is,
+    # gives the dict, list or tuple to look into, of a leaf something else; None: the data
+    opened: Callable[[Any], Any] | None = None,
 ) -> dict[KeyPath, Any]:
     """The leaves of data by their place, without the entries that a sample adds."""
-    held = opened(data)
+    held = data if opened is None else opened(data)
     if isinstance(held, Mapping):
         held = nest(held) if nested else held
         entries = list(zip(names_of(held), held.values(), strict=True))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shmbuffer.memory.streams import of_each
-from shmbuffer.numpy.arrays import address_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.memory.streams import Streams
+from shmbuffer.memory import Ring
+from shmbuffer.memory.streams import GivenStreams, of_each
+from shmbuffer.numpy.arrays import Floats, Ints, address_of
 
 REALS = np.dtype(np.float32), np.dtype(np.float64)
 _INTEGER = np.dtype(np.int64)
@@ -26,9 +22,9 @@ class Drawn:
     """Items that were read."""
 
     data: Any
-    index: NDArray[np.int64]
+    index: Ints
     """Elements, int64 ``[n]``."""
-    tickets: NDArray[np.int64]
+    tickets: Ints
     """int64 ``[n]``."""
     weights: NDArray[np.float32] | None
     items: list[Any] | None = None
@@ -50,7 +46,7 @@ class Mover(ABC):
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
 
-    def write_as_it_is(self, data: Any, single: bool, streams: int | Streams | None) -> Any:
+    def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
         """Write a batch, or an item, in one call of the core.
 
         Returns:
@@ -64,8 +60,8 @@ class Mover(ABC):
         data: Any,
         single: bool,
         swapped: int,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None,
+        priorities: Floats | None,
+        streams: GivenStreams,
     ) -> tuple[int, int]:
         """Write a batch, or an item, which is converted first; the first ticket, and the slots."""
 
@@ -74,7 +70,7 @@ class Mover(ABC):
         """Draw, copy and validate; ``beta`` None draws uniformly."""
 
     @abstractmethod
-    def read(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> Any:
+    def read(self, index: Ints, tickets: Ints) -> Any:
         """The items at these elements; None if one of them is another by now, or gone."""
 
     def update(self, index: Any, priority: Any, generation: Any) -> tuple[int, int] | None:
@@ -123,8 +119,8 @@ def write_found(
     where: str,  # the buffer's name in messages
     # addresses of the leaves, what owns these bytes, and the slots: as the leaves have matched them
     found: tuple[list[int], list[Any], int],
-    priorities: NDArray[np.float64] | None,  # one for each element
-    streams: int | Streams | None,
+    priorities: Floats | None,  # one for each element
+    streams: GivenStreams,
 ) -> tuple[int, int]:
     """Write slots whose leaves lie as they have to; the first ticket, and the slots."""
     addresses, _, count = found  # the caller's bytes are owned by `found` until here is left

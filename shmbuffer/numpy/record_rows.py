@@ -7,23 +7,18 @@ Loaded where a buffer has records only: zstandard is not needed for any other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory import recorded
-from shmbuffer.memory.streams import of_each
+from shmbuffer.memory import Engine, Ring, recorded
+from shmbuffer.memory.streams import GivenStreams, of_each
+from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.mover import Drawn, Mover
 from shmbuffer.numpy.records.codec import RecordCodec
 from shmbuffer.numpy.records.decoder import Decoder
 from shmbuffer.numpy.records.encoder import Encoder
 from shmbuffer.numpy.records.named import as_named
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Engine, Ring
-    from shmbuffer.memory.streams import Streams
 
 _COMPRESSED = "CompressedListStorage"
 _LEVEL = 3  # of zstd, where none was recorded
@@ -69,8 +64,8 @@ class RecordRows(Mover):
         data: Any,
         single: bool,
         swapped: int,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None,
+        priorities: Floats | None,
+        streams: GivenStreams,
     ) -> tuple[int, int]:
         """See `Mover.write`."""
         if self._has_function:
@@ -91,7 +86,7 @@ class RecordRows(Mover):
         items = self._codec.decoder.items(found.batch)
         return Drawn(items, found.index, found.tickets, found.weights, items)
 
-    def read(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> list[Any] | None:
+    def read(self, index: Ints, tickets: Ints) -> list[Any] | None:
         """See `Mover.read`."""
         found = self._records.read(index)
         if not np.array_equal(found.tickets, tickets):

@@ -8,24 +8,19 @@ The core takes a dict of arrays as they are, with the priorities among them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
+from shmbuffer.memory import Ring
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.leaf import RAW
-from shmbuffer.numpy.arrays import address_of
+from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.numpy.arrays import Floats, Ints, address_of
+from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.mover import REALS, Drawn, Mover, write_found
 from shmbuffer.numpy.nodes import LEAF, tree_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.memory.streams import Streams
-    from shmbuffer.numpy.leaves import ArrayLeaves
 
 _MOST_DIMS = 32  # of a leaf; the core's limit
 _NO_CLASS = type(None)  # of tensors, and of what holds dicts: there are none
@@ -71,7 +66,7 @@ class ArrayRows(Mover):
                 "reals": REALS,
             }
 
-    def write_as_it_is(self, data: Any, single: bool, streams: int | Streams | None) -> Any:
+    def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
         """See `Mover.write_as_it_is`."""
         ring, form = self.ring, self._form
         if form is None or ring.tree.initial is not None:
@@ -99,8 +94,8 @@ class ArrayRows(Mover):
         data: Any,
         single: bool,
         swapped: int,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None,
+        priorities: Floats | None,
+        streams: GivenStreams,
     ) -> tuple[int, int]:
         """See `Mover.write`."""
         found = self.leaves.match(data, single, swapped)
@@ -123,7 +118,7 @@ class ArrayRows(Mover):
         )
         return Drawn(self.leaves.build(arrays, count), index, tickets, weights)
 
-    def read(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> Any:
+    def read(self, index: Ints, tickets: Ints) -> Any:
         """See `Mover.read`."""
         count = len(index)
         arrays, addresses = self.leaves.outputs(count)

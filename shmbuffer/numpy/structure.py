@@ -169,6 +169,12 @@ class Structure:
             "open the buffer with the version that wrote it"
         )
 
+    def without(self, data: Any, keys: frozenset[str]) -> Any:
+        """``data`` without these root entries; a plain dict where there were any."""
+        if not isinstance(data, Mapping) or keys.isdisjoint(data.keys()):
+            return data
+        return {key: value for key, value in data.items() if key not in keys}
+
     # What a family has.
 
     def is_leaf(self, data: Any) -> bool:
@@ -199,10 +205,3 @@ class Structure:
 def paths_of(node: Node) -> list[KeyPath]:
     """The paths of the leaves, in order; ``("data",)`` where the data are one leaf."""
     return [path or ("data",) for path in node.paths()]
-
-
-def without_keys(data: Mapping[Any, Any], keys: frozenset[str]) -> Mapping[Any, Any]:
-    """A mapping without these entries."""
-    if keys.isdisjoint(data.keys()):
-        return data
-    return {key: value for key, value in data.items() if key not in keys}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer.memory import deadline
-from shmbuffer.memory.streams import checked, of_each
+from shmbuffer.memory.streams import GivenStreams, checked, of_each
 from shmbuffer.numpy import indices
-from shmbuffer.numpy.arrays import named
+from shmbuffer.numpy.arrays import Floats, Ints, named
 from shmbuffer.numpy.batches import stack, unbound
 from shmbuffer.numpy.handle import Handle, entry_of
 from shmbuffer.numpy.leaves import ArrayLeaves
@@ -19,10 +19,7 @@ from shmbuffer.numpy.priorities import check_raw, reduced
 from shmbuffer.numpy.streams import in_time_order, require_rows
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
-    from shmbuffer.memory.streams import Streams
 
 
 class Writing(Handle):
@@ -30,7 +27,7 @@ class Writing(Handle):
 
     def add(
         self, data: Any, timeout: float | None = None, *, streams: int | None = None
-    ) -> int | NDArray[np.int64]:
+    ) -> int | Ints:
         """Write one item ``[*lanes, ...]``.
 
         Args:
@@ -62,7 +59,7 @@ class Writing(Handle):
         timeout: float | None = None,
         streams: Any = None,
         stream_dim: int | None = None,
-    ) -> NDArray[np.int64]:
+    ) -> Ints:
         """Write a batch: whole or not at all, even if the process is killed meanwhile.
 
         Priorities in ``data[priority_key]`` become the items'.
@@ -97,9 +94,7 @@ class Writing(Handle):
 
     # -- inside -----------------------------------------------------------------------
 
-    def _write(
-        self, data: Any, single: bool, timeout: float | None, streams: int | Streams | None
-    ) -> Any:
+    def _write(self, data: Any, single: bool, timeout: float | None, streams: GivenStreams) -> Any:
         """Does `add` or `extend`."""
         if timeout is not None:
             with deadline.within(timeout):
@@ -129,7 +124,7 @@ class Writing(Handle):
         first, count = rows.write(data, single, swapped, raw, streams)
         return self._written(rows, first, count, single)
 
-    def _define(self, data: Any, single: bool, streams: int | Streams | None) -> Mover:
+    def _define(self, data: Any, single: bool, streams: GivenStreams) -> Mover:
         """Makes the schema from the first data that are written."""
         swapped = 0 if single else self._dim_extend
         leaves = ArrayLeaves.of_data(
@@ -147,7 +142,7 @@ class Writing(Handle):
         self._engine.define(leaves.schema(-(-self._capacity // width)))
         return self._need()
 
-    def _priorities_in(self, ring: Ring, data: Any, single: bool) -> NDArray[np.float64] | None:
+    def _priorities_in(self, ring: Ring, data: Any, single: bool) -> Floats | None:
         """Raw priorities in the data, one for each element; None if there are none."""
         key = self._priority_key
         if key is None or not ring.tree.prioritized or not isinstance(data, Mapping):
@@ -164,7 +159,7 @@ class Writing(Handle):
         check_raw(raw)  # before anything is written
         return raw
 
-    def _priorities_of(self, ring: Ring, items: list[Any]) -> NDArray[np.float64] | None:
+    def _priorities_of(self, ring: Ring, items: list[Any]) -> Floats | None:
         """Raw priorities of items one by one; None where one of them has none."""
         key = self._priority_key
         if key is None or not ring.tree.prioritized:

@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,11 +30,9 @@ from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype, torch_dtype_like
 from shmbuffer.replay.publication import publish_file
+from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.values import reading
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.storages.rows import Rows
 
 _KEY = b"shmbuffer"
 _BATCH_BYTES = 2**26

@@ -130,11 +130,7 @@ class LinearScheduler(ParameterScheduler):
     """
 
     def __init__(
-        self,
-        obj: ReplayBuffer | Sampler,
-        param_name: str,
-        final_value: Number,
-        num_steps: int,
+        self, obj: ReplayBuffer | Sampler, param_name: str, final_value: Number, num_steps: int
     ) -> None:
         super().__init__(obj, param_name)
         _at_least_one("num_steps", num_steps)

@@ -11,14 +11,12 @@ break, all of them move on by whole laps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Ints
 
 _MOST_RUNS = 64  # and one more for so many items: each is a claim of its own
 _ITEMS_A_RUN = 64
@@ -27,7 +25,7 @@ _ITEMS_A_RUN = 64
 class Tickets(NamedTuple):
     """Of items that are to be loaded."""
 
-    of_items: NDArray[np.int64]
+    of_items: Ints
     """int64 ``[n]``."""
     head: int
     """The next ticket."""
@@ -38,7 +36,7 @@ class Tickets(NamedTuple):
         laps = max(0, -(-(ring.head - first) // ring.capacity))
         return Tickets(self.of_items + laps * ring.capacity, self.head + laps * ring.capacity)
 
-    def runs(self) -> list[NDArray[np.int64]] | None:
+    def runs(self) -> list[Ints] | None:
         """Which items follow each other without a gap, the oldest first.
 
         Returns:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.replay.form.packing import Packed, pack, unpack
-from shmbuffer.replay.form.tensors import dtype_name, torch_dtype
+from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype
 
 OURS = "shmbuffer"
 """Our key in TorchRL's JSON files."""
@@ -211,8 +211,7 @@ def read_values(
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.to(_CPU).resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8)
+    return contiguous(tensor).reshape(-1).view(torch.uint8)
 
 
 def _write(data: BinaryIO, content: Any) -> None:

@@ -148,9 +148,10 @@ def draw(
     """Index, tickets and weights."""
     index, tickets = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     weights = np.full(count, np.nan, np.float32)
-    ring.draw(
+    ring.sample(
         count,
         key,
+        None,
         index.ctypes.data,
         tickets.ctypes.data,
         weights.ctypes.data,

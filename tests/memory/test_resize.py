@@ -132,7 +132,7 @@ def test_draws_of_other_threads_go_on_while_the_ring_grows() -> None:
         key = 0
         while not stop.is_set():
             key += 1
-            ring.draw(8, key, index.ctypes.data, tickets.ctypes.data, prioritized=False)
+            ring.sample(8, key, None, index.ctypes.data, tickets.ctypes.data, prioritized=False)
             drawn.append(int(index.max()))
 
     thread = threading.Thread(target=draw)

@@ -258,7 +258,7 @@ def test_every_key_has_a_name_of_its_own() -> None:
 def test_two_processes_name_the_same_leaves_alike_whatever_the_order() -> None:
     one = {"1": numbers(2), 1: numbers(2), (2,): numbers(2)}
     other = dict(reversed(one.items()))
-    described = [structure.describe(tree, 1, mapping="dict") for tree in (one, other)]
+    described = [structure.STRUCTURE.describe(tree, 1, mapping="dict") for tree in (one, other)]
     assert list(described[0].paths()) == list(described[1].paths())[::-1]
 
 

@@ -49,7 +49,8 @@ def ring_with(engine: Engine, priorities: NDArray[np.float64]) -> Ring:
 def drawn(ring: Ring, seed: int, *, prioritized: bool) -> NDArray[np.int64]:
     """How often each slot was drawn."""
     index, tickets = np.empty(DRAWS, np.int64), np.empty(DRAWS, np.int64)
-    ring.draw(DRAWS, seed, index.ctypes.data, tickets.ctypes.data, prioritized=prioritized)
+    places = index.ctypes.data, tickets.ctypes.data
+    ring.sample(DRAWS, seed, None, *places, prioritized=prioritized)
     return np.bincount(index, minlength=CAPACITY)
 
 

@@ -16,6 +16,7 @@ from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.replay.buffers.refilled import OutputReuse
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.samplers.sampler import draw_key
+from shmbuffer.replay.storages.mover import draw_into
 from shmbuffer.replay.storages.native_rows import NativeRows
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class FastRead:
         index, weights, shown = into.index, into.weights, into.shown
         beta = None if by_priority is None else by_priority._beta
         key = draw_key(self._sampler, self._storage)
-        rows.sample_into(into.addresses, index, into.tickets, weights, key, beta)
+        draw_into(rows.ring, into.addresses, index, into.tickets, weights, key, beta)
         if by_priority is not None and shown is not None and shown is not weights:
             shown.copy_(by_priority._weights(index, weights))
         into.changed()

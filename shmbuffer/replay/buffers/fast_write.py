@@ -21,6 +21,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.streams import GivenStreams
 from shmbuffer.numpy.nodes import LEAF, as_dict, tree_of
 from shmbuffer.numpy.priorities import as_raw
 from shmbuffer.numpy.rows import priority_of
@@ -28,7 +29,6 @@ from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.native_rows import NativeRows
 
 if TYPE_CHECKING:
-    from shmbuffer.memory.streams import Streams
     from shmbuffer.replay.form.leaves import Leaves
     from shmbuffer.replay.storages.tensor import TensorStorage
 
@@ -81,7 +81,7 @@ class FastWrite:
             return None
         return cls(storage, rows, tree, key)
 
-    def write(self, data: Any, single: bool, streams: int | Streams | None = None) -> Any:
+    def write(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
         """Write a batch, or one item.
 
         Returns:
@@ -106,7 +106,7 @@ class FastWrite:
         ring.refused(index)
         return None
 
-    def convert(self, data: Any, single: bool, streams: int | Streams | None = None) -> Any:
+    def convert(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
         """`write` of data that need a conversion; None: the storage has to look at them.
 
         Nothing is converted where `write` would not take it, or several numbers make a priority.

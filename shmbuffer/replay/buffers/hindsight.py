@@ -36,10 +36,10 @@ from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.units import Transition
 
 if TYPE_CHECKING:
+    from shmbuffer.numpy.arrays import Ints
     from shmbuffer.numpy.nodes import KeyPath
     from shmbuffer.replay.buffers.drawing import Choice
     from shmbuffer.replay.buffers.prefetch import Batch
-    from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shmbuffer.memory import deadline
-from shmbuffer.memory.streams import Streams, of_each
+from shmbuffer.memory.streams import GivenStreams, of_each
+from shmbuffer.numpy.arrays import Floats
 from shmbuffer.replay.buffers import streams as by_stream
 from shmbuffer.replay.buffers.access import swap_dims
 from shmbuffer.replay.buffers.parts import Parts
@@ -33,7 +32,7 @@ class Writing(Parts):
         single: bool,
         update_priority: bool | None,
         timeout: float | None,
-        streams: int | Streams | None = None,
+        streams: GivenStreams = None,
     ) -> Any:
         """`add` or `extend`, of data that the fast way has not taken as they are."""
         if timeout is not None:
@@ -91,16 +90,12 @@ class Writing(Parts):
             found = self._transform.inv(batch)
             return None if found is None else found.squeeze(-1)
 
-    def _priorities_in(self, data: Any, single: bool) -> NDArray[np.float64] | None:
+    def _priorities_in(self, data: Any, single: bool) -> Floats | None:
         """Raw priorities in the data; None if there are none."""
         return None
 
     def _write(
-        self,
-        data: Any,
-        single: bool,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None,
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams
     ) -> Any:
         plan, sampler = self._planned(), self._sampler
         storage = plan.ring_backed

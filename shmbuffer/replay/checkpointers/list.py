@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.memory import layout
+from shmbuffer.memory import Engine, ItemSnapshot, layout
 from shmbuffer.memory.progress import Progress
 from shmbuffer.replay.checkpointers.record_image import RecordImage, write_records
 from shmbuffer.replay.checkpointers.restoring import require_alone, restored
@@ -28,9 +28,6 @@ from shmbuffer.replay.values import (
     unpack_plainly,
     write_values,
 )
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Engine, ItemSnapshot
 
 _ITEMS = "shmbuffer.list"
 

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from shmbuffer.numpy.arrays import Flags
 from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.compat import folders
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.values import RefusedError, damaged, read_values, write_values
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.replay.form.leaves import Leaves
 
 _NAME = "shmbuffer.objects"
 
@@ -30,7 +27,7 @@ def write_objects(
     folder: Path,
     leaves: Leaves,
     columns: list[Any],
-    present: NDArray[np.bool_],
+    present: Flags,
     *,
     allow_pickle: bool,
     remedy: str,
@@ -53,7 +50,7 @@ def write_objects(
 def read_objects(
     folder: Path,
     shapes: dict[Key, tuple[int, ...]],
-    present: NDArray[np.bool_],
+    present: Flags,
     lanes: tuple[int, ...],
     *,
     allow_pickle: bool,

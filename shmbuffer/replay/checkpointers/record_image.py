@@ -22,17 +22,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory import RecordBatch
+from shmbuffer.memory import ItemSnapshot, RecordBatch, Records
 from shmbuffer.memory.extents import padded
 from shmbuffer.memory.record_batch import HEADER_BYTES, gather
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.values import damaged, read_array, reading
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import ItemSnapshot, Records
     from shmbuffer.replay.storages.record_codec import RecordCodec
 
 _DATA = "shmbuffer.records.data"
@@ -44,7 +43,7 @@ _PIECE_BYTES = 2**24  # that are read, or written to a ring, at once
 class Run(NamedTuple):
     """Records that follow each other, in bytes and in slots."""
 
-    rows: NDArray[np.int64]
+    rows: Ints
     """int64[n]: of the image."""
     batch: RecordBatch
     closed: bool
@@ -65,9 +64,9 @@ class RecordImage:
     """
 
     data: NDArray[np.uint8]
-    slots: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    slots: Ints
+    positions: Ints
+    sizes: Ints
     dictionary: bytes | None = None
     where: str = "these records"
 
@@ -75,7 +74,7 @@ class RecordImage:
     def of_table(
         cls,
         data: NDArray[np.uint8],
-        table: NDArray[np.int64],
+        table: Ints,
         dictionary: bytes | None,
         where: str = "these records",
     ) -> RecordImage:
@@ -115,7 +114,7 @@ class RecordImage:
         return cls.of_table(data, table, dictionary, str(where))
 
     @classmethod
-    def of_state(cls, state: dict[str, Any], slots: NDArray[np.int64]) -> RecordImage:
+    def of_state(cls, state: dict[str, Any], slots: Ints) -> RecordImage:
         """What `state_dict` gave."""
         dictionary = state["dictionary"]
         return cls(
@@ -154,7 +153,7 @@ class RecordImage:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def runs(self, slots: NDArray[np.int64], capacity: int) -> Iterator[Run]:
+    def runs(self, slots: Ints, capacity: int) -> Iterator[Run]:
         """All records in the order in which they lay, oldest first."""
         order = np.argsort(self.positions, kind="stable")
         if not len(order):
@@ -174,16 +173,16 @@ class RecordImage:
             yield Run(rows, self._batch(rows), bool(whole))
             start = stop
 
-    def is_in_order(self, tickets: NDArray[np.int64]) -> bool:
+    def is_in_order(self, tickets: Ints) -> bool:
         """Whether they lie in the order in which they were written."""
         return bool((np.diff(tickets[np.argsort(self.positions, kind="stable")]) > 0).all())
 
-    def batch(self, rows: NDArray[np.int64]) -> RecordBatch:
+    def batch(self, rows: Ints) -> RecordBatch:
         """A copy of some records, which do not overlap in it."""
         addresses = self.data.ctypes.data + self.positions[rows]
         return gather(addresses, np.ascontiguousarray(self.sizes[rows]))
 
-    def pieces(self) -> Iterator[NDArray[np.int64]]:
+    def pieces(self) -> Iterator[Ints]:
         """All rows in the order of slots, some megabytes at a time."""
         piece = np.cumsum(self.sizes) // _PIECE_BYTES
         yield from np.split(np.arange(len(self)), np.flatnonzero(np.diff(piece)) + 1)
@@ -193,7 +192,7 @@ class RecordImage:
         for rows in self.pieces():
             yield codec.decoder.items(self.batch(rows))
 
-    def _batch(self, rows: NDArray[np.int64]) -> RecordBatch:
+    def _batch(self, rows: Ints) -> RecordBatch:
         """A copy of records that lie one behind the other, with what is between them."""
         positions, sizes = self.positions[rows], self.sizes[rows]
         first = int(positions[0])
@@ -219,9 +218,7 @@ def write_records(folder: Path, records: Records, dictionary: bytes | None) -> I
     return moment
 
 
-def _copied(
-    records: Records, descriptor: int, where: str
-) -> tuple[ItemSnapshot, NDArray[np.int64]]:
+def _copied(records: Records, descriptor: int, where: str) -> tuple[ItemSnapshot, Ints]:
     """Copies a ring's records to a file, all of one moment.
 
     Returns:

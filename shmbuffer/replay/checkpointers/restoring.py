@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer.errors import BufferInUseError, SchemaMismatchError
-from shmbuffer.memory import layout
+from shmbuffer.memory import Ring, layout
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpointers.saved_storage import Places, SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.form.nodes import TensorDictNode
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
 
 
 def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shmbuffer.memory import Engine
+from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.layout import CONTROL
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
 from shmbuffer.replay.checkpointers.saved_storage import write_beside
 from shmbuffer.replay.checkpoints import Loaded
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
 
 Written = tuple[int, int | None] | None
 """What a writer of TorchRL's has saved beside: see `StorageCheckpointerBase.loads_beside`."""

@@ -54,15 +54,12 @@ class Saved:
             raise RuntimeError(f"{path}: is a buffer that nothing was written to")
         leaves = Leaves.of_schema(ring.schema, str(path))
         has_columns = ring.seat.is_alone() and not ring.schema.sharing
-        columns: list[Any] = []
-        for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
-            shape = (ring.capacity, *leaves.lanes, *leaf.shape)
-            columns.append(
-                torch.frombuffer(ring.leaf(at), dtype=dtype).view(shape)
-                if leaf.nbytes and has_columns
-                else torch.empty(shape, dtype=dtype)
-            )
+        columns = leaves.columns(ring.capacity, torch.device("cpu"))
         if has_columns:
+            for at, column in enumerate(columns):
+                if column.numel():
+                    mapped = torch.frombuffer(ring.leaf(at), dtype=column.dtype)
+                    columns[at] = mapped.view(column.shape)
             moment = _looked_at(ring)
         else:
             moment = ring.copy_out([column.data_ptr() for column in columns])

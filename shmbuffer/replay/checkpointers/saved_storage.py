@@ -16,21 +16,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
-from shmbuffer.memory import layout
+from shmbuffer.memory import ItemSnapshot, Ring, layout
+from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.compat.storages import METADATA, metadata_of
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.tickets import Tickets
 from shmbuffer.replay.values import OURS, read_array, reading, write_json
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import ItemSnapshot, Ring
-    from shmbuffer.replay.form.leaves import Leaves
 
 TENSORS, LIST = "tensors", "a list of objects"
 """Kinds of storages."""
@@ -42,7 +39,7 @@ _ITEMS, _STREAMS = "shmbuffer.items.npy", "shmbuffer.streams.npy"
 class Places(NamedTuple):
     """Where the items of a storage go in another one."""
 
-    slots: NDArray[np.int64]
+    slots: Ints
     """int64 ``[n]``, in the order of the slots that they had."""
     cursor: int
     """Slot of the next item."""
@@ -70,11 +67,11 @@ class SavedStorage:
 
     slots: int
     lanes: tuple[int, ...]
-    present: NDArray[np.bool_]
+    present: Flags
     cursor: int | None = None
     write_count: int | None = None
     structure: dict[str, Any] | None = None
-    tickets: NDArray[np.int64] | None = None
+    tickets: Ints | None = None
     sources: NDArray[np.uint64] | None = None
     head: int | None = None
 
@@ -146,11 +143,7 @@ class SavedStorage:
         return Places(slots, cursor % capacity, shift, tickets)
 
     def write(
-        self,
-        folder: Path,
-        *,
-        metadata: dict[str, Any] | None = None,
-        kind: str = TENSORS,
+        self, folder: Path, *, metadata: dict[str, Any] | None = None, kind: str = TENSORS
     ) -> None:
         """Write TorchRL's ``storage_metadata.json`` with our key, and the file of the slots."""
         content = metadata_of(metadata, self.extent * self.width)
@@ -236,7 +229,7 @@ def _of_items(streams: NDArray[Any], items: int) -> NDArray[np.uint64]:
     return streams.astype(np.uint64)
 
 
-def _head(head: Any, cursor: int, tickets: NDArray[np.int64]) -> int | None:
+def _head(head: Any, cursor: int, tickets: Ints) -> int | None:
     """The next ticket of a save, None of an older one; ValueError where it cannot be that."""
     if head is None:
         return None
@@ -249,7 +242,7 @@ def _head(head: Any, cursor: int, tickets: NDArray[np.int64]) -> int | None:
     return int(head)
 
 
-def runs_of(tickets: NDArray[np.int64], writers: NDArray[np.int64]) -> NDArray[np.int64]:
+def runs_of(tickets: Ints, writers: Ints) -> Ints:
     """Slots with consecutive tickets of one writer, as one row each; see the module."""
     slots = np.nonzero(tickets >= 0)[0]
     if not len(slots):
@@ -261,7 +254,7 @@ def runs_of(tickets: NDArray[np.int64], writers: NDArray[np.int64]) -> NDArray[n
     return np.column_stack([slots[first], counts, mine[first], whose[first]]).astype(np.int64)
 
 
-def slots_of(runs: NDArray[np.int64], slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def slots_of(runs: Ints, slots: int) -> tuple[Ints, Ints]:
     """Tickets and writers of what `runs_of` made, int64 ``[slots]``; -1 where there is no item."""
     if runs.ndim != 2 or runs.shape[1] != 4 or runs.dtype != np.int64:
         raise ValueError(f"the slots are {runs.dtype}{list(runs.shape)}, not int64[runs, 4]")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from shmbuffer.memory import Engine, ItemSnapshot
 from shmbuffer.replay.checkpointers.checkpointer import lies_in
 from shmbuffer.replay.checkpointers.columns import copied, make_columns
 from shmbuffer.replay.checkpointers.objects import write_objects
@@ -25,7 +26,6 @@ from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Engine, ItemSnapshot
     from shmbuffer.replay.storages.rows import Rows
 
 

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from shmbuffer.replay.compat.folders import read_folder
+from shmbuffer.replay.transforms import Compose
 from shmbuffer.replay.values import OURS, damaged, read_json, reading, write_json
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.transforms import Compose
 
 METADATA = "buffer_metadata.json"
 _PREFIX = "transforms."

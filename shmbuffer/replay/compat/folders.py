@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
+from shmbuffer.numpy.arrays import Flags
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import LEAF, BranchNode, Node
 from shmbuffer.numpy.nodes import KeyPath as Key
@@ -33,7 +34,7 @@ from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.values import damaged, read_json, reading
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 _TENSORDICT, _LAZY_STACK = (
     {
@@ -227,7 +228,7 @@ def shapes_of_objects(node: Node) -> dict[Key, tuple[int, ...]]:
     }
 
 
-def write_objects(folder: Path, at: Key, column: Objects, present: NDArray[np.bool_]) -> None:
+def write_objects(folder: Path, at: Key, column: Objects, present: Flags) -> None:
     """Add an entry that is no tensor to tensordict's files, if JSON can hold it."""
     held = np.nonzero(present)[0]
     if not len(held):

@@ -12,24 +12,21 @@ it is, which has them itself. Who loads such a sampler without the ring gets the
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+from shmbuffer.memory import Masses
 from shmbuffer.memory.priorities import are_priorities
 from shmbuffer.numpy.priorities import from_zero
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import mapped, read_folder
 from shmbuffer.replay.values import OURS, read_json, reading, write_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shmbuffer.memory import Masses
 
 _METADATA = "sampler_metadata.json"
 _RAW = "shmbuffer.priorities.memmap"
@@ -140,19 +137,15 @@ def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
     return result
 
 
-def write_pass(directory: Path, state: dict[str, Any]) -> None:
-    """Write the state of a `SamplerWithoutReplacement`: flags, numbers, indices and None."""
+def write_numbers(directory: Path, state: dict[str, Any]) -> None:
+    """Write a state that is flags, numbers, tensors of them, and None."""
     directory.mkdir(exist_ok=True)
     TensorDict(state).memmap(directory)
 
 
 def read_pass(directory: Path) -> dict[str, Any]:
-    """What `write_pass`, or TorchRL, wrote."""
-    read_json(directory / "meta.json", missing=_MISSING)
-    with reading(directory / "meta.json"):
-        folder = read_folder(directory)
-        state = {key[0]: value for key, value in folder.values.items()}
-        state |= {key[0]: folder.tensor(key).clone() for key in folder.tensors}
+    """What a `SamplerWithoutReplacement`, here or in TorchRL, wrote."""
+    with _reading_numbers(directory) as state:
         int(state["len_storage"]), bool(state["drop_last"]), bool(state["_ran_out"])
         for key in _ELEMENTS:
             if (numbers := state.get(key)) is not None and torch.as_tensor(numbers).ndim != 1:
@@ -160,20 +153,19 @@ def read_pass(directory: Path) -> dict[str, Any]:
     return state
 
 
-def write_plain(directory: Path, state: dict[str, Any]) -> None:
-    """Write a state that is whole numbers."""
-    directory.mkdir(exist_ok=True)
-    TensorDict(state).memmap(directory)
+def read_integers(directory: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What `write_numbers`, or TorchRL, wrote: whole numbers by name."""
+    with _reading_numbers(directory) as state:
+        return {name: int(state[name]) for name in names}
 
 
-def read_plain(directory: Path, names: Sequence[str]) -> dict[str, Any]:
-    """What `write_plain`, or TorchRL, wrote: whole numbers by name."""
+@contextmanager
+def _reading_numbers(directory: Path) -> Iterator[dict[str, Any]]:
     read_json(directory / "meta.json", missing=_MISSING)
     with reading(directory / "meta.json"):
         folder = read_folder(directory)
         state = {key[0]: value for key, value in folder.values.items()}
-        state |= {key[0]: folder.tensor(key).item() for key in folder.tensors}
-        return {name: int(state[name]) for name in names}
+        yield state | {key[0]: folder.tensor(key).clone() for key in folder.tensors}
 
 
 def moved_pass(state: dict[str, Any], loaded: Loaded | None) -> dict[str, Any]:

@@ -11,19 +11,17 @@ our key, and beside; see `checkpointers.saved_storage`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.numpy.nodes import LEAF, Node
 from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.compat.folders import described, is_file_name, mapped, write_folder
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.values import read_json, reading
-
-if TYPE_CHECKING:
-    import torch
-
-    from shmbuffer.replay.form.leaves import Leaves
 
 METADATA = "storage_metadata.json"
 

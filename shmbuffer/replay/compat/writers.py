@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.compat.folders import described, mapped
 from shmbuffer.replay.values import (
     OURS,
@@ -27,7 +28,7 @@ from shmbuffer.replay.values import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 _METADATA = "metadata.json"
 _GENERATION = "generation.memmap"
@@ -38,7 +39,7 @@ _RANKS = "current_top_values.memmap"
 
 
 def write_cursor(
-    directory: Path, cursor: int, count: int, width: int, tickets: NDArray[np.int64] | None
+    directory: Path, cursor: int, count: int, width: int, tickets: Ints | None
 ) -> None:
     """Write cursor and count of a writer that goes round."""
     directory.mkdir(exist_ok=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, lazy_stack
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.numpy.batches import rows_of
+from shmbuffer.numpy import batches
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import Numbers
 from shmbuffer.numpy.nodes import nest
@@ -27,12 +27,12 @@ def stack(items: list[Any], mapping: str = "dict", *, tensors: bool = False) -> 
     """Items of one form as a batch of that form: every leaf gets a dimension in front."""
     if not items:
         raise ValueError("an empty list has no form; write nothing, or a batch of size 0")
-    return _joined(items, "the item", _How(True, mapping == "tensordict", tensors))
+    return _Stacking(mapping == "tensordict", tensors=tensors).joined(items)
 
 
 def collate(items: list[Any]) -> Any:
     """Items as a batch: as `stack` does it, else lazily stacked, else (mixed kinds) a list."""
-    return _joined(items, "the item", _How(False, False, True)) if items else items
+    return _Stacking(False, tensors=True, strict=False).joined(items) if items else items
 
 
 def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
@@ -51,8 +51,8 @@ def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
     for item in items:
         if not is_collection(item):
             raise TypeError(
-                f"items that are stacked lazily are TensorDicts or tensorclasses, got {_form(item)}"
-                "; use a ListStorage for it"
+                f"items that are stacked lazily are TensorDicts or tensorclasses, got "
+                f"{_Stacking(False).form(item)}; use a ListStorage for it"
             )
     if dim < 0:
         dim += items[0].batch_dims + 1
@@ -145,7 +145,7 @@ def unbound(data: Any) -> list[Any]:
                 columns[key] = unbound(value)
             except (TypeError, RuntimeError) as error:
                 raise type(error)(f"entry {key!r} of the batch: {error}") from error
-        return rows_of(columns)
+        return batches.rows_of(columns)
     if is_batch(data):
         if not data.shape:
             raise RuntimeError(
@@ -161,109 +161,70 @@ def unbound(data: Any) -> list[Any]:
     return list(data)
 
 
-class _How(NamedTuple):
-    """How items are joined."""
+class _Stacking(batches.Stacking):
+    """Stacking where items may be TensorDicts.
 
-    strict: bool
-    """What differs is an error."""
-    arrays: bool
-    """Lists and tuples in them are arrays, and no PyTrees."""
-    tensors: bool
-    """Plain numbers become a tensor, and no `Numbers`."""
+    Args:
+        arrays: see `batches.Stacking`.
+        tensors: plain numbers become a tensor, and no `Numbers`.
+        strict: what differs is an error.
+    """
 
+    def __init__(self, arrays: bool, *, tensors: bool = False, strict: bool = True) -> None:
+        super().__init__(arrays)
+        self._tensors = tensors
+        self._strict = strict
+        self.instead = _INSTEAD if strict else _APART
 
-def _joined(items: list[Any], where: str, how: _How) -> Any:
-    strict = how.strict
-    first, kinds = items[0], [_kind(item) for item in items]
-    for at, kind in enumerate(kinds):
-        if kind is not kinds[0]:
-            if not strict:
+    def kind(self, item: Any) -> type:
+        return object if is_collection(item) else super().kind(item)
+
+    def form(self, item: Any) -> str:
+        if is_collection(item):
+            return f"a {type(item).__name__}"
+        if isinstance(item, (torch.Tensor, np.ndarray)):
+            return f"a tensor of shape {list(item.shape)}"
+        return super().form(item)
+
+    def mixed(self, items: list[Any], where: str, at: int) -> Any:
+        return super().mixed(items, where, at) if self._strict else items
+
+    def leaves(self, items: list[Any], where: str, kind: type) -> Any:
+        if kind is object:
+            return self._collections(items)
+        for item in items:
+            if not is_number(item):
+                if self._strict:
+                    raise TypeError(not_a_tensor(item))
                 return items
-            _refuse(where, at, items, strict)
-    if kinds[0] is Mapping:
-        for at, item in enumerate(items):
-            if item.keys() != first.keys():
-                _refuse(where, at, items, strict)
-        return {
-            key: _leaf(values, place, how)
-            if how.arrays and _kind(values[0]) is tuple
-            else _joined(values, place, how)
-            for key in first
-            for values, place in [([item[key] for item in items], f"entry {key!r} of {where}")]
-        }
-    if kinds[0] is tuple:
-        for at, item in enumerate(items):
-            if type(item) is not type(first) or len(item) != len(first):
-                _refuse(where, at, items, strict)
-        parts = [
-            _joined(list(values), f"part {at} of {where}", how)
-            for at, values in enumerate(zip(*items, strict=True))
-        ]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    if kinds[0] is not torch.Tensor:
-        return _collections(items, strict=strict)
-    for item in items:
-        if not is_number(item):
-            if strict:
-                raise TypeError(not_a_tensor(item))
-            return items
-    return _leaf(items, where, how)
+        return self.leaf(items, where)
 
+    def leaf(self, items: list[Any], where: str) -> Any:
+        if not self._tensors and is_plain(items):
+            return Numbers(items)
+        tensors = []
+        for item in items:
+            try:
+                tensors.append(as_tensor(item))
+            except NO_TENSOR as error:
+                if not self._strict:
+                    raise
+                raise TypeError(not_a_tensor(item, error)) from error
+        for at, tensor in enumerate(tensors):
+            if tensor.shape != tensors[0].shape:
+                self.refuse(tensors, where, at)
+        return torch.stack(tensors)
 
-def _leaf(items: list[Any], where: str, how: _How) -> Any:
-    if not how.tensors and is_plain(items):
-        return Numbers(items)
-    tensors = []
-    for item in items:
+    def _collections(self, items: list[Any]) -> Any:
         try:
-            tensors.append(as_tensor(item))
-        except NO_TENSOR as error:
-            if not how.strict:
-                raise
-            raise TypeError(not_a_tensor(item, error)) from error
-    for at, tensor in enumerate(tensors):
-        if tensor.shape != tensors[0].shape:
-            _refuse(where, at, tensors, how.strict)
-    return torch.stack(tensors)
-
-
-def _collections(items: list[Any], *, strict: bool) -> Any:
-    try:
-        return torch.stack(items)
-    except _DIFFERS as error:
-        if not strict:
-            return stack_lazily(items)
-        raise RuntimeError(
-            f"a batch is a stack of items of one form, but these TensorDicts differ ({error}); "
-            f"{_INSTEAD}"
-        ) from error
-
-
-def _kind(item: Any) -> type:
-    """How items of this kind are joined."""
-    if is_collection(item):
-        return object
-    if isinstance(item, Mapping):
-        return Mapping
-    return tuple if isinstance(item, (tuple, list)) else torch.Tensor
-
-
-def _form(item: Any) -> str:
-    """What an item is, in few words."""
-    if isinstance(item, Mapping) and not is_collection(item):
-        return f"a dict with the keys {list(item)}"
-    if isinstance(item, (tuple, list)):
-        return f"a {type(item).__name__} of {len(item)}"
-    if isinstance(item, (torch.Tensor, np.ndarray)):
-        return f"a tensor of shape {list(item.shape)}"
-    return f"a {type(item).__name__}"
-
-
-def _refuse(where: str, at: int, items: list[Any], strict: bool) -> NoReturn:
-    raise RuntimeError(
-        f"a batch is a stack of items of one form, but {where} is {_form(items[at])} at position "
-        f"{at} and {_form(items[0])} at position 0; {_INSTEAD if strict else _APART}"
-    )
+            return torch.stack(items)
+        except _DIFFERS as error:
+            if not self._strict:
+                return stack_lazily(items)
+            raise RuntimeError(
+                "a batch is a stack of items of one form, but these TensorDicts differ "
+                f"({error}); {_INSTEAD}"
+            ) from error
 
 
 _INSTEAD = (

@@ -99,11 +99,7 @@ def made(
 
 
 def _tensordicts(
-    keys: Any,
-    rows: Sequence[Any],
-    sizes: Sequence[torch.Size],
-    about: list[Any],
-    new: Any,
+    keys: Any, rows: Sequence[Any], sizes: Sequence[torch.Size], about: list[Any], new: Any
 ) -> list[Any]:
     device, names = about
     if new is not new_tensordict or names is not None or any(sizes[:1]):

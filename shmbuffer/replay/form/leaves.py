@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from tensordict import is_non_tensor
 
-from shmbuffer.memory import Leaf, Schema
+from shmbuffer.memory import Leaf
 from shmbuffer.numpy.arrays import addressof, from_buffer
 from shmbuffer.numpy.keys import OWN_KEYS
-from shmbuffer.numpy.leaves import leaves_of_forms
-from shmbuffer.numpy.mismatch import refuse_leaf, refuse_number
-from shmbuffer.numpy.nodes import FormDiffersError, KeyPath, Node
+from shmbuffer.numpy.leaves import SchemaLeaves, leaves_of_forms
+from shmbuffer.numpy.mismatch import refuse_leaf
+from shmbuffer.numpy.nodes import KeyPath, Node
 from shmbuffer.replay.form import structure
-from shmbuffer.replay.form.mismatch import leaves_of, not_a_tensor, refuse_form
+from shmbuffer.replay.form.mismatch import leaves_of, not_a_tensor
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in
 from shmbuffer.replay.form.tensors import (
@@ -44,24 +44,18 @@ _SINGLE = -1  # key of the shapes of one item without a batch dimension
 _KEPT_SHAPES = 64  # batch sizes whose shapes are remembered
 
 
-class Leaves:
-    """The leaves of one buffer, ready for use."""
+class Leaves(SchemaLeaves):
+    """The leaves of one buffer as tensors."""
 
-    def __init__(
-        self,
-        node: Node,  # the form of the data
-        # what the schema says of each leaf, in the order of ``node.paths()``
-        leaves: tuple[Leaf, ...],
-        lanes: tuple[int, ...],  # sizes of the storage's dimensions after the first
-        where: str = "this buffer",  # the buffer's name in messages
-    ) -> None:
-        self.node = node
-        self.leaves = leaves
-        self.lanes = lanes
-        self.where = where
-        # Root keys that a batch may carry beside the leaves (the priority key is one): they are not
-        # stored.
-        self.optional: frozenset[str] = OWN_KEYS
+    structure = structure.STRUCTURE
+    leaves_of = staticmethod(leaves_of)
+    private_remedy = (
+        "use a LazyStackStorage, or a LazyTensorStorage without shared_init (both for one "
+        "process), or leave it out"
+    )
+
+    def __init__(self, node: Node, leaves: tuple[Leaf, ...], *of: Any) -> None:
+        super().__init__(node, leaves, *of)
         #: Leaves that are no tensors, by number; their dtype here means nothing.
         self.objects = frozenset(at for at, leaf in enumerate(leaves) if leaf.dtype == OBJECT)
         self.dtypes = tuple(
@@ -74,17 +68,10 @@ class Leaves:
         self.is_tensordict = type(node) is TensorDictNode
         # The data are TensorDicts ``[n]``: a sample's index and weights are entries of it as they
         # are.
-        self.is_flat = type(node) is TensorDictNode and not node.batch and not lanes
+        self.is_flat = type(node) is TensorDictNode and not node.batch and not self.lanes
         self.arrays = tuple(numpy_dtype(dtype) for dtype in self.dtypes)
         self._wanted: dict[int, _Wanted] = {}
         self._templates: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
-
-    @classmethod
-    def of_schema(cls, schema: Schema, where: str) -> Leaves:
-        """Compile a schema, ours or another process's."""
-        paths = [leaf.path for leaf in schema.leaves]
-        node = structure.of_schema(schema.structure, paths, where)
-        return cls(node, schema.leaves, schema.lanes, where)
 
     @classmethod
     def of_data(cls, data: Any, *, ndim: int, single: bool, mapping: str, where: str) -> Leaves:
@@ -95,22 +82,12 @@ class Leaves:
                 f"the data have batch size {list(data.batch_size)}, and the storage's {dims} "
                 "leading dimensions are to be in there; add() takes one item, extend() a batch"
             )
-        node = structure.describe(data, dims, mapping=mapping)
+        node = cls.structure.describe(data, dims, mapping=mapping)
         values: list[Any] = []
-        node.collect(structure.without_own_keys(data), values)
+        node.collect(cls.structure.without(data, OWN_KEYS), values)
         forms = [_form(value) for value in values]
         leaves, lanes = leaves_of_forms(node, forms, ndim=ndim, single=single)
         return cls(node, leaves, lanes, where)
-
-    def schema(self, capacity: int) -> Schema:
-        """The schema of a storage of ``capacity`` slots of these."""
-        if (reason := self.node.private()) is not None:
-            raise TypeError(
-                f"{self.where}: what was to be written {reason}, and only a process by itself can "
-                "keep that; use a LazyStackStorage, or a LazyTensorStorage without shared_init "
-                "(both for one process), or leave it out"
-            )
-        return Schema(self.leaves, capacity, self.lanes, self.node.to_json())
 
     def columns(self, slots: int, device: torch.device) -> list[Any]:
         """New columns ``[slots, *lanes, *shape]``, one a leaf: zeros, or None where it is objects.
@@ -203,18 +180,6 @@ class Leaves:
         nested = isinstance(self.node, TensorDictNode)
         return sorted(leaves_of(data, nested).keys() - {leaf.path for leaf in self.leaves})
 
-    def _collect(self, data: Any) -> list[Any]:
-        values: list[Any] = []
-        try:
-            self.node.collect(data, values)
-        except FormDiffersError:
-            values.clear()
-            try:
-                self.node.collect(structure.without_own_keys(data, self.optional), values)
-            except FormDiffersError:
-                refuse_form(self.where, self.node.kind, self.leaves, self.optional, data)
-        return values
-
     def _objects(self, value: Any, leaf: Leaf, shape: torch.Size) -> Objects:
         """The objects of a leaf; SchemaMismatchError where they are others, or no objects."""
         if not is_non_tensor(value):
@@ -253,16 +218,7 @@ class Leaves:
             found = f"{type(value).__name__} ({error})"
             refuse_leaf(self.where, self.leaves[at], shape, found)
         if tensor.dtype is not self.dtypes[at] or tensor.shape != shape:
-            in_batch = len(shape) > len(self.lanes) + len(self.leaves[at].shape)
-            if (
-                in_batch
-                and tensor.ndim == len(shape)
-                and tensor.shape[1:] == shape[1:]
-                and tensor.shape[0] != shape[0]
-            ):
-                refuse_number(self.where, self.leaves[at], shape[0], tensor.shape[0])
-            found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-            refuse_leaf(self.where, self.leaves[at], shape, found)
+            self._refuse(self.leaves[at], shape, dtype_name(tensor.dtype), tensor.shape)
         tensor = tensor.detach()
         if move:
             tensor = contiguous(tensor)

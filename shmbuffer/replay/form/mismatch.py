@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from tensordict import NonTensorData, is_non_tensor
 
-from shmbuffer.memory import Leaf
 from shmbuffer.numpy import mismatch
 from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.form.nodes import fields, is_collection
-
-
-def refuse_form(
-    where: str, kind: str, leaves: Sequence[Leaf], optional: Iterable[str], data: Any
-) -> NoReturn:
-    """Raise SchemaMismatchError for data of another form."""
-    nested = kind in ("tensordict", "tensorclass")
-    mismatch.refuse_form(where, kind, leaves, optional, data, leaves_of(data, nested))
 
 
 def not_a_tensor(data: Any, why: Exception | None = None) -> str:

@@ -9,7 +9,7 @@ from tensordict import LazyStackedTensorDict, is_non_tensor, is_tensorclass
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import Node
 from shmbuffer.numpy.records.containers import register
-from shmbuffer.numpy.structure import Structure, without_keys
+from shmbuffer.numpy.structure import Structure
 from shmbuffer.replay.form.mismatch import not_a_tensor
 from shmbuffer.replay.form.nodes import (
     LazyStackNode,
@@ -57,16 +57,21 @@ class _WithTensorDicts(Structure):
             return TensorClassNode(items, batch, register(type(data)))
         return TensorDictNode(items, batch)
 
+    def without(self, data: Any, keys: frozenset[str]) -> Any:
+        """See `Structure.without`."""
+        if is_collection(data) and not keys.isdisjoint(data.keys()):
+            data = fields(data)
+        return super().without(data, keys)
+
     def _from_json(self, spec: dict[str, Any]) -> Node:
         if spec.get("kind") == "object":
             return ObjectNode(tuple(int(size) for size in spec["shape"]))
         return super()._from_json(spec)
 
 
-_structure = _WithTensorDicts()
-describe = _structure.describe
-from_json = _structure.from_json
-of_schema = _structure.of_schema
+STRUCTURE = _WithTensorDicts()
+from_json = STRUCTURE.from_json
+of_schema = STRUCTURE.of_schema
 
 
 def _differ(stack: LazyStackedTensorDict) -> bool:
@@ -76,11 +81,3 @@ def _differ(stack: LazyStackedTensorDict) -> bool:
         for part in stack.tensordicts
     )
     return any(form != first for form in others)
-
-
-def without_own_keys(data: Any, keys: frozenset[str] = OWN_KEYS) -> Any:
-    """``data`` without the root entries that a sample adds; a plain dict where there were any."""
-    collection = is_collection(data)
-    if not (collection or isinstance(data, dict)) or keys.isdisjoint(data.keys()):
-        return data
-    return without_keys(fields(data) if collection else data, keys)

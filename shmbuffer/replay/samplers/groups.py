@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.memory.consumers import Start
-    from shmbuffer.replay.samplers.arrays import Floats, Ints
+    from shmbuffer.numpy.arrays import Floats, Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
 
 _STRATEGIES = ("random", "recency", "reward", "variance")

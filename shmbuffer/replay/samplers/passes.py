@@ -26,7 +26,7 @@ from shmbuffer.replay.storages.mover import draw_from
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.numpy.arrays import Ints
 
 _FILLING_S = 0.0002  # between two looks at a place that is being written
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shmbuffer.memory import Ring
+    from shmbuffer.numpy.arrays import Floats
     from shmbuffer.replay.checkpoints import Loaded
-    from shmbuffer.replay.samplers.arrays import Floats
 
 DTYPES = (torch.float32, torch.float64)
 # How far a weight that was computed again in float64 may be from the core's in float32: beyond that

@@ -19,7 +19,7 @@ from shmbuffer.replay.storages.indexing import ravel
 
 if TYPE_CHECKING:
     from shmbuffer.memory.tree import PriorityTree
-    from shmbuffer.replay.samplers.arrays import Flags, Floats, Ints
+    from shmbuffer.numpy.arrays import Flags, Floats, Ints
     from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
 _ROUNDS = 4  # of drawing any item and keeping what a slice can begin with; then exactly, in O(n)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.numpy.arrays import Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 

@@ -18,7 +18,7 @@ from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.numpy.arrays import Ints
     from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
 

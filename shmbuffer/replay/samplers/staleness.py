@@ -10,7 +10,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.keys import GENERATION, LEASE
-from shmbuffer.replay.compat.samplers import read_plain, write_plain
+from shmbuffer.replay.compat.samplers import read_integers, write_numbers
 from shmbuffer.replay.samplers.labelled.claims import Claims, together
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.labelled.versions import ConsumerVersion, versions_of
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.memory.consumers import Consumer, Start
+    from shmbuffer.numpy.arrays import Floats, Ints
     from shmbuffer.replay.checkpoints import Loaded
-    from shmbuffer.replay.samplers.arrays import Floats, Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
 
 _LARGEST = 2**62
@@ -337,10 +337,10 @@ class StalenessAwareSampler(Consumes):
         self.consumer_version = int(state_dict["consumer_version"])
 
     def _dump(self, directory: Path, moment: Any) -> None:
-        write_plain(directory, self.state_dict())
+        write_numbers(directory, self.state_dict())
 
     def _read(self, directory: Path) -> dict[str, Any]:
-        return read_plain(directory, ("consumer_version", "max_staleness"))
+        return read_integers(directory, ("consumer_version", "max_staleness"))
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
         if loaded is not None and loaded.in_place:  # the buffer there knows its version better

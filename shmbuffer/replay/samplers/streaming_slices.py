@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.memory.consumers import Start
+    from shmbuffer.numpy.arrays import Ints
     from shmbuffer.replay.checkpoints import Loaded
-    from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.cutting import Side
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories

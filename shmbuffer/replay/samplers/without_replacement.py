@@ -9,7 +9,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots
-from shmbuffer.replay.compat.samplers import moved_pass, read_pass, write_pass
+from shmbuffer.replay.compat.samplers import moved_pass, read_pass, write_numbers
 from shmbuffer.replay.samplers.passes import (
     Pass,
     described,
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shmbuffer.memory import Ring
+    from shmbuffer.numpy.arrays import Ints
     from shmbuffer.replay.checkpoints import Loaded
-    from shmbuffer.replay.samplers.arrays import Ints
 
 
 class SamplerWithoutReplacement(Sampler):
@@ -311,7 +311,7 @@ class SamplerWithoutReplacement(Sampler):
         self._written = bool(state_dict.get("_written", False))
 
     def _dump(self, directory: Path, moment: Any) -> None:
-        write_pass(directory, self.state_dict())
+        write_numbers(directory, self.state_dict())
 
     def _read(self, directory: Path) -> dict[str, Any]:
         return read_pass(directory)

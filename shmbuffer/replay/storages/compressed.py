@@ -5,23 +5,20 @@ from __future__ import annotations
 import builtins
 import pickle
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
 
+from shmbuffer.memory import Engine
 from shmbuffer.memory.recorded import of_storage
 from shmbuffer.replay.checkpointers.list import CompressedListStorageCheckpointer
 from shmbuffer.replay.form.batches import collate, stack_lazily
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.storages.item_codec import BodyCodec, PackedCodec, bytes_of
+from shmbuffer.replay.form.packing import Packed
+from shmbuffer.replay.storages.item_codec import BodyCodec, ItemCodec, PackedCodec, bytes_of
 from shmbuffer.replay.storages.record_codec import Compress, Decompress, RawBatch, RecordCodec
 from shmbuffer.replay.storages.record_list import RecordList, RecordOptions
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Engine
-    from shmbuffer.replay.form.packing import Packed
-    from shmbuffer.replay.storages.item_codec import ItemCodec
 
 
 class CompressedListStorage(RecordList):

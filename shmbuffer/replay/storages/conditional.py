@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
+
+from shmbuffer.numpy.arrays import Flags, Ints
 
 
 class Conditional:
@@ -17,7 +17,7 @@ class Conditional:
         """Whether `change_if_present` can tell if an item is still the same."""
         return False
 
-    def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
+    def change_if_present(self, index: Any, generation: Any, patch: Any) -> Flags:
         """Change entries of items that have not been written over since.
 
         Args:
@@ -33,9 +33,7 @@ class Conditional:
         """
         raise RuntimeError(self._no_generations)
 
-    def entry(
-        self, index: Any, path: tuple[str, ...]
-    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:
         """One entry of some items, where `change_if_present` can tell if they are the same.
 
         Args:

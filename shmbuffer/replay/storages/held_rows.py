@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.progress import Progress
-from shmbuffer.memory.streams import Streams, of_each
+from shmbuffer.memory.streams import GivenStreams, of_each
+from shmbuffer.numpy.arrays import Floats, Ints
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.storages.indexing import tickets_at
-from shmbuffer.replay.storages.mover import draw_from, require_one_each, require_priorities
+from shmbuffer.replay.storages.mover import (
+    RowSample,
+    draw_from,
+    require_one_each,
+    require_priorities,
+)
 from shmbuffer.replay.storages.rows import Rows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import ItemSnapshot, Ring
-    from shmbuffer.replay.form.leaves import Leaves
-    from shmbuffer.replay.storages.mover import RowSample
 
 # Of drawing again what changed while it was copied; only threads of this process can change it.
 _ROUNDS = 64
@@ -67,11 +68,7 @@ class HeldRows(Rows):
         return cls(rows.ring, wider, columns)
 
     def write(
-        self,
-        data: Any,
-        single: bool,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None = None,
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
         """See `Rows.write`."""
         self._require_owner()
@@ -95,7 +92,7 @@ class HeldRows(Rows):
             first = ticket if first < 0 else first
         return (first, count) if count else (self.ring.head, 0)
 
-    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
         """See `Mover.place`."""
         self._require_owner()
         values, lead = self.leaves.values(data)
@@ -151,7 +148,7 @@ class HeldRows(Rows):
                     progress.advance(count * self._slot_bytes)
             return moment
 
-    def _copy_some(self, held: NDArray[np.int64], columns: list[torch.Tensor]) -> None:
+    def _copy_some(self, held: Ints, columns: list[torch.Tensor]) -> None:
         for run in np.split(held, np.flatnonzero(np.diff(held) != 1) + 1):
             part = slice(int(run[0]), int(run[-1]) + 1)
             for column, mine in zip(columns, self.columns, strict=True):
@@ -169,12 +166,7 @@ class HeldRows(Rows):
         self._settle()
         return taken
 
-    def _fill(
-        self,
-        slots: NDArray[np.int64],
-        values: list[torch.Tensor],
-        priorities: NDArray[np.float64] | None,
-    ) -> None:
+    def _fill(self, slots: Ints, values: list[torch.Tensor], priorities: Floats | None) -> None:
         where = torch.from_numpy(slots)
 
         def fill() -> None:

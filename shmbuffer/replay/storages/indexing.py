@@ -8,25 +8,23 @@ out. Negative numbers count from the end of what is there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer.memory import Ring
 from shmbuffer.memory import slots as slot_words
 from shmbuffer.numpy import indices
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Ints
 
 
 class Selection(NamedTuple):
     """What an index selects."""
 
-    elements: NDArray[np.int64]
+    elements: Ints
     """Element indices (slot * lanes + lane), flat."""
     lead: tuple[int, ...]
     """The shape of the selection: the product is ``len(elements)``."""
@@ -72,7 +70,7 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
     return _whole_slots(chosen.ravel(), ring, lanes, chosen.shape, None)
 
 
-def slots_of(cursor: Any, ring: Ring) -> NDArray[np.int64]:
+def slots_of(cursor: Any, ring: Ring) -> Ints:
     """The slots of a write."""
     if isinstance(cursor, slice):
         open_end = cursor.stop is None or cursor.stop < 0
@@ -109,7 +107,7 @@ def extent(ring: Ring) -> int:
     return int(committed[-1]) // lanes + 1 if len(committed) else 0
 
 
-def tickets_at(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+def tickets_at(ring: Ring, slots: Ints) -> Ints:
     """The ticket of the item that each slot holds just now; -1 where it holds none."""
     _core.fence()  # SYNC slot-claim, acquire
     words = ring.live.words[slots]
@@ -124,14 +122,12 @@ def is_one(index: Any) -> bool:
     return is_int(index)
 
 
-def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
+def ravel(index: Any, lanes: tuple[int, ...]) -> Ints:
     """Element indices, int64 ``[n]`` contiguous, from the ``index`` of a sample or a write."""
     return indices.ravel(index, lanes, _numbers)
 
 
-def meant(
-    index: Any, generation: Any, lanes: tuple[int, ...]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def meant(index: Any, generation: Any, lanes: tuple[int, ...]) -> tuple[Ints, Ints]:
     """Elements int64 ``[n]`` and tickets int64 ``[n]``, from the entries of a sample."""
     elements, tickets = ravel(index, lanes), ravel(generation, ())
     if len(tickets) != len(elements):
@@ -163,11 +159,11 @@ def as_array(index: Any) -> NDArray[Any]:
     return np.asarray(index)
 
 
-def _numbers(index: Any) -> NDArray[np.int64]:
+def _numbers(index: Any) -> Ints:
     return as_array(index).astype(np.int64, copy=False)
 
 
-def _integers(index: Any, end: int) -> NDArray[np.int64]:
+def _integers(index: Any, end: int) -> Ints:
     chosen = as_array(index)
     if chosen.dtype == np.bool_:
         if chosen.shape != (end,):
@@ -181,7 +177,7 @@ def _integers(index: Any, end: int) -> NDArray[np.int64]:
     return np.where(chosen < 0, chosen + end, chosen)
 
 
-def _check(slots: NDArray[np.int64], ring: Ring, index: Any) -> None:
+def _check(slots: Ints, ring: Ring, index: Any) -> None:
     outside = (slots < 0) | (slots >= ring.capacity)
     if outside.any():
         raise IndexError(f"index {index!r} is out of range for {ring.capacity} slots")
@@ -191,7 +187,7 @@ def _check(slots: NDArray[np.int64], ring: Ring, index: Any) -> None:
 
 
 def _whole_slots(
-    slots: NDArray[np.int64],
+    slots: Ints,
     ring: Ring,
     lanes: tuple[int, ...],
     lead: tuple[int, ...],

@@ -20,6 +20,7 @@ from shmbuffer.memory.record_batch import join
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.packing import Packed, pack, unpack
+from shmbuffer.replay.form.tensors import contiguous
 from shmbuffer.replay.storages.mover import to_device
 from shmbuffer.replay.storages.record_codec import (
     Compress,
@@ -140,7 +141,7 @@ class PackedCodec(ItemCodec):
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in C order; of its own memory where they lie so."""
-    flat = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = contiguous(tensor).reshape(-1)
     if flat.stride(0) != 1:  # one number, of which torch says that it is contiguous anyway
         flat = flat.new_empty(flat.shape).copy_(flat)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type] # of typeshed's 3.11
@@ -173,12 +174,10 @@ class BodyCodec(ItemCodec):
 
     def give(self, kept: bytes | Packed) -> Any:
         """See `ItemCodec.give`."""
-        if isinstance(kept, Packed):
-            if kept.form == [_RECORD]:
-                kept = kept.chunks[0].numpy().tobytes()
-            else:
-                return self._compressing.give(kept)
-        return self._codec.decoder.items(join([kept]))[0]
+        found = self.unpacked(kept) if isinstance(kept, Packed) else kept
+        if isinstance(found, Packed):
+            return self._compressing.give(found)
+        return self._codec.decoder.items(join([found]))[0]
 
     def give_all(self, kept: list[Any]) -> Any:
         """See `ItemCodec.give_all`."""

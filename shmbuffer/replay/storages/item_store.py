@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from tensordict import is_non_tensor
 
+from shmbuffer.memory import ItemSnapshot
+from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.checkpointers.restoring import sources_in_state
+from shmbuffer.replay.form.mismatch import leaves_of
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.indexing import Selection
 from shmbuffer.replay.storages.mover import Mover
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import ItemSnapshot
-    from shmbuffer.memory.streams import Streams
 
 _ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one for all items
 
@@ -40,15 +37,12 @@ class ItemStore(Mover):
 
     @abstractmethod
     def write(
-        self,
-        items: Any,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None = None,
+        self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
         """Append items, at least one. The place of the first, and how many."""
 
     @abstractmethod
-    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> NDArray[np.int64]:
+    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
         """Write at the places that ``cursor`` names. The slots, each once; see `Mover.put`."""
 
     @abstractmethod
@@ -89,7 +83,7 @@ class ItemStore(Mover):
         return self.build(found if held is None else self.some(found, held.numpy()), lead)
 
 
-def held_slots(moment: ItemSnapshot) -> NDArray[np.int64]:
+def held_slots(moment: ItemSnapshot) -> Ints:
     """Slots that held an item."""
     return np.flatnonzero(moment.tickets >= 0)
 
@@ -110,18 +104,11 @@ def edited(item: Any, changes: Mapping[KeyPath, Any], row: int | None) -> Any:
     return item
 
 
-def changes_of(patch: Any, above: KeyPath = ()) -> dict[KeyPath, Any]:
+def changes_of(patch: Any) -> dict[KeyPath, Any]:
     """The entries of a TensorDict or dict of them, nested ones by their whole path."""
     if not is_collection(patch) and not isinstance(patch, Mapping):
         raise TypeError(f"a patch is a TensorDict or a dict of entries, got {type(patch).__name__}")
-    changes: dict[KeyPath, Any] = {}
-    for key, value in patch.items():
-        path = (*above, *(key if isinstance(key, tuple) else (key,)))
-        if isinstance(value, Mapping) or (is_collection(value) and not is_non_tensor(value)):
-            changes |= changes_of(value, path)
-        else:
-            changes[path] = value
-    return changes
+    return leaves_of(patch)
 
 
 def row_of(value: Any, row: int) -> Any:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from shmbuffer.memory import Settings
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.progress import OnProgress
 from shmbuffer.memory.sharing import Asked
 from shmbuffer.replay.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.replay.storages.location import Location
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Engine
-    from shmbuffer.memory.progress import OnProgress
 
 
 class LazyMemmapStorage(LazyTensorStorage):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from shmbuffer.memory.progress import OnProgress
 from shmbuffer.replay.storages.location import Location
+from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.storages.rows import Rows
 
 
 class LazyTensorStorage(TensorStorage):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from shmbuffer.memory import Engine, ItemSnapshot
+from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.checkpointers.list import ListStorageCheckpointer
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.checkpointers.restoring import sources_from_state
@@ -15,19 +18,11 @@ from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.storages.indexing import is_int, is_one
 from shmbuffer.replay.storages.item_codec import ItemCodec
-from shmbuffer.replay.storages.item_store import edited
+from shmbuffer.replay.storages.item_store import ItemStore, edited
 from shmbuffer.replay.storages.object_store import ObjectStore
 from shmbuffer.replay.storages.record_codec import RawBatch, RecordCodec
 from shmbuffer.replay.storages.ring_backed import RingBacked
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Engine, ItemSnapshot
-    from shmbuffer.memory.streams import Streams
-    from shmbuffer.replay.storages.item_store import ItemStore
-    from shmbuffer.replay.tickets import Tickets
+from shmbuffer.replay.tickets import Tickets
 
 UNLIMITED: int = torch.iinfo(torch.int64).max
 """What ``max_size`` shows where there is no limit, as in TorchRL."""
@@ -132,8 +127,8 @@ class ListStorage(RingBacked):
         self,
         data: Any,
         single: bool = False,
-        priorities: NDArray[np.float64] | None = None,
-        streams: int | Streams | None = None,
+        priorities: Floats | None = None,
+        streams: GivenStreams = None,
     ) -> tuple[int, int]:
         """Write behind what was written last: one item, or all of a list or batch.
 
@@ -233,9 +228,7 @@ class ListStorage(RingBacked):
         """Everything in here, of one moment. The items themselves, not copies."""
         return self._store().copy_out()
 
-    def copy_in(
-        self, items: list[Any], slots: NDArray[np.int64], *, cursor: int, write_count: int
-    ) -> None:
+    def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
         """Replace everything in here.
 
         Args:
@@ -286,7 +279,7 @@ class ListStorage(RingBacked):
     def load_image(
         self,
         image: RecordImage,
-        slots: NDArray[np.int64],
+        slots: Ints,
         *,
         cursor: int,
         write_count: int,

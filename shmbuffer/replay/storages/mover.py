@@ -12,20 +12,18 @@ compared with the words afterwards; what is written is committed as a whole, or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from shmbuffer.memory import Ring
 from shmbuffer.memory.priorities import are_priorities, largest_mass
-from shmbuffer.replay.storages.indexing import Selection, select
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Floats, Ints
+from shmbuffer.replay.storages.indexing import Selection, is_plain, select
 
 ATTEMPTS = 16
 """At reading what other processes keep writing over."""
@@ -45,7 +43,7 @@ class Mover(ABC):
 
     # -- writing -------------------------------------------------------------------------------
 
-    def put(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> NDArray[np.int64]:
+    def put(self, slots: Ints, data: Any, *, in_place: bool) -> Ints:
         """Write row i of ``data`` to ``slots[i]``. Returns the slots, each once."""
         if len(slots) > 1:
             last = last_of_each(slots)
@@ -61,7 +59,7 @@ class Mover(ABC):
         return slots
 
     @abstractmethod
-    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
         """Row i of ``data`` goes to ``slots[i]``; ``in_place`` keeps priority and write count."""
 
     @abstractmethod
@@ -119,36 +117,28 @@ class Mover(ABC):
         raise NotImplementedError(type(self).__name__)
 
 
-def drawn_slots(mover: Mover, index: Any) -> NDArray[np.int64] | None:
+def drawn_slots(mover: Mover, index: Any) -> Ints | None:
     """An index that may be read as it is, what a sampler chose as a rule; None of any other."""
-    if (
-        type(index) is not torch.Tensor
-        or index.dtype is not torch.int64
-        or index.dim() != 1
-        or not index.is_cpu
-        or not index.is_contiguous()
-        or mover.lanes
-        or not len(index)
-    ):
+    if not is_plain(index) or mover.lanes or not len(index):
         return None
-    slots: NDArray[np.int64] = index.numpy()
+    slots: Ints = index.numpy()
     inside = slots.view(np.uint64).max() < mover.ring.capacity  # negative ones are large
     return slots if inside else None
 
 
-def last_of_each(slots: NDArray[np.int64]) -> NDArray[np.int64]:
+def last_of_each(slots: Ints) -> Ints:
     """Positions of slots, each once: of one that is named twice, the last."""
     _, first = np.unique(slots[::-1], return_index=True)
     return np.sort(len(slots) - 1 - first)
 
 
-def require_one_each(slots: NDArray[np.int64], count: int) -> None:
+def require_one_each(slots: Ints, count: int) -> None:
     """ValueError where there are more or fewer items than places."""
     if count != len(slots):
         raise ValueError(f"{count} items cannot be written to {len(slots)} places")
 
 
-def require_priorities(ring: Ring, priorities: NDArray[np.float64]) -> None:
+def require_priorities(ring: Ring, priorities: Floats) -> None:
     """ValueError where one of them is no priority, as the ring itself says it at commit."""
     fits = are_priorities(priorities, ring.tree.alpha, ring.tree.eps, ring.elements)
     if not fits.all():
@@ -167,19 +157,33 @@ def draw_from(
 
     Waits while others fill all of the ring.
     """
-    elements = torch.empty(count, dtype=torch.int64)
-    tickets = torch.empty_like(elements)
+    index = torch.empty(count, dtype=torch.int64)
+    tickets = torch.empty_like(index)
     weights = None if beta is None else torch.empty(count, dtype=torch.float32)
-    ring.draw(
-        count,
+    draw_into(ring, None, index, tickets, weights, key, beta)
+    return index, tickets, weights
+
+
+def draw_into(
+    ring: Ring,
+    addresses: Sequence[int] | None,  # of the leaves' rows; None: elements are drawn, not copied
+    index: torch.Tensor,
+    tickets: torch.Tensor,
+    weights: torch.Tensor | None,
+    key: int,
+    beta: float | None,
+) -> None:
+    """`Ring.sample` into memory that is there."""
+    ring.sample(
+        len(index),
         key,
-        elements.data_ptr(),
+        addresses,
+        index.data_ptr(),
         tickets.data_ptr(),
         0 if weights is None else weights.data_ptr(),
         beta=beta or 0.0,
         prioritized=beta is not None,
     )
-    return elements, tickets, weights
 
 
 @contextmanager

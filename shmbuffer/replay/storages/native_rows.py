@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from tensordict import MemoryMappedTensor
 from torch import empty_like
 
+from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.mover import write_found
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.tensors import reads_elsewhere, template
-from shmbuffer.replay.storages.mover import require_one_each
+from shmbuffer.replay.storages.mover import RowSample, draw_into, require_one_each
 from shmbuffer.replay.storages.rows import Rows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import ItemSnapshot, Ring
-    from shmbuffer.memory.streams import Streams
-    from shmbuffer.replay.form.leaves import Leaves
-    from shmbuffer.replay.storages.mover import RowSample
 
 
 class NativeRows(Rows):
@@ -43,17 +37,13 @@ class NativeRows(Rows):
         self._drawn: tuple[torch.Tensor, torch.Tensor] | None = None  # forms of index and weights
 
     def write(
-        self,
-        data: Any,
-        single: bool,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None = None,
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
         """See `Rows.write`."""
         found = self.leaves.match(data, single)
         return write_found(self.ring, self.leaves.where, found, priorities, streams)
 
-    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
         """See `Mover.place`."""
         addresses, kept, count = self.leaves.match(data)
         require_one_each(slots, count)
@@ -89,30 +79,8 @@ class NativeRows(Rows):
             self._drawn = drawn
         index, tickets = empty_like(drawn[0]), empty_like(drawn[0])
         weights = None if beta is None else empty_like(drawn[1])
-        self.sample_into(addresses, index, tickets, weights, key, beta)
+        draw_into(self.ring, addresses, index, tickets, weights, key, beta)
         return tensors, index, tickets, weights
-
-    def sample_into(
-        self,
-        addresses: Sequence[int],
-        index: torch.Tensor,
-        tickets: torch.Tensor,
-        weights: torch.Tensor | None,
-        key: int,
-        beta: float | None,
-    ) -> None:
-        """`sample` into memory that is there."""
-        at = 0 if weights is None else weights.data_ptr()
-        self.ring.sample(
-            len(index),
-            key,
-            addresses,
-            index.data_ptr(),
-            tickets.data_ptr(),
-            at,
-            beta=beta or 0.0,
-            prioritized=beta is not None,
-        )
 
     def fill(
         self,
@@ -127,7 +95,7 @@ class NativeRows(Rows):
         """`sample` into rows of tensors that others share, from the row ``first`` on."""
         leaves = zip(tensors, self.leaves.leaves, strict=True)
         addresses = [tensor.data_ptr() + first * leaf.nbytes for tensor, leaf in leaves]
-        self.sample_into(addresses, index, tickets, weights, key, beta)
+        draw_into(self.ring, addresses, index, tickets, weights, key, beta)
 
     def _outtake(self) -> Any:
         """The shortest way out; None where there is none, or the handle was closed."""

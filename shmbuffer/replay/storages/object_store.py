@@ -5,25 +5,20 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from shmbuffer.memory import Engine, Schema, Settings
+from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
 from shmbuffer.memory.resize import grow
-from shmbuffer.memory.streams import Streams, of_each
+from shmbuffer.memory.streams import GivenStreams, of_each
+from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
-from shmbuffer.replay.storages.item_codec import cloned
+from shmbuffer.replay.storages.item_codec import ItemCodec, cloned
 from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots
-from shmbuffer.replay.storages.mover import drawn_slots, require_priorities
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import ItemSnapshot, Ring
-    from shmbuffer.replay.storages.item_codec import ItemCodec
-    from shmbuffer.replay.storages.mover import RowSample
+from shmbuffer.replay.storages.mover import RowSample, drawn_slots, require_priorities
 
 _WHOLE = 2**20  # a ring of up to so many slots is made at once; others begin small and grow
 _FIRST = 2**10
@@ -67,10 +62,7 @@ class ObjectStore(ItemStore):
     # -- writing -------------------------------------------------------------------------------
 
     def write(
-        self,
-        items: Any,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None = None,
+        self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
         """See `ItemStore.write`."""
         of = of_each(streams, len(items))
@@ -94,7 +86,7 @@ class ObjectStore(ItemStore):
                 )
         return first, count
 
-    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> NDArray[np.int64]:
+    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
         """See `ItemStore.write_at`."""
         with self._claim:
             places = places_of(cursor, len(items), self.ring.length, self.max_size)
@@ -104,7 +96,7 @@ class ObjectStore(ItemStore):
                 slots = self.put(slots, items, in_place=in_place)
         return slots
 
-    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
         """See `Mover.place`; while holding the claim."""
         self.ring.claims.claim_slots(slots, in_place=in_place)
         self._kept.extend([None] * (int(slots.max()) + 1 - len(self._kept)))
@@ -167,9 +159,7 @@ class ObjectStore(ItemStore):
             moment = self.ring.copy_out(())
             return [self._kept[slot] for slot in held_slots(moment).tolist()], moment
 
-    def copy_in(
-        self, kept: list[Any], slots: NDArray[np.int64], *, cursor: int, write_count: int
-    ) -> None:
+    def copy_in(self, kept: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
         """Replace everything in here; see `ListStorage.copy_in`."""
         with self._claim:
             self.forget(keep_write_count=False)

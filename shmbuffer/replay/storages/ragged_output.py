@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shmbuffer.replay.records import ragged
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.storages.record_codec import RawBatch
+from shmbuffer.replay.storages.record_codec import RawBatch
 
 PadOutput = float | Literal["nested"] | Mapping[str, Any] | None
 """None; the number behind the end of what is shorter; ``"nested"``; or the arguments of

@@ -12,25 +12,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from shmbuffer.memory import Schema
+from shmbuffer.memory import Ring, Schema
 from shmbuffer.replay.checkpointers.read_only import ReadOnlyStorageCheckpointer
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.location import Location
-from shmbuffer.replay.storages.mover import draw_from
+from shmbuffer.replay.storages.mover import RowSample, draw_from, draw_into
 from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.replay.storages.mover import RowSample
-    from shmbuffer.replay.storages.rows import Rows
 
 
 class ReadOnlyStorage(TensorStorage):
@@ -172,14 +168,6 @@ class _ReadOnlyRows(HeldRows):
         beta: float | None,
     ) -> None:
         """`sample` into rows of tensors that others share, from the row ``first`` on."""
-        self.ring.draw(
-            len(index),
-            key,
-            index.data_ptr(),
-            tickets.data_ptr(),
-            0 if weights is None else weights.data_ptr(),
-            beta=beta or 0.0,
-            prioritized=beta is not None,
-        )
+        draw_into(self.ring, None, index, tickets, weights, key, beta)
         for column, tensor in zip(self._flat, tensors, strict=True):
             torch.index_select(column, 0, index, out=tensor[first : first + len(index)])

@@ -9,17 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from shmbuffer.memory import RecordBatch
 from shmbuffer.numpy.records import codec
 from shmbuffer.replay.form.batches import is_batch, stack_lazily, unbound
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import RecordBatch
 
 Compress = Callable[[torch.Tensor], torch.Tensor]
 Decompress = Callable[..., torch.Tensor]

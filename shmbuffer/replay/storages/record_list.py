@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer.errors import SpaceError
-from shmbuffer.memory import Schema, Settings
+from shmbuffer.memory import Engine, Ring, Schema, Settings
 from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.recorded import of_storage
+from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.storages.indexing import meant, ravel
 from shmbuffer.replay.storages.item_store import changes_of, edited
 from shmbuffer.replay.storages.list import ListStorage
@@ -21,13 +24,7 @@ from shmbuffer.replay.storages.mover import whole_or_empty
 from shmbuffer.replay.storages.ragged_output import PadOutput, RaggedOutput
 from shmbuffer.replay.storages.record_codec import RawBatch, RecordCodec
 from shmbuffer.replay.storages.record_store import RecordStore
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Engine, Ring
-    from shmbuffer.replay.checkpointers.record_image import RecordImage
-    from shmbuffer.replay.tickets import Tickets
+from shmbuffer.replay.tickets import Tickets
 
 _PIECE = 256  # items that are loaded at once
 
@@ -177,7 +174,7 @@ class RecordList(ListStorage):
         """See `Storage.supports_conditional_update`."""
         return self.shared
 
-    def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
+    def change_if_present(self, index: Any, generation: Any, patch: Any) -> Flags:
         """See `Storage.change_if_present`."""
         if not self.shared:
             return super().change_if_present(index, generation, patch)
@@ -187,9 +184,7 @@ class RecordList(ListStorage):
             elements, tickets, lambda row, item: edited(item, changes, row)
         )
 
-    def entry(
-        self, index: Any, path: tuple[str, ...]
-    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:
         """See `Storage.entry`."""
         if not self.shared:
             return super().entry(index, path)
@@ -222,9 +217,7 @@ class RecordList(ListStorage):
             return {**nothing, "_cursor": 0, "_capacity": self._max_size}
         return super().state_dict()
 
-    def copy_in(
-        self, items: list[Any], slots: NDArray[np.int64], *, cursor: int, write_count: int
-    ) -> None:
+    def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
         """See `ListStorage.copy_in`."""
         if not self.shared:
             super().copy_in(items, slots, cursor=cursor, write_count=write_count)
@@ -250,7 +243,7 @@ class RecordList(ListStorage):
     def load_image(
         self,
         image: RecordImage,
-        slots: NDArray[np.int64],
+        slots: Ints,
         *,
         cursor: int,
         write_count: int,

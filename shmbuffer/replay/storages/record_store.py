@@ -10,25 +10,20 @@ the item is still the one that was read; its priority stays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from shmbuffer.memory import RecordBatch
-from shmbuffer.memory.streams import Streams, of_each
+from shmbuffer.memory import Engine, ItemSnapshot, RecordBatch, Ring
+from shmbuffer.memory.streams import GivenStreams, of_each
+from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.storages.indexing import slots_of, tickets_at
 from shmbuffer.replay.storages.item_store import Edit, ItemStore
-from shmbuffer.replay.storages.mover import ATTEMPTS, last_of_each, require_one_each
-from shmbuffer.replay.storages.record_codec import RawBatch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Engine, ItemSnapshot, Ring
-    from shmbuffer.replay.storages.mover import RowSample
-    from shmbuffer.replay.storages.record_codec import RecordCodec
+from shmbuffer.replay.storages.mover import ATTEMPTS, RowSample, last_of_each, require_one_each
+from shmbuffer.replay.storages.record_codec import RawBatch, RecordCodec
 
 
 class RecordStore(ItemStore):
@@ -55,22 +50,19 @@ class RecordStore(ItemStore):
     # -- writing -------------------------------------------------------------------------------
 
     def write(
-        self,
-        items: Any,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None = None,
+        self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
         """See `ItemStore.write`."""
         of = of_each(streams, len(items))
         return self.records.write(items, priorities, streams=of), len(items)
 
-    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> NDArray[np.int64]:
+    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
         """See `ItemStore.write_at`."""
         slots = slots_of(cursor, self.ring)
         require_one_each(slots, len(items))
         return self.put(slots, items, in_place=in_place) if len(slots) else slots
 
-    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
         """See `Mover.place`."""
         self.records.place(slots, data, in_place=in_place)
 
@@ -102,9 +94,7 @@ class RecordStore(ItemStore):
             "read and changed"
         )
 
-    def change_held(
-        self, slots: NDArray[np.int64], tickets: NDArray[np.int64], edit: Edit
-    ) -> NDArray[np.bool_]:
+    def change_held(self, slots: Ints, tickets: Ints, edit: Edit) -> Flags:
         """Change those items that still have these tickets. Returns bool[n]: what was changed."""
         meant = np.flatnonzero(tickets >= 0)
         if len(meant) < len(tickets):
@@ -127,7 +117,7 @@ class RecordStore(ItemStore):
             held[held] = self.records.place(
                 unique[held], batch, in_place=True, tickets=tickets[last][held]
             )
-        found: NDArray[np.bool_] = held[row_of] & (tickets == tickets[last][row_of])
+        found: Flags = held[row_of] & (tickets == tickets[last][row_of])
         return found
 
     # -- reading -------------------------------------------------------------------------------
@@ -151,8 +141,8 @@ class RecordStore(ItemStore):
         return drawn.batch, index, tickets, weights
 
     def entries(
-        self, slots: NDArray[np.int64], paths: Sequence[tuple[str, ...]]
-    ) -> tuple[list[Sequence[Any] | NDArray[Any]], NDArray[np.int64]]:
+        self, slots: Ints, paths: Sequence[tuple[str, ...]]
+    ) -> tuple[list[Sequence[Any] | NDArray[Any]], Ints]:
         """Some entries of the items that are there, without the rest of them.
 
         Returns them for each path, as `Decoder.entries`; and the tickets of all slots, -1 where

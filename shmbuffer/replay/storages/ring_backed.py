@@ -17,24 +17,21 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Engine, Ring, Settings
+from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.numpy.arrays import Floats
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.storages.indexing import extent, is_plain, ravel, tickets_at
+from shmbuffer.replay.storages.mover import RowSample
 from shmbuffer.replay.storages.storage import Storage
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Engine, Ring, Settings
-    from shmbuffer.memory.streams import Streams
-    from shmbuffer.replay.storages.mover import RowSample
 
 
 class RingBacked(Storage):
@@ -204,8 +201,8 @@ class RingBacked(Storage):
         self,
         data: Any,
         single: bool = False,
-        priorities: NDArray[np.float64] | None = None,
-        streams: int | Streams | None = None,
+        priorities: Floats | None = None,
+        streams: GivenStreams = None,
     ) -> tuple[int, int]:
         """Write at the ring's head.
 

@@ -9,28 +9,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.progress import Progress
-from shmbuffer.memory.streams import Streams
+from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.mismatch import refuse_leaf
 from shmbuffer.numpy.nodes import KeyPath
-from shmbuffer.replay.form.mismatch import leaves_of, refuse_form
+from shmbuffer.replay.form.leaves import Leaves
+from shmbuffer.replay.form.mismatch import leaves_of
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
-from shmbuffer.replay.form.tensors import as_tensor
+from shmbuffer.replay.form.tensors import as_tensor, dtype_name
 from shmbuffer.replay.storages.indexing import Selection, meant, ravel, tickets_at
 from shmbuffer.replay.storages.mover import Mover, whole_or_empty
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import ItemSnapshot, Ring
-    from shmbuffer.replay.form.leaves import Leaves
-    from shmbuffer.replay.tickets import Tickets
+from shmbuffer.replay.tickets import Tickets
 
 # What is replaced in one claim, and gathered in memory before: slots, and about so many bytes.
 PIECE = 4096
@@ -48,6 +46,9 @@ class Rows(Mover):
     _claim: AbstractContextManager[Any] = nullcontext()
     """Held from claim to commit, where more than the ring's own gate is needed."""
 
+    _keeps = False
+    """`patch` changes no observation that is stored once."""
+
     def __init__(self, ring: Ring, leaves: Leaves) -> None:
         self.ring = ring
         self.leaves = leaves
@@ -57,11 +58,7 @@ class Rows(Mover):
 
     @abstractmethod
     def write(
-        self,
-        data: Any,
-        single: bool,
-        priorities: NDArray[np.float64] | None,
-        streams: int | Streams | None = None,
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
         """Append a batch, or one item where ``single``. The first ticket, and how many slots."""
 
@@ -77,7 +74,7 @@ class Rows(Mover):
         """
         return self.views()[at].as_subclass(torch.Tensor)
 
-    def take(self, at: int, elements: NDArray[np.int64]) -> torch.Tensor:
+    def take(self, at: int, elements: Ints) -> torch.Tensor:
         """A copy of one leaf of some elements, ``[n, *shape]``; not validated."""
         flat = self.column(at).detach().reshape(self.ring.elements, *self.leaves.leaves[at].shape)
         return flat.index_select(0, torch.from_numpy(elements).to(flat.device)).cpu()
@@ -134,15 +131,13 @@ class Rows(Mover):
         chosen = self.select(index, dim_extend)
         self.patch(chosen.elements, columns_of(self.leaves, chosen.lead, value, path))
 
-    def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
+    def change_if_present(self, index: Any, generation: Any, patch: Any) -> Flags:
         """See `Storage.change_if_present`."""
         elements, tickets = meant(index, generation, self.lanes)
         columns = columns_of(self.leaves, (len(elements),), patch, ())
         return self.patch(elements, columns, tickets)
 
-    def entry(
-        self, index: Any, path: KeyPath
-    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    def entry(self, index: Any, path: KeyPath) -> tuple[NDArray[Any], Ints, Ints]:
         """See `Storage.entry`."""
         found = [at for at, leaf in enumerate(self.leaves.leaves) if leaf.path == path]
         if not found:
@@ -154,11 +149,8 @@ class Rows(Mover):
         return elements, numbers.cpu().numpy(), tickets_at(self.ring, elements // self.ring.width)
 
     def patch(
-        self,
-        elements: NDArray[np.int64],
-        columns: dict[int, torch.Tensor],
-        tickets: NDArray[np.int64] | None = None,
-    ) -> NDArray[np.bool_]:
+        self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
+    ) -> Flags:
         """Change some leaves of some elements where they are.
 
         The rest of the item, its priority, its source and the write count stay. Nobody can write
@@ -174,7 +166,9 @@ class Rows(Mover):
             expected = np.full(len(slots), -1)
             np.maximum.at(expected, of_slot, tickets)
         with self._claim:
-            kept = self.ring.claims.claim_slots(slots, in_place=True, tickets=expected)
+            kept = self.ring.claims.claim_slots(
+                slots, in_place=True, keeps=self._keeps, tickets=expected
+            )
             changed = kept[of_slot]
             if expected is not None:
                 changed &= tickets == expected[of_slot]
@@ -195,8 +189,8 @@ class Rows(Mover):
     def copy_in(
         self,
         columns: list[torch.Tensor] | None,
-        rows: NDArray[np.int64],
-        slots: NDArray[np.int64],
+        rows: Ints,
+        slots: Ints,
         *,
         cursor: int,
         write_count: int,
@@ -234,8 +228,8 @@ class Rows(Mover):
         self.ring.restore(head, write_count, None)
 
     def _runs(
-        self, slots: NDArray[np.int64], cursor: int, exact: Tickets | None
-    ) -> tuple[list[NDArray[np.int64]], list[int | None], int]:
+        self, slots: Ints, cursor: int, exact: Tickets | None
+    ) -> tuple[list[Ints], list[int | None], int]:
         """Items that are written one after the other, the first ticket of each run, the next one.
 
         A run without a ticket is of named slots.
@@ -248,8 +242,8 @@ class Rows(Mover):
     def _replace_some(
         self,
         columns: list[torch.Tensor] | None,
-        rows: NDArray[np.int64],
-        slots: NDArray[np.int64],
+        rows: Ints,
+        slots: Ints,
         sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
@@ -268,9 +262,7 @@ class Rows(Mover):
                 self.ring.claims.claim(len(slots))
             self._commit(fill)
 
-    def _commit(
-        self, fill: Callable[[], None], priorities: NDArray[np.float64] | None = None
-    ) -> None:
+    def _commit(self, fill: Callable[[], None], priorities: Floats | None = None) -> None:
         """Fill claimed slots and commit them; they are aborted where that raises."""
         try:
             fill()
@@ -308,7 +300,7 @@ def columns_of(
         at = number.get(path)
         if at is None:
             if key is None:
-                refuse_form(leaves.where, leaves.node.kind, leaves.leaves, (), data)
+                leaves.refuse_form(data)
             raise KeyError(
                 f"{'.'.join(path)!r} is not a leaf of {leaves.where}, which has "
                 f"{sorted('.'.join(known) for known in number)}"
@@ -328,11 +320,11 @@ def columns_of(
         except RuntimeError:
             wide = tensor
         if wide.dtype is not dtype or wide.shape != shape:
-            found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
             refuse_leaf(leaves.where, leaf, shape, found)
         columns[at] = wide.reshape(-1, *leaf.shape)
     if key is None and len(columns) < len(number):
-        refuse_form(leaves.where, leaves.node.kind, leaves.leaves, (), data)
+        leaves.refuse_form(data)
     return columns
 
 

@@ -9,21 +9,19 @@ keeps the next observation of the item before as it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer.errors import RingOverrunError
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.storages.mover import ATTEMPTS
 from shmbuffer.replay.storages.native_rows import NativeRows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.replay.form.leaves import Leaves
-    from shmbuffer.replay.tickets import Tickets
+from shmbuffer.replay.tickets import Tickets
 
 
 class SharingRows(NativeRows):
@@ -34,6 +32,8 @@ class SharingRows(NativeRows):
         leaves: the same leaves, compiled.
         memory_mapped: see `NativeRows`.
     """
+
+    _keeps = True
 
     def __init__(self, ring: Ring, leaves: Leaves, *, memory_mapped: bool) -> None:
         super().__init__(ring, leaves, memory_mapped=memory_mapped)
@@ -46,11 +46,8 @@ class SharingRows(NativeRows):
         return super().fetch(index, dim_extend=dim_extend)
 
     def patch(
-        self,
-        elements: NDArray[np.int64],
-        columns: dict[int, torch.Tensor],
-        tickets: NDArray[np.int64] | None = None,
-    ) -> NDArray[np.bool_]:
+        self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
+    ) -> Flags:
         """See `Rows.patch`.
 
         Where an observation changes, the items are read and written as a whole; one that is written
@@ -66,7 +63,7 @@ class SharingRows(NativeRows):
                 return changed
             some = {at: values[torch.from_numpy(left)] for at, values in columns.items()}
             through = self._observations.isdisjoint(some)
-            patch = self._patch_columns if through else self._patch_items
+            patch = super().patch if through else self._patch_items
             done = patch(elements[left], some, now)
             changed[left[done]] = True
             left = left[~done]
@@ -79,33 +76,9 @@ class SharingRows(NativeRows):
             )
         return changed
 
-    def _patch_columns(
-        self,
-        elements: NDArray[np.int64],
-        columns: dict[int, torch.Tensor],
-        tickets: NDArray[np.int64],
-    ) -> NDArray[np.bool_]:
-        slots, first, of_slot = np.unique(elements, return_index=True, return_inverse=True)
-        claims = self.ring.claims
-        kept = claims.claim_slots(slots, in_place=True, keeps=True, tickets=tickets[first])
-        done: NDArray[np.bool_] = kept[of_slot]
-        if kept.any():
-            which = torch.from_numpy(np.nonzero(done)[0])
-            where = torch.from_numpy(elements)[which]
-
-            def fill() -> None:
-                for at, values in columns.items():
-                    self.column(at)[where] = values[which]
-
-            self._commit(fill)
-        return done
-
     def _patch_items(
-        self,
-        elements: NDArray[np.int64],
-        columns: dict[int, torch.Tensor],
-        tickets: NDArray[np.int64],
-    ) -> NDArray[np.bool_]:
+        self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints
+    ) -> Flags:
         slots, of_slot = np.unique(elements, return_inverse=True)
         expected = np.empty(len(slots), np.int64)
         expected[of_slot] = tickets
@@ -120,12 +93,12 @@ class SharingRows(NativeRows):
             chosen = torch.from_numpy(kept)
             payload = [tensor[chosen].contiguous() for tensor in tensors]
             self._commit(lambda: self.ring.claims.fill([part.data_ptr() for part in payload]))
-        done: NDArray[np.bool_] = kept[of_slot]
+        done: Flags = kept[of_slot]
         return done
 
     def _runs(
-        self, slots: NDArray[np.int64], cursor: int, exact: Tickets | None
-    ) -> tuple[list[NDArray[np.int64]], list[int | None], int]:
+        self, slots: Ints, cursor: int, exact: Tickets | None
+    ) -> tuple[list[Ints], list[int | None], int]:
         """See `Rows._runs`: in the order of their age, so that what follows is linked."""
         runs, starts, head = super()._runs(slots, cursor, exact)
         if starts != [None]:
@@ -136,8 +109,8 @@ class SharingRows(NativeRows):
     def _replace_some(
         self,
         columns: list[torch.Tensor] | None,
-        rows: NDArray[np.int64],
-        slots: NDArray[np.int64],
+        rows: Ints,
+        slots: Ints,
         sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
@@ -163,7 +136,7 @@ class SharingRows(NativeRows):
         )
         return super().views()
 
-    def take(self, at: int, elements: NDArray[np.int64]) -> torch.Tensor:
+    def take(self, at: int, elements: Ints) -> torch.Tensor:
         """See `Rows.take`; of a leaf without a column whole items are read."""
         if self.ring.schema.leaves[at].path not in self.ring.schema.sharing.paths:
             return super().take(at, elements)
@@ -178,7 +151,7 @@ class SharingRows(NativeRows):
         return self._columns[at]
 
 
-def _runs_of(slots: NDArray[np.int64], cursor: int, capacity: int) -> list[NDArray[np.int64]]:
+def _runs_of(slots: Ints, cursor: int, capacity: int) -> list[Ints]:
     """Which items lie in slots that follow each other, in the order in which the ring goes on."""
     if not len(slots):
         return []

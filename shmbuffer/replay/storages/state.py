@@ -73,24 +73,16 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
     data = node.build(iter(columns), (len(columns[0]), *lanes), torch.device("cpu"))
     leaves.values(data)  # before anything is emptied: these are our leaves
     slots = state["_index"].numpy()[:: ring.width] // ring.width
-    if ring.schema.sharing:
-        sources = sources_of_state(state)
-        rows.copy_in(
-            columns,
-            np.arange(len(slots)),
-            slots,
-            cursor=int(state["_cursor"]),
-            write_count=len(slots),
-            sources=sources,
-        )
-        return
-    ring.empty()
-    with ring.flow.uncounted():
-        if cursor := int(state["_cursor"]):
-            ring.claims.claim(cursor)  # moves the ring's position, and commits nothing
-            ring.claims.abort()
-        rows.place(slots, data, in_place=False)
-    sources_from_state(ring, state)
+    rows.copy_in(
+        columns,
+        np.arange(len(slots)),
+        slots,
+        cursor=int(state["_cursor"]),
+        write_count=len(state["_index"]),
+        sources=sources_of_state(state),
+    )
+    if not ring.schema.sharing:  # else the core has noted them
+        sources_from_state(ring, state)
 
 
 def _form_of(state: dict[str, Any]) -> tuple[Node, tuple[int, ...], list[Any]]:

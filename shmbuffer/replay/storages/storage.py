@@ -11,10 +11,11 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.replay.checkpointers.checkpointer import (
     ITEM_FILES,
@@ -24,11 +25,8 @@ from shmbuffer.replay.checkpointers.checkpointer import (
 from shmbuffer.replay.checkpoints import Checkpoints
 from shmbuffer.replay.storages.conditional import Conditional
 from shmbuffer.replay.storages.indexing import is_one
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Engine, Ring
-    from shmbuffer.replay.storages.location import Location
-    from shmbuffer.replay.storages.mover import RowSample
+from shmbuffer.replay.storages.location import Location
+from shmbuffer.replay.storages.mover import RowSample
 
 
 class Storage(Conditional, Checkpoints):

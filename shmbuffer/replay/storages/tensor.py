@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer.errors import SchemaMismatchError, SpaceError
-from shmbuffer.memory import Schema, Settings
+from shmbuffer.memory import Ring, Schema, Settings
+from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.checkpoints import has_its_own
@@ -22,15 +25,9 @@ from shmbuffer.replay.storages.location import Location, unmade
 from shmbuffer.replay.storages.mover import to_device
 from shmbuffer.replay.storages.native_rows import NativeRows
 from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.sharing_rows import SharingRows
 from shmbuffer.replay.storages.state import example_of, load_state, state_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.memory.streams import Streams
-    from shmbuffer.replay.storages.rows import Rows
 
 
 class TensorStorage(RingBacked):
@@ -168,8 +165,7 @@ class TensorStorage(RingBacked):
         """Let root entries come along that are no leaves; they are not stored."""
         self.optional = keys
         if self._mover is not None:
-            leaves = self._mover.leaves
-            leaves.optional = OWN_KEYS | (keys - {leaf.path[0] for leaf in leaves.leaves})
+            self._mover.leaves.allow(keys)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -177,8 +173,8 @@ class TensorStorage(RingBacked):
         self,
         data: Any,
         single: bool = False,
-        priorities: NDArray[np.float64] | None = None,
-        streams: int | Streams | None = None,
+        priorities: Floats | None = None,
+        streams: GivenStreams = None,
     ) -> tuple[int, int]:
         """See `RingBacked.append`.
 
@@ -230,14 +226,12 @@ class TensorStorage(RingBacked):
         """See `Storage.change`."""
         self._need().change(index, value, path, dim_extend)
 
-    def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
+    def change_if_present(self, index: Any, generation: Any, patch: Any) -> Flags:
         """See `Storage.change_if_present`."""
-        changed: NDArray[np.bool_] = self._need().change_if_present(index, generation, patch)
+        changed: Flags = self._need().change_if_present(index, generation, patch)
         return changed
 
-    def entry(
-        self, index: Any, path: tuple[str, ...]
-    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:
         """See `Storage.entry`."""
         return self._need().entry(index, path)  # type: ignore[no-any-return]
 

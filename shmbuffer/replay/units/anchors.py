@@ -10,26 +10,21 @@ written over since the look, so a window is of one moment, and never of two live
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import as_int, ravel
 from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, in_storage, lanes_of
-from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
+from shmbuffer.replay.samplers.slicing.boundaries import Boundaries, Found
 from shmbuffer.replay.storages.storage import ring_of
-from shmbuffer.replay.units.unit import Expanded, SampleUnit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.nodes import KeyPath
-    from shmbuffer.replay.samplers.arrays import Ints
-    from shmbuffer.replay.samplers.slicing.boundaries import Found
-    from shmbuffer.replay.units.unit import Key
+from shmbuffer.replay.units.unit import Expanded, Key, SampleUnit
 
 
 class Items(NamedTuple):

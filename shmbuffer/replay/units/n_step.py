@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,7 @@ from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers.slicing.entries import path_of
 from shmbuffer.replay.units.anchors import Anchors, OfTrajectories, Trajectories, at_least
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.units.unit import Expanded, Key
+from shmbuffer.replay.units.unit import Expanded, Key
 
 _GAMMA, _STEPS = "gamma", "steps_to_next_obs"
 _REWARD = "n_step_reward"  # from `_around` to `assemble`

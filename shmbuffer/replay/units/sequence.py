@@ -9,21 +9,19 @@ The priority of a window is that of its anchor: `Sequence._by_anchor`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import ravel, unravel
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX
 from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.units.anchors import Anchors, OfTrajectories, Trajectories, at_least
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.samplers.arrays import Ints
-    from shmbuffer.replay.units.unit import Expanded, Key
+from shmbuffer.replay.units.unit import Expanded, Key
 
 _BOUNDARIES = ("pad", "stop", "include_reset")
 _ANCHOR, _VALID, _LEARNING = "anchor_index", "validity_mask", "learning_mask"

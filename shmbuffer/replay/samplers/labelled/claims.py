@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.memory.consumers import Consumer
     from shmbuffer.memory.ledger import Standings
-    from shmbuffer.replay.samplers.arrays import Flags, Ints
+    from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.samplers.labelled.index import LabelIndex
 
 _EVERY_S = 1.0  # between two looks at what others have given back

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
+    from shmbuffer.numpy.arrays import Floats, Ints
     from shmbuffer.numpy.nodes import KeyPath
-    from shmbuffer.replay.samplers.arrays import Floats, Ints
     from shmbuffer.replay.samplers.labelled.reading import Column
 
 _PIECE = 2**15  # items that are told of together

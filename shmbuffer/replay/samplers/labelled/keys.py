@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.numpy.arrays import Ints
     from shmbuffer.replay.samplers.labelled.reading import Column
 
 _ITSELF = 2**61  # a number below is its own label

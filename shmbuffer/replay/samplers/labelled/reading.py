@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.numpy.nodes import KeyPath
-    from shmbuffer.replay.samplers.arrays import Flags, Ints
 
     Column: TypeAlias = NDArray[Any] | list[Any]
 

@@ -12,7 +12,7 @@ from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
     from shmbuffer.memory.seat import Seat
-    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.numpy.arrays import Ints
     from shmbuffer.replay.samplers.labelled.reading import Column
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from shmbuffer.replay.samplers.arrays import Floats, Ints
+    from shmbuffer.numpy.arrays import Floats, Ints
 
 _SAME = 1e-12  # variances that differ by rounding alone
 

@@ -19,7 +19,7 @@ from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Floats, Ints
+    from shmbuffer.numpy.arrays import Floats, Ints
 
 
 _REALS = (torch.float32, torch.float64)

@@ -15,7 +15,7 @@ from shmbuffer.memory import Engine, Schema, Settings
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Floats, Ints
+    from shmbuffer.numpy.arrays import Floats, Ints
 
 
 class PriorityTable:

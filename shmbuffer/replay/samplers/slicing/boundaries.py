@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Flags, Ints
+    from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.samplers.slicing.windows import Windows
 
 _EMPTY = "the storage is empty: write something before sampling"

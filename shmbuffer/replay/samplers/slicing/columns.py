@@ -18,8 +18,8 @@ from shmbuffer.replay.samplers.slicing.entries import LeafEntries
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shmbuffer.numpy.arrays import Ints
     from shmbuffer.numpy.nodes import KeyPath
-    from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.entries import Entries, Key
     from shmbuffer.replay.samplers.slicing.marks import Marks
 

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from shmbuffer.replay.samplers.arrays import Flags, Ints
+    from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 Side = bool | int

@@ -21,7 +21,7 @@ from shmbuffer.replay.form.nodes import is_collection
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.replay.samplers.arrays import Flags, Ints
+    from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.storages.record_store import RecordStore
     from shmbuffer.replay.storages.rows import Rows
 

@@ -13,7 +13,7 @@ from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.replay.samplers.arrays import Flags, Ints
+    from shmbuffer.numpy.arrays import Flags, Ints
 
 
 class Given:

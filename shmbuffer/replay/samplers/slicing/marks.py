@@ -9,8 +9,8 @@ import torch
 from shmbuffer.replay.samplers.slicing.entries import Key, path_of
 
 if TYPE_CHECKING:
+    from shmbuffer.numpy.arrays import Ints
     from shmbuffer.numpy.nodes import KeyPath
-    from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.cutting import SliceRows
     from shmbuffer.replay.samplers.slicing.entries import Entries
 

@@ -22,7 +22,7 @@ from shmbuffer.replay.samplers.slicing.windows import Used, Windows
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.memory.consumers import Consumer
-    from shmbuffer.replay.samplers.arrays import Flags, Ints
+    from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 _EVERY_S = 1.0  # between two looks at what others have; earlier after a quarter of a lap

@@ -25,7 +25,7 @@ from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Flags, Ints
+    from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.samplers.slicing.following import Following
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 

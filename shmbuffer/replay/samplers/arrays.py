@@ -1,8 +1,0 @@
-"""Names for the arrays that a draw is made of."""
-
-import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
