@@ -64,11 +64,7 @@ def _is_double(value: Any) -> bool:
 
 
 def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    """An array, over the same memory where that is possible, and the name of its dtype.
-
-    Returns a name that `ITEMSIZES` has, or that of a dtype which cannot be stored; of those in
-    `RAW` the array is one of unsigned integers.
-    """
+    """An array, over the same memory where possible, and its dtype's name; of `RAW` integers."""
     if type(value) is not np.ndarray:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -92,10 +88,10 @@ def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
 
 
 def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
-    """`named`; plain numbers, and lists of them, in that dtype where it can hold them.
+    """`named`; plain numbers, and lists of them, in that dtype where it holds them exactly.
 
-    An integer may become any float, and a float a shorter one, but not infinite; nothing is cut
-    off. Into a dtype of `RAW` go its bytes, as unsigned integers.
+    An integer may become any float, and a float a shorter one, but not infinite. Into a dtype of
+    `RAW` go its bytes, as unsigned integers.
     """
     wanted = DTYPES[dtype]
     limits = _limits(dtype).get(type(value))

@@ -17,12 +17,7 @@ def stack(items: list[Any], mapping: str) -> Any:
 
 
 def unbound(data: Any) -> list[Any]:
-    """The items of a batch.
-
-    Raises:
-        TypeError: it is no batch.
-        ValueError: entries of a dict have more or fewer rows than the others.
-    """
+    """The items of a batch; TypeError if it is no batch, ValueError if entries differ in length."""
     if isinstance(data, list):
         return data
     if isinstance(data, Mapping):

@@ -1,8 +1,7 @@
 """The keys of a PyTree's dicts: as names of leaves, and as JSON.
 
-A key is whatever may be one in Python. Leaves have names, so each key has a text of its own among
-its siblings. Text, numbers, None and tuples of them can be written into a schema as they are; any
-other key stays in its process.
+Each key has a text of its own among its siblings. Text, numbers, None and tuples of them go into a
+schema as they are; any other key stays in its process.
 """
 
 from __future__ import annotations
@@ -13,11 +12,7 @@ from typing import Any
 
 
 def names_of(keys: Iterable[Any]) -> list[str]:
-    """A text for each key, in order, no two alike.
-
-    It is the key written out. Where a text is one of the keys too (1 beside "1"), the other key's
-    type is added. The order of the keys does not matter.
-    """
+    """A text for each key, in order, no two alike: where 1 stands beside "1", its type is added."""
     keys = list(keys)
     taken = {str.__str__(key) for key in keys if isinstance(key, str)}
     names: dict[Any, str] = {}

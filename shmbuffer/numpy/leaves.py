@@ -1,8 +1,7 @@
 """The leaves of a batch: checked against the schema, and where their bytes are.
 
-`ArrayLeaves` is compiled once from the schema. What lies as it has to is written as it is; what
-does not (strided, a list, of another library) becomes a contiguous array first; what has another
-name, dtype or shape is refused before anything has changed.
+Compiled once from the schema. A leaf that lies as it has to is written as it is; another one
+becomes a contiguous array first; one of another name, dtype or shape is refused before any change.
 """
 
 from __future__ import annotations
@@ -158,17 +157,7 @@ class ArrayLeaves(SchemaLeaves):
     def match(
         self, data: Any, single: bool = False, swapped: int = 0
     ) -> tuple[list[int], list[Array], int]:
-        """Check a batch and find its bytes.
-
-        Args:
-            data: the batch; one item where ``single``.
-            single: see there.
-            swapped: the dimension of the data that becomes the first one.
-
-        Returns:
-            The address of each leaf; the arrays that own these addresses, to be kept while they are
-            used; and the number of slots.
-        """
+        """Check a batch: the addresses of its leaves, the arrays that own them, its slots."""
         values = self._collect(data)
         if swapped:
             values = [_swapped(value, swapped) for value in values]
@@ -226,11 +215,7 @@ def leaves_of_forms(
     ndim: int,  # dimensions of the storage
     single: bool,  # it is one item
 ) -> tuple[tuple[Leaf, ...], tuple[int, ...]]:
-    """What the schema says of the leaves, and the sizes of the dimensions after the first.
-
-    Raises:
-        ValueError: there are no leaves, or they differ in the storage's dimensions.
-    """
+    """The leaves of the schema, and the sizes of the dimensions after the first; or ValueError."""
     if not forms:
         raise ValueError("the data hold no tensor, so there is nothing to store")
     paths, dims = paths_of(node), ndim - 1 if single else ndim

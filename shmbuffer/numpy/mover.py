@@ -32,13 +32,7 @@ class Drawn:
 
 
 class Mover(ABC):
-    """Moves the items of one ring.
-
-    Attributes:
-        ring: where their order, words, tickets and priorities are.
-        lanes: sizes of the dimensions behind the first; ``()`` where there is one.
-        by_item: whether a batch is taken and given item by item.
-    """
+    """Moves the items of one ring."""
 
     lanes: tuple[int, ...] = ()
     by_item = False
@@ -47,11 +41,7 @@ class Mover(ABC):
         self.ring = ring
 
     def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
-        """Write a batch, or an item, in one call of the core.
-
-        Returns:
-            Its index, int64 ``[n]``, or an int; None: it is to be converted, refused or waited for.
-        """
+        """Write in one call of the core. The index; None: convert the data, refuse or wait."""
         return None
 
     @abstractmethod
@@ -74,10 +64,7 @@ class Mover(ABC):
         """The items at these elements; None if one of them is another by now, or gone."""
 
     def update(self, index: Any, priority: Any, generation: Any) -> tuple[int, int] | None:
-        """Set priorities that are arrays as the core reads them; as `Ring.update`.
-
-        None: they are something else, or an index is invalid; nothing was changed.
-        """
+        """`Ring.update` with arrays as the core reads them; None: they are others."""
         if not (
             type(index) is np.ndarray
             and type(priority) is np.ndarray

@@ -1,7 +1,6 @@
-"""The nodes of a structure that every family has: a leaf, and what holds nodes under keys.
+"""The nodes of a `structure` that every family has: a leaf, and a node with children under keys.
 
-What of: see `structure`. Nodes of TensorDicts are in ``replay/form/nodes``, those of dicts and
-lists of arrays in `structure`.
+Those of TensorDicts are in ``replay/form/nodes``, those of dicts and lists in `structure`.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ class LeafNode:
     kind = "leaf"
 
     def collect(self, data: Any, out: list[Any]) -> None:
-        """Append the leaves of ``data`` to ``out``, in order.
-
-        FormDiffersError where the form differs.
-        """
+        """Append the leaves of ``data`` to ``out``, in order, or raise FormDiffersError."""
         out.append(data)
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> Any:
@@ -51,13 +47,7 @@ LEAF = LeafNode()
 
 
 class BranchNode:
-    """A node with children under keys, whichever class holds them.
-
-    Args:
-        kind: of what holds them, in the words of the schema.
-        items: the children, by key.
-        about: what else the schema says of it.
-    """
+    """A node with children under keys; ``about`` is what else the schema says of it."""
 
     def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:
         self.kind = kind
@@ -139,10 +129,7 @@ def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def tree_of(node: Node) -> tuple[Any, ...]:
-    """As the core's intake takes it: ``((key, None or the same for the dict there), ...)``.
-
-    Empty where the data are not dicts alone, which it does not take.
-    """
+    """As the core takes it: ``((key, None or the same), ...)``; empty where it does not."""
     if not isinstance(node, BranchNode) or node.kind not in ("tensordict", "dict"):
         return ()
     found = []

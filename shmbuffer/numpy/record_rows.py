@@ -25,13 +25,7 @@ _LEVEL = 3  # of zstd, where none was recorded
 
 
 class RecordRows(Mover):
-    """The records of a ring.
-
-    Args:
-        engine: of the directory.
-        ring: that holds them.
-        named: items are dicts whose entries have names, as TensorDicts.
-    """
+    """The records of a ring; where ``named``, items are dicts whose entries have names."""
 
     by_item = True
 

@@ -27,14 +27,7 @@ _NO_CLASS = type(None)  # of tensors, and of what holds dicts: there are none
 
 
 class ArrayRows(Mover):
-    """The rows of a ring.
-
-    Args:
-        ring: that holds them.
-        leaves: its leaves, compiled.
-        key: entry of the data whose numbers become the items' priorities; None: they get the
-            default one.
-    """
+    """The rows of a ring; ``key`` names the entry of the data that becomes the priorities."""
 
     def __init__(self, ring: Ring, leaves: ArrayLeaves, key: str | tuple[str, ...] | None) -> None:
         super().__init__(ring)
@@ -133,11 +126,7 @@ def priority_of(
     # entry of the data whose numbers become priorities; None: there is none
     key: str | tuple[str, ...] | None,
 ) -> int | str | None:
-    """What becomes the priorities, as the core's intake takes it.
-
-    Returns:
-        Number of a leaf, the key of an entry that is no leaf, or None.
-    """
+    """The priorities, as the core takes them: number of a leaf, key of another entry, or None."""
     if key is None:
         return None
     path = (key,) if isinstance(key, str) else key

@@ -3,10 +3,9 @@
     data  ──collect──▶  [leaf, leaf, ...]  ──the engine moves the bytes──▶  [leaf, leaf, ...]
     ──build──▶  data
 
-A tree is made once, from the first batch that anybody writes, and travels as JSON in the buffer's
-schema, so that every process gives back the form in which the data came, with its entries in the
-order of that batch. Here TensorDicts, tensorclasses and dicts are dicts; lists, lazy stacks, tuples
-and namedtuples are lists and tuples.
+The first batch decides the tree. It is stored as JSON in the schema, so that every process gives
+the data back in this form. Here TensorDicts, tensorclasses and dicts are dicts; lists, lazy stacks,
+tuples and namedtuples are lists and tuples.
 """
 
 from __future__ import annotations
@@ -58,13 +57,9 @@ class Structure:
     """Makes trees, of data or of what the schema says; a family that has more classes derives."""
 
     def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
-        """The tree of a first batch.
+        """The tree of a first batch whose ``dims`` leading dimensions are the storage's.
 
-        Args:
-            data: the batch.
-            dims: leading dimensions that are the storage's.
-            mapping: what a plain dict is: ``"tensordict"`` or ``"dict"``.
-            root: it is the batch, and no part of it.
+        ``mapping`` says what a plain dict is: ``"tensordict"`` or ``"dict"``.
         """
         if isinstance(data, Mapping):
             if mapping == "tensordict":

@@ -45,10 +45,7 @@ class Loaded(NamedTuple):
 
 
 class Saves:
-    """TorchRL's other names for ``dumps`` and ``loads``.
-
-    A class of the user's own may have overridden those two, with TorchRL's arguments.
-    """
+    """TorchRL's other names for ``dumps`` and ``loads``, which a user may have overridden."""
 
     def dump(
         self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None, **more: Any
@@ -125,11 +122,7 @@ class Checkpoints(Saves):
     """Files of an earlier save of such a part that would be taken for files of a newer one."""
 
     def _dump(self, directory: Path, moment: Any) -> Any:
-        """Write plain files into ``directory``, which may be made by this.
-
-        Returns:
-            A storage on a ring: the moment that was saved.
-        """
+        """Write plain files into ``directory``; a storage on a ring returns the moment."""
         state = self.state_dict()  # type: ignore[attr-defined] # every part has it
         if state:
             directory.mkdir(exist_ok=True)
@@ -148,21 +141,13 @@ class Checkpoints(Saves):
         return read_state(directory)
 
     def _apply(self, saved: Any, loaded: Any) -> Any:
-        """Become what `_read` gave.
-
-        Returns:
-            A storage: the `Loaded` for the other parts, or None.
-        """
+        """Become what `_read` gave; a storage returns the `Loaded` for the other parts, or None."""
         if saved is not None:
             self.load_state_dict(saved)  # type: ignore[attr-defined] # every part has it
 
 
 def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
-    """Save a part of a buffer, with its own ``dumps`` where it has one.
-
-    Returns:
-        A storage on a ring: the `ItemSnapshot` that was saved.
-    """
+    """Save a part of a buffer, with its own ``dumps`` where it has one; returns as `_dump`."""
     if has_its_own(part, "dumps"):
         directory.mkdir(exist_ok=True)
         return part.dumps(directory)
@@ -175,11 +160,7 @@ def read_part(part: Any, directory: Path) -> Any:
 
 
 def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
-    """Load a part of a buffer, with its own ``loads`` where it has one.
-
-    Returns:
-        A storage: the `Loaded` for the other parts, or None.
-    """
+    """Load a part of a buffer, with its own ``loads`` where it has one; returns as `_apply`."""
     return part.loads(saved) if has_its_own(part, "loads") else part._apply(saved, loaded)
 
 

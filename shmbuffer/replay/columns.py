@@ -91,13 +91,7 @@ def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
 
 
 class File:
-    """A file that is open.
-
-    Attributes:
-        rows: how many items it has.
-        lanes: sizes of the storage's dimensions after the first, of what was written here.
-        chunk: rows that are read at once.
-    """
+    """A file of columns that is open; ``chunk`` is how many rows are read at once."""
 
     def __init__(self, path: Path) -> None:
         _, pq = _arrow()
@@ -134,13 +128,7 @@ class File:
 
 
 def opened(path: str | os.PathLike[str]) -> File:
-    """A file of columns.
-
-    Raises:
-        FileNotFoundError: there is none.
-        SchemaMismatchError: a column is of no numbers, or of lists of any length.
-        CorruptBufferError: what we have written about it makes no sense.
-    """
+    """A file of columns; SchemaMismatchError if one is not of numbers or fixed-size lists."""
     return File(Path(path))
 
 

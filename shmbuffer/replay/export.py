@@ -23,22 +23,10 @@ from shmbuffer.replay.form.tensors import torch_dtype
 
 
 def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
-    """Write the items of a storage of tensors; the file or directory appears as a whole.
+    """Write the items of a storage of tensors to ``path``, where nothing is yet; how many.
 
-    Args:
-        storage: of a buffer.
-        path: where nothing is yet.
-        kind: ``"parquet"``, ``"hdf5"`` or ``"tensordict"``.
-
-    Returns:
-        How many items were written. What others write over meanwhile is left out.
-
-    Raises:
-        FileExistsError: something is there.
-        FileNotFoundError: the directory that it is to be in is not there.
-        EmptyBufferError: nothing was written to the buffer.
-        TypeError: the storage has no tensors, or HDF5 has no type for one.
-        MissingExtra: the library of the format is not installed.
+    The file or directory appears as a whole. ``kind`` is ``"parquet"``, ``"hdf5"`` or
+    ``"tensordict"``. What others overwrite meanwhile is left out.
     """
     target = Path(path)
     if os.path.lexists(target):

@@ -128,9 +128,9 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
 
 
 def make_durably(path: Path) -> None:
-    """Make a directory with all above it, so that a power cut does not take it with what is in it.
+    """Make a directory with all above it, synced.
 
-    A directory above that cannot be synced, because it may not be read, is somebody else's.
+    One above that cannot be synced, because it may not be read, belongs to another user.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:

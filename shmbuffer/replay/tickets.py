@@ -37,12 +37,7 @@ class Tickets(NamedTuple):
         return Tickets(self.of_items + laps * ring.capacity, self.head + laps * ring.capacity)
 
     def runs(self) -> list[Ints] | None:
-        """Which items follow each other without a gap, the oldest first.
-
-        Returns:
-            Positions of items; None where they were put into their slots one by one, so that each
-            would be a claim of its own.
-        """
+        """Which items follow each other without a gap, the oldest first; None: too many runs."""
         order = np.argsort(self.of_items, kind="stable")
         cuts = np.flatnonzero(np.diff(self.of_items[order]) != 1) + 1
         if len(cuts) >= _MOST_RUNS + len(order) // _ITEMS_A_RUN:

@@ -73,11 +73,7 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def read_array(file: Path) -> NDArray[Any]:
-    """The array in a ``.npy`` file; nothing is unpickled.
-
-    Not from an open file: numpy's `fromfile` turns an interrupt into a TypeError, as if it were
-    damage.
-    """
+    """The array in a ``.npy`` file. `fromfile` would turn an interrupt into a TypeError."""
     found: NDArray[Any] = np.load(io.BytesIO(file.read_bytes()), allow_pickle=False)
     return found
 

@@ -57,12 +57,7 @@ _PID_BYTES = 20
 
 
 class Work:
-    """A work directory, held open, and locked by its owner for as long as that lives.
-
-    Raises:
-        BufferNotFoundError: it is not there, and `make` is false.
-        UnsafePathError: it, or its `owner`, is a link or another user's, or something else.
-    """
+    """A work directory, held open, and locked by its owner for as long as that lives."""
 
     directory: Directory
 
@@ -203,8 +198,8 @@ class Work:
 def is_being_published(path: Path) -> bool:
     """Whether some files at ``path`` may be of another save than the others, right now.
 
-    A work directory counts if it belongs to the owner of the save: others may be able to put one
-    there. As long as another user's cannot be looked into, nothing has been moved out of it.
+    A work directory counts if it belongs to the owner of the save. As long as another user's
+    cannot be looked into, nothing has been moved out of it.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         work = os.lstat(path / MARK)

@@ -62,11 +62,7 @@ def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list
 def make_columns(
     leaves: Leaves, slots: int, path: Path, *, named: bool = True
 ) -> tuple[list[Any], Opened]:
-    """Make the files of a whole storage, sparse.
-
-    Returns a map ``[slots, *lanes, *shape]`` of each leaf's file, or `Objects` of that shape; and
-    what owns the files that have bytes.
-    """
+    """The sparse files of a storage: a map of each leaf's file (or `Objects`), and their owners."""
     lead = (slots, *leaves.lanes)
     files = files_of(leaves, lead, path) if named else []
     columns: list[Any] = []

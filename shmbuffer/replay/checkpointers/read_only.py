@@ -15,29 +15,17 @@ _FILE = "shmbuffer.data_set.json"
 
 
 class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
-    """Which data set it was, and no item of it: ``shmbuffer.data_set.json``.
-
-    The priorities beside it are saved by the sampler.
-    """
+    """Saves where the data set is, not its items; the sampler saves the priorities."""
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
-        """Write where the data set is, and what it is made of.
-
-        Returns:
-            The moment, whose priorities the sampler saves.
-        """
+        """Write where the data set is, and its form; the moment is for the sampler."""
         Path(path).mkdir(exist_ok=True)
         write_json(Path(path) / _FILE, {"path": str(storage.path), **_form_of(storage)})
         moment: ItemSnapshot = storage.ring().copy_out([])
         return moment
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Compare; the items are there already.
-
-        Raises:
-            ValueError: the save is of another data set.
-            FileNotFoundError: no such storage was saved there.
-        """
+        """Compare; ValueError for another data set, FileNotFoundError where none was saved."""
         file = Path(path) / _FILE
         found = read_json(file, missing="no data set was saved in this directory")
         with reading(file):

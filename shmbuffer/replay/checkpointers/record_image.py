@@ -203,11 +203,7 @@ class RecordImage:
 
 
 def write_records(folder: Path, records: Records, dictionary: bytes | None) -> ItemSnapshot:
-    """Write what a ring holds.
-
-    Returns:
-        The moment that was written.
-    """
+    """Write the records of a ring; the moment that was written."""
     target = folder / _DATA
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     with _core.Descriptor() as file:
@@ -219,11 +215,7 @@ def write_records(folder: Path, records: Records, dictionary: bytes | None) -> I
 
 
 def _copied(records: Records, descriptor: int, where: str) -> tuple[ItemSnapshot, Ints]:
-    """Copies a ring's records to a file, all of one moment.
-
-    Returns:
-        The moment; and int64[n, 3]: slot, position and bytes of each item, by slot.
-    """
+    """Copies a ring's records to a file: the moment; slot, position, bytes of each, int64[n, 3]."""
     moment, extents = records.copy_out(descriptor, where)
     slots = np.flatnonzero(moment.tickets >= 0)
     columns = (slots, extents["position"][slots], extents["bytes"][slots])

@@ -53,13 +53,9 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
 
 
 def restored(storage: Any, record: SavedStorage, places: Places, *, by_us: bool = False) -> Loaded:
-    """Say who wrote the items that are there now, and let samplers know of them.
+    """Note who wrote the items that are there now, and let samplers know of them.
 
-    Args:
-        storage: where they are.
-        record: of what was loaded.
-        places: where they went.
-        by_us: they count as written by this handle, and by nobody else.
+    ``by_us``: they count as written by this handle, and by nobody else.
     """
     ring = storage.ring()
     if record.sources is not None:
@@ -73,11 +69,9 @@ def restored(storage: Any, record: SavedStorage, places: Places, *, by_us: bool 
 
 
 def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[np.uint64]:
-    """Sources whose writers no client of this buffer is: the same where they were the same.
+    """Sources of writers that are no clients of this buffer: the same where they were the same.
 
-    Args:
-        sources: uint64 ``[n]``, of another ring, or of this one at another time.
-        whose: an incarnation that all of them get instead; None: of their own.
+    ``whose``: an incarnation that all of them get; None: of their own.
     """
     writers, streams = layout.writer_of(sources), layout.stream_of(sources)
     _, numbers = np.unique(writers, return_inverse=True)

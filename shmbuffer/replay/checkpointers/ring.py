@@ -17,29 +17,17 @@ Written = tuple[int, int | None] | None
 
 
 class RingStorageCheckpointer(StorageCheckpointerBase):
-    """A storage that lies on a ring: saved of one moment, or where it is.
-
-    Args:
-        allow_pickle: pickle what has no other form. To load what was pickled runs code from the
-            file: allow it only for files that you trust. Give the same to the buffer that loads.
-    """
+    """A storage that lies on a ring: saved of one moment, or where it is."""
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
         super().__init__()
         self.allow_pickle = allow_pickle
 
     def dumps_in_place(self, storage: Any, folder: Path) -> None:
-        """Write what is to be known beside the storage's own files, which stay as they are.
+        """Write what else is to be known of a storage whose own files are in that directory.
 
-        The items are the live buffer's: a load sees those of its time.
-
-        Args:
-            storage: a storage whose ``scratch_dir`` will have the files of ``folder``.
-            folder: where to write; it is there.
-
-        Raises:
-            RuntimeError: there are save hooks, which would change the live data; or nothing was
-                written to the storage yet.
+        The items are the live buffer's: a load sees those of its time. RuntimeError where hooks
+        would change them, or nothing was written yet.
         """
         if self._save_hooks or self._has_format_of_its_own:
             raise RuntimeError(

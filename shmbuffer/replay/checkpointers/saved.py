@@ -99,9 +99,7 @@ class Saved:
     def of_data_set(cls, path: Path, *, ndim: int) -> Saved:
         """Look at a save of a buffer or a storage, or at a TensorDict in files, which is full.
 
-        Raises:
-            BufferExistsError: the directory is that of a living buffer.
-            FileNotFoundError: there is none of these.
+        BufferExistsError for the directory of a living buffer, FileNotFoundError without data.
         """
         folder = path / "storage" if (path / "storage" / METADATA).exists() else path
         if (folder / CONTROL).exists():

@@ -51,19 +51,7 @@ class Places(NamedTuple):
 
 @dataclass
 class SavedStorage:
-    """A storage at one moment.
-
-    Attributes:
-        slots: capacity.
-        lanes: sizes of the dimensions after the first.
-        present: bool ``[slots]``: where an item is.
-        cursor: slot of the next item; None where that is not known.
-        write_count: elements written so far; None where that is not known.
-        structure: the form of the data, as the schema has it; None where that is not known.
-        tickets: int64 ``[slots]``, -1 where there is no item; None where that is not known.
-        sources: uint64 ``[slots]``, as in the ring; None where that is not known.
-        head: the next ticket; None where that is not known.
-    """
+    """A storage at one moment; what is None is not known."""
 
     slots: int
     lanes: tuple[int, ...]
@@ -120,10 +108,9 @@ class SavedStorage:
         return self.cursor or (self.slots if self.is_full else 0)
 
     def places(self, capacity: int, where: str, what: str = "slots") -> Places:
-        """Where the items go in a storage of ``capacity`` slots.
+        """Where the items go in a storage of ``capacity`` slots: into the slots that they had.
 
-        They keep their slots. Where the capacity is another one and the ring had gone round, they
-        are put in the order of their age, from slot 0 on.
+        Where the capacity differs and the ring had gone round: by their age, from slot 0 on.
         """
         slots, shift = np.nonzero(self.present)[0], 0
         cursor = self.extent % self.slots if self.cursor is None else self.cursor
@@ -212,10 +199,7 @@ class SavedStorage:
 
 
 def write_beside(folder: Path, ring: Ring, *, metadata: dict[str, Any] | None = None) -> None:
-    """Write TorchRL's ``storage_metadata.json`` for the files of a ring that goes on living.
-
-    It remembers all else itself.
-    """
+    """Write ``storage_metadata.json`` for the files of a ring that is in use."""
     held = ring.live.committed()
     write_json(folder / METADATA, metadata_of(metadata, int(held[-1]) + 1 if len(held) else 0))
 

@@ -184,10 +184,7 @@ def write_folder(
     forms: Iterator[tuple[torch.dtype, tuple[int, ...]]],
     lead: tuple[int, ...],
 ) -> list[Path]:
-    """Write ``meta.json`` of a TensorDict, and of all that is nested in it.
-
-    Returns the file of each leaf, in order; none of them is made. Of objects it is the directory.
-    """
+    """Write each ``meta.json``. The file of each leaf, not made yet; of objects the directory."""
     path.mkdir(exist_ok=True)
     files: list[Path] = []
     if isinstance(node, TensorClassNode) and not shapes_of_objects(node):

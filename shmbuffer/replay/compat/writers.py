@@ -76,10 +76,7 @@ def read_cursor(directory: Path) -> Cursor:
 
 
 def read_counts(directory: Path) -> Any:
-    """Slot of the next item, and count of writes or None, as any writer of TorchRL's has them.
-
-    Of an ensemble: a list of them. None where there is no such writer.
-    """
+    """Slot of the next item and count of writes; of an ensemble a list; else None."""
     if (directory / "0").is_dir():
         numbers = sorted(int(each.name) for each in directory.iterdir() if each.name.isdigit())
         return [read_counts(directory / str(number)) for number in numbers]

@@ -62,11 +62,7 @@ def load_dataset(
 
 
 def opened(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> ReplayBuffer:
-    """The buffer of a data set, as the user may name it: itself, a directory, or its name.
-
-    Raises ValueError where options are given for what is there already, or a name without a batch
-    size; TypeError where it is none of these.
-    """
+    """The buffer of a data set, which the user names: itself, a directory, or its name."""
     if isinstance(dataset, (str, os.PathLike)):
         if isinstance(dataset, str) and batch_size is None and "batch_size" not in options:
             raise ValueError(

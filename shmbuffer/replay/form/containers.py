@@ -139,8 +139,5 @@ def _non_tensor(value: Any, size: torch.Size) -> Any:
 
 
 def class_of(name: str) -> type | None:
-    """The tensorclass or namedtuple of that name if this process has it already.
-
-    Imports nothing.
-    """
+    """The tensorclass or namedtuple of that name if this process has it; nothing is imported."""
     return containers.class_of(name, lambda cls: is_tensorclass(cls) or is_namedtuple(cls))

@@ -17,11 +17,9 @@ from torch.utils import _pytree
 def deferred(
     make: Callable[[], list[Any]], count: int, batch_size: torch.Size, dim: int = 0
 ) -> LazyStackedTensorDict:
-    """The lazy stack of what ``make`` gives; of a subclass until the first look.
+    """The lazy stack of what ``make`` gives; of a subclass until the first look at entries.
 
-    What ``make`` raises comes out at that look, and the next one tries again. Cost: 4 µs; the rest
-    at the first look at an entry, key or item; ``batch_size``, ``shape``, ``len`` and ``stack_dim``
-    are no looks.
+    What ``make`` raises comes out at that look, and the next one tries again. Cost: 4 µs.
     """
     if count < 1 or not 0 <= dim <= len(batch_size):
         raise ValueError(

@@ -1,10 +1,7 @@
 """The leaves of a batch: checked against the schema, and where their bytes are.
 
-`Leaves` is compiled once from the schema. For every batch it does a constant amount of work for
-each leaf: one look at dtype, shape and contiguity, and one address. Nothing is copied where the
-batch fits as it is; what does not lie right (strided, on another device, a Python number) is made a
-plain contiguous tensor first, and what has another name, dtype or shape is refused before anything
-has changed.
+For every batch there is constant work a leaf: one look at dtype, shape and contiguity, and one
+address. See `numpy.leaves`.
 """
 
 from __future__ import annotations
@@ -90,10 +87,7 @@ class Leaves(SchemaLeaves):
         return cls(node, leaves, lanes, where)
 
     def columns(self, slots: int, device: torch.device) -> list[Any]:
-        """New columns ``[slots, *lanes, *shape]``, one a leaf: zeros, or None where it is objects.
-
-        For data that torch moves.
-        """
+        """New columns ``[slots, *lanes, *shape]`` for data that torch moves."""
         return [self.column(at, (slots, *self.lanes), device) for at in range(len(self.leaves))]
 
     def column(self, at: int, lead: tuple[int, ...], device: torch.device) -> Any:
@@ -104,11 +98,7 @@ class Leaves(SchemaLeaves):
         return torch.zeros(shape, dtype=self.dtypes[at], device=device)
 
     def match(self, data: Any, single: bool = False) -> tuple[list[int], list[Any], int]:
-        """Check a batch and find its bytes.
-
-        Returns:
-            The address of each leaf; the objects that own these addresses, to be kept alive while
-            they are used; and the number of slots.
+        """Check a batch: the addresses of its leaves, the objects that own them, its slots.
 
         Cost: 0.25 µs a leaf where nothing has to be converted.
         """
@@ -139,10 +129,7 @@ class Leaves(SchemaLeaves):
         return addresses, values, 1 if single else count
 
     def outputs(self, lead: tuple[int, ...]) -> tuple[list[torch.Tensor], list[int]]:
-        """Fresh tensors ``[*lead, *shape]`` for a read, and their addresses.
-
-        Cost: 0.7 µs a leaf.
-        """
+        """Fresh tensors ``[*lead, *shape]`` for a read, and their addresses: 0.7 µs a leaf."""
         templates = self._templates.get(lead)
         if templates is None:
             if len(self._templates) >= _KEPT_SHAPES:
@@ -160,10 +147,7 @@ class Leaves(SchemaLeaves):
         return self.node.build(iter(tensors), lead, self.device)
 
     def values(self, data: Any, lead: torch.Size | None = None) -> tuple[list[Any], torch.Size]:
-        """Checked tensors ``[*lead, *lanes, *shape]``, for a write that torch does.
-
-        Of a leaf of objects: `Objects`.
-        """
+        """Tensors or `Objects` ``[*lead, *lanes, *shape]`` for a write that torch does."""
         values = self._collect(data)
         if lead is None:
             lead = torch.Size((_length(values),))
@@ -205,10 +189,7 @@ class Leaves(SchemaLeaves):
         return wanted
 
     def _convert(self, values: list[Any], at: int, shape: torch.Size, *, move: bool = True) -> int:
-        """Make ``values[at]`` a plain contiguous tensor; its address.
-
-        SchemaMismatchError where it cannot be.
-        """
+        """Make ``values[at]`` contiguous; its address, or SchemaMismatchError."""
         value = values[at]
         if is_collection(value) or not (is_number(value) or isinstance(value, (list, tuple))):
             refuse_leaf(self.where, self.leaves[at], shape, type(value).__name__)

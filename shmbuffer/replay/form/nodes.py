@@ -28,11 +28,7 @@ from shmbuffer.replay.form.objects import non_tensor
 
 
 class ObjectNode(LeafNode):
-    """Text or other Python objects, NonTensorData in the data: one for each element.
-
-    Args:
-        shape: of the objects of one element; of its own batch dimensions.
-    """
+    """Text or other objects (NonTensorData), ``shape`` of them for each element."""
 
     kind = "object"
 
@@ -108,13 +104,7 @@ class TensorClassNode(TensorDictNode):
 
 
 class LazyStackNode(BranchNode):
-    """A lazy stack of TensorDicts that differ in keys or shapes, within an item.
-
-    Args:
-        items: what is stacked, by position.
-        dim: of the item's batch size along which they are stacked.
-        batch_dims: of an item.
-    """
+    """A lazy stack of TensorDicts that differ in keys or shapes, within an item."""
 
     def __init__(self, items: dict[Any, Node], dim: int, batch_dims: int) -> None:
         super().__init__("lazy_stack", items, dim=dim, batch_dims=batch_dims)
@@ -137,13 +127,7 @@ class LazyStackNode(BranchNode):
 
 
 class PyTreeNode(BranchNode):
-    """A dict, list, tuple or namedtuple of a PyTree. The keys of a sequence are its positions.
-
-    Args:
-        kind: which of them.
-        items: the children, by key.
-        about: ``class`` is the name of a namedtuple.
-    """
+    """A dict, list, tuple or namedtuple of a PyTree. The keys of a sequence are its positions."""
 
     def collect(self, data: Any, out: list[Any]) -> None:
         """See `LeafNode.collect`."""

@@ -16,11 +16,7 @@ _CPU = torch.device("cpu")
 
 
 class Objects:
-    """Python objects in the shape of a tensor, for rows that torch moves.
-
-    It has the methods of a tensor that are used for that. What torch shares between views is
-    shared.
-    """
+    """Python objects in the shape of a tensor, with its methods for rows that torch moves."""
 
     __slots__ = ("array",)
 

@@ -47,10 +47,9 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def tensor_like(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """`as_tensor`; of plain numbers, and lists of them, with that dtype where it can hold them.
+    """`as_tensor`; plain numbers, and lists of them, with that dtype where it holds them exactly.
 
-    Numbers of Python and NumPy differ in dtype where their users see no difference. An integer may
-    become any float, and a float a shorter one, but not infinite; nothing is cut off.
+    An integer may become any float, and a float a shorter one, but not infinite.
     """
     tensor = as_tensor(value)
     if tensor.dtype is dtype or not is_plain(value) or not torch.can_cast(tensor.dtype, dtype):

@@ -34,19 +34,10 @@ class Conditional:
         raise RuntimeError(self._no_generations)
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:
-        """One entry of some items, where `change_if_present` can tell if they are the same.
-
-        Args:
-            index: of a sample.
-            path: of the entry.
+        """One entry of some items.
 
         Returns:
-            Element indices int64 ``[n]``; the numbers ``[n, ...]``; and the tickets of the items
-            that have them, -1 where there is none.
-
-        Raises:
-            RuntimeError: the storage keeps no generations.
-            KeyError: no such entry.
+            Elements int64 ``[n]``; the numbers ``[n, ...]``; the tickets, -1 without an item.
         """
         raise RuntimeError(self._no_generations)
 

@@ -36,11 +36,7 @@ class Selection(NamedTuple):
 
 
 def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) -> Selection:
-    """Resolve ``index``.
-
-    Cost: constant for an int; every slot word in a storage that is neither full nor filled in
-    order; linear in the capacity for a tuple.
-    """
+    """Resolve ``index``. Constant for an int, linear in the capacity for a tuple."""
     if is_int(index):
         index = int(index)
     if index is Ellipsis:

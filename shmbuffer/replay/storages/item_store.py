@@ -27,11 +27,7 @@ becomes."""
 
 
 class ItemStore(Mover):
-    """Moves items one by one; what it moves is encoded already.
-
-    Attributes:
-        name: of the storage's class, for messages.
-    """
+    """Moves items one by one; what it moves is encoded already. ``name`` is for messages."""
 
     name: str
 
@@ -89,11 +85,7 @@ def held_slots(moment: ItemSnapshot) -> Ints:
 
 
 def edited(item: Any, changes: Mapping[KeyPath, Any], row: int | None) -> Any:
-    """Change entries of an item.
-
-    Returns:
-        The item.
-    """
+    """The item, whose entries have been changed."""
     if not is_collection(item):
         raise TypeError(
             f"an item that is a {type(item).__name__} has no entries that can be changed where "

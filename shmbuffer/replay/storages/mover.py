@@ -153,10 +153,7 @@ def require_priorities(ring: Ring, priorities: Floats) -> None:
 def draw_from(
     ring: Ring, count: int, key: int, beta: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Draws elements without copying them: ``(index, tickets, weights or None)``, ``[count]`` each.
-
-    Waits while others fill all of the ring.
-    """
+    """Draw elements, not copied: index, tickets, and weights or None."""
     index = torch.empty(count, dtype=torch.int64)
     tickets = torch.empty_like(index)
     weights = None if beta is None else torch.empty(count, dtype=torch.float32)

@@ -21,13 +21,7 @@ from shmbuffer.replay.storages.rows import Rows
 
 
 class NativeRows(Rows):
-    """The hot path: check the batch, one native call, wrap the result.
-
-    Args:
-        ring: the ring that holds the leaves.
-        leaves: the same leaves, compiled.
-        memory_mapped: views are `MemoryMappedTensor` over the ring's map, else plain tensors.
-    """
+    """The hot path: check the batch, one native call, wrap the result."""
 
     def __init__(self, ring: Ring, leaves: Leaves, *, memory_mapped: bool) -> None:
         super().__init__(ring, leaves)

@@ -25,14 +25,7 @@ _FIRST = 2**10
 
 
 class ObjectStore(ItemStore):
-    """Items without gaps at ``0 .. len - 1``, as many as there is room for, or without a limit.
-
-    Args:
-        name: of the storage's class.
-        max_size: how many items there is room for.
-        codec: what is kept of an item.
-        instead: what to use where processes are to share the items, for messages.
-    """
+    """Items without gaps at ``0 .. len - 1``, as far as there is room."""
 
     where = "this buffer"
 

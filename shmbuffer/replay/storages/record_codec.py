@@ -49,10 +49,9 @@ class RawBatch:
 
 
 class RecordCodec(codec.RecordCodec):
-    """How items are stored in a byte ring.
+    """How items are stored in a byte ring; records of other codecs are read, too.
 
-    It reads what others have written otherwise: a record says how it is stored. It pickles as it
-    was told, without what it has learned; `join` finds that again.
+    It pickles as it was told, without what it has learned; `join` finds that again.
     """
 
     def __init__(

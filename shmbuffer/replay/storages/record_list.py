@@ -249,11 +249,7 @@ class RecordList(ListStorage):
         write_count: int,
         tickets: Tickets | None = None,
     ) -> None:
-        """See `ListStorage.load_image`.
-
-        Raises:
-            CorruptBufferError: one of them is no record; nothing was changed.
-            ValueError: there is no room for them; nothing was changed.
+        """See `ListStorage.load_image`. Nothing changes where a record is damaged, or has no room.
 
         Cost: the bytes twice, some megabytes at a time.
         """

@@ -27,14 +27,7 @@ from shmbuffer.replay.storages.record_codec import RawBatch, RecordCodec
 
 
 class RecordStore(ItemStore):
-    """Items as records.
-
-    Args:
-        name: of the storage's class.
-        engine: of the directory.
-        ring: its ring.
-        codec: items to records and back.
-    """
+    """Items as records."""
 
     def __init__(self, name: str, engine: Engine, ring: Ring, codec: RecordCodec) -> None:
         assert ring.records is not None
@@ -143,11 +136,7 @@ class RecordStore(ItemStore):
     def entries(
         self, slots: Ints, paths: Sequence[tuple[str, ...]]
     ) -> tuple[list[Sequence[Any] | NDArray[Any]], Ints]:
-        """Some entries of the items that are there, without the rest of them.
-
-        Returns them for each path, as `Decoder.entries`; and the tickets of all slots, -1 where
-        there is no item.
-        """
+        """Some entries, for each path as `Decoder.entries`; the tickets of all slots, or -1."""
         drawn = self.records.read(slots)
         held = self.some(drawn.batch, drawn.tickets >= 0)
         return self.codec.decoder.entries(held, paths), drawn.tickets

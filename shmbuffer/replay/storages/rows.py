@@ -36,12 +36,7 @@ PIECE_BYTES = 2**25
 
 
 class Rows(Mover):
-    """The rows of a ring.
-
-    Args:
-        ring: the ring.
-        leaves: the columns, compiled.
-    """
+    """The rows of a ring."""
 
     _claim: AbstractContextManager[Any] = nullcontext()
     """Held from claim to commit, where more than the ring's own gate is needed."""
@@ -67,11 +62,7 @@ class Rows(Mover):
         """The leaves themselves, ``[slots, *lanes, *shape]``, not copied and not validated."""
 
     def column(self, at: int) -> torch.Tensor:
-        """One of them.
-
-        Raises:
-            SchemaMismatchError: the leaf has none, it is stored once.
-        """
+        """One of them; SchemaMismatchError of a leaf that is stored once."""
         return self.views()[at].as_subclass(torch.Tensor)
 
     def take(self, at: int, elements: Ints) -> torch.Tensor:
@@ -151,13 +142,10 @@ class Rows(Mover):
     def patch(
         self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
     ) -> Flags:
-        """Change some leaves of some elements where they are.
+        """Change some leaves of some elements where they are; bool ``[n]``: what was changed.
 
-        The rest of the item, its priority, its source and the write count stay. Nobody can write
-        to the item between the look at it and the change.
-
-        Returns:
-            bool ``[n]``: what was changed.
+        The rest of the item, its priority, source and write count stay. No other write can come
+        between the look at the item and its change.
         """
         width = self.ring.width
         slots, of_slot = np.unique(elements // width, return_inverse=True)
@@ -197,18 +185,10 @@ class Rows(Mover):
         tickets: Tickets | None = None,
         sources: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Replace everything that is there.
+        """Replace everything with these rows of the columns, in these slots.
 
-        Args:
-            columns: where from; None: the bytes are in their places already.
-            rows: int64 ``[n]``, of the columns.
-            slots: int64 ``[n]``: where each of them goes.
-            cursor: slot of the next item.
-            write_count: elements written so far.
-            tickets: of the items; None: they get some.
-            sources: of the items; here the caller notes them afterwards.
-
-        Cost: the bytes once, in pieces.
+        Without columns the bytes are in their places already; without ``tickets`` the items get
+        new ones. The bytes are copied once, in pieces.
         """
         self.ring.empty()
         exact = None if tickets is None else tickets.for_ring(self.ring)
@@ -230,10 +210,7 @@ class Rows(Mover):
     def _runs(
         self, slots: Ints, cursor: int, exact: Tickets | None
     ) -> tuple[list[Ints], list[int | None], int]:
-        """Items that are written one after the other, the first ticket of each run, the next one.
-
-        A run without a ticket is of named slots.
-        """
+        """Items in the order of writing, the first ticket of each run or None, the head."""
         runs = None if exact is None else exact.runs()
         if exact is None or runs is None:
             return [np.arange(len(slots))], [None], cursor
@@ -288,11 +265,7 @@ class Rows(Mover):
 def columns_of(
     leaves: Leaves, lead: tuple[int, ...], data: Any, key: KeyPath | None
 ) -> dict[int, torch.Tensor]:
-    """What is to change in some items.
-
-    Returns:
-        By number of the leaf, ``[n, *shape]``.
-    """
+    """The columns ``[n, *shape]`` that are to change, by number of the leaf."""
     number = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
     columns: dict[int, Any] = {}
     nested = isinstance(leaves.node, TensorDictNode)

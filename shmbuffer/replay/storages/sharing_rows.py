@@ -25,13 +25,7 @@ from shmbuffer.replay.tickets import Tickets
 
 
 class SharingRows(NativeRows):
-    """The hot path is that of `NativeRows`; what torch would move there moves through the core.
-
-    Args:
-        ring: the ring that holds the leaves.
-        leaves: the same leaves, compiled.
-        memory_mapped: see `NativeRows`.
-    """
+    """The hot path is that of `NativeRows`; what torch would move there moves through the core."""
 
     _keeps = True
 
@@ -48,11 +42,7 @@ class SharingRows(NativeRows):
     def patch(
         self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
     ) -> Flags:
-        """See `Rows.patch`.
-
-        Where an observation changes, the items are read and written as a whole; one that is written
-        over meanwhile is read again.
-        """
+        """See `Rows.patch`. Where an observation changes, items are read and written as a whole."""
         changed = np.zeros(len(elements), np.bool_)
         left = np.arange(len(elements))
         for _ in range(ATTEMPTS):
@@ -114,12 +104,7 @@ class SharingRows(NativeRows):
         sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
-        """See `Rows._replace_some`.
-
-        Raises:
-            SpaceError: fewer next observations are another item's observation than there is room
-                for.
-        """
+        """See `Rows._replace_some`. SpaceError: too many next observations have to be whole."""
         assert columns is not None  # their files are not those of a storage that shares
         assert not placed
         if sources is None:

@@ -22,11 +22,8 @@ from shmbuffer.replay.storages.rows import Rows
 def state_of(rows: Rows | None) -> dict[str, Any]:
     """Every item that is there, with its place.
 
-    Returns:
-        ``initialized``; ``_len``; ``_cursor``; ``_index`` int64 ``[n]``, the elements;
-        ``_storage``, one tensor ``[n, *shape]`` a leaf under its dotted name (of objects: a list of
-        them, and their shape); ``_structure``, what the form of the data is; and where several
-        writers or streams wrote them, ``_sources``.
+    ``_index`` are the elements, ``_storage`` has one tensor ``[n, *shape]`` a leaf under its dotted
+    name (of objects a list, and their shape), ``_structure`` the form, ``_sources`` the writers.
     """
     if rows is None:
         return {"initialized": False, "_len": 0}

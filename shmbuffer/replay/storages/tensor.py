@@ -306,8 +306,7 @@ class TensorStorage(RingBacked):
     def _forget_form(self) -> bool:
         """Whether the next write says what an item is, though there were items before.
 
-        That is so where this handle has emptied the buffer, nobody has written since, and nobody
-        else has the buffer.
+        So it is where this handle has emptied the buffer, and nobody has written or joined since.
         """
         if not self._emptied or self._mover is None:
             return False

@@ -94,15 +94,7 @@ def names(found: Iterable[KeyPath]) -> str:
 
 
 class Roles:
-    """Which entries say that an episode ended, which are rewards, and where the ring's state goes.
-
-    Args:
-        done_key: where the end of an episode is read.
-        shift_key: where the slot after the last item is written.
-        is_full_key: where it is written whether the ring has gone round.
-        done_keys: entries that are flags; they are taken from under ``"next"``.
-        reward_keys: entries that are rewards; likewise.
-    """
+    """Which entries are flags or rewards, and where the ring's state is written."""
 
     def __init__(
         self,

@@ -84,10 +84,7 @@ class Episodes:
 
     @property
     def trajectories(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows in each trajectory, int64, and whether it has an end, bool: ``[trajectories]`` both.
-
-        The rows after the last item of a ring that has not gone round have none.
-        """
+        """Rows in each trajectory, and whether it has an end: not behind a ring's last item."""
         last = self.ends.clone()
         last.view(self.lanes, self.slots)[:, -1] = True
         at = last.nonzero()[:, 0]
@@ -107,7 +104,7 @@ class Episodes:
 
 
 def as_bytes(tensor: torch.Tensor, rows: int) -> Bytes:
-    """A tensor as one value of so many bytes a row: the same memory, if contiguous and on the CPU.
+    """A tensor as one value a row: the same memory, if contiguous and on the CPU.
 
     numpy moves and compares such values four to forty times as fast as torch does rows of bytes.
     """
@@ -125,10 +122,7 @@ def flags_of(tensor: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of all trajectories of a nested tensor, ``[rows, *shape]``: the same memory.
-
-    Where it is not contiguous, a copy. A tensor that is not nested is given back as it is.
-    """
+    """The rows of a nested tensor, ``[rows, *shape]``; the same memory if it is contiguous."""
     if not tensor.is_nested:
         return tensor
     parts = tensor.unbind(0)

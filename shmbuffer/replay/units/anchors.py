@@ -72,13 +72,7 @@ class Anchors(NamedTuple):
 
 
 class Trajectories:
-    """Finds the trajectories of anchors.
-
-    Args:
-        done_key: flag of the last step of an episode; None: nothing ends them, but for the newest
-            item of a stream.
-        others: entries of the items that will be asked for.
-    """
+    """Finds the trajectories of anchors; ``others`` are entries that will be asked for."""
 
     def __init__(self, done_key: Key | None, others: Sequence[KeyPath] = ()) -> None:
         self._done_key = done_key

@@ -159,10 +159,7 @@ class NStep(OfTrajectories):
 
 
 def _rows(data: Any, some: slice, but: str | None = None) -> Any:
-    """Some rows of a batch in nodes of their own, in which entries may be set; ``but`` one entry.
-
-    Cost: 2 µs a leaf of a plain TensorDict, for which its own indexing takes 30.
-    """
+    """Some rows of a batch in nodes of their own (2 µs a leaf), without one entry."""
     if type(data) is TensorDict:
         kept = {key: _rows(one, some) for key, one in data._tensordict.items() if key != but}
         size = torch.Size((len(range(*some.indices(len(data)))), *data.batch_size[1:]))
