@@ -1,10 +1,9 @@
 """What storages, samplers and writers have in common when they are saved: `Checkpoints`.
 
-A buffer saves its parts into one directory, ``storage/``, ``sampler/`` and ``writer/``, all of one
-moment; each of them can be saved alone too. The layout is TorchRL's. What TorchRL has no place for
-is in files of our own beside it (``shmbuffer.*``), and under the key ``"shmbuffer"`` of its JSON
-files: a save by TorchRL over one of ours rewrites those, so that what is left of us is not taken
-for part of it.
+A buffer saves its parts into ``storage/``, ``sampler/`` and ``writer/``, all of one moment, in
+TorchRL's layout; each can be saved alone, too. What TorchRL has no place for is in files of our own
+(``shmbuffer.*``), and under the key ``"shmbuffer"`` of its JSON files: a save by TorchRL over ours
+rewrites those, so that files of ours that are left do not count.
 """
 
 from __future__ import annotations

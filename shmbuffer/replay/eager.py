@@ -1,8 +1,7 @@
 """What `torch.compile` leaves alone.
 
-A call of the C core is no graph: addresses and counters that change with every batch would make
-Dynamo trace, guard and compile each of them again. So the public calls that reach it are marked:
-compiled code breaks its graph there, calls them as they are, and never recompiles on their account.
+A call of the C core is no graph: Dynamo would trace its addresses and counters, and compile again
+with every batch. So compiled code breaks its graph at the public calls that reach it.
 """
 
 from __future__ import annotations

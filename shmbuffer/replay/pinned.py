@@ -5,13 +5,9 @@
                           └── torch's pool of pinned blocks ◀─┘ when nothing refers to them any more
 
 Rows are gathered there with no copy in between; what a transform, a ``collate_fn`` or a storage
-without columns makes is copied there.
-
-A batch belongs to the caller for as long as any part of it is held, a view included; nobody writes
-to it again. Then torch gives its blocks to a later batch, but not before the transfers from them
-have ended: it notes an event on the stream of each. So the blocks settle at the batches that are
-held, made ahead or under way, and from then on nothing is pinned again. A ring of our own could
-promise less: it sees neither the views nor the streams.
+without columns makes is copied there. A batch belongs to the caller for as long as any part or view
+of it is held. Then torch gives its blocks to a later batch, after the transfers from them have
+ended. A ring of our own could promise less: it sees neither the views nor the streams.
 """
 
 from __future__ import annotations

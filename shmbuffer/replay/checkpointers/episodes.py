@@ -1,7 +1,4 @@
-"""Episode data with every observation once: the hooks of `shmbuffer.replay.ted`, and their files.
-
-All three write and read what TorchRL's checkpointers of the same names do.
-"""
+"""Episode data with every observation once: the hooks of `ted`, and their files."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Items of a ``CompressedListStorage`` as TorchRL saves them: read only.
+"""Items of a ``CompressedListStorage`` as TorchRL saves them; read only, as its codec varies.
 
-    metadata.json           of each item what it was: type, and shape, dtype and device of tensors
-    data_indices.json       of each place the number of its item, or null
-    compressed_data/<n>/    tensordict's files of the compressed bytes of item n
-
-They cannot be written for it: what it compresses with depends on the version of Python.
+metadata.json           of each item what it was: type, and shape, dtype and device of tensors
+data_indices.json       of each place the number of its item, or null
+compressed_data/<n>/    tensordict's files of the compressed bytes of item n
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     <root>/<source>/<name>-<version>/   is there as a whole, or not at all
 
-The version is that of the source's files: a data set that was made again is converted again. One
-process converts, the others wait; what one leaves that dies is swept by the next.
+A data set with other content gets another version, and is converted again. One process converts,
+the others wait; the next one sweeps what a dead one has left.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The containers that data are made of: taken apart and made, by the trees of `grammar`.
 
-Nothing is imported on behalf of a tree: without its class here, a tensorclass is a TensorDict, and
-a namedtuple a tuple.
+Nothing is imported for a tree: without its class, a tensorclass is a TensorDict, and a namedtuple a
+tuple.
 """
 
 from __future__ import annotations

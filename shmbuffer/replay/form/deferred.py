@@ -1,7 +1,6 @@
-"""A lazy stack whose items are made when somebody looks at them.
+"""A lazy stack whose items are made at the first look at them; then it becomes an ordinary one.
 
-A learner that pads, or asks for a few entries, or sends the batch on, need not wait for hundreds of
-TensorDicts that nobody sees. At the first look the stack becomes an ordinary one.
+A learner that pads, or reads a few entries, need not wait for hundreds of TensorDicts.
 """
 
 from __future__ import annotations

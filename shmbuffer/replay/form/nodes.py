@@ -1,9 +1,7 @@
 """The nodes of a structure: how each kind of data is taken apart into leaves, and put together.
 
-    data ──collect──▶ [leaf, ...] ──the engine moves the bytes──▶ [leaf, ...] ──build──▶ data
-
-Nothing is unpickled and nothing is imported on behalf of a file: a tensorclass or a namedtuple
-comes back as its class where this process has that class already, else as a TensorDict or a tuple.
+Nothing is unpickled, and nothing is imported for a file: a tensorclass or namedtuple comes back as
+its class if this process has it already, else as a TensorDict or a tuple.
 """
 
 from __future__ import annotations

@@ -58,19 +58,11 @@ class CompressedListStorage(RecordList):
             0: no dictionary.
         share_frames: of records: frames that consecutive items of a batch have in common (of stacks
             of frames, and of the same entry in ``"next"``) are stored once. Exact on reading back.
-        scratch_dir: the directory of the files.
-        shared_init: see the table of `LazyMemmapStorage`.
         max_bytes: capacity in bytes, of records as they are stored, headers included; needed with a
             directory. The oldest items go when either capacity is reached.
-        existsok: see the table of `LazyMemmapStorage`.
-        auto_cleanup: see `LazyMemmapStorage`.
-        checksum: see `LazyMemmapStorage`.
-        reserve: see `LazyMemmapStorage`.
-        timeout: see `LazyMemmapStorage`.
-        prefault: of records, see `LazyMemmapStorage`.
-        on_progress: see `LazyMemmapStorage`.
-        pad_output: what a batch of a buffer is where items differ in shape; see
-            `LazyStackStorage`.
+        pad_output: what a batch of a buffer is where items differ in shape; see `LazyStackStorage`.
+        **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
+            ``reserve``, ``timeout``, ``prefault``, ``on_progress``: see `LazyMemmapStorage`.
 
     Several threads may read and write at once: they compress and decompress side by side, as far as
     ``compression_fn`` and ``decompression_fn`` can.

@@ -1,8 +1,7 @@
 """Rows that this process holds: the caller's tensors, tensors on a GPU, and Python objects.
 
-The ring beside them has no leaves of its own: it gives order, slot words, tickets and priorities.
-Bytes are written between claim and commit, and a stream of a GPU is synchronised before commit and
-before validation, so that "committed" keeps its meaning.
+The ring has no leaves of its own: it gives order, slot words, tickets and priorities. Bytes are
+written between claim and commit, and a GPU's stream is synchronised before commit and validation.
 """
 
 from __future__ import annotations

@@ -79,8 +79,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             any write) ``share_next_room`` is full.
         ValueError: ``share_next`` with ``ndim`` above 1; ``share_next_room`` without it.
         AttachTimeout, FormatError, CorruptBufferError, ReadOnlyError, UnsafePathError,
-        UnsafeFilesystemError,
-            RegistryFullError: as their names say.
+            UnsafeFilesystemError, RegistryFullError: as their names say.
 
     It pickles to its path and arguments, never to its contents: a process that gets it opens the
     same directory.

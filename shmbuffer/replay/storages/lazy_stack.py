@@ -33,21 +33,14 @@ class LazyStackStorage(RecordList):
             their end.
         device: where items are sent when they are written, None leaves them where they are; of
             records: where they are sent when they are read, None is the CPU.
-        scratch_dir: the directory of the files.
-        shared_init: see the table of `LazyMemmapStorage`.
         max_bytes: capacity in bytes, of records, headers included; needed with a directory. The
             oldest items go when either capacity is reached.
-        existsok: see the table of `LazyMemmapStorage`.
-        auto_cleanup: see `LazyMemmapStorage`.
-        checksum: see `LazyMemmapStorage`.
-        reserve: see `LazyMemmapStorage`.
-        timeout: see `LazyMemmapStorage`.
-        prefault: of records, see `LazyMemmapStorage`.
-        on_progress: see `LazyMemmapStorage`.
         pad_output: what a batch of a buffer is, instead of a lazy stack. A number: dense,
             shorter leaves padded with that number, and a mask under ``"mask"``. ``"nested"``:
             nested tensors. With more control: the arguments of `pad` (``{"value": 0, "mask_key":
             {"tokens": "mask"}}``), or of `densify` (``{"keys": ["tokens"]}``).
+        **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
+            ``reserve``, ``timeout``, ``prefault``, ``on_progress``: see `LazyMemmapStorage`.
 
     Raises:
         ValueError: a directory without ``max_size`` or ``max_bytes``; or ``max_bytes`` without one.

@@ -95,11 +95,7 @@ class ListStorage(RingBacked):
         return RecordCodec(device=self.device)
 
     def engine(self) -> Engine:
-        """The process's handle; opened on first use.
-
-        Raises:
-            RuntimeError: the items are objects of this process.
-        """
+        """The process's handle, opened on first use; RuntimeError where items are objects."""
         if not self.shared:
             raise RuntimeError(
                 f"a {type(self).__name__} holds objects of this process; {self._instead}"
@@ -133,20 +129,18 @@ class ListStorage(RingBacked):
         """Write behind what was written last: one item, or all of a list or batch.
 
         Args:
-            data: one item where ``single``; else a list or other iterable of items, a tensor, array
-                or TensorDict that is taken apart along its first dimension, or a dict of these,
-                whose items are dicts.
+            data: one item where ``single``; else an iterable of items, a tensor, array or
+                TensorDict that is taken apart along its first dimension, or a dict of these.
             single: see there.
-            priorities: raw, float64, one for each item; None gives the largest that the buffer has
-                seen.
-            streams: as of `RingBacked.append`.
+            priorities: raw, float64, one for each item; None gives the largest so far.
+            streams: see `RingBacked.append`.
 
         Returns:
             The slot of the first, and how many.
 
         Raises:
             TypeError: a tuple or number, which has no items of its own; nothing was changed.
-            ValueError: a priority is invalid, or entries of a dict differ in length; nothing was
+            ValueError: an invalid priority, or entries of a dict differ in length; nothing was
                 changed.
         """
         items = self._codec.encode(data, single)
@@ -205,17 +199,7 @@ class ListStorage(RingBacked):
         return filter(len, super().iter_in_order(chunk))
 
     def contains(self, item: Any) -> Any:
-        """Whether there is an item at ``item``.
-
-        Args:
-            item: int (negative from the end); or a tensor of them.
-
-        Returns:
-            bool; for a tensor one for each, of its shape.
-
-        Raises:
-            TypeError: something else: it is places that are looked for, not items.
-        """
+        """Whether there is an item at an int, or at each of a tensor of them; else TypeError."""
         if isinstance(item, torch.Tensor) or is_int(item):
             return super().contains(item)
         raise TypeError(
@@ -229,13 +213,9 @@ class ListStorage(RingBacked):
         return self._store().copy_out()
 
     def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
-        """Replace everything in here.
+        """Replace everything with ``items``, as they are kept, each in its slot.
 
-        Args:
-            items: as they are kept; see `copy_out`.
-            slots: int64 ``[n]``: where each of them goes, below ``max_size``.
-            cursor: slot of the next item.
-            write_count: items written so far.
+        ``cursor`` is the slot of the next item, ``write_count`` how many were written so far.
         """
         assert isinstance(self._mover, ObjectStore)
         self._mover.copy_in(items, slots, cursor=cursor, write_count=write_count)
@@ -285,14 +265,10 @@ class ListStorage(RingBacked):
         write_count: int,
         tickets: Tickets | None = None,
     ) -> None:
-        """Replace everything in here with records: as they are, or with the items that they are.
+        """Replace everything with records: as they are, or with their items.
 
-        Args:
-            image: the records.
-            slots: int64 ``[n]``: where each of them goes.
-            cursor: slot of the next item.
-            write_count: items written so far.
-            tickets: of the items, where others see them.
+        ``slots`` says where each goes, ``tickets`` which ones they get where others see them;
+        the rest is as in `copy_in`.
         """
         codec = self.codec_for(image.dictionary)
         kept = [self.codec.keep(item) for part in image.items(codec) for item in part]

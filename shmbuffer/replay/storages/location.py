@@ -1,11 +1,4 @@
-"""Where a storage has its bytes: in a directory, or in memory without a name.
-
-neither scratch_dir nor shared_init   anonymous memory
-shared_init                           a directory, temporary without scratch_dir: created,
-                                      attached to or recovered, whatever is right; opened at once
-scratch_dir                           made by the first write; a buffer that is there is an error
-scratch_dir, existsok                 the same, and a buffer that is there is opened at once
-"""
+"""Where a storage has its bytes: a directory, or anonymous memory; see `LazyMemmapStorage`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A data set: items in files that stay as they are, with priorities in a table of their own.
 
-    <path>/               the items: opened for reading only, mapped by every process that uses them
-    <priorities>/         a buffer without leaves: which item is where, its ticket, its priority
+    <path>/               the items, mapped for reading by every process that uses them
+    <priorities>/         a buffer without leaves: slot, ticket and priority of each item
 
-The system has one copy of the items in memory, whoever reads them. Without ``priorities`` the table
-is in anonymous memory, and goes with the storage to the processes that are spawned or forked.
+Without ``priorities`` the table is in anonymous memory, and goes with the storage to the processes
+that are spawned or forked.
 """
 
 from __future__ import annotations

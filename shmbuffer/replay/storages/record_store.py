@@ -1,10 +1,7 @@
 """Items as records in a ring of bytes, in a directory that processes share.
 
-    item(s) ──encode──▶ records ──one native call──▶ byte ring
-    byte ring ──one native call──▶ records ──decode──▶ item(s)
-
-What is read is a copy that was validated. What changes in an item is written as a new record, if
-the item is still the one that was read; its priority stays.
+A read gives a validated copy. A change of an item is written as a new record, if the item is still
+the one that was read; its priority stays.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A storage that has a ring: in a directory that processes share, or in memory.
 
     RingBacked ─┬─ engine   the handle of the buffer: clients, priorities, recovery
-                └─ mover    what moves items into its ring and out of it; None before a write
+                └─ mover    moves items into its ring and out of it; None before a write
 
-What is not shared may be looked at in place: an int or a slice gives views, as in TorchRL. What is
-shared is copied and validated, because it may be written over while one looks.
+A storage that is not shared gives views for an int or a slice, as in TorchRL. Items of a shared one
+are copied and validated, because others may overwrite them meanwhile.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ from shmbuffer.replay.storages.storage import Storage
 
 
 class RingBacked(Storage):
-    """What the storages of this package have in common.
-
-    Args:
-        max_size: capacity in elements.
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
-    """
+    """What the storages of this package have in common."""
 
     _between: ClassVar[tuple[str, ...]] = ("get", "set")
     """Methods that nobody may have put in between where a batch is written natively."""
@@ -60,12 +55,7 @@ class RingBacked(Storage):
     # -- engine and ring -----------------------------------------------------------------------
 
     def engine(self) -> Engine:
-        """The process's handle; opened on first use.
-
-        Raises:
-            RuntimeError: in the child of a fork, where nothing had been written before it: parent
-                and child would have a buffer each.
-        """
+        """The process's handle, opened on first use; before that, no fork may use it."""
         return self._engine or self._open()
 
     def _open(self, *, existsok: bool = False) -> Engine:
@@ -177,14 +167,7 @@ class RingBacked(Storage):
                     raise
 
     def contains(self, item: Any) -> Any:
-        """Whether there is an item in a slot.
-
-        Args:
-            item: int (negative from the end); or a tensor of them.
-
-        Returns:
-            bool; for a tensor one for each, of its shape.
-        """
+        """Whether there is an item in a slot (negative from the end), or each of a tensor."""
         asked = np.asarray(item, np.int64)
         ring = self.ring()
         there = np.zeros(asked.shape, np.bool_)
@@ -204,13 +187,12 @@ class RingBacked(Storage):
         priorities: Floats | None = None,
         streams: GivenStreams = None,
     ) -> tuple[int, int]:
-        """Write at the ring's head.
+        """Write a batch, or one item where ``single``, at the ring's head.
 
         Args:
-            data: a batch; or one item where ``single``.
-            single: see there.
-            priorities: raw, float64, one for each element; None gives the largest that the buffer
-                has seen.
+            data: what to write.
+            single: it is one item.
+            priorities: raw, float64, one for each element; None gives the largest so far.
             streams: from 0 to 2**24 - 1, of each slot, or one for all; None: 0.
 
         Returns:
@@ -238,16 +220,10 @@ class RingBacked(Storage):
         self.put(cursor, data, in_place=False)
 
     def written(self, first: int, count: int, *, single: bool = False) -> int | torch.Tensor:
-        """The index that a write returns, from what `append` gave.
+        """The index that a write returns, from the first place and the count that `append` gave.
 
-        Args:
-            first: ticket or slot of the first.
-            count: slots.
-            single: it was one item.
-
-        Returns:
-            Element indices int64 ``[count]``, or one int where ``single``; where there are lanes,
-            coordinates ``[count * lanes, ndim]``.
+        Element indices int64 ``[count]``, or an int where ``single``; with lanes, coordinates
+        ``[count * lanes, ndim]``.
         """
         mover = self._mover or self.mover()
         if mover is None:  # an empty list makes no ring
@@ -264,10 +240,7 @@ class RingBacked(Storage):
         return torch.from_numpy(index % capacity if start + count > capacity else index)
 
     def index(self, elements: torch.Tensor) -> torch.Tensor:
-        """Element indices as a write returns them.
-
-        ``[n]``, or ``[n, ndim]`` where there are lanes.
-        """
+        """Element indices as a write returns them: ``[n]``, or with lanes ``[n, ndim]``."""
         lanes = self.lanes()
         return torch.stack(unravel(elements, lanes), -1) if lanes else elements
 
@@ -361,10 +334,7 @@ class RingBacked(Storage):
         return False if self._engine is None else self._engine.cleanup()
 
     def close(self) -> None:
-        """Leave the buffer and drop the mapping; what was committed stays in the directory.
-
-        Idempotent.
-        """
+        """Leave the buffer and drop the mapping; committed items stay. Idempotent."""
         if self._engine is not None:
             self._engine.close()
 

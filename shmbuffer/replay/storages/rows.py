@@ -1,7 +1,7 @@
 """Rows: items of one form, a leaf a column.
 
-`NativeRows` are in the ring's memory and are moved by the C core. `HeldRows` are tensors that this
-process holds (the caller's own, or on a GPU): torch moves them between claim and commit.
+The C core moves those in the ring's memory (`NativeRows`), torch those that this process holds
+(`HeldRows`), between claim and commit.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Rows whose next observations are stored once: the C core gives whole items, and takes them.
 
-    a leaf with a column     as in `NativeRows`
-    a leaf without           ("next", k), whose bytes are those of k in the item that follows
-
-There is no view of what has no column. Whatever changes an observation goes through the core, which
-keeps the next observation of the item before as it is.
+A leaf ``("next", k)`` without a column has the bytes of k in the item that follows, and no view. A
+change of an observation goes through the core, which keeps the next observation of the item
+before.
 """
 
 from __future__ import annotations

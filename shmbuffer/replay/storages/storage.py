@@ -1,8 +1,8 @@
 """What TorchRL calls a storage: items by index, and what a buffer asks for beyond that.
 
-A storage of the user's needs ``set``, ``get`` and ``__len__``; the rest is done here with these
-three. The storages of this package have a ring and do it there (`RingBacked`): a batch is drawn,
-read and validated in one native call, and what changes in an item changes where it is.
+A storage of your own needs ``set``, ``get`` and ``__len__``; the rest is done here with these. The
+storages of this package have a ring (`RingBacked`): a batch is drawn, read and validated in one
+native call, and an item changes in place.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class Storage(Conditional, Checkpoints):
     """Where the items are.
 
     A storage of your own needs ``set``, ``get`` and ``__len__``; any sampler and any writer works
-    on it, through these three. The storages of this package have a ring (`RingBacked`), and are
-    read and written by the C core.
+    on it, through these three.
 
     Args:
         max_size: capacity in elements.
@@ -77,10 +76,7 @@ class Storage(Conditional, Checkpoints):
 
     @property
     def open_engine(self) -> Engine | None:
-        """The handle that counts, flushes and records what is done here.
-
-        None: there is none, or it is not open yet.
-        """
+        """The open handle that counts, flushes and records what is done here, or None."""
         return None
 
     def ring(self) -> Ring | None:
@@ -99,11 +95,7 @@ class Storage(Conditional, Checkpoints):
 
     @property
     def shape(self) -> torch.Size | None:
-        """``[slots]``; of a storage with lanes its own.
-
-        Raises:
-            RuntimeError: there are lanes, and the storage does not say how many.
-        """
+        """``[slots, *lanes]``; RuntimeError where the storage does not say its lanes."""
         if self.ndim == 1:
             return torch.Size((self.max_size,))
         raise RuntimeError(
@@ -123,56 +115,40 @@ class Storage(Conditional, Checkpoints):
         raise NotImplementedError(f"{type(self).__name__} has no get()")
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """`get`, as a buffer asks for it.
+        """`get`, as a buffer asks for it: the item at an int; else what `collate` takes.
 
         Args:
             index: see `get`.
-            dim_extend: the dimension along which the user's batches are appended; the index counts
-                in the user's order.
+            dim_extend: the dimension along which batches are appended; the index follows it.
             views: False wants copies, True views; None is whatever is right here.
-
-        Returns:
-            The item at an int; else what `collate` and `uncollated` take.
         """
         return self.get(index)
 
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
-        """`fetch` of elements that a sampler has chosen, if they are still the items it chose.
+        """`fetch` of elements that a sampler has chosen; None if one is another item by now.
 
         Args:
             index: element indices int64 ``[n]``, or a tuple of coordinates.
-            tickets: int64 ``[n]``: of the items that are meant.
-
-        Returns:
-            None if one of them is another by now.
+            tickets: int64 ``[n]``, of the chosen items.
         """
         return self.get(index)
 
     def draw(self, count: int, key: int, beta: float | None) -> RowSample:
-        """Choose and read in one native call; only where `draws_natively`.
+        """Choose and read in one native call, where `draws_natively`.
 
         Args:
             count: elements.
             key: of the draw.
             beta: exponent of the weights; None draws uniformly, without weights.
-
-        Raises:
-            EmptyBufferError: nothing to draw from.
         """
         raise NotImplementedError(f"a sampler draws from a {type(self).__name__}, by index")
 
     def collate(self, data: Any) -> Any:
-        """A batch from what `fetch` gives for several items, where a buffer has no ``collate_fn``.
-
-        As it is, unless the storage gives a list.
-        """
+        """A batch from what `fetch` gives for several items; by default as it is."""
         return data
 
     def uncollated(self, data: Any) -> Any:
-        """What a ``collate_fn`` is called with, from what `fetch` gives for several items.
-
-        It is what `get` gives.
-        """
+        """What a ``collate_fn`` is called with, and what `get` gives for several items."""
         return data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
@@ -189,11 +165,7 @@ class Storage(Conditional, Checkpoints):
     def prepare(self, data: Any, single: bool) -> None:
         """Make everything that writing ``data`` needs, and write nothing.
 
-        Where the first write makes the ring, priorities can go with that write then.
-
-        Args:
-            data: one item where ``single``, else a batch.
-            single: see there.
+        So priorities can go with the first write. With ``single`` it is one item, not a batch.
         """
 
     def put(self, index: Any, data: Any, *, in_place: bool) -> None:
@@ -207,12 +179,12 @@ class Storage(Conditional, Checkpoints):
     def change(
         self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
     ) -> None:
-        """Change an entry of some items, and leave the rest of them as it is.
+        """Change the entry at ``path`` of some items, or with None all of them.
 
         Args:
             index: see `get`.
             value: as that entry of what `get` gives.
-            path: of the entry; None: all of the items.
+            path: of the entry.
             dim_extend: see `fetch`.
         """
         if path is None:
@@ -226,11 +198,7 @@ class Storage(Conditional, Checkpoints):
             self.put(places[at], changed, in_place=True)
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """Forget every item.
-
-        Args:
-            keep_write_count: go on counting what is written, where the storage counts it.
-        """
+        """Forget every item; with ``keep_write_count`` go on counting what is written."""
         self._empty()
 
     # -- who uses it ---------------------------------------------------------------------------
@@ -238,8 +206,7 @@ class Storage(Conditional, Checkpoints):
     def attach(self, buffer: Any) -> None:
         """Have ``buffer.mark_update(index)`` called for every write, by any process.
 
-        Args:
-            buffer: whatever keeps something about the items: a buffer, or a sampler. Held weakly.
+        ``buffer`` is held weakly.
         """
         if all(reference() is not buffer for reference in self._watchers):
             self._watchers.append(weakref.ref(buffer))
@@ -281,17 +248,11 @@ class Storage(Conditional, Checkpoints):
         self._checkpointer = checkpointer
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have ``hook(data, path=path)`` change what is saved.
-
-        See `StorageCheckpointerBase.register_save_hook`. Hooks are not saved themselves.
-        """
+        """Have ``hook(data, path=path)`` change what is saved; see the checkpointer."""
         self.checkpointer.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have ``hook(data, out=destination)`` change what is loaded.
-
-        See `StorageCheckpointerBase.register_load_hook`. Hooks are not saved themselves.
-        """
+        """Have ``hook(data, out=destination)`` change what is loaded; see the checkpointer."""
         self.checkpointer.register_load_hook(hook)
 
     def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
@@ -351,10 +312,7 @@ class Storage(Conditional, Checkpoints):
         return False
 
     def close(self) -> None:
-        """Give back what the storage holds beyond memory.
-
-        It cannot be used afterwards. Idempotent.
-        """
+        """Give back what the storage holds beyond memory. Idempotent."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything in there, in memory."""

@@ -1,10 +1,8 @@
 """Where the drawn items lie in their trajectories, and whether what is around them is still there.
 
-    anchors ──▶ rows of the table of trajectories ──▶ any rows of the same one ──▶ elements, tickets
-
-Rows of a trajectory are of one collector, of one life of it and of one stream, and follow each
-other in time, wherever the ring has them. Elements of one table that are there have not been
-written over since the look, so a window is of one moment, and never of two lives of a slot.
+Rows of a trajectory are of one stream of one life of a collector, and follow each other in time,
+wherever the ring has them. Elements of one table that are there have not been written over since it
+was made, so a window is of one moment.
 """
 
 from __future__ import annotations
