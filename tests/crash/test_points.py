@@ -11,7 +11,7 @@ import pytest
 import shmbuffer
 from shmbuffer._native import _core
 from tests.crash.sources import c, python
-from tests.crash.sources.flow import Reading, Step, entries_of, points_of, without
+from tests.crash.sources.flow import Reading, Step, points_of, without
 
 PACKAGE = Path(shmbuffer.__file__).parent
 CORE = c.read(sorted((PACKAGE / "_native").glob("*.c")))
@@ -67,11 +67,10 @@ def test_between_two_stores_to_shared_memory_there_is_a_crash_point(
 
 @SOURCES
 def test_a_crash_point_that_is_removed_is_missed(functions: Mapping[str, Step]) -> None:
-    missed, unnoticed, entries = set[str](), set[str](), entries_of(functions)
+    missed, unnoticed, reading = set[str](), set[str](), Reading(functions).everything()
     for name, steps in functions.items():
         for number, point in enumerate(points_of(steps)):
-            changed = {**functions, name: without(steps, number)}
-            found = Reading(changed, entries).everything().gaps
+            found = reading.changed(name, without(steps, number)).gaps
             (missed if found else unnoticed).add(point)
     if functions is CORE:
         assert unnoticed == MILESTONES

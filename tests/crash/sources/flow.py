@@ -19,6 +19,7 @@ that is not reached.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import NamedTuple, Union
 
 
@@ -113,6 +114,26 @@ class Reading:
             end = self.call(name) or ()
             self.gaps |= {Gap(store, Store(f"{name} returns", "")) for store in end}
         return self
+
+    def changed(self, name: str, step: Step) -> Reading:
+        """Another reading, with other steps of one function: only what calls it is walked again."""
+        again = self._callers_of(name)
+        other = Reading({**self.functions, name: step}, self.entries)
+        other.entries = [entry for entry in self.entries if entry in again]
+        other._ends = {call: end for call, end in self._ends.items() if call[0] not in again}
+        return other.everything()
+
+    def _callers_of(self, name: str) -> set[str]:
+        """The function, those that call it, those that call these, and so on."""
+        found, ahead = {name}, {name}
+        while ahead:
+            ahead = {it for it, called in self._calls.items() if called & ahead} - found
+            found |= ahead
+        return found
+
+    @cached_property
+    def _calls(self) -> dict[str, set[str]]:
+        return {name: calls_of(steps) for name, steps in self.functions.items()}
 
 
 def entries_of(functions: Mapping[str, Step]) -> list[str]:
