@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CORE = HERE.parents[1] / "shmbuffer" / "_native"
-#: Those that need no Python. `crashpoint` comes with them where crash points are the shipped ones.
+#: Those that need no Python, but for `crashpoint`: points.h has other crash points.
 SOURCES = tuple(
     path.stem
     for path in sorted(CORE.glob("*.c"))
@@ -53,6 +53,7 @@ class Flavour:
     rounds: int = 400
 
 
+ADDRESS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # Deaths leave memory of the dead thread behind, so leaks are looked for where nobody dies.
 FLAVOURS = {
     "plain": Flavour(("-O2",)),
@@ -62,12 +63,10 @@ FLAVOURS = {
         {"TSAN_OPTIONS": "halt_on_error=1"},
     ),
     "address": Flavour(
-        ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-        {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+        ADDRESS, {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     ),
-    "leak": Flavour(
-        ("-O1", "-fsanitize=address"), {"ASAN_OPTIONS": "detect_leaks=1"}, deaths=False
-    ),
+    # A program of "address" can be run as one of "leak".
+    "leak": Flavour(ADDRESS, {"ASAN_OPTIONS": "detect_leaks=1"}, deaths=False),
     "coverage": Flavour(("-O0", "--coverage", "-fprofile-update=atomic")),
     "valgrind": Flavour(
         ("-O1",),
@@ -110,7 +109,6 @@ def build(
     folder: Path,
     edits: Iterable[tuple[str, str, str]] = (),
     program: tuple[str, ...] = STRESS,
-    shaken: bool = True,
 ) -> Path:
     """Compile a program into ``folder`` and return its path.
 
@@ -120,14 +118,12 @@ def build(
         edits: (source, what stands there once, what shall stand there) of the core, for this
             program alone.
         program: sources of this package.
-        shaken: crash points shake the order of the threads; else they are the shipped ones.
     """
     flags = ["-std=gnu11", "-g", "-pthread", "-UNDEBUG", "-ffp-contract=off", "-Werror", *WARNINGS]
     flags += [*FLAVOURS[flavour].flags, f"-I{CORE}", f"-I{HERE}"]
-    flags += ["-include", str(HERE / "points.h")] if shaken else []
+    flags += ["-include", str(HERE / "points.h")]
     edited = _edited(folder, edits)
     sources = [edited.get(name, CORE / f"{name}.c") for name in SOURCES]
-    sources += [] if shaken else [CORE / "crashpoint.c"]
     sources += [HERE / f"{name}.c" for name in program]
     running, objects = [], []
     for source in sources:

@@ -71,6 +71,9 @@ static uint64_t relink(bool damaged) {
     return forgotten;
 }
 
+/* There is one thread, so there is no order to shake; shaken, it is three times as slow. */
+static void pass_by(int point) { (void)point; }
+
 static uint64_t one_case(uint64_t seed) {
     random_begin(seed);
     start_anew();
@@ -98,6 +101,7 @@ int main(int argc, char **argv) {
     uint64_t first = strtoull(argv[1], NULL, 10), count = strtoull(argv[2], NULL, 10), forgotten = 0;
     shmb_crc32c_init();
     world_begin(&options);
+    world.at_point = pass_by;
     handle_open(&ring);
     expect(shmb_set_alpha(&ring, &call, 0.6, 0.01, true), "set_alpha");
     for (uint64_t seed = first; seed < first + count; seed++) {

@@ -19,8 +19,5 @@ pytestmark = pytest.mark.timeout(300)
 def test_no_item_is_passed_over_on_the_way_from_record_to_record(
     folder_of: Folder, first: int
 ) -> None:
-    # It has one thread, so there is no order to shake; shaken, it is three times as slow.
-    folder = folder_of("address") / "in order"
-    folder.mkdir(exist_ok=True)
-    program = build("address", folder, program=RELINK, shaken=False)
+    program = build("address", folder_of("address"), program=RELINK)
     assert run("address", program, str(first), "2000")["checked"] > 100_000

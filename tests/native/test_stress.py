@@ -37,5 +37,5 @@ def test_no_byte_outside_the_ring_is_touched(folder_of: Folder, name: str) -> No
     "name", [pytest.param("rows", marks=pytest.mark.full), "one handle on records"]
 )
 def test_a_handle_that_is_closed_has_given_back_its_memory(folder_of: Folder, name: str) -> None:
-    folder = folder_of("leak")
-    assert run("leak", build("leak", folder), *SCENARIOS[name], "--rounds", "120")["writes"] > 100
+    program = build("address", folder_of("address"))
+    assert run("leak", program, *SCENARIOS[name], "--rounds", "120")["writes"] > 100
