@@ -222,6 +222,10 @@ def _killed_in_the_end(remaining: Callable[[], set[int]]) -> list[str]:
 def _descendants() -> set[int]:
     """Every running process below this one, without the helpers that multiprocessing keeps."""
     found: set[int] = set()
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # there is none, as after most tests
+        return found
     ahead = [os.getpid()]
     while ahead:
         children = _children(ahead.pop())

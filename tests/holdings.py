@@ -47,7 +47,7 @@ PATIENCE_S = 5.0
 
 def held() -> Counter[str]:
     """Open files, threads, file locks and names of files, now. Takes 0.1 ms."""
-    return Counter(line for kind in (_files, _threads, _locks, _names) for line in kind())
+    return Counter(line for kind in (_files, _threads, _names) for line in kind())
 
 
 def open_files_of_buffers() -> Counter[str]:
@@ -61,14 +61,9 @@ def locked_files() -> Iterator[tuple[str, str]]:
     What the kernel says of a descriptor is there at once. Before it shows /proc/locks it waits for
     all processors, several milliseconds, which is longer than most tests take.
     """
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-            if target.startswith("/"):
-                for line in _read(f"/proc/self/fdinfo/{descriptor}").decode().splitlines():
-                    if line.startswith("lock:"):
-                        _, _, *what, _, inode, start, end = line.split()
-                        yield target, f"{' '.join(what)} {inode} {start}-{end}"
+    for descriptor, target in _open():
+        for lock in _locks(descriptor, target):
+            yield target, lock
 
 
 def mapped() -> Counter[str]:
@@ -95,13 +90,29 @@ def gained(before: Counter[str], look: Callable[[], Counter[str]] = held) -> lis
 
 
 def _files() -> Iterator[str]:
+    """Open files, and the locks on them."""
     kept = set(map(str, _pipes_of_multiprocessing()))
+    for descriptor, target in _open():
+        if descriptor not in kept and not _KEPT_FILES.search(target):
+            yield f"open: {target}"
+        for lock in _locks(descriptor, target):
+            yield f"locked: {lock}"
+
+
+def _open() -> Iterator[tuple[str, str]]:
+    """Each descriptor and what it stands for."""
     for descriptor in os.listdir("/proc/self/fd"):
-        if descriptor not in kept:
-            with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
-                target = os.readlink(f"/proc/self/fd/{descriptor}")
-                if not _KEPT_FILES.search(target):
-                    yield f"open: {target}"
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            yield descriptor, os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def _locks(descriptor: str, target: str) -> Iterator[str]:
+    if target.startswith("/"):
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            for line in _read(f"/proc/self/fdinfo/{descriptor}").splitlines():
+                if line.startswith(b"lock:"):
+                    _, _, *what, _, inode, start, end = line.decode().split()
+                    yield f"{' '.join(what)} {inode} {start}-{end}"
 
 
 def _pipes_of_multiprocessing() -> Iterator[int | None]:
@@ -142,11 +153,6 @@ def _shared_maps() -> list[bytes]:
 def _threads() -> Iterator[str]:
     for thread in threading.enumerate():
         yield f"thread: {thread.name}"
-
-
-def _locks() -> Iterator[str]:
-    for _, lock in locked_files():
-        yield f"locked: {lock}"
 
 
 def _names() -> Iterator[str]:
