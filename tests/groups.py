@@ -8,6 +8,7 @@ everything. The scheduler that decides by names alone is part of its documented 
 from __future__ import annotations
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 #: Groups of files. A file that is in none shares nothing that is dear: its tests run anywhere.
 GROUPS = (
@@ -40,3 +41,12 @@ class GroupScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return _FIRST.get(nodeid.partition("::")[0], nodeid)
+
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        """Forget what is done: its base goes through all that it has given out after each test."""
+        super().mark_test_complete(node, item_index, duration)
+        scope = self._split_scope(self.registered_collections[node][item_index])
+        if all(self.assigned_work[node][scope].values()):
+            del self.assigned_work[node][scope]
