@@ -152,11 +152,12 @@ def test_no_file_has_the_mark_of_xdist_which_says_nothing() -> None:
     assert [file.name for file in files if mark in file.read_text("utf-8")] == []
 
 
-def test_the_tests_of_a_group_run_in_one_process_of_two() -> None:
+def test_the_tests_of_a_group_run_in_one_process_of_two(tmp_path: Path) -> None:
     """Where each of them ran anywhere, all would pass, and everything be started twice."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
     command += ["--numprocesses", "2", "--dist", "loadgroup", "tests/docs/test_code_blocks.py"]
     command += ["tests/test_holdings.py", "-k", "not blocks_of_a_page"]
+    command += ["--basetemp", str(tmp_path / "temporary")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     ran = re.findall(r"^\[(gw\d)\] .*PASSED (\S+?)::", done.stdout, re.M)
