@@ -167,6 +167,7 @@ int shmb_drop_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_
     if (status != SHMB_OK) return status;
     for (uint64_t i = 0; i < items; i++) {
         if (!shmb_can_be_given(ring, &book, (uint64_t)slots[i], (uint64_t)tickets[i], now, &before)) continue;
+        shmb_forget_insert(ring->runtime); /* first: who dies in between has let one more be written, not one less for ever */
         shmb_give(&book, (uint64_t)slots[i], (uint64_t)tickets[i], NULL);
         ++*dropped;
     }

@@ -154,3 +154,12 @@ void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elem
     ages->version_base = atomic_load_explicit(&runtime->consumer_version, memory_order_relaxed);
     CP(flow_base);
 }
+
+/* An element that is dropped makes no version, so that the gate must not count it: writers would wait for ever for what is
+ * never made of those that were dropped. The mutex is held. */
+void shmb_forget_insert(struct shmb_runtime *runtime) {
+    if (shmb_ages_of(runtime) == NULL) return;
+    struct shmb_ages *ages = &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+    if (ages->inserts_base < atomic_load_explicit(&runtime->write_count, memory_order_relaxed)) ages->inserts_base++;
+    CP(flow_base);
+}

@@ -322,6 +322,7 @@ void shmb_count_limited(struct shmb_ring *ring);
 void shmb_note_base(struct shmb_ring *ring);
 void shmb_set_base(struct shmb_ring *ring);
 void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements);
+void shmb_forget_insert(struct shmb_runtime *runtime);
 
 /* The element that a queue hands out next, and how often it has done so. */
 struct shmb_place {

@@ -20,6 +20,8 @@ from shmbuffer import (
     LazyStackStorage,
     LazyTensorStorage,
     PromptGroupSampler,
+    RateLimiter,
+    RateLimitTimeout,
     StalenessAwareSampler,
     TensorDictReplayBuffer,
 )
@@ -139,6 +141,20 @@ def test_groups_that_are_given_up_hold_no_writer_up(
         rb.extend(grouped(1, 4, 4))  # what comes late is given to nobody, either
         assert rb.sample(2)["query"].tolist() == [4, 4]
         assert standing(rb).dropped == 2 or standing(rb).floor == 7
+
+
+def test_what_is_given_up_counts_in_no_version(tmp_path: Path) -> None:
+    """Else those that were given up would fill the gate, and nobody could ever write again."""
+    with learner(tmp_path / "b", give_up_after=1e-6) as rb:
+        rb.extend(grouped(0, 0))
+        rb.rate_limiter = RateLimiter(max_staleness=1, items_per_version=2)
+        for key in range(1, 9):
+            rb.extend(grouped(key), timeout=20)
+            require(lambda key=key: rb.can_sample(2) and standing(rb).dropped == key)
+        assert rb.sample(2)["query"].tolist() == [0, 0]
+        rb.extend(grouped(9, 9, 10, 10), timeout=20)
+        with pytest.raises(RateLimitTimeout, match="while learners have version 0 there may be"):
+            rb.extend(grouped(11), timeout=0.05)
 
 
 def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(

@@ -59,7 +59,6 @@ class Claims:
         """
         table = self._index.table
         if self._whole:
-            table.tell()
             lost = np.frombuffer(table.lost(), np.int64)
             if len(lost):
                 self.drop(ring, consumer, lost)

@@ -151,6 +151,8 @@ class LabelIndex:
 
     def _begin(self, elements: int) -> None:
         self.table = _core.Labels(max(1, elements), self._limit, self._by_age)
+        if self.is_claimed:
+            self.table.tell()  # of what is lost, from the first look on
         self.values = np.zeros(elements) if len(self._paths) > 1 else None
 
     def _look_at_foreign(self, storage: Any) -> None:
