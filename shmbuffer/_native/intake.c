@@ -1,5 +1,5 @@
-/* How a batch comes in: a dict of arrays and tensors as the caller has it, in a single item numbers too, compared with what
- * the ring holds, and written with one call.
+/* How data come in: a dict of arrays and tensors as the caller has it, in a single item numbers too, or a list of items,
+ * compared with what the ring holds, and written with one call.
  *
  *     data ──▶ each leaf by its key ──▶ where its bytes are ──▶ claim, fill, commit ──▶ where the items are
  *
@@ -132,69 +132,140 @@ static PyObject *index_of(const struct intake_object *self, struct index_memory 
     return index;
 }
 
-/* None: Python has to look at it. A negative number: a status, and nothing was written. */
-static PyObject *take(struct intake_object *self, PyObject *data, bool single, int64_t timeout_ns, PyObject *in_streams) {
-    struct shmb_ring *ring = shmb_binding_ring(self->ring);
-    PyObject *room[ROOM_LEAVES], *given = NULL, *result = NULL, **leaves = room;
-    const unsigned char *addresses[ROOM_LEAVES], **from = addresses;
-    double little[ROOM_PRIORITIES], *priorities = NULL;
+/* Leaves of a batch or an item, each held, and where their bytes are. */
+struct leaves {
+    PyObject *little_held[ROOM_LEAVES], **held, *given; /* priorities, as they were given */
+    const unsigned char *little_at[ROOM_LEAVES], **at;
     uint64_t numbers[ROOM_LEAVES];
-    struct index_memory *index = NULL;
-    struct streams streams;
-    unsigned n = 0;
-    uint64_t count = single, first = 0;
-    if (self->n_leaves > ROOM_LEAVES) {
-        leaves = malloc(self->n_leaves * sizeof *leaves);
-        from = malloc(self->n_leaves * sizeof *from);
-    }
-    bool fits = leaves != NULL && from != NULL;
-    if (fits && self->root != NULL)
-        fits = collect(self, self->root, data, leaves, &n, &given);
-    else if (fits)
-        leaves[n++] = Py_NewRef(data);
-    for (unsigned i = 0; fits && i < n; i++) {
+    unsigned n;
+};
+
+static bool make_leaves(const struct intake_object *self, struct leaves *leaves) {
+    bool many = self->n_leaves > ROOM_LEAVES;
+    leaves->held = many ? malloc(self->n_leaves * sizeof *leaves->held) : leaves->little_held;
+    leaves->at = many ? malloc(self->n_leaves * sizeof *leaves->at) : leaves->little_at;
+    leaves->given = NULL;
+    leaves->n = 0;
+    return leaves->held != NULL && leaves->at != NULL;
+}
+
+static void drop_leaves(struct leaves *leaves) {
+    for (unsigned i = 0; i < leaves->n; i++) Py_DECREF(leaves->held[i]);
+    Py_CLEAR(leaves->given);
+    leaves->n = 0;
+}
+
+static void free_leaves(struct leaves *leaves) {
+    drop_leaves(leaves);
+    if (leaves->held != leaves->little_held) free(leaves->held);
+    if (leaves->at != leaves->little_at) free(leaves->at);
+}
+
+/* Whether a batch, or an item, is as it has to be. `count`: 1 for an item. */
+static bool look(const struct intake_object *self, PyObject *data, bool single, struct leaves *leaves, uint64_t *count) {
+    const struct shmb_ring *ring = shmb_binding_ring(self->ring);
+    bool fits = true;
+    *count = single;
+    if (self->root != NULL)
+        fits = collect(self, self->root, data, leaves->held, &leaves->n, &leaves->given);
+    else
+        leaves->held[leaves->n++] = Py_NewRef(data);
+    for (unsigned i = 0; fits && i < leaves->n; i++) {
         const struct shmb_form *form = &self->forms[i];
         struct shmb_found leaf;
-        fits = shmb_look_at_leaf(&self->classes, form, leaves[i], single && i < ROOM_LEAVES ? &numbers[i] : NULL, &leaf);
+        uint64_t *number = single && i < ROOM_LEAVES ? &leaves->numbers[i] : NULL;
+        fits = shmb_look_at_leaf(&self->classes, form, leaves->held[i], number, &leaf);
         if (!fits) break;
-        if (i == 0 && !single && leaf.rank > 0) count = (uint64_t)leaf.shape[0];
-        fits = count > 0 && has_shape(&leaf, form, single, count) && !is_the_rings(ring, leaf.data);
-        from[i] = leaf.data;
+        if (i == 0 && !single && leaf.rank > 0) *count = (uint64_t)leaf.shape[0];
+        fits = *count > 0 && has_shape(&leaf, form, single, *count) && !is_the_rings(ring, leaf.data);
+        leaves->at[i] = leaf.data;
     }
+    if (fits && self->priority_leaf >= 0) leaves->given = Py_NewRef(leaves->held[self->priority_leaf]);
+    return fits;
+}
+
+/* NULL where they are not as they have to be: priorities are given then. */
+static double *priorities_of(const struct intake_object *self, const struct leaves *leaves, uint64_t count, double *room) {
     int which = self->priority_leaf;
-    if (fits && which >= 0) given = Py_NewRef(leaves[which]);
-    if (fits && given != NULL)
-        priorities = shmb_read_priorities(&self->classes, given, which < 0 ? NULL : &self->forms[which],
-                                          which < 0 ? NULL : from[which], count, little, ROOM_PRIORITIES);
-    fits = fits && (given == NULL || priorities != NULL);
+    return shmb_read_priorities(&self->classes, leaves->given, which < 0 ? NULL : &self->forms[which],
+                                which < 0 ? NULL : leaves->at[which], count, room, count == 1 ? 1 : ROOM_PRIORITIES);
+}
+
+static uint64_t in_lines(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* The items of a list, one behind the other, leaf by leaf from leaves->at on, in memory that is to be freed. NULL: one of them
+ * is not as it has to be. `priorities`: of all of them, or NULL. */
+static void *gather_items(const struct intake_object *self, PyObject *list, struct leaves *leaves, uint64_t count, double **priorities) {
+    const struct shmb_ring *ring = shmb_binding_ring(self->ring);
+    uint64_t column = in_lines(count * sizeof(double)), bytes = column, one = 0;
+    for (unsigned i = 0; i < ring->n_leaves; i++) bytes += in_lines(count * ring->leaves[i].item_bytes);
+    struct leaves item;
+    unsigned char *room = malloc(bytes);
+    bool fits = make_leaves(self, &item) && room != NULL, given = false;
+    for (uint64_t row = 0; fits && row < count; row++) {
+        drop_leaves(&item);
+        PyObject *data = PyList_GetItem(list, (Py_ssize_t)row); /* NULL: it has become shorter */
+        fits = data != NULL && look(self, data, true, &item, &one);
+        unsigned char *at = room + column;
+        for (unsigned i = 0; fits && i < ring->n_leaves; i++) {
+            uint64_t size = ring->leaves[i].item_bytes;
+            memcpy(at + row * size, item.at[i], size);
+            leaves->at[i] = at;
+            at += in_lines(count * size);
+        }
+        fits = fits && (row == 0 || given == (item.given != NULL)); /* all have priorities, or none has */
+        given = item.given != NULL;
+        fits = fits && (!given || priorities_of(self, &item, 1, (double *)room + row) != NULL);
+    }
+    free_leaves(&item);
+    if (!fits) return PyErr_Clear(), free(room), NULL;
+    *priorities = given ? (double *)room : NULL;
+    return room;
+}
+
+/* The result of a write: a slot, slots, or a status below 0. */
+static PyObject *write_leaves(struct intake_object *self, const struct leaves *leaves, uint64_t count, const double *priorities,
+                              const uint32_t *streams, bool single, int64_t timeout_ns) {
+    struct index_memory *index = NULL;
+    uint64_t first = 0;
+    if (!single && (index = malloc(sizeof *index + count * sizeof *index->numbers)) == NULL) return PyErr_NoMemory();
+    int status = shmb_binding_write(self->ring, leaves->at, count, priorities, streams, timeout_ns, &first);
+    if ((status == SHMB_BLOCKED || status == SHMB_LIMITED) &&
+        shmb_binding_give_up(self->ring, timeout_ns) == SHMB_INTERRUPTED)
+        status = SHMB_INTERRUPTED;
+    if (status != SHMB_OK) {
+        free(index);
+        return status == SHMB_INTERRUPTED ? NULL : PyLong_FromLong(-(long)status);
+    }
+    if (single) return PyLong_FromUnsignedLongLong(first % shmb_binding_ring(self->ring)->capacity);
+    return index_of(self, index, first, count);
+}
+
+/* None: Python has to look at it. A negative number: a status, and nothing was written. */
+static PyObject *take(struct intake_object *self, PyObject *data, bool single, int64_t timeout_ns, PyObject *in_streams) {
+    double little[ROOM_PRIORITIES], *priorities = NULL;
+    PyObject *result = NULL;
+    struct leaves leaves;
+    struct streams streams;
+    void *gathered = NULL;
+    uint64_t count = 0;
+    bool fits = make_leaves(self, &leaves);
+    if (fits && !single && PyList_CheckExact(data)) {
+        count = (uint64_t)PyList_Size(data);
+        fits = count > 0 && (gathered = gather_items(self, data, &leaves, count, &priorities)) != NULL;
+    } else if (fits && (fits = look(self, data, single, &leaves, &count)) && leaves.given != NULL) {
+        fits = (priorities = priorities_of(self, &leaves, count, little)) != NULL;
+    }
     streams.all = NULL;
     if (in_streams != Py_None) {
         streams.view.obj = NULL;
         fits = fits && read_streams(in_streams, count, &streams);
     }
-    if (fits && !single) fits = (index = malloc(sizeof *index + count * sizeof *index->numbers)) != NULL;
-    if (fits) {
-        int status = shmb_binding_write(self->ring, from, count, priorities, streams.all, timeout_ns, &first);
-        if ((status == SHMB_BLOCKED || status == SHMB_LIMITED) &&
-            shmb_binding_give_up(self->ring, timeout_ns) == SHMB_INTERRUPTED)
-            status = SHMB_INTERRUPTED;
-        if (status != SHMB_OK) {
-            free(index);
-            if (status != SHMB_INTERRUPTED) result = PyLong_FromLong(-(long)status);
-        } else if (single) {
-            result = PyLong_FromUnsignedLongLong(first % ring->capacity);
-        } else {
-            result = index_of(self, index, first, count);
-        }
-    } else {
-        result = Py_NewRef(Py_None);
-    }
+    result = fits ? write_leaves(self, &leaves, count, priorities, streams.all, single, timeout_ns) : Py_NewRef(Py_None);
     if (in_streams != Py_None) forget_streams(&streams);
-    if (priorities != little) free(priorities);
-    for (unsigned i = 0; leaves != NULL && i < n; i++) Py_DECREF(leaves[i]);
-    Py_XDECREF(given);
-    if (leaves != room) free(leaves);
-    if (from != addresses) free(from);
+    if (gathered == NULL && priorities != little) free(priorities);
+    free(gathered);
+    free_leaves(&leaves);
     return result;
 }
 

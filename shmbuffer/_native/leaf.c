@@ -119,7 +119,9 @@ static bool read_priority(const struct shmb_leaf_classes *classes, PyObject *giv
     if (class != &PyFloat_Type && class != &PyLong_Type && class != classes->real_numbers[0] && class != classes->real_numbers[1])
         return false;
     *out = PyFloat_AsDouble(given);
-    return !PyErr_Occurred() || (PyErr_Clear(), false);
+    if (PyErr_Occurred()) return PyErr_Clear(), false;
+    if (class == &PyFloat_Type) *out = (double)(float)*out; /* as a tensor of it has */
+    return true;
 }
 
 double *shmb_read_priorities(const struct shmb_leaf_classes *classes, PyObject *given, const struct shmb_form *form,

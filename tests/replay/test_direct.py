@@ -186,7 +186,7 @@ def test_numbers_go_in_beside_tensors_also_where_they_are_the_priority() -> None
     for buffer in (short, usual):
         buffer.extend({"obs": torch.zeros(1, 3), "td_error": torch.ones(1)})
     for buffer in beside:
-        buffer.extend({"obs": torch.zeros(1, 3), "priority": torch.ones(1)})
+        buffer.extend({"obs": torch.zeros(1, 3)})
     for buffer in (usual, beside[1]):
         buffer.storage.attach(Watcher())
     for priority in (0.1, np.float32(0.1), np.float64(0.25), 3, 0):
@@ -200,6 +200,66 @@ def test_numbers_go_in_beside_tensors_also_where_they_are_the_priority() -> None
         with pytest.raises((ValueError, TypeError, OverflowError, SchemaMismatchError)):
             beside[0].add({"obs": torch.ones(3), "priority": wrong})
     assert contents(beside[0]) == contents(beside[1])
+
+
+def items(first: int, count: int, form: Any = None) -> list[Any]:
+    rows = batch(first, count)
+    found = [boxed(rows, count)[at] for at in range(count)]
+    return [item if form is None else form(item.to_dict()) for item in found]
+
+
+def with_numbers(item: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **item,
+        "done": bool(item["done"]),
+        "td_error": float(item["td_error"]),
+        "next": {**item["next"], "reward": float(item["next"]["reward"])},
+    }
+
+
+@pytest.mark.parametrize("count", [1, 4, 13, 300])
+@pytest.mark.parametrize("form", [None, dict, with_numbers], ids=["TensorDict", "dict", "numbers"])
+def test_a_list_of_items_is_written_as_the_usual_way_writes_it(form: Any, count: int) -> None:
+    short, usual = prioritized(10), prioritized(10)
+    for buffer in (short, usual):
+        buffer.extend(boxed(batch(0, 2), 2))
+    usual.storage.attach(Watcher())
+    for first in (7, 90):
+        index = went_in(short, items(first, count, form))
+        assert torch.equal(index, usual.extend(items(first, count, form)))
+        assert contents(short) == contents(usual)
+
+
+def test_streams_of_the_items_of_a_list_are_kept() -> None:
+    short = prioritized(10)
+    short.extend(boxed(batch(0, 2), 2))
+    short.extend(items(0, 3), streams=[4, 5, 6])
+    assert (short.storage.ring().live.sources[2:5] >> 39 & 0xFFFFFF).tolist() == [4, 5, 6]
+
+
+def test_a_list_whose_items_differ_is_left_to_the_usual_way() -> None:
+    short = prioritized(10)
+    short.extend(boxed(batch(0, 2), 2))
+    before = contents(short)
+    rows = items(0, 3)
+    for wrong in (
+        [],
+        [rows[0], None],
+        [*rows, rows[0].exclude("done")],
+        [rows[0], boxed(batch(0, 2), 2)],
+        [rows[0], {**rows[1].to_dict(), "obs": torch.zeros(4)}],
+        [rows[0], {**rows[1].to_dict(), "td_error": torch.tensor(1)}],
+        tuple(rows),
+    ):
+        assert went_in(short, wrong) is None
+    assert contents(short) == before
+    beside = prioritized(10, priority_key="priority")
+    beside.extend({"obs": torch.zeros(1, 3)})
+    item = {"obs": torch.ones(3)}
+    assert went_in(beside, [{**item, "priority": 2.0}, item]) is None
+    assert went_in(beside, [{**item, "priority": 2.0}] * 2).tolist() == [1, 2]
+    assert went_in(beside, [item]).tolist() == [3]
+    assert beside.storage.ring().tree.priorities()[1:3].tolist() == [2, 2]
 
 
 def test_more_items_than_there_is_room_for_leave_the_last_ones() -> None:
