@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -96,8 +98,19 @@ class Loopback:
             ) from error
 
     def kill(self, name: str) -> None:
-        """Kill a node with its store and its workers, without a farewell."""
+        """Kill a node with its store and its workers, without a farewell; then none of them runs.
+
+        Workers by themselves look only once a second whether their raylet lives, and answer until
+        then.
+        """
+        workers = [os.pidfd_open(pid) for pid in _children(self.pid(name))]
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+        for worker in workers:
+            select.select([worker], [], [])  # until it has ended
+            os.close(worker)
 
     def pid(self, name: str) -> int:
         """Of the raylet of a node."""
@@ -123,3 +136,9 @@ class Loopback:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _children(pid: int) -> list[int]:
+    """Of all threads of a process."""
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for one in found for child in one.read_text().split()]

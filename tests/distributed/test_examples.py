@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -16,9 +17,12 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("gymnasium", reason="the examples train on one of its environments")
 
+import ray
+
 from shmbuffer.cli import exits, main
 from shmbuffer.examples import double_dqn, nodes
 from shmbuffer.examples.loopback import Loopback
+from tests.distributed.cluster import on, state_of
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -32,6 +36,16 @@ SMALL = partial(
 def cluster() -> Iterator[Loopback]:
     with Loopback(3) as made:
         yield made
+
+
+def test_a_node_is_killed_with_its_workers(cluster: Loopback) -> None:
+    """At once: not when they come to see that it is gone."""
+    name = cluster.names[-1]
+    pid = ray.get(ray.remote(lambda: os.getpid()).options(**on(name)).remote())
+    assert state_of(pid) not in "ZX"
+    cluster.kill(name)
+    assert state_of(pid) in "ZX"
+    cluster.start(name)
 
 
 @pytest.mark.full
