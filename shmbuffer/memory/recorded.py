@@ -26,7 +26,12 @@ def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
 
 def of_storage(settings: Settings, where: str) -> dict[str, Any]:
     """What is recorded of a storage of records; empty for one of rows."""
-    return _checked(of_buffer(settings, where).get("storage", {}), _OF_STORAGES, "storage.", where)
+    storage = of_buffer(settings, where).get("storage", {})
+    found = dict(_checked(storage, _OF_STORAGES, "storage.", where))
+    if found.get("compress") is not None:  # JSON has no tuples
+        keys = found["compress"]
+        found["compress"] = [tuple(key) if isinstance(key, list) else key for key in keys]
+    return found
 
 
 def _checked(

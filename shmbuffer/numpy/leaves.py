@@ -69,8 +69,8 @@ class SchemaLeaves:
         """The schema of a storage of ``capacity`` slots of these."""
         if (reason := self.node.private()) is not None:
             raise TypeError(
-                f"{self.where}: what was to be written {reason}, and only a process by itself can "
-                f"keep that; {self.private_remedy}"
+                f"{self.where}: what is written {reason}, which processes cannot share; "
+                f"{self.private_remedy}"
             )
         return Schema(self.leaves, capacity, self.lanes, self.node.to_json())
 

@@ -74,8 +74,8 @@ def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
     """Raise SchemaMismatchError for a leaf with more or fewer items than the others."""
     name = ".".join(leaf.path)
     raise SchemaMismatchError(
-        f"{where}: this write has {found} of leaf {name!r}, and {count} of others; give each leaf "
-        "as many as there are items",
+        f"{where}: leaf {name!r} has {found} items in this write, others have {count}; give every "
+        "leaf the same number",
         leaf=name,
         expected=count,
         found=found,
@@ -91,8 +91,7 @@ def refuse_list(node: Node, path: KeyPath) -> None:
             entry = ".".join(path[:depth])
             raise ValueError(
                 f"entry {entry!r} is a {node.kind}, and its {node.size} parts are leaves of their "
-                f"own, as of any PyTree; for one leaf write np.asarray(...) of it, of which each "
-                "item has a row"
+                "own, as of any PyTree; for one leaf write np.asarray(...) with a row for each item"
             )
         node = node.items[dict(zip(node.names, node.items, strict=True))[name]]
 
@@ -101,9 +100,8 @@ def no_names(data: Any) -> str:
     """The message for a tuple or list as an item of a TensorDict buffer."""
     kind = "tuple" if isinstance(data, tuple) else "list"
     return (
-        f"a {kind} was to be written, and the entries of a TensorDict have names; "
-        "write a dict, {'obs': ..., 'reward': ...}, or use a ReplayBuffer or "
-        "PrioritizedReplayBuffer, which keep a tuple as it is"
+        f"this write is a {kind}, and entries of a TensorDict have names; write a dict, "
+        "{'obs': ..., 'reward': ...}, or use a ReplayBuffer or PrioritizedReplayBuffer"
     )
 
 

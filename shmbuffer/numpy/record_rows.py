@@ -39,15 +39,12 @@ class RecordRows(Mover):
         self._has_function = bool(told.get("own_functions"))
         compresses = told.get("kind") == _COMPRESSED and not self._has_function
         level = told.get("compression_level", _LEVEL) if compresses else None
-        keys = told.get("compress")
         self._codec = RecordCodec(
             level, told.get("dictionary_bytes", 0) if compresses else 0, compresses=compresses
         )
         self._codec.encoder = Encoder(
             zstd=self._codec.zstd.current if compresses else None,
-            keys=None
-            if keys is None or not compresses
-            else [tuple(key) if isinstance(key, list) else key for key in keys],
+            keys=told.get("compress") if compresses else None,
             share=bool(told.get("share_frames")) and compresses,
         )
         self._codec.decoder = Decoder(self._codec.zstd.expand)

@@ -91,12 +91,12 @@ def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
 
 
 class File:
-    """A file of columns that is open; ``chunk`` is how many rows are read at once."""
+    """An open file of columns; SchemaMismatchError if one is not of numbers or fixed-size lists."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = self._path = Path(path)
         _, pq = _arrow()
         self._file = pq.ParquetFile(path, memory_map=True)
-        self._path = path
         self.rows = int(self._file.metadata.num_rows)
         form = (self._file.schema_arrow.metadata or {}).get(_KEY)
         if form is None:
@@ -125,11 +125,6 @@ class File:
             arrays = dict(_arrays(batch))
             tensors = [one.tensor(self._path, arrays, len(batch)) for one in self._columns]
             yield self._leaves.build(tensors, (len(batch), *self.lanes))
-
-
-def opened(path: str | os.PathLike[str]) -> File:
-    """A file of columns; SchemaMismatchError if one is not of numbers or fixed-size lists."""
-    return File(Path(path))
 
 
 class _Column:

@@ -203,9 +203,8 @@ def finish(path: str | os.PathLike[str]) -> None:
 
 def _unfinished(path: Path, why: str) -> ReadOnlyError:
     return ReadOnlyError(
-        f"{path}: a save was interrupted when it was complete but for moving its files here, and "
-        f"this process may not do that ({why}); load it once as its owner, and where the directory "
-        "can be written",
+        f"{path}: an interrupted save still has to move its files here, and this process may not "
+        f"do that ({why}); load it once as its owner, with write access",
         path=str(path),
     )
 
@@ -322,8 +321,8 @@ def _plan(work: Work) -> list[str]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         where = work.path / COMPLETE
         raise CorruptBufferError(
-            f"{where}: does not say how a save that was interrupted is to be finished ({error!r}); "
-            f"remove {work.path}, then load or save again: what was not moved out of it is lost",
+            f"{where}: does not say how to finish an interrupted save ({error!r}); remove "
+            f"{work.path}, then load or save again: files that are still in it are lost",
             path=str(where),
         ) from error
     return [name for name in names if is_below(name)]

@@ -1,8 +1,7 @@
 """Schedules of a sampler's parameters: alpha and beta over the time of training.
 
-``step()`` is called once for each step of the training loop, as for a learning rate; it sets one
-attribute of the sampler, which checks the value and acts on it at once. (Changing alpha recomputes
-every mass from the raw priorities: exact, O(capacity).)
+``step()`` is called once for each step of the training loop, and sets one attribute of the sampler.
+A change of alpha recomputes every mass from the raw priorities: exact, O(capacity).
 """
 
 from __future__ import annotations
@@ -110,8 +109,7 @@ class LinearScheduler(ParameterScheduler):
     """From the value that the parameter has now to ``final_value``, in equal steps.
 
     Args:
-        obj: see `ParameterScheduler`.
-        param_name: see there.
+        obj, param_name: see `ParameterScheduler`.
         final_value: reached at step ``num_steps``, and kept.
         num_steps: how many, at least 1.
 
@@ -152,13 +150,10 @@ class StepScheduler(ParameterScheduler):
     It is applied to the value that the parameter has by then.
 
     Args:
-        obj: see `ParameterScheduler`.
-        param_name: see there.
+        obj, param_name, min_value, max_value: see `ParameterScheduler`.
         gamma: the factor, or what is added.
         n_steps: steps from one change to the next, at least 1.
         mode: ``"multiplicative"`` or ``"additive"``.
-        min_value: see `ParameterScheduler`.
-        max_value: see there.
 
     Example:
         >>> from shmbuffer import PrioritizedSampler, StepScheduler
@@ -206,11 +201,8 @@ class LambdaScheduler(ParameterScheduler):
     """The value that the parameter has now, times a function of the number of the step.
 
     Args:
-        obj: see `ParameterScheduler`.
-        param_name: see there.
+        obj, param_name, min_value, max_value: see `ParameterScheduler`.
         lambda_fn: called with 1 at the first step. It is no part of the state.
-        min_value: see `ParameterScheduler`.
-        max_value: see there.
 
     Example:
         >>> from shmbuffer import LambdaScheduler, PrioritizedSampler

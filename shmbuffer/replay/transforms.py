@@ -1,9 +1,6 @@
-"""What happens to data on their way in and out.
+"""Transforms on the way in and out; ``invert=True`` swaps the two.
 
-    extend, add  ──inv, last to first──▶  storage  ──forward, first to last──▶  sample, rb[i]
-
-A transform is called on the way out, its ``inv`` (if any) on the way in; ``invert=True`` swaps
-them.
+extend, add  ──inv, last to first──▶  storage  ──forward, first to last──▶  sample, rb[i]
 """
 
 from __future__ import annotations
@@ -68,7 +65,8 @@ class Compose:
 
     def __call__(self, data: Any) -> Any:
         """The way out."""
-        with _unlocked(data):
+        # Transforms add entries; a locked TensorDict takes them for the time of the call.
+        with unlocked(data) if is_collection(data) else contextlib.nullcontext():
             for transform in self.transforms:
                 data = transform(data)
         return data
@@ -117,13 +115,4 @@ def compose(transform: Transform | Iterable[Transform] | None) -> Compose:
 
 def _inverse(transform: Transform) -> Transform:
     inverse = getattr(transform, "inv", None)
-    return inverse if callable(inverse) else _identity
-
-
-def _identity(data: Any) -> Any:
-    return data
-
-
-def _unlocked(data: Any) -> contextlib.AbstractContextManager[Any]:
-    """Transforms add entries; a locked TensorDict lets them for the time of the call."""
-    return unlocked(data) if is_collection(data) else contextlib.nullcontext()
+    return inverse if callable(inverse) else lambda data: data

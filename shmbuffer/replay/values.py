@@ -133,7 +133,7 @@ def read_state(directory: Path) -> dict[str, Any] | None:
 
 def pack_plainly(value: Any) -> Packed:
     """A value as its form, what JSON can hold of it, and the bytes of its tensors."""
-    return pack(value, _bytes_of, _CPU)
+    return pack(value, lambda tensor: contiguous(tensor).reshape(-1).view(torch.uint8), _CPU)
 
 
 def unpack_plainly(packed: Packed) -> Any:
@@ -204,10 +204,6 @@ def read_values(
                 given = [_value(word, data, allow_pickle, where) for word in words]
                 value = unpacking(Packed(forms[number], given, chunks))
             yield value
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return contiguous(tensor).reshape(-1).view(torch.uint8)
 
 
 def _write(data: BinaryIO, content: Any) -> None:

@@ -48,7 +48,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another number": (
         changed(("next", "a"), np.zeros(3, np.int16)),
-        r"this write has 3 of leaf 'next\.a', and 2 of others",
+        r"leaf 'next\.a' has 3 items in this write, others have 2",
     ),
     "a number that does not fit": (
         changed(("next", "a"), [1, 70000]),
@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "text": (changed(("obs",), "text"), r"leaf 'obs' is float32\[0, 3\], this write has str"),
     "a dict for a leaf": (changed(("obs",), {"x": np.zeros(2)}), r"leaf 'obs\.?x?'"),
     "ragged lists": (changed(("obs",), [[1.0], [1.0, 2.0]]), "leaf 'obs' is float32"),
-    "a tuple": ((np.zeros(2), np.zeros(2)), "a tuple was to be written, and the entries of a"),
+    "a tuple": ((np.zeros(2), np.zeros(2)), "this write is a tuple, and entries of a"),
     "an array": (np.zeros(2), "leaf 'next.a' is missing in this write, which has"),
 }
 

@@ -393,7 +393,10 @@ def test_lists_of_numbers_are_arrays_as_in_a_tensordict(make: Any) -> None:
     assert rb.sampler.state_dict()["_priorities"][:6].tolist() == [3, 4, 1, 2, 5, 6]
     with pytest.raises(SchemaMismatchError, match=r"'rew' is float32\[2\], this write has list \("):
         rb.extend({"rew": ["a", "b"], "obs": torch.ones(2, 3).double(), "td_error": [1.0, 2.0]})
-    with pytest.raises(SchemaMismatchError, match=r"2 of leaf 'rew', and 1 of others|1 of leaf"):
+    with pytest.raises(
+        SchemaMismatchError,
+        match=r"leaf 'rew' has 2 items in this write, others have 1|has 1 items",
+    ):
         rb.extend({"rew": [1.0, 2.0], "obs": [[1, 2, 3]], "td_error": [1.0]})
 
 
@@ -498,7 +501,7 @@ def test_lists_take_dicts_as_rows_do(
         ValueError, match=r"leaf 'rew' has shape \[\], but the batch is \[2\] in leaf"
     ):
         rb.extend({"obs": obs, "rew": 1.0})
-    with pytest.raises(ValueError, match="nothing says how many items they are"):
+    with pytest.raises(ValueError, match="the number of items is unknown"):
         rb.extend({"text": ["a", "b"]})
     assert len(rb) == 4
     rb.storage.close()

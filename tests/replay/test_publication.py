@@ -325,7 +325,7 @@ def test_a_save_that_cannot_be_finished_here_says_so() -> None:
         def load() -> None:
             as_nobody()
             publication._WAIT_S = 0.0
-            with pytest.raises(ReadOnlyError, match="a save was interrupted when it was complete"):
+            with pytest.raises(ReadOnlyError, match="an interrupted save still has to move"):
                 finish(path)
 
         assert in_fork(load) == 0

@@ -69,7 +69,7 @@ class Columnar(Parts):
 
         Cost: all bytes once; memory for 64 MiB of them beside the storage.
         """
-        file = columns.opened(path)
+        file = columns.File(path)
         ndim = 1 + len(file.lanes)
         items = file.rows * math.prod(file.lanes)
         if storage is None:

@@ -82,8 +82,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
     Args:
         checkpoint_file: name of the file in the directory; ignored where the path that is saved to
             ends with ``.h5``.
-        done_keys: see `FlatStorageCheckpointer`.
-        reward_keys: see `FlatStorageCheckpointer`.
+        done_keys, reward_keys: see `FlatStorageCheckpointer`.
         h5_kwargs: for every dataset of the file, such as ``{"compression": "gzip"}``; see
             ``h5py.Group.create_dataset``.
         kwargs: the other arguments of `TED2Nested`.

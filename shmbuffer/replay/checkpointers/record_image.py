@@ -1,15 +1,12 @@
 """The records of a buffer at one moment, as they lay in their ring: in memory, or in files.
 
-    ring ──copied as it is──▶ data   [record][record][what is no item any more][record]...
-                              slots, positions, sizes: where each item was, and where its record is
-
-A record may reach over those behind it, which were written with it: they stay together on the way
-back into a ring, so that what they share is there once, as before. The files, which are written
-while others go on writing, and are never in memory as a whole:
-
     shmbuffer.records.data          the byte ring of one moment, as it lay there
     shmbuffer.records.npy           int64 [n, 3]: slot, position and bytes of each item, by slot
     shmbuffer.records.dictionary    of zstd; only where the buffer has one
+
+A record may reach over those behind it, which were written with it: they stay together on the way
+back into a ring, so that what they share is there once. The files are written while others go on
+writing, and are never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -52,15 +49,10 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordImage:
-    """Records of one moment.
+    """Records of one moment; the arrays are in the order of slots.
 
-    Attributes:
-        data: uint8; it may be a map of a file.
-        slots: int64[n]: where each of them was; ascending.
-        positions: int64[n]: where each starts in ``data``.
-        sizes: int64[n]: bytes of each, header included.
-        dictionary: that zstd needs to read them, if they need one.
-        where: what it was read from, for messages.
+    ``data`` (uint8, or a map of a file) has the record of item i at ``positions[i]``, ``sizes[i]``
+    bytes with its header. ``dictionary`` is what zstd needs to read it.
     """
 
     data: NDArray[np.uint8]

@@ -41,16 +41,14 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
         write_beside(folder, ring, metadata=self._metadata_of(storage))
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Put what was saved in place of what the storage has.
+        """Replace what the storage has with what was saved.
 
-        Where the capacity is another one and the ring had gone round, items are put in the order
-        of their age.
+        Where the capacity differs and the ring had gone round, items go by their age.
 
         Raises:
             FileNotFoundError: nothing was saved there.
-            SchemaMismatchError, ValueError: it does not fit, or something was pickled and is not
-                allowed to be; nothing was changed, and nothing was unpickled.
-            BufferInUseError: other processes use the storage; nothing was changed.
+            SchemaMismatchError, ValueError: it does not fit, or has something pickled.
+            BufferInUseError: other processes use the storage.
             CorruptBufferError: the files are damaged.
         """
         return self._loads(storage, Path(path), None)

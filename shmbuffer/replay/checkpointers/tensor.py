@@ -166,9 +166,8 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
             blank = iter(rows.leaves.columns(capacity, device))
             out = rows.leaves.node.build(blank, (capacity, *rows.leaves.lanes), device)
         data = self._apply_load_hooks(data, out)
-        leaves = Leaves.of_data(
-            data, ndim=storage.ndim, single=False, mapping=storage.mapping, where=str(path)
-        )
+        of = {"mapping": storage.mapping, "where": str(path)}
+        leaves = Leaves.of_data(data, ndim=storage.ndim, **of)
         columns, (count,) = leaves.values(data)
         record = self._record(path)
         if record is None or record.extent > count or record.lanes != leaves.lanes:
@@ -186,7 +185,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
 def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write a PyTree that hooks returned; what TorchRL says of its tensors, and its form."""
     ndim = 1 + len(leaves.lanes)
-    found = Leaves.of_data(data, ndim=ndim, single=False, mapping="dict", where=str(folder))
+    found = Leaves.of_data(data, ndim=ndim, where=str(folder))
     values, (count,) = found.values(data)
     columns, descriptors = make_columns(found, count, folder)
     for descriptor in descriptors.values():

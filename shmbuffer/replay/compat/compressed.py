@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.replay.compat.folders import read_folder
+from shmbuffer.replay.compat.folders import Folder, read_folder
 from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.values import damaged, read_json
 
@@ -47,20 +47,16 @@ def read_items(path: Path, codec: PackedCodec) -> list[tuple[Any] | None]:
 
 def _item(path: Path, entry: dict[str, Any], codec: PackedCodec) -> Any:
     folder = read_folder(path)
-    if entry["type"] == "tensor":
-        return _tensor(folder.tensor(("data",)), entry, codec)
     if entry["type"] != "tensordict":
-        return _plain(entry["value"])
-    fields = {
-        key: _tensor(folder.tensor((key,)), field, codec)
-        if field["type"] == "tensor"
-        else _plain(field["value"])
-        for key, field in entry["fields"].items()
-    }
+        return _value(folder, "data", entry, codec)
+    fields = {key: _value(folder, key, field, codec) for key, field in entry["fields"].items()}
     return TensorDict(fields, batch_size=_plain(entry.get("batch_size", [])))
 
 
-def _tensor(chunk: torch.Tensor, entry: dict[str, Any], codec: PackedCodec) -> torch.Tensor:
+def _value(folder: Folder, key: str, entry: dict[str, Any], codec: PackedCodec) -> Any:
+    if entry["type"] != "tensor":
+        return _plain(entry["value"])
+    chunk = folder.tensor((key,))
     about = {key: _plain(entry[key]) for key in ("shape", "dtype", "device")}
     if codec.decompresses_zstd and int(chunk[0]) == _ZLIB:
         content = bytearray(zlib.decompress(chunk.numpy().tobytes()))

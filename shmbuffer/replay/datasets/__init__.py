@@ -1,11 +1,7 @@
 """Data sets of other programs, as buffers: by a name that says where they come from.
 
-    "minari:door/human-v2"    minari    what Minari has on this machine
-    "parquet:runs.parquet"    parquet   a file of columns
-    Path("/data/hopper")                a directory that a `ReadOnlyStorage` opens
-
-What comes from files of another form is converted once, into a directory beside the others of its
-kind, and mapped from there.
+``"minari:door/human-v2"``, ``"parquet:runs.parquet"``; or the directory that a `ReadOnlyStorage`
+opens. Files of another form are converted once, and mapped from there.
 """
 
 from shmbuffer.replay.datasets.loading import load_dataset

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shmbuffer.replay.columns import opened
+from shmbuffer.replay.columns import File
 from shmbuffer.replay.datasets.converted import Source
 
 
 def find(name: str) -> Source:
     """A file on this machine."""
     path = Path(name).absolute()
-    file = opened(path)
+    file = File(path)
     version = path.stat().st_mtime_ns
     return Source("parquet", path.name, version, file.rows, lambda: file.batches(file.chunk))

@@ -111,8 +111,8 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
             )
     if lead is None:
         raise ValueError(
-            f"the entries {list(map(str, data))} are no tensors or arrays, so that nothing says "
-            "how many items they are; give a list of dicts, one for each item"
+            f"the entries {list(map(str, data))} are not tensors or arrays, so the number of items "
+            "is unknown; give a list of dicts, one for each item"
         )
     return TensorDict(entries, lead)
 

@@ -71,7 +71,15 @@ class Leaves(SchemaLeaves):
         self._templates: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
 
     @classmethod
-    def of_data(cls, data: Any, *, ndim: int, single: bool, mapping: str, where: str) -> Leaves:
+    def of_data(
+        cls,
+        data: Any,
+        *,
+        ndim: int,
+        single: bool = False,
+        mapping: str = "dict",
+        where: str = "this buffer",
+    ) -> Leaves:
         """Describe a first batch."""
         dims = ndim - 1 if single else ndim
         if is_collection(data) and len(data.batch_size) < dims:

@@ -130,11 +130,7 @@ class CompressedListStorage(RecordList):
 
     @classmethod
     def from_engine(cls, engine: Engine, **options: Any) -> Self:
-        """See `RecordList.from_engine`.
-
-        Raises:
-            ValueError: a ``compression_fn``, where items are compressed with zstd.
-        """
+        """See `RecordList.from_engine`."""
         recorded = of_storage(engine.settings, engine.where)
         own = options.get("compression_fn")
         if own is not None and not recorded.get("own_functions", True):
@@ -184,11 +180,7 @@ class CompressedListStorage(RecordList):
     @classmethod
     def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
         names = ("compression_level", "compress", "dictionary_bytes", "share_frames")
-        found = {name: recorded[name] for name in names if name in recorded}
-        if found.get("compress") is not None:  # JSON has no tuples
-            keys = found["compress"]
-            found["compress"] = [tuple(key) if isinstance(key, list) else key for key in keys]
-        return found
+        return {name: recorded[name] for name in names if name in recorded}
 
     def _loaded(self, saved: list[Any]) -> list[Any]:
         if not self.shared:
@@ -214,20 +206,11 @@ class CompressedListStorage(RecordList):
         return self._packing
 
     def pack(self, item: Any) -> Packed:
-        """An item whose tensors are compressed one by one, for a file of one's own.
-
-        Raises:
-            TypeError: ``compression_fn`` gave something else than a uint8 tensor.
-        """
+        """An item whose tensors are compressed one by one, for a file of one's own."""
         return self.packing.keep(item)
 
     def unpack(self, packed: Packed) -> Any:
-        """The item again.
-
-        Raises:
-            CorruptBufferError: these are no bytes that zstd has written.
-            RuntimeError: ``decompression_fn`` gave something else than what was compressed.
-        """
+        """The item again; CorruptBufferError where the bytes are damaged."""
         return self.packing.give(packed)
 
     def packed(self, kept: Any) -> Packed:
@@ -258,10 +241,7 @@ class CompressedListStorage(RecordList):
         return stack_lazily(data) if data and all(map(is_collection, data)) else collate(data)
 
     def bytes(self) -> int:
-        """Size of what is compressed, in bytes; of records all that they take, headers included.
-
-        Cost: O(items).
-        """
+        """Bytes that the items take, compressed; of records with their headers. Cost: O(items)."""
         if self.shared:
             store = self.mover()
             return 0 if store is None else int(store.records.live())
@@ -272,10 +252,9 @@ class CompressedListStorage(RecordList):
 
     @staticmethod
     def to_bytestream(data_to_bytestream: Any) -> builtins.bytes:
-        """The bytes of a tensor (in C order), an array, or bytes.
+        """The bytes of a tensor (in C order), an array, or bytes; else pickled, as in TorchRL.
 
-        Anything else is pickled, as TorchRL does it. Nothing in this package unpickles it, and the
-        storage itself does not use it for such things.
+        Nothing in this package unpickles it, and the storage itself does not use it.
         """
         data = data_to_bytestream
         if isinstance(data, torch.Tensor):

@@ -1,7 +1,7 @@
 """Rows that this process holds: the caller's tensors, tensors on a GPU, and Python objects.
 
-The ring has no leaves of its own: it gives order, slot words, tickets and priorities. Bytes are
-written between claim and commit, and a GPU's stream is synchronised before commit and validation.
+The ring has no leaves of its own. Bytes are written between claim and commit, and a GPU's stream is
+synchronised before commit and validation.
 """
 
 from __future__ import annotations
@@ -123,15 +123,12 @@ class HeldRows(Rows):
             changed = torch.nonzero(self._tickets(index) != tickets).flatten()
             if not changed.numel():
                 break
-            key = (
-                key * 6364136223846793005 + 1442695040888963407
-            ) % 2**63  # another draw, still from the seed
-            again, tickets[changed], again_weights = draw_from(
-                self.ring, changed.numel(), key, beta
-            )
+            # Another draw, still from the seed.
+            key = (key * 6364136223846793005 + 1442695040888963407) % 2**63
+            again, tickets[changed], its = draw_from(self.ring, changed.numel(), key, beta)
             index[changed] = again
-            if weights is not None and again_weights is not None:
-                weights[changed] = again_weights
+            if weights is not None and its is not None:
+                weights[changed] = its
             for tensor, part in zip(tensors, self._take(again), strict=True):
                 tensor[changed.to(tensor.device)] = part
         return tensors, index, tickets, weights

@@ -1,8 +1,7 @@
 """What an index means: which elements, in which shape, and whether a view can show them.
 
-An index selects slots, the storage's first dimension, or with a tuple any of its dimensions. Only
-slots that hold an item count: an index that names one without raises IndexError, a slice leaves it
-out. Negative numbers count from the end of what is there.
+An index selects slots, or with a tuple any dimension. One that names a slot without an item raises
+IndexError, a slice leaves it out. Negative numbers count from the last item.
 """
 
 from __future__ import annotations
@@ -167,7 +166,7 @@ def _integers(index: Any, end: int) -> Ints:
         return np.nonzero(chosen)[0].astype(np.int64)
     if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
         raise IndexError(
-            f"{index!r} is no index: integers, booleans, slices and tuples of them are"
+            f"{index!r} is not an index: integers, booleans, slices, or tuples of them"
         )
     chosen = chosen.astype(np.int64)
     return np.where(chosen < 0, chosen + end, chosen)

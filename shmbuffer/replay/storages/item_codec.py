@@ -1,8 +1,7 @@
-"""What a list in this process keeps of an item: the item, its tensors compressed, or a record.
+"""What a list in this process keeps of an item.
 
 ItemCodec ─┬─ PackedCodec   each of its tensors compressed on its own
-           └─ BodyCodec     the body of a record; a batch is compressed in one go, and so is a
-                            sample decompressed
+           └─ BodyCodec     the body of a record; a batch is coded in one go
 """
 
 from __future__ import annotations

@@ -142,11 +142,9 @@ class LazyMemmapStorage(LazyTensorStorage):
     def from_engine(
         cls, engine: Engine, *, device: torch.device | str = "cpu"
     ) -> LazyMemmapStorage:
-        """The storage of a buffer that is open already, as ``attach`` and the coordinator have it.
+        """The storage of an open buffer, whose handle it owns from now on.
 
-        Args:
-            engine: the open handle; the storage owns it from now on.
-            device: where samples are sent.
+        ``device`` is where samples are sent.
         """
         settings = engine.settings
         storage = cls(settings.capacity, device=device, ndim=settings.ndim)

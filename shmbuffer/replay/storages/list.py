@@ -232,11 +232,8 @@ class ListStorage(RingBacked):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave, in place of what is there. Tensors in the items are copied.
 
-        A full ring that is loaded where there is more room goes on behind its last item.
-
-        Raises:
-            IndexError: it has more items than there is room for; nothing was changed.
-            ValueError: its records have more bytes than there is room for; nothing was changed.
+        A full ring that is loaded where there is more room goes on behind its last item. Where
+        there is no room for the items (IndexError) or bytes (ValueError) nothing is changed.
         """
         slots, capacity = state_dict["_index"].numpy(), int(state_dict["_capacity"])
         cursor, count = int(state_dict["_cursor"]), len(slots)

@@ -12,7 +12,7 @@ compared with the words afterwards; what is written is committed as a whole, or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,7 +101,7 @@ class Mover(ABC):
                 held = (tickets >= 0).view(selection.lead[0], -1).all(1)
                 return self.shaped(found, selection.lead, held)
         raise IndexError(
-            f"what {index!r} names was written over each of the {ATTEMPTS} times that it was read"
+            f"items at {index!r} were overwritten during each of {ATTEMPTS} reads; read again"
         )
 
     def select(self, index: Any, dim_extend: int = 0) -> Selection:
@@ -132,7 +132,7 @@ def last_of_each(slots: Ints) -> Ints:
     return np.sort(len(slots) - 1 - first)
 
 
-def require_one_each(slots: Ints, count: int) -> None:
+def require_one_each(slots: Sized, count: int) -> None:
     """ValueError where there are more or fewer items than places."""
     if count != len(slots):
         raise ValueError(f"{count} items cannot be written to {len(slots)} places")
@@ -191,7 +191,7 @@ def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
             yield
     except BaseException as error:
         ring.empty()
-        error.add_note(f"{where}: the load was broken off, and the buffer is empty; load again")
+        error.add_note(f"{where}: the load was interrupted, and the buffer is empty; load again")
         raise
 
 

@@ -18,7 +18,12 @@ from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import ItemCodec, cloned
 from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots
-from shmbuffer.replay.storages.mover import RowSample, drawn_slots, require_priorities
+from shmbuffer.replay.storages.mover import (
+    RowSample,
+    drawn_slots,
+    require_one_each,
+    require_priorities,
+)
 
 _WHOLE = 2**20  # a ring of up to so many slots is made at once; others begin small and grow
 _FIRST = 2**10
@@ -180,8 +185,7 @@ class ObjectStore(ItemStore):
 def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
     """The places of a write. Returns ``count`` places, from 0."""
     named = [int(cursor)] if is_int(cursor) else _named(cursor, length)
-    if len(named) != count:
-        raise ValueError(f"{count} items cannot be written to {len(named)} places")
+    require_one_each(named, count)
     places = []
     end = length
     for name in named:

@@ -20,7 +20,6 @@ import torch
 from shmbuffer.memory import Ring, Schema
 from shmbuffer.replay.checkpointers.read_only import ReadOnlyStorageCheckpointer
 from shmbuffer.replay.checkpointers.saved import Saved
-from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.mover import RowSample, draw_from, draw_into
@@ -86,25 +85,16 @@ class ReadOnlyStorage(TensorStorage):
         saved = Saved.of_data_set(self.path, ndim=ndim)
         record = saved.record
         super().__init__(None, record.slots * record.width, device=device, ndim=ndim)
-        self._map(self._defined(record.slots, record.lanes), saved)
-        self._mark(np.flatnonzero(record.present))
-
-    def _defined(self, slots: int, lanes: tuple[int, ...]) -> Ring:
-        return self.engine().define(Schema((), slots, lanes, {"kind": "held"}))
-
-    def _mark(self, held: Any) -> None:
-        """Have these slots hold an item, where nobody has done so before."""
-        ring = self.ring()
-        assert ring is not None
+        ring = self.engine().define(Schema((), record.slots, record.lanes, {"kind": "held"}))
+        self._map(ring, saved)
+        held = np.flatnonzero(record.present)
         with self.engine().seat.ground.lock(60.0):
-            if not ring.length and len(held):
+            if not ring.length and len(held):  # no other process has marked them
                 ring.claims.claim_slots(held, in_place=True)
                 ring.claims.commit()
 
     def _map(self, ring: Ring, saved: Saved) -> Rows:
-        leaves = Leaves.of_data(
-            saved.example(), ndim=self.ndim, single=False, mapping=self.mapping, where=self.where
-        )
+        leaves = self._described(saved.example(), single=False)
         return self._settle(_ReadOnlyRows(ring, leaves, saved.columns(leaves)))
 
     def _attach_ring(self, ring: Ring) -> Rows:
@@ -123,8 +113,8 @@ class ReadOnlyStorage(TensorStorage):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """RuntimeError: nothing is written here."""
         raise RuntimeError(
-            f"{self.path}: is a data set, opened for reading only, and was not changed; copy it "
-            "into a buffer with prefill_replay_buffer() to write to it"
+            f"{self.path} is a data set, opened read-only, and was not changed; copy it into a "
+            "buffer with prefill_replay_buffer() to write to it"
         )
 
     append = put = change = change_if_present = forget = _refuse

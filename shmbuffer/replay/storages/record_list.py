@@ -103,11 +103,9 @@ class RecordList(ListStorage):
 
     @classmethod
     def from_engine(cls, engine: Engine, **options: Any) -> Self:
-        """The storage of a buffer that is open already, as ``attach`` and the coordinator have it.
+        """The storage of an open buffer, whose handle it owns from now on.
 
-        Args:
-            engine: the open handle; the storage owns it from now on.
-            **options: arguments that cannot be recorded, see `storage_options`.
+        ``options`` are arguments that cannot be recorded; see `storage_options`.
         """
         settings = engine.settings
         storage = cls(

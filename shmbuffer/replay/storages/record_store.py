@@ -80,8 +80,8 @@ class RecordStore(ItemStore):
             if not len(at):
                 return
         raise IndexError(
-            f"what {index!r} names was written over each of the {ATTEMPTS} times that it was "
-            "read and changed"
+            f"items at {index!r} were overwritten during each of {ATTEMPTS} changes; change them "
+            "again"
         )
 
     def change_held(self, slots: Ints, tickets: Ints, edit: Edit) -> Flags:

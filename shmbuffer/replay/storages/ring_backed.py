@@ -290,13 +290,9 @@ class RingBacked(Storage):
         return self.to_device(mover.build(found, (len(elements),)))
 
     def tickets(self, index: Any) -> torch.Tensor:
-        """What a sampler of your own gives as ``"index_generation"``: which items it means.
+        """The tickets int64 ``[n]`` of the items at ``index``; -1 where there is none.
 
-        Args:
-            index: element indices int64 ``[n]``, or a tuple of coordinates.
-
-        Returns:
-            int64 ``[n]``; -1 where there is no item.
+        A sampler of your own gives them as ``"index_generation"``, which says which items it means.
         """
         mover = self._need()
         slots = ravel(index, mover.lanes) // mover.ring.width
@@ -323,13 +319,9 @@ class RingBacked(Storage):
     # -- who uses it ---------------------------------------------------------------------------
 
     def cleanup(self) -> bool:
-        """Remove the files of the storage from disk, those that we made and no others.
+        """Remove the files of the storage from disk; it cannot be used afterwards.
 
-        Returns:
-            True if something was removed; False if it is gone already, or was never on disk.
-            Idempotent.
-
-        Nothing can be read or written afterwards.
+        False if they are gone already, or there were none. Idempotent.
         """
         return False if self._engine is None else self._engine.cleanup()
 
@@ -353,13 +345,8 @@ class RingBacked(Storage):
                 "storage of its own; write first, or use shared_init=True, to share this one",
                 stacklevel=2,
             )
-        here: dict[str, Any] = {
-            "_table_owner": None,
-            "_mover": None,
-            "_opening": None,
-            "described": None,
-        }
-        return {**super().__getstate__(), **here}
+        here = ("_table_owner", "_mover", "_opening", "described")
+        return {**super().__getstate__(), **dict.fromkeys(here)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

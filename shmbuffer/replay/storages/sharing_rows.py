@@ -59,8 +59,8 @@ class SharingRows(NativeRows):
                 return changed
         if len(left):
             raise RingOverrunError(
-                f"{self.where}: {len(left)} items were written over each of the {ATTEMPTS} times "
-                "that they were to be changed; write less often, or make the buffer larger"
+                f"{self.where}: {len(left)} items were overwritten during each of {ATTEMPTS} "
+                "changes; write less often, or make the buffer larger"
             )
         return changed
 

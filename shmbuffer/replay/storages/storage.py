@@ -1,9 +1,4 @@
-"""What TorchRL calls a storage: items by index, and what a buffer asks for beyond that.
-
-A storage of your own needs ``set``, ``get`` and ``__len__``; the rest is done here with these. The
-storages of this package have a ring (`RingBacked`): a batch is drawn, read and validated in one
-native call, and an item changes in place.
-"""
+"""What TorchRL calls a storage: items by index, and what a buffer asks for beyond that."""
 
 from __future__ import annotations
 
@@ -14,22 +9,23 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.progress import OnProgress, hearing
+from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.checkpointers.checkpointer import (
     ITEM_FILES,
     StorageCheckpointerBase,
     lies_in,
 )
 from shmbuffer.replay.checkpoints import Checkpoints
-from shmbuffer.replay.storages.conditional import Conditional
 from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.mover import RowSample
 
 
-class Storage(Conditional, Checkpoints):
+class Storage(Checkpoints):
     """Where the items are.
 
     A storage of your own needs ``set``, ``get`` and ``__len__``; any sampler and any writer works
@@ -196,6 +192,42 @@ class Storage(Conditional, Checkpoints):
             changed = item.clone()
             changed.set_(path, value if single else value[at])
             self.put(places[at], changed, in_place=True)
+
+    @property
+    def supports_conditional_update(self) -> bool:
+        """Whether `change_if_present` can tell if an item is still the same."""
+        return False
+
+    def change_if_present(self, index: Any, generation: Any, patch: Any) -> Flags:
+        """Change entries of items that have not been written over since.
+
+        Args:
+            index: of a sample.
+            generation: of the same sample.
+            patch: the entries, each ``[n, ...]``.
+
+        Returns:
+            bool ``[n]``: what was changed.
+
+        Raises:
+            RuntimeError: the storage keeps no generations.
+        """
+        raise RuntimeError(self._no_generations)
+
+    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:
+        """One entry of some items.
+
+        Returns:
+            Elements int64 ``[n]``; the numbers ``[n, ...]``; the tickets, -1 without an item.
+        """
+        raise RuntimeError(self._no_generations)
+
+    @property
+    def _no_generations(self) -> str:
+        return (
+            f"a {type(self).__name__} keeps no generations; use a LazyTensorStorage or a "
+            "LazyMemmapStorage"
+        )
 
     def forget(self, *, keep_write_count: bool) -> None:
         """Forget every item; with ``keep_write_count`` go on counting what is written."""

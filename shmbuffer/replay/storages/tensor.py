@@ -122,10 +122,7 @@ class TensorStorage(RingBacked):
 
     @property
     def max_size(self) -> int:
-        """Capacity in elements.
-
-        With ``ndim > 1`` it becomes a multiple of the lanes at the first write.
-        """
+        """Capacity in elements; with ``ndim > 1`` a multiple of the lanes after the first write."""
         rows: Rows | None = self._mover or self.mover()
         return self._max_size if rows is None else rows.ring.elements
 
@@ -176,15 +173,7 @@ class TensorStorage(RingBacked):
         priorities: Floats | None = None,
         streams: GivenStreams = None,
     ) -> tuple[int, int]:
-        """See `RingBacked.append`.
-
-        Raises:
-            SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
-                was changed.
-            RingOverrunError: the ring came round to a slot that a living writer is filling.
-
-        Cost: one native call, and 0.25 µs a leaf.
-        """
+        """See `RingBacked.append`. Cost: one native call, and 0.25 µs a leaf."""
         rows = self._mover or self.mover() or self._define(data, single)
         try:
             first, count = rows.write(data, single, priorities, streams)
@@ -273,12 +262,7 @@ class TensorStorage(RingBacked):
         return state_of(self.mover())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave, in place of what is there.
-
-        Raises:
-            ValueError: it is the state of a storage of another size.
-            SchemaMismatchError: its leaves are others; nothing was changed.
-        """
+        """Replace everything with what `state_dict` of a storage of this size and form gave."""
         rows: Rows | None = self._mover or self.mover()
         if state_dict["initialized"]:
             load_state(rows or self._define(example_of(state_dict), False), state_dict)
@@ -387,6 +371,6 @@ def _columns_of(storage: Any, ndim: int) -> tuple[Leaves, int, list[Any]]:
     if is_collection(storage) and not fields(storage):
         slots, *lanes = storage.batch_size[:ndim]
         return Leaves(TensorDictNode({}), (), tuple(lanes)), slots, []
-    leaves = Leaves.of_data(storage, ndim=ndim, single=False, mapping="dict", where="this buffer")
+    leaves = Leaves.of_data(storage, ndim=ndim)
     columns, (slots, *_) = leaves.values(storage)
     return leaves, slots, columns

@@ -57,9 +57,9 @@ class Episodes:
         self.elements = (slots * self.lanes + torch.arange(self.lanes)[:, None]).reshape(-1)
         """Element index (slot * lanes + lane) of each row: int64 ``[rows]``."""
         last = self.slots - 1 if self.is_full else self.shift - 1
-        self.holds = self._in_every_lane(time <= last)
+        self.holds = (time <= last).repeat(self.lanes)
         """Whether a row holds an item: bool ``[rows]``."""
-        self.ends = self._in_every_lane(time == last)
+        self.ends = (time == last).repeat(self.lanes)
         """Whether a trajectory ends in a row: bool ``[rows]``. More are added by `end`."""
 
     @property
@@ -98,9 +98,6 @@ class Episodes:
             here, there = self.elements[rows].numpy(), self.elements[rows + 1].numpy()
             found[rows] = torch.from_numpy(after[here] != root[there])
         return found
-
-    def _in_every_lane(self, time: torch.Tensor) -> torch.Tensor:
-        return time.repeat(self.lanes)
 
 
 def as_bytes(tensor: torch.Tensor, rows: int) -> Bytes:

@@ -99,10 +99,7 @@ class TED2Flat(Roles):
             )
 
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDict:
-        """The compact form: a locked TensorDict without batch dimensions; empty places are zeros.
-
-        Cost: the data are read twice and written once; about 50 more bytes an item.
-        """
+        """The compact form: a locked TensorDict without batch dimensions; empty places are 0."""
         found = entries(data)
         if taken := {item for item in found if item in self._taken or item[0] == ROOT[0]}:
             raise ValueError(
@@ -138,8 +135,7 @@ class TED2Flat(Roles):
         if not isinstance(done, torch.Tensor):
             raise ValueError(
                 f"{type(self).__name__}(done_key={self.done_key!r}): the data have no such entry, "
-                f"so there is no telling where episodes end; they have {names(found)}. Give "
-                "done_key="
+                f"which says where episodes end; they have {names(found)}. Give done_key="
             )
         if done.numel() != episodes.rows:
             raise ValueError(

@@ -38,10 +38,7 @@ class Flat2TED(Roles):
     Args:
         done_key: where the end of an episode is read in the compact form; a leading ``"next"``, as
             `TED2Flat` has it, is left out.
-        shift_key: name under which ``shift`` was written.
-        is_full_key: name under which ``is_full`` was written.
-        done_keys: entries that are flags.
-        reward_keys: entries that are rewards.
+        shift_key, is_full_key, done_keys, reward_keys: those of `TED2Flat`.
 
     Example:
         >>> import torch
@@ -73,13 +70,7 @@ class Flat2TED(Roles):
             self._done = self._done[1:]
 
     def __call__(self, data: Any, out: Any = None) -> Any:
-        """The items, in the order of the ring.
-
-        Returns:
-            ``out``, or a new TensorDict with zeros where there is no item.
-
-        Cost: the data are read twice and written once.
-        """
+        """The items in the order of the ring: ``out``, or a new TensorDict."""
         saved = entries(data)
         kind = type(self).__name__
         episodes = Episodes(
@@ -114,9 +105,9 @@ class Flat2TED(Roles):
         done = saved.get(self._done)
         if not isinstance(done, torch.Tensor) or done.numel() != episodes.rows:
             raise ValueError(
-                f"{type(self).__name__}(done_key={self.done_key!r}): there is no such entry with "
-                f"one value for each of {list(episodes.shape)} items, so there is no telling where "
-                f"episodes end; the data have {names(saved)}. Give done_key="
+                f"{type(self).__name__}(done_key={self.done_key!r}): no such entry says where "
+                f"episodes end, with a value for each of {list(episodes.shape)} items; the data "
+                f"have {names(saved)}. Give done_key="
             )
         episodes.end(flags_of(done, episodes.rows))
         if (cuts := saved.get(CUTS)) is not None:
