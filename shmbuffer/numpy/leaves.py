@@ -65,6 +65,14 @@ class SchemaLeaves:
         node = cls.structure.of_schema(schema.structure, paths, where)
         return cls(node, schema.leaves, schema.lanes, where)
 
+    @classmethod
+    def _taken_apart(cls, data: Any, dims: int, mapping: str) -> tuple[Node, list[Any]]:
+        """The form of a first batch, and its leaves."""
+        node = cls.structure.describe(data, dims, mapping=mapping)
+        values: list[Any] = []
+        node.collect(cls.structure.without(data, OWN_KEYS), values)
+        return node, values
+
     def schema(self, capacity: int) -> Schema:
         """The schema of a storage of ``capacity`` slots of these."""
         if (reason := self.node.private()) is not None:
@@ -135,9 +143,7 @@ class ArrayLeaves(SchemaLeaves):
     ) -> ArrayLeaves:
         """Describe a first batch."""
         dims = ndim - 1 if single else ndim
-        node = cls.structure.describe(data, dims, mapping=mapping)
-        values: list[Any] = []
-        node.collect(cls.structure.without(data, OWN_KEYS), values)
+        node, values = cls._taken_apart(data, dims, mapping)
         if swapped:
             values = [_swapped(value, swapped) for value in values]
         paths = paths_of(node)
@@ -161,7 +167,7 @@ class ArrayLeaves(SchemaLeaves):
         values = self._collect(data)
         if swapped:
             values = [_swapped(value, swapped) for value in values]
-        count = 1 if single else _length(values)
+        count = 1 if single else length_of(values)
         lead = self.lanes if single else (count, *self.lanes)
         arrays = [
             self._fit(value, leaf, dtype, (*lead, *leaf.shape))
@@ -264,7 +270,8 @@ def _swapped(value: Any, dim: int) -> Any:
     return value.swapaxes(0, dim)
 
 
-def _length(values: list[Any]) -> int:
+def length_of(values: list[Any]) -> int:
+    """The number of slots of a batch, from its first leaf."""
     first = values[0]
     try:
         return int(first.shape[0])

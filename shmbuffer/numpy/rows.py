@@ -123,7 +123,7 @@ class ArrayRows(Mover):
 def priority_of(
     paths: Sequence[tuple[str, ...]],  # of the leaves
     optional: Collection[str],  # root keys that a batch may carry beside them
-    # entry of the data whose numbers become priorities; None: there is none
+    # entry of the data whose numbers become priorities
     key: str | tuple[str, ...] | None,
 ) -> int | str | None:
     """The priorities, as the core takes them: number of a leaf, key of another entry, or None."""

@@ -67,8 +67,8 @@ class Structure:
                 for key in data:
                     if not isinstance(key, str):
                         raise TypeError(
-                            f"the key {key!r} in the data is not text, as keys of a TensorDict "
-                            "are; rename it, or use a ReplayBuffer, which keeps dicts"
+                            f"the key {key!r} in the data is no text, and a TensorDict has no "
+                            "other keys; rename it, or use a ReplayBuffer, which keeps dicts"
                         )
             entries: dict[Any, Node] = {
                 key: self.describe(data[key], dims, mapping=mapping, root=False)

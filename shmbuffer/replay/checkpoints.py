@@ -102,7 +102,7 @@ class Checkpoints(Saves):
                 self._dump(directory, None)
 
     def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """Put what `dumps` saved, here or in TorchRL, in place of what is there.
+        """Replace everything with what `dumps` saved, here or in TorchRL.
 
         Args:
             path: the directory.

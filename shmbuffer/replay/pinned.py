@@ -50,7 +50,7 @@ def gathering(pins: bool) -> AbstractContextManager[None]:
 
 
 def pin(data: Any) -> Any:
-    """``data`` in pinned memory: what is there as it is, the rest copied."""
+    """``data`` in pinned memory; tensors that are not there are copied."""
     return tree_map(_pinned, data, is_leaf=is_tensor_collection)
 
 

@@ -456,7 +456,7 @@ def test_a_tuple_has_no_names_for_a_tensordict_buffer(storage: Any) -> None:
         for write, data in ((rb.add, pair), (rb.extend, pair), (rb.extend, [pair, pair])):
             with pytest.raises(
                 (TypeError, SchemaMismatchError),
-                match=r"a tuple was .* write a dict, .* ReplayBuffer",
+                match=r"is a tuple, .* write a dict, .* ReplayBuffer",
             ):
                 write(data)  # type: ignore[operator]
         assert len(rb) < 2

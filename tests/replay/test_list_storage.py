@@ -79,7 +79,7 @@ def test_a_place_without_an_item_cannot_be_read(index: Any) -> None:
 def test_a_list_has_one_dimension(index: Any) -> None:
     with pytest.raises(RuntimeError, match="a ListStorage has one dimension"):
         filled("a", "b", "c").get(index)
-    with pytest.raises(IndexError, match="no index"):
+    with pytest.raises(IndexError, match="not an index"):
         filled("a").get([0.5])
 
 

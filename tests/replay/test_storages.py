@@ -120,7 +120,7 @@ def test_an_index_of_any_shape_gives_items_in_that_shape(make: Any) -> None:
     assert storage.get(mask)["a"].tolist() == [0, 3]
     with pytest.raises(IndexError, match="mask"):
         storage.get(torch.tensor([True, False]))
-    with pytest.raises(IndexError, match="no index"):
+    with pytest.raises(IndexError, match="not an index"):
         storage.get([0.5])
 
 

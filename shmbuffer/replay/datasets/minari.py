@@ -54,7 +54,7 @@ def _episodes(data: Any) -> Iterator[TensorDict]:
 
 
 def _some(tree: Any, cut: slice, steps: int) -> Any:
-    """Part of each column that is numbers, one for each step; None where there is none."""
+    """Part of each column of numbers, one for each step; None without such a column."""
     if isinstance(tree, tuple):
         tree = {str(at): part for at, part in enumerate(tree)}
     if isinstance(tree, dict):

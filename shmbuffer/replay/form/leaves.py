@@ -14,8 +14,7 @@ from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf
 from shmbuffer.numpy.arrays import addressof, from_buffer
-from shmbuffer.numpy.keys import OWN_KEYS
-from shmbuffer.numpy.leaves import SchemaLeaves, leaves_of_forms
+from shmbuffer.numpy.leaves import SchemaLeaves, leaves_of_forms, length_of
 from shmbuffer.numpy.mismatch import refuse_leaf
 from shmbuffer.numpy.nodes import KeyPath, Node
 from shmbuffer.replay.form import structure
@@ -87,9 +86,7 @@ class Leaves(SchemaLeaves):
                 f"the data have batch size {list(data.batch_size)}, and the storage's {dims} "
                 "leading dimensions are to be in there; add() takes one item, extend() a batch"
             )
-        node = cls.structure.describe(data, dims, mapping=mapping)
-        values: list[Any] = []
-        node.collect(cls.structure.without(data, OWN_KEYS), values)
+        node, values = cls._taken_apart(data, dims, mapping)
         forms = [_form(value) for value in values]
         leaves, lanes = leaves_of_forms(node, forms, ndim=ndim, single=single)
         return cls(node, leaves, lanes, where)
@@ -111,7 +108,7 @@ class Leaves(SchemaLeaves):
         Cost: 0.25 µs a leaf where nothing has to be converted.
         """
         values = self._collect(data)
-        count = _SINGLE if single else _length(values)
+        count = _SINGLE if single else length_of(values)
         wanted = self._wanted.get(count) or self._want(count)
         low, high = self.own_memory
         addresses = []
@@ -158,7 +155,7 @@ class Leaves(SchemaLeaves):
         """Tensors or `Objects` ``[*lead, *lanes, *shape]`` for a write that torch does."""
         values = self._collect(data)
         if lead is None:
-            lead = torch.Size((_length(values),))
+            lead = torch.Size((length_of(values),))
         for at, leaf in enumerate(self.leaves):
             shape = torch.Size((*lead, *self.lanes, *leaf.shape))
             if at in self.objects:
@@ -227,11 +224,3 @@ def _form(value: Any) -> tuple[str, torch.Size]:
     except NO_TENSOR as error:
         raise TypeError(not_a_tensor(value, error)) from error
     return dtype_name(tensor.dtype), tensor.shape
-
-
-def _length(values: list[Any]) -> int:
-    first = values[0]
-    try:
-        return int(first.shape[0])
-    except (AttributeError, IndexError):  # else no batch: the shape check finds the words
-        return len(first) if isinstance(first, (list, tuple)) else 0

@@ -230,7 +230,7 @@ class ListStorage(RingBacked):
         return self._store().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave, in place of what is there. Tensors in the items are copied.
+        """Replace everything with what `state_dict` gave. Tensors in the items are copied.
 
         A full ring that is loaded where there is more room goes on behind its last item. Where
         there is no room for the items (IndexError) or bytes (ValueError) nothing is changed.

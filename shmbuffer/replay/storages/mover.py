@@ -74,7 +74,7 @@ class Mover(ABC):
 
     @abstractmethod
     def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
-        """Copies of elements, for `build`; tickets, -1 where there is none; how many are -1."""
+        """Copies of elements, for `build`; tickets, -1 without an item; how many are -1."""
 
     @abstractmethod
     def sample(self, count: int, key: int, beta: float | None) -> RowSample:

@@ -92,7 +92,7 @@ class NativeRows(Rows):
         draw_into(self.ring, addresses, index, tickets, weights, key, beta)
 
     def _outtake(self) -> Any:
-        """The shortest way out; None where there is none, or the handle was closed."""
+        """The shortest way out; None where the core has none, or the handle was closed."""
         leaves = self.leaves
         if self._has_no_outtake or leaves.lanes:
             return None

@@ -290,7 +290,7 @@ class RingBacked(Storage):
         return self.to_device(mover.build(found, (len(elements),)))
 
     def tickets(self, index: Any) -> torch.Tensor:
-        """The tickets int64 ``[n]`` of the items at ``index``; -1 where there is none.
+        """The tickets int64 ``[n]`` of the items at ``index``; -1 without an item.
 
         A sampler of your own gives them as ``"index_generation"``, which says which items it means.
         """

@@ -58,7 +58,7 @@ def example_of(state: dict[str, Any]) -> Any:
 
 
 def load_state(rows: Rows, state: dict[str, Any]) -> None:
-    """Put a state in place of what is there."""
+    """Replace everything with a state."""
     ring, leaves = rows.ring, rows.leaves
     lanes, capacity = tuple(state["_structure"]["lanes"]), state["_structure"]["capacity"]
     if (ring.capacity, leaves.lanes) != (capacity, lanes):
