@@ -1,11 +1,12 @@
 """A handle on the buffer of another process: straight to its memory, or by way of its owner.
 
-    handle.sample() ──▶ LocalHandle ──▶ the owner's directory, open here   where it can be reached
+    handle.sample() ──▶ LocalHandle ──▶ the owner's directory, open here   if it can be reached
                    └──▶ Owner, by RPC                                      everything else
 
-It has every public method and property of the buffer's class. What moves data takes the direct path
-where there is one; the owner does what changes the buffer (`set_sampler`, `empty`, `dumps`, ...).
-It is asked once where it is, at the first use; then it may be busy, stopped or dead.
+It has every public method and property of the buffer's class. Calls that move data take the direct
+path if there is one; the owner makes changes to the buffer (`set_sampler`, `empty`, `dumps`, ...).
+The handle asks for the owner's address once, at the first use. Afterwards the owner may be busy,
+stopped or dead.
 """
 
 from __future__ import annotations
@@ -40,49 +41,41 @@ LIFECYCLE = frozenset(
 
 
 class Handle:
-    """The common part of the handles; how the owner is asked is the business of those derived.
-
-    Args:
-        offer: the owner's offer, where it is known already.
-        remote_only: why the owner's memory shall not be looked for; ``""``: look for it.
-    """
+    """The common part of the handles; a derived class defines how the owner is asked."""
 
     owner_is_gone: tuple[type[Exception], ...] = ()
-    """What `_ask` raises where the owner is dead."""
+    """What `_ask` raises if the owner is dead."""
 
     def __init__(self, offer: Address | None = None, remote_only: str = "") -> None:
-        self._offer = offer
-        self._remote_only = remote_only
+        self._offer = offer  # if it is known already
+        self._remote_only = remote_only  # why the direct path is not wanted; "": it is
         self._near: LocalHandle | None = None
         self._apart = remote_only  # why there is no direct path
-        self._settled = bool(remote_only)  # whether that is the last word
+        self._settled = bool(remote_only)  # whether this cannot change
         self._looking = threading.RLock()
 
     def _ask(self, request: str, *args: Any) -> Any:
-        """Have a method of `Owner` called; return what it returns, or raise what it raises."""
+        """Calls a method of `Owner`, and returns or raises what it does."""
         raise NotImplementedError
 
     # -- which way -----------------------------------------------------------------------------
 
     @property
     def direct(self) -> bool:
-        """Whether this handle reads, writes and samples in the owner's memory, without the owner.
-
-        Asks the owner where it is, if that is not known yet. `paths` says more.
-        """
+        """Whether this handle reads, writes and samples in the owner's memory; see `paths`."""
         near = self._reach()
         return near is not None and len(near.direct) == len(GROUPS)
 
     @property
     def paths(self) -> dict[str, str]:
-        """How ``"read"``, ``"write"`` and ``"sample"`` go: ``"direct"``, or why by the owner."""
+        """For ``"read"``, ``"write"`` and ``"sample"``: ``"direct"``, or why the owner does it."""
         near = self._reach()
         if near is None:
             return dict.fromkeys(GROUPS, self._apart)
         return {group: near.offer.refused.get(group, "direct") for group in GROUPS}
 
     def detach(self) -> None:
-        """Leave the owner's directory. The next call that can be direct comes back."""
+        """Leaves the owner's directory. The next direct call opens it again."""
         with self._looking:
             self._offer = self._carried()
             near, self._near = self._near, None
@@ -90,19 +83,19 @@ class Handle:
                 near.close()
 
     def _carried(self) -> Address | None:
-        """What a handle made from this one need not ask for again."""
+        """The offer for a handle that is made from this one."""
         near = self._near
         return self._offer if near is None else replace(near.offer, mark=near.mark)
 
     def _reach(self, group: str | None = None) -> LocalHandle | None:
-        """The owner's buffer in this process, if ``group`` may be done there."""
+        """The owner's buffer in this process, if it can do ``group``."""
         near = self._near
         if near is None or not near.is_current():
             near = self._look()
         return near if near is None or group is None or group in near.direct else None
 
     def _look(self) -> LocalHandle | None:
-        """Find out, or find out again, whether the owner's memory can be reached."""
+        """Finds out, if need be again, whether the owner's memory can be reached."""
         with self._looking:
             if self._near is not None:
                 self._catch_up(self._near)
@@ -116,12 +109,12 @@ class Handle:
             try:
                 self._near = approach(carried)
                 return
-            except Unreachable:  # another machine, or things have changed since it was given
+            except Unreachable:  # another machine, or the offer is out of date
                 pass
         self._follow(self._ask("offer"))
 
     def _follow(self, offer: Address) -> None:
-        """Open what the owner offers, in place of what is open."""
+        """Opens an offer of the owner, in place of the one that is open."""
         before, self._near = self._near, None
         try:
             self._near = approach(offer, before)
@@ -129,25 +122,25 @@ class Handle:
             self._apart, self._settled = str(reason), not offer.later
 
     def _catch_up(self, near: LocalHandle) -> None:
-        """The directory has another mark: read the owner's configuration again."""
+        """Reads the owner's configuration again if the directory has another mark."""
         mark = near.news()
         if mark is None:
             return  # another thread was faster
         try:
             offer = self._ask("offer")
         except self.owner_is_gone:
-            near.mark = mark  # somebody else's: nobody changes the configuration of a dead owner
+            near.mark = mark  # not the owner's: a dead owner changes no configuration
             return
         if replace(offer, mark="") != replace(near.offer, mark=""):
             self._follow(offer)
         if self._near is not None and self._near.offer.path == near.offer.path:
             self._near.mark = mark
 
-    # -- what a buffer can do ------------------------------------------------------------------
+    # -- the methods of a buffer ---------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples until the sampler has run out; where the owner draws, all handles share that."""
-        while (near := self._reach(SAMPLE)) is not None:  # there is no end to such draws
+        """Samples until the sampler has run out; the pass of an owner is one for all handles."""
+        while (near := self._reach(SAMPLE)) is not None:  # direct draws never run out
             yield near.buffer.sample()
         while (batch := self._call("next")) is not None:
             yield batch
@@ -162,7 +155,7 @@ class Handle:
             yield self._call("__getitem__", slice(start, start + chunk))
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the buffer, by the path that is right for it."""
+        """Calls a method of the buffer, directly or through the owner."""
         group = METHODS.get(name)
         near = None if group is None else self._reach(group)
         if near is not None:
@@ -173,7 +166,7 @@ class Handle:
         except BufferInUseError:  # nothing was changed
             if self._near is None:
                 raise
-            self.detach()  # it may be this handle that is in the way
+            self.detach()  # this handle may be the one that uses it
             result = self._ask("call", name, args, kwargs)
         if group is None:
             self._look_again()
@@ -182,12 +175,12 @@ class Handle:
         return self if result is Itself else result
 
     def _look_again(self) -> None:
-        """The buffer itself may have been changed, so that it is nearer than it was."""
+        """After a change of the buffer it may be reachable."""
         if self._near is None and not self._remote_only:
             self._settled = False
 
     def __getattr__(self, name: str) -> Any:
-        """What the owner's class has beyond `TensorDictReplayBuffer`."""
+        """Attributes of the owner's class that `TensorDictReplayBuffer` does not have."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in LIFECYCLE:
@@ -205,7 +198,7 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def method(self: Handle, *args: Any, **kwargs: Any) -> Any:
-        near = self._near  # the direct path without a detour, because a call may take 10 µs
+        near = self._near  # the direct path first: a whole call may take only 10 µs
         if near is not None and group in near.direct and near.is_current():
             result = getattr(near.buffer, name)(*args, **kwargs)
             return self if result is near.buffer else result
@@ -215,7 +208,7 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _submitting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A change in the background; by way of the owner it is done at once."""
+    """A change in the background; through the owner it is done at once."""
 
     @functools.wraps(original)
     def submit(self: Handle, **update: Any) -> Future[Any]:
@@ -242,7 +235,7 @@ def _property(name: str, original: property) -> property:
 
 
 def _forward(cls: type[Handle]) -> None:
-    """Give the handle every public method and property of the family."""
+    """Gives the handle every public method and property of `TensorDictReplayBuffer`."""
     for name in dir(TensorDictReplayBuffer):
         if name in LIFECYCLE or name in vars(cls):
             continue

@@ -1,10 +1,10 @@
-"""The Ray actor, and what travels to it and from it.
+"""The Ray actor, and its messages.
 
     made_of(class, arguments) ──▶ Host ──▶ Owner ──▶ buffer
     request, pickled ──▶ answer ──▶ opened: a result, or the error that the buffer raised
 
-What goes in and out is one pickle. Ray hands out views of its object store where it can; kept in a
-buffer they would pin the store, and they cannot be written. Bytes are copied.
+Each message is one pickle in bytes, which Ray copies. Of arrays it hands out read-only views of its
+object store, and a buffer that kept them would pin the store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Host:
         try:
             cls, args, kwargs = pickle.loads(made_of)
             self._owner = Owner(cls(*args, **kwargs), self._dumps)
-        except Exception as error:  # raised where somebody asks: a dead actor says less
+        except Exception as error:  # raised at each request: a dead actor says less
             self._failure = self._error(error)
 
     def answer(self, request: bytes) -> bytes:
@@ -49,8 +49,8 @@ class Host:
         except Exception as error:  # pickling runs the code of users' classes
             return self._error(
                 TypeError(
-                    f"what {args[0] if args else name} gives, a {type(result).__name__}, cannot be "
-                    f"sent from the actor ({type(error).__name__}: {error})"
+                    f"the result of {args[0] if args else name}, a {type(result).__name__}, cannot "
+                    f"be sent from the actor ({type(error).__name__}: {error})"
                 )
             )
 
@@ -58,7 +58,7 @@ class Host:
         where = "".join(traceback.format_exception(error))
         try:
             data = self._dumps((False, error, where))
-            pickle.loads(data)  # some exceptions pickle to what cannot be made again
+            pickle.loads(data)  # some exceptions pickle, but do not unpickle
             return data
         except Exception:
             plain = RuntimeError(f"{type(error).__name__}: {error}")
@@ -66,18 +66,14 @@ class Host:
 
 
 def _end_after(raylet: int) -> None:
-    """Ends this process when the node's raylet, its parent, has died.
-
-    Ray may leave it running where the node was taken for dead: then the actor runs elsewhere, or
-    again, and this one would keep the directory in use for ever.
-    """
+    """Ends this process after its parent, the raylet: Ray runs the actor again, and may not."""
     while os.getppid() == raylet:
         time.sleep(1.0)
     os._exit(1)
 
 
 def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """What the buffer is made of; TypeError names the argument that cannot be pickled."""
+    """Class and arguments of a buffer, pickled; TypeError names one that cannot be."""
     dumps: Callable[[Any], bytes] = require_ray().cloudpickle.dumps
     named = {"replay_buffer_cls": cls, **{f"args[{at}]": arg for at, arg in enumerate(args)}}
     for name, value in {**named, **kwargs}.items():
@@ -85,16 +81,16 @@ def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             dumps(value)
         except Exception as error:  # pickling runs the code of users' classes
             raise TypeError(
-                f"RayReplayBuffer({name}=...): a {type(value).__name__} that is made already "
-                f"cannot be sent to the actor ({type(error).__name__}: {error}); give something to "
-                "call that makes it there, such as storage=partial(LazyTensorStorage, 100), or "
-                "transform_factory=... for a transform"
+                f"RayReplayBuffer({name}=...): this {type(value).__name__} cannot be sent to the "
+                f"actor ({type(error).__name__}: {error}); give a function that makes it there, "
+                "such as storage=partial(LazyTensorStorage, 100), or transform_factory=... for a "
+                "transform"
             ) from error
     return dumps((cls, args, kwargs))
 
 
 def opened(answer: bytes) -> Any:
-    """What `Host.answer` has packed: a result, or an error to raise."""
+    """Unpacks an answer of `Host`: returns its result, or raises its error."""
     done, result, *where = pickle.loads(answer)
     if done:
         return result

@@ -4,19 +4,19 @@
     buffer ──Address.of──▶ Address ── by RPC ──▶ approach ──▶ LocalHandle: the same directory
                          machine, directory, and the buffer's configuration, pickled
 
-A host name proves nothing: containers share one or have several, and networks repeat them. What
-counts is the kernel's boot id, and that the path leads here to the very file that the owner has.
+A host name proves nothing: containers share one or have several, and networks repeat them. The two
+processes have to see the same boot id of the kernel, and under the path the same file.
 
-The buffer pickles to its path and configuration, never to its contents. So what arrives has the
-owner's class, arguments, transforms and `collate_fn`, and reads and writes the owner's memory.
-What belongs to one process stays with the owner, and is asked there:
+The buffer pickles to its path and configuration, never to its contents. So the copy has the owner's
+class, arguments, transforms and `collate_fn`, and reads and writes the owner's memory. State that
+belongs to one process stays with the owner, and these calls go there:
 
-- drawing, where the draws leave a trace in the sampler (a pass without replacement), come from a
-  generator that the buffer was given, or are those of somebody else's sampler;
-- writing, where a part of somebody else has to see what is written.
+- drawing, if the sampler remembers its draws (a pass without replacement), uses a generator that
+  the buffer was given, or is not one of shmbuffer;
+- writing, if a part that is not one of shmbuffer has to see each write.
 
-When the owner's configuration changes it leaves a new mark in the directory (see owner.py):
-`LocalHandle` notices before the next call, at the cost of looking at two numbers.
+When its configuration changes, the owner leaves a new mark in the directory (see owner.py).
+`LocalHandle` notices it before the next call, at the cost of comparing two numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.writers import RoundRobinWriter
 
 READ, WRITE, SAMPLE = GROUPS = ("read", "write", "sample")
-"""What is done to a buffer, as far as it can be done from another process."""
+"""The kinds of calls that another process may make directly."""
 
 MARK = "config_version"
 """The entry of the directory's settings that changes when the owner's configuration does."""
@@ -50,13 +50,13 @@ _OPERATIONS = {
 }
 
 
-class Unreachable(Exception):  # noqa: N818 - the state of things, not a failure
+class Unreachable(Exception):  # noqa: N818 - a state, not a failure
     """This process cannot reach the buffer's memory. The message says why."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """What the owner of a buffer says of itself."""
+    """Where a buffer is, and its configuration."""
 
     boot_id: bytes  # of the kernel that it runs on
     pid: int  # its process, for messages
@@ -65,20 +65,20 @@ class Address:
     file: tuple[int, int] = (0, 0)  # device and inode of its control file
     payload: bytes = b""  # class and configuration of the buffer, pickled
     storage: bytes = b""  # its storage, pickled to its path
-    # why all, or one of `GROUPS`, has to be asked of the owner; ``""`` is all
+    # why the owner has to do the calls of one of `GROUPS`, or under ``""`` all calls
     refused: dict[str, str] = field(default_factory=dict)
-    later: bool = False  # there will be a directory, once somebody has written
+    later: bool = False  # the first write will make a directory
     mark: str = ""  # what the owner left in the directory with this offer
-    node: str = ""  # name of its Ray node, where only a process of the same one is near
+    node: str = ""  # name of its Ray node, if only processes of that node are near
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What says which bytes these are."""
+        """What identifies the memory."""
         return (self.boot_id, self.path, self.uuid, self.file, self.storage)
 
     @classmethod
     def of(cls, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> Address:
-        """The offer of a buffer's owner, without a mark."""
+        """The address of a buffer in this process, without a mark."""
         storage = buffer.storage
         me = identity.current()
         here = (me.boot_id, me.pid)
@@ -108,26 +108,26 @@ class Address:
 
 
 class LocalHandle:
-    """The owner's buffer, open in this process. Leaves the directory when nobody holds it."""
+    """The owner's buffer, open in this process. Leaves the directory when it is dropped."""
 
     def __init__(self, buffer: ReplayBuffer, offer: Address) -> None:
         self.buffer = buffer
         self.offer = offer
         self.mark = offer.mark  # the mark up to which the owner's configuration is known
-        # those of `GROUPS` that need not be asked of the owner
+        # those of `GROUPS` that do not need the owner
         self.direct = frozenset(GROUPS) - offer.refused.keys()
         self._control = engine_of(buffer).seat.control
         self._sequences: tuple[int, int] | None = None
         # Not closed when it is replaced: another thread may be in the middle of a call.
         self._end = weakref.finalize(self, buffer.close)
-        self._end.atexit = False  # the engine sees to it
+        self._end.atexit = False  # the engine closes itself then
 
     def is_current(self) -> bool:
-        """Whether the owner's configuration is unchanged: two numbers are compared, 0.4 µs."""
+        """Whether the owner's configuration is unchanged: compares two numbers, 0.4 µs."""
         return self._control.sequences == self._sequences or self.news() is None
 
     def news(self) -> str | None:
-        """The mark in the directory, where it is not the one that is known; else None."""
+        """The mark in the directory, if it is another than the known one; else None."""
         sequences = self._control.sequences
         mark = str(self._control.superblock().settings["extra"].get(MARK, ""))
         if mark != self.mark:
@@ -136,19 +136,19 @@ class LocalHandle:
         return None
 
     def give_up(self) -> RingBacked:
-        """The open storage, for another `LocalHandle` that closes it."""
+        """Hands the open storage over to another `LocalHandle`, which closes it."""
         self._end.detach()
         storage = self.buffer.storage
         assert isinstance(storage, RingBacked)
         return storage
 
     def close(self) -> None:
-        """Leave the directory now."""
+        """Leaves the directory now."""
         self._end()
 
 
 def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
-    """Open the owner's buffer in this process."""
+    """Opens the owner's buffer in this process."""
     if "" in offer.refused:
         raise Unreachable(offer.refused[""])
     if offer.boot_id == identity.UNKNOWN_BOOT or offer.boot_id != identity.boot_id():
@@ -157,7 +157,7 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
         raise Unreachable(f"its owner runs on the node {offer.node}")
     storage: Any = None
     try:
-        cls, state = pickle.loads(offer.payload)  # before the directory is opened: it may fail
+        cls, state = pickle.loads(offer.payload)  # may fail, so before the directory is opened
         if near is not None and near.offer.place == offer.place:
             return LocalHandle(_rebuilt(cls, state, near.give_up()), offer)
         _require_same(offer)
@@ -176,14 +176,14 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
 
 
 def engine_of(buffer: ReplayBuffer) -> Engine:
-    """The handle of a buffer that lies on a ring."""
+    """The engine of a buffer that lies on a ring."""
     storage = buffer.storage
     assert isinstance(storage, RingBacked)
     return storage.engine()
 
 
 def _require_same(offer: Address) -> None:
-    """Unreachable, unless the path leads to the owner's own files."""
+    """Raises Unreachable unless the path leads to the owner's files."""
     assert offer.path is not None
     if not Path(offer.path).is_dir():
         raise Unreachable(f"its directory {offer.path} cannot be seen from this process")
@@ -198,7 +198,7 @@ def _require_same(offer: Address) -> None:
 
 
 def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
-    """What has to be asked of the owner though its memory can be reached, and why."""
+    """The `GROUPS` that need the owner although its memory can be reached, and why."""
     storage, sampler, writer = buffer.storage, buffer.sampler, buffer.writer
     refused: dict[str, str] = {}
 
@@ -229,7 +229,7 @@ def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
     ):
         refuse(WRITE, f"{type(writer).__name__} decides in one process what is kept")
     if any(watcher() is not None for watcher in storage._watchers):
-        refuse(WRITE, "somebody in the owner's process wants to hear of every write")
+        refuse(WRITE, "a part of the owner's process has to be told of every write")
     return refused
 
 
@@ -238,7 +238,7 @@ def _is_ours(function: Any) -> bool:
 
 
 def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, Any]:
-    """The buffer's state as it travels: what stays with the owner has no place in it."""
+    """The buffer's state for another process, without what stays with the owner."""
     state = {**buffer.__getstate__(), "_generator": None, "_rank_given": None}
     del state["_storage"]
     if SAMPLE in refused and not isinstance(buffer.sampler, PrioritizedSampler):

@@ -1,12 +1,12 @@
-"""What runs in the owner's process, for handles in other processes.
+"""The part in the owner's process that serves handles in other processes.
 
     Handle ──call, get, put, offer──▶ Owner ──▶ buffer
                                         └─ mark ──▶ its directory, read by every `LocalHandle`
 
-A process that has opened the owner's directory knows transforms, `collate_fn`, sampler and batch
-size as they were then. After a call that may have changed them the owner pickles them again. If the
-result differs, it leaves a new mark in the directory, and a process that sees an unknown mark asks
-again. Calls that move data change no configuration and skip the comparison.
+A process that opens the owner's directory has the transforms, `collate_fn`, sampler and batch size
+of that moment. After a call that may have changed them the owner pickles them again. If the result
+differs, it leaves a new mark in the directory, and a process that sees an unknown mark asks for
+them again. Calls that move data change no configuration and skip the comparison.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ METHODS = {
     "update_priority": SAMPLE,
     "update_tensordict_priority": SAMPLE,
 }
-"""Methods that move data, and what they are. All others are the owner's."""
+"""Methods that move data, by kind. All others are the owner's."""
 
 PROPERTIES = {
     "batch_size": READ,
@@ -68,24 +68,24 @@ PROPERTIES = {
     "writer": READ,
     "sampler": SAMPLE,
 }
-"""Properties that the configuration, or the directory, tells. All others are the owner's."""
+"""Properties of the configuration or the directory, by kind. All others are the owner's."""
 
 _EXCHANGE = ("set_sampler", "set_storage", "set_writer")
 
 
 class Itself:
-    """Stands for the owner's buffer where a method returns it: it is the handle, to the caller."""
+    """Stands for the owner's buffer in a result; the caller gets its handle instead."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What the handle unpickles. It was pickled when it could be, and cannot any more."""
+    """A part of the buffer, pickled before it was closed; the handle unpickles it."""
 
     data: bytes
 
 
 class Owner:
-    """Answers for a buffer, one call at a time. ``dumps`` pickles the buffer's configuration."""
+    """Serves the handles of a buffer, one call at a time. ``dumps`` pickles its configuration."""
 
     def __init__(self, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> None:
         self.buffer = buffer
@@ -97,11 +97,7 @@ class Owner:
         self._former: list[Storage] = []  # in directories
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the buffer and return its result; `Itself` in place of the buffer.
-
-        A part that was exchanged comes as a `Message`, empty if it cannot be pickled; a storage is
-        closed.
-        """
+        """Calls a method; returns its result, with `Itself` or a `Message` for what stays here."""
         with self.lock:
             if name in _EXCHANGE and args:
                 args = (_made(args[0]), *args[1:])
@@ -113,12 +109,12 @@ class Owner:
             return self._given_up(result) if name in _EXCHANGE else detached(result)
 
     def get(self, name: str) -> Any:
-        """An attribute of the buffer."""
+        """Returns an attribute of the buffer."""
         with self.lock:
             return getattr(self.buffer, name)
 
     def put(self, name: str, value: Any) -> None:
-        """Set an attribute of the buffer."""
+        """Sets an attribute of the buffer."""
         with self.lock:
             setattr(self.buffer, name, value)
             self.announce()
@@ -128,7 +124,7 @@ class Owner:
         return callable(getattr(self.buffer, name))
 
     def extent(self) -> int:
-        """Slots from the first to the last that was written: what iteration in order goes over."""
+        """Slots up to the last one that was written, for iteration in order."""
         storage = self.buffer.storage
         if not isinstance(storage, RingBacked):
             return len(storage)
@@ -136,7 +132,7 @@ class Owner:
         return 0 if ring is None else extent(ring)
 
     def offer(self) -> Address:
-        """Where the buffer is, with a mark that stands in its directory."""
+        """The buffer's address, with a mark that is in its directory."""
         with self.lock:
             offer = replace(Address.of(self.buffer, self._dumps), node=self.node)
             if self._published is None or replace(self._published, mark="") != offer:
@@ -149,12 +145,12 @@ class Owner:
             return self._published
 
     def announce(self) -> None:
-        """Leave a new mark if the configuration is another one than was told."""
-        if self._published is not None:  # else nobody knows any
+        """Leaves a new mark if the configuration differs from the last offer."""
+        if self._published is not None:  # else no handle has one
             self.offer()
 
     def leave(self) -> None:
-        """The process ends: remove the directories that are this process's; close the buffer."""
+        """Removes the temporary directories of this process and closes the buffer."""
         with self.lock:
             for storage in (*self._former, self.buffer.storage):
                 if storage._location is not None and storage._location.auto_cleanup:
@@ -174,7 +170,7 @@ class Owner:
         self._engine, self._published = now, replace(offer, mark=mark)
 
     def _given_up(self, part: Any) -> Message:
-        """A part that was exchanged: packed for who asked, and of no use here any more."""
+        """Packs a part that was replaced, for the caller; None if it does not pickle. Closes it."""
         try:
             parcel = Message(self._dumps(part))
         except Exception:  # pickling runs the code of users' classes
@@ -192,15 +188,20 @@ def _made(part: Any) -> Any:
 
 
 def detached(data: Any) -> Any:
-    """``data`` that can be pickled: views of memory maps (``rb[a:b]``, not shared) are copied."""
-    if isinstance(data, MemoryMappedTensor):
-        return data.clone()
-    if is_collection(data):
-        leaves = data.values(include_nested=True, leaves_only=True)
-        mapped = any(isinstance(leaf, MemoryMappedTensor) for leaf in leaves)
-        return data.clone() if mapped else data
-    if type(data) is tuple or type(data) is list:
-        return type(data)(map(detached, data))
+    """Data that can be pickled: views of memory maps (``rb[a:b]``, not shared) are copied."""
+
+    def copied(leaf: Any) -> Any:
+        leaves = leaf.values(True, True) if is_collection(leaf) else [leaf]
+        is_mapped = any(isinstance(one, MemoryMappedTensor) for one in leaves)
+        return leaf.clone() if is_mapped else leaf
+
+    return changed(data, copied)
+
+
+def changed(data: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested tuples, lists and dicts with everything else in them changed."""
+    if type(data) in (tuple, list):
+        return type(data)(changed(part, change) for part in data)
     if type(data) is dict:
-        return {key: detached(value) for key, value in data.items()}
-    return data
+        return {key: changed(value, change) for key, value in data.items()}
+    return change(data)

@@ -13,40 +13,37 @@ import torch
 from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.host import Host, made_of, opened
 from shmbuffer.distributed.nearby import Address
-from shmbuffer.distributed.owner import METHODS
+from shmbuffer.distributed.owner import METHODS, changed
 from shmbuffer.distributed.runtime import Lease, require_ray
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.replay.buffers import ReplayBuffer
 
 DEFAULT_REMOTE_CONFIG = {"num_cpus": 1}
-"""What an actor asks Ray for, unless told."""
+"""An actor's default resources."""
 
 START_S = 10.0
-"""After how long a constructor says in the log that Ray has not started the actor yet."""
+"""After this time a constructor logs that Ray has not started the actor yet."""
 
 LEAVE_S = 5.0
-"""How long an actor may take to leave the buffer before it is killed."""
+"""An actor that has not left the buffer by then is killed."""
 
 _log = logging.getLogger(__name__)
 
 
 class RayClient(Handle):
-    """A handle on the buffer of a `RayReplayBuffer`, for anybody in the Ray cluster.
+    """A handle on the buffer of a `RayReplayBuffer`, for any process of the Ray cluster.
 
     It can be pickled into tasks and other actors. On the machine of the buffer it attaches to the
-    buffer's directory where it arrives; see `RayReplayBuffer`. The buffer's life is not its
-    business: it has neither ``close`` nor ``shutdown``.
-
-    Args:
-        actor: the handle of the actor.
-        has_gpu: whether the actor was given a GPU; if not, what is sent to it goes to the CPU
-            first.
-        offer: see `Handle`.
-        remote_only: see `Handle`.
+    buffer's directory; see `RayReplayBuffer`. It has neither ``close`` nor ``shutdown``: only the
+    creator ends the buffer.
     """
 
     def __init__(
-        self, actor: Any, has_gpu: bool, offer: Address | None = None, remote_only: str = ""
+        self,
+        actor: Any,
+        has_gpu: bool,  # of the actor; if not, tensors are sent from the CPU
+        offer: Address | None = None,
+        remote_only: str = "",
     ) -> None:
         super().__init__(offer, remote_only)
         self._ray = require_ray()
@@ -58,13 +55,13 @@ class RayClient(Handle):
     def _ask(self, request: str, *args: Any) -> Any:
         if self._actor is None:
             raise BufferClosedError(
-                f"this {type(self).__name__} was closed; its actor is gone, and with it what was "
-                "not in a directory"
+                f"this {type(self).__name__} was closed; its actor has ended, and items that were "
+                "not in a directory are lost"
             )
-        if not self.has_gpu:
-            args = _on_cpu(args)
+        if not self.has_gpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            args = changed(args, _on_cpu)
         message = self._ray.cloudpickle.dumps((request, args))
-        whole = request == "call" and args[0] not in METHODS  # a save may take long
+        whole = request == "call" and args[0] not in METHODS  # a save may take a long time
         try:
             answer = self._ray.get(
                 self._actor.answer.remote(message), timeout=None if whole else self.timeout
@@ -75,12 +72,12 @@ class RayClient(Handle):
         return opened(answer)
 
     def _obituary(self) -> str:
-        """What becomes of the items of a dead actor."""
+        """A note on the items of a dead actor."""
         offer = self._carried()
         if offer is None or offer.path is None:
             return "The buffer was in the memory of this actor, and is lost with it."
         return (
-            f"The buffer is in {offer.path} still: shmbuffer.attach() opens it there, and so does "
+            f"The buffer is still in {offer.path}: shmbuffer.attach() opens it there, and so does "
             "a new RayReplayBuffer with a storage in that directory."
         )
 
@@ -100,42 +97,42 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
     """A buffer in a Ray actor.
 
     The actor holds the buffer; this object, its `client`s, and copies of either in tasks and other
-    actors are handles on it. All methods and properties of the buffer's class are theirs.
+    actors are handles on it. They have all methods and properties of the buffer's class.
 
-    **On the actor's machine Ray is left out.** Where the buffer's storage is a `LazyMemmapStorage`
-    in a directory (``scratch_dir`` or ``shared_init=True``), a handle on the same machine opens
-    that directory and reads, writes, samples and updates priorities in memory, with the actor's
-    configuration: its transforms and its ``collate_fn`` come by pickle, as copies. Only handles on
-    other machines move batches through Ray. `direct` tells which it is, and `paths` why. It is the
-    same machine if the kernel's boot id is the same and the path leads to the same files.
+    **Handles on the actor's machine do without Ray.** If the buffer's storage is a
+    `LazyMemmapStorage` in a directory (``scratch_dir`` or ``shared_init=True``), a handle on the
+    same machine opens that directory and reads, writes, samples and updates priorities in memory.
+    It has copies, by pickle, of the actor's transforms and ``collate_fn``. Only handles on other
+    machines move batches through Ray. `direct` says which way a handle takes, and `paths` why. Two
+    processes are on the same machine if they see the same boot id of the kernel, and under the
+    buffer's path the same files.
 
-    The actor alone does what changes the buffer itself (``empty``, ``set_sampler``, ``dumps``,
-    ``append_transform``, ...), and draws where the sampler remembers what it drew
-    (`SamplerWithoutReplacement`: one pass for all handles) or where a ``generator`` was given.
+    Only the actor changes the buffer itself (``empty``, ``set_sampler``, ``dumps``,
+    ``append_transform``, ...). It also draws if the sampler remembers its draws
+    (`SamplerWithoutReplacement`: one pass for all handles) or if a ``generator`` was given.
 
-    **Death.** A direct handle does not notice that the actor was killed. What was committed is in
-    the directory: a new `RayReplayBuffer` with the same ``scratch_dir`` and ``shared_init=True``
+    **Death.** A direct handle does not notice that the actor was killed. Committed items are in the
+    directory: a new `RayReplayBuffer` with the same ``scratch_dir`` and ``shared_init=True``
     carries on, and so does the same one with ``remote_config={"max_restarts": -1}``.
 
     Args:
         *args: positional arguments of ``replay_buffer_cls``.
         replay_buffer_cls: class of the buffer.
-        ray_init_config: arguments of ``ray.init``, where Ray is not initialised. `close` then shuts
-            it down.
+        ray_init_config: arguments of ``ray.init`` if Ray is not initialised. `close` then shuts it
+            down.
         remote_config: options of the actor, as for ``Actor.options()``; None is
             ``{"num_cpus": 1}``.
         transport: ``"auto"``: see above. ``"ray"``: through Ray, on every machine.
-            ``"distributed"`` is not there.
+            ``"distributed"`` is not supported.
         transport_options: of ``"distributed"``; has to be None.
         delayed_init: make the buffer's parts at its first use, not now.
-        **kwargs: keyword arguments of ``replay_buffer_cls``. Give what makes a storage, a sampler,
-            a writer, a transform (``storage=partial(LazyTensorStorage, 100)``,
-            ``transform_factory=``) rather than one that is made: it is the actor that needs it.
-            What is made is pickled.
+        **kwargs: keyword arguments of ``replay_buffer_cls``. Give functions that make a storage, a
+            sampler, a writer or a transform in the actor (``storage=partial(LazyTensorStorage,
+            100)``, ``transform_factory=``); objects are pickled.
 
     Raises:
         ImportError: Ray is not installed.
-        TypeError: an argument cannot be pickled, or the class does not know it.
+        TypeError: an argument cannot be pickled, or is unknown to the class.
         ValueError: an unknown ``transport``, or ``transport_options``.
         NotImplementedError: ``transport="distributed"``.
         Exception: what the constructor of the buffer raises in the actor.
@@ -198,7 +195,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 
     @property
     def transport_kind(self) -> str:
-        """What carries batches between machines: ``"ray"``."""
+        """The carrier of batches between machines: ``"ray"``."""
         return "ray"
 
     @property
@@ -225,7 +222,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return RayClient(*self._state())
 
     def clients(self, num_clients: int) -> list[RayClient]:
-        """Several handles: those on the actor's machine write in parallel, also from threads.
+        """Several handles; on the actor's machine they write in parallel, also from threads.
 
         Args:
             num_clients: how many, at least 1.
@@ -237,9 +234,9 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return [self.client() for _ in range(num_clients)]
 
     def close(self) -> None:
-        """End the actor. What was committed stays in its directory, unless that is temporary.
+        """End the actor. Committed items stay in its directory, unless that is temporary.
 
-        A copy that came by pickle only leaves: the actor belongs to its creator. Idempotent.
+        A copy that came by pickle does not end it. Idempotent.
         """
         self.detach()
         self._offer, self._settled = None, True
@@ -251,7 +248,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         try:
             if ray.is_initialized():
                 leaving = actor.answer.remote(pickle.dumps(("leave", ())))
-                with suppress(ray.exceptions.RayActorError):  # it is dead already
+                with suppress(ray.exceptions.RayActorError):  # it has died already
                     for answer in ray.get(ray.wait([leaving], timeout=LEAVE_S)[0]):
                         opened(answer)
         finally:
@@ -275,7 +272,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         if self._actor is None:
             raise BufferClosedError(
                 f"this {type(self).__name__} was closed and cannot be used or started again; make "
-                "a new one, with the same scratch_dir if it had one"
+                "a new one, with the same scratch_dir if there is one"
             )
 
     def _wait_for_start(self, options: dict[str, Any]) -> None:
@@ -292,15 +289,15 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 def _arrived(cls: type[RayReplayBuffer], *state: Any) -> RayReplayBuffer:
     buffer = cls.__new__(cls)
     RayClient.__init__(buffer, *state)
-    buffer._lease = None  # the actor is not ours to end
+    buffer._lease = None  # the creator ends the actor
     return buffer
 
 
 def _check_transport(transport: str, options: dict[str, Any] | None) -> None:
     if transport == "distributed":
         raise NotImplementedError(
-            "RayReplayBuffer(transport='distributed'): there is no second transport; with 'auto' "
-            "handles on the buffer's machine use its memory, and Ray moves batches to others"
+            "RayReplayBuffer(transport='distributed') is not supported; with 'auto' handles on "
+            "the buffer's machine use its memory, and Ray moves batches to others"
         )
     if transport not in ("auto", "ray"):
         raise ValueError(
@@ -314,11 +311,4 @@ def _check_transport(transport: str, options: dict[str, Any] | None) -> None:
 
 
 def _on_cpu(value: Any) -> Any:
-    """``value`` with its tensors on the CPU, for an actor without a GPU."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return value
-    if type(value) in (tuple, list):
-        return type(value)(map(_on_cpu, value))
-    if type(value) is dict:
-        return {key: _on_cpu(entry) for key, entry in value.items()}
     return value.to("cpu") if hasattr(value, "to") and hasattr(value, "device") else value

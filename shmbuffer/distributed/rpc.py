@@ -16,7 +16,7 @@ from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import METHODS, Owner
 from shmbuffer.replay.buffers import TensorDictReplayBuffer
 
-# What rpc.remote() gives; there is none where torch was built without RPC.
+# What rpc.remote() returns; torch may be built without RPC.
 _RREF: tuple[type, ...] = (rpc.PyRRef,) if rpc.is_available() else ()  # type: ignore[attr-defined]
 
 _making = threading.Lock()
@@ -24,13 +24,9 @@ _clients: MutableMapping[Any, RemoteClient] = weakref.WeakKeyDictionary()
 
 
 class RemoteClient(Handle):
-    """A handle on the `RemoteTensorDictReplayBuffer` of another process, made by its `client`.
+    """A handle on the `RemoteTensorDictReplayBuffer` of another process; it can be sent by RPC."""
 
-    It travels in RPC calls as the RRef does, and on the buffer's machine it attaches to the
-    directory.
-    """
-
-    owner_is_gone = (RuntimeError,)  # what torch raises where nobody answers
+    owner_is_gone = (RuntimeError,)  # what torch raises without an answer
 
     def __init__(self, rref: Any, offer: Address | None = None, *, weak: bool = False) -> None:
         super().__init__(offer)
@@ -38,7 +34,7 @@ class RemoteClient(Handle):
 
     def _ask(self, request: str, *args: Any) -> Any:
         rref = self._rref()
-        # The RRef last: torch counts it as sent once it is pickled, also if the rest cannot be.
+        # The RRef last: torch counts it as sent once it is pickled, even if the rest fails to.
         done, result = rpc.rpc_sync(rref.owner(), _answer, (request, args, rref))
         if done:
             return result
@@ -119,7 +115,7 @@ def _owner_of(buffer: Any) -> Owner:
 
 
 def _client_of(rref: Any) -> RemoteClient:
-    """The handle behind the calls that are made with ``rref`` in this process; it goes with it."""
+    """The handle for calls with ``rref`` in this process; it lives as long."""
     with _making:
         client = _clients.get(rref)
         if client is None:
@@ -146,7 +142,7 @@ def _accepting_an_rref(name: str, method: Callable[..., Any]) -> Callable[..., A
                 owner.announce()
             return result
 
-    # RPC sends a function by its name: the one under which it is found again.
+    # RPC sends a function by this name.
     accepting.__module__ = RemoteTensorDictReplayBuffer.__module__
     accepting.__qualname__ = f"{RemoteTensorDictReplayBuffer.__qualname__}.{name}"
     return accepting

@@ -1,4 +1,4 @@
-"""Ray, imported on use; and who has started it ends it."""
+"""Ray, imported on use, and shut down by the process that started it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from shmbuffer.extras import missing
 
 _lock = threading.RLock()
-_leases: set[Lease] | None = None  # of a Ray that was started here
+_leases: set[Lease] | None = None  # of a Ray that this process started
 
 
 def require_ray() -> Any:
@@ -21,11 +21,7 @@ def require_ray() -> Any:
 
 
 def living_nodes() -> dict[str, str]:
-    """Ids of the nodes of the cluster that live, by their names.
-
-    Raises:
-        ValueError: two have the same name.
-    """
+    """Ids of the living nodes of the cluster by name; ValueError if two share a name."""
     found: dict[str, str] = {}
     for node in require_ray().nodes():
         if not node["Alive"]:
@@ -40,7 +36,7 @@ def living_nodes() -> dict[str, str]:
 
 
 def own_node() -> str:
-    """The name of the node that this process belongs to; ``""`` where Ray is not initialized."""
+    """The name of this process's node; ``""`` if Ray is not initialized."""
     ray = require_ray()
     if not ray.is_initialized():
         return ""
@@ -49,7 +45,7 @@ def own_node() -> str:
 
 
 class Lease:
-    """One user of Ray in this process. If we started it, the last one to release shuts it down."""
+    """One user of Ray in this process. If it was started here, the last release shuts it down."""
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         global _leases
@@ -57,12 +53,12 @@ class Lease:
         with _lock:
             if not ray.is_initialized():
                 ray.init(**(config or {}))
-                _leases = set()  # without those of a Ray that was shut down meanwhile
+                _leases = set()  # without the leases of a Ray that was shut down meanwhile
             if _leases is not None:
                 _leases.add(self)
 
     def release(self) -> None:
-        """The user is done. Idempotent."""
+        """Ends this use of Ray. Idempotent."""
         global _leases
         with _lock:
             if _leases is not None and self in _leases:

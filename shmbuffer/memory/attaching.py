@@ -24,12 +24,7 @@ LOOK_S = 0.01
 
 
 def attached(path: Path, timeout: float, role: Role | None, requested: Prefault) -> Engine:
-    """A handle on the buffer of a directory, which need not be there yet.
-
-    Raises:
-        AttachTimeout: there was none in time, or it was held all the time.
-        ValueError: ``timeout`` is not a number of seconds; there is no such ``role``.
-    """
+    """A handle on the buffer of a directory, which need not exist yet, or AttachTimeout."""
     if math.isnan(timeout) or timeout < 0:
         raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
     role = role or role_of_this_process

@@ -50,10 +50,9 @@ def walk(root: int, where: Path, folders: list[str], *, make: bool = False) -> I
 
 
 def make_with_parents(where: Path) -> bool:
-    """Make a directory, and return whether it was not there yet.
+    """Makes a directory; returns whether it is new. Missing parents get the umask's permissions.
 
-    What is missing above it is the user's, so it is made with the permissions that umask leaves.
-    Parents are synced if that is possible: a power cut could take ours with all that we sync in it.
+    Parents are synced if possible: a power cut could take this one with all that is synced in it.
     """
     missing = [folder for folder in where.parents if not folder.exists()]
     if missing:

@@ -71,11 +71,8 @@ class CheckReport:
 def check(
     path: str | PathLike[str], *, timeout: float = 60.0, on_progress: OnProgress | None = None
 ) -> CheckReport:
-    """Checks a directory, living or dead, without joining it.
-
-    Holds init.lock while it has the mutex without an entry: a recovery must not make a new one
-    then.
-    """
+    """Checks a directory, living or dead, without joining it; under init.lock."""
+    # The lock keeps a recovery from making a new mutex while this holds it without an entry.
     with Directory.open(path) as directory:
         files = Files(directory)
         files.require_control()

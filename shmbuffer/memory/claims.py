@@ -40,10 +40,7 @@ class Claims:
         streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> int:
-        """Takes ``count`` slots at the head, for `commit` or `abort` in the same thread.
-
-        Returns the ticket of the first. Raises as `Ring.write`.
-        """
+        """Takes ``count`` slots at the head, for this thread; returns the ticket of the first."""
         schema = self._calls.schema
 
         def call() -> int:
@@ -94,13 +91,7 @@ class Claims:
     def write_loaded(
         self, addresses: Sequence[int], count: int, sources: NDArray[np.uint64]
     ) -> int:
-        """`Ring.write` of items that others wrote, where observations are stored once.
-
-        Args:
-            addresses: of each leaf.
-            count: slots.
-            sources: uint64 ``[count]``, of each; what follows in the same source is linked.
-        """
+        """`Ring.write` of items of other ``sources``; neighbours of one source share rows."""
         given = tuple(addresses), count, 0, address(sources), LOCK_TIMEOUT_NS
         return self._calls.run(lambda: int(self._seat.native.write_loaded(*given)), "write")
 

@@ -134,10 +134,7 @@ def temporary_directory() -> Path:
 
 
 def left_behind() -> Iterator[Path]:
-    """Temporary directories of this user whose maker is dead, as far as that can be proved.
-
-    Else (another container) by the locks, where init.lock says that creation has begun.
-    """
+    """Temporary directories of this user whose maker is dead, by proof or by their locks."""
     uid = os.geteuid()
     pattern = re.compile(rf"{PREFIX}{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
     folder = tempfile.gettempdir()
@@ -159,11 +156,7 @@ def left_behind() -> Iterator[Path]:
 
 
 def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]) -> list[Path]:
-    """Remove the temporary directories of owners that were killed, and return them.
-
-    An empty one is removed without a question. What cannot be removed is logged, not raised: it
-    must not keep a new buffer from starting.
-    """
+    """Removes the temporary directories of killed owners, and returns them; logs what it cannot."""
     removed: list[Path] = []
     try:
         left = list(left_behind())

@@ -71,10 +71,7 @@ def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> 
 
 
 def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
-    """Takes the definition back; under init.lock, of an empty buffer that nobody else has.
-
-    Returns the seat to go on with, and what removes the files, which comes last.
-    """
+    """Undoes the definition of an empty buffer, under init.lock; returns seat and file removal."""
     control = seat.control
     discard = seat.ground.discarding()  # what can fail, first
     known = control.superblock()

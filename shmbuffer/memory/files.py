@@ -223,10 +223,7 @@ class Files:
         return self.directory.read(layout.DICTIONARY, limit=layout.SCHEMA_LIMIT)
 
     def publish_dictionary(self, data: bytes) -> bytes:
-        """Makes it what records are compressed with; returns the first one; under init.lock.
-
-        It is on the disk before it is used: without it what was compressed with it is lost.
-        """
+        """Stores and syncs the dictionary unless there is one; returns it. Under init.lock."""
         there = self.dictionary()
         if there is not None:
             return there

@@ -201,10 +201,7 @@ class HistoryRing:
         return self.begin + self.room * self.kind.itemsize
 
     def whole(self, data: bytes) -> tuple[NDArray[np.void], int]:
-        """What is whole in it, in order, and the number of places that something else is in.
-
-        Sets its newest number.
-        """
+        """The valid entries in order, and the number of invalid ones; sets the newest number."""
         ring = np.frombuffer(data, self.kind, self.room)
         used = np.flatnonzero(ring["number"])
         numbers, size = ring["number"][used], self.kind.itemsize

@@ -121,10 +121,7 @@ class HistoryWriter:
 
 
 def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
-    """Notes the clients that a recovery found dead and no event has; under init.lock.
-
-    What keeps the history from being written is logged: the recovery goes on.
-    """
+    """Notes the clients that a recovery found dead, under init.lock; errors are only logged."""
     where = files.path / layout.HISTORY
     try:
         with _locked(files.directory) as file:

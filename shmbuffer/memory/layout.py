@@ -65,10 +65,8 @@ def source_of(writers: NDArray[np.uint64], streams: NDArray[np.uint64]) -> NDArr
 
 
 def writer_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Who wrote each slot: an incarnation, or from `INCARNATIONS` on the number of a loaded one.
-
-    Before format 1.4 the latter were words from 2**48 on.
-    """
+    """The writer of each slot: an incarnation, or from `INCARNATIONS` on the number of a load."""
+    # Before format 1.4 loads had words from 2**48 on.
     loaded = np.uint64(INCARNATIONS) | sources & np.uint64(INCARNATIONS - 1)
     plain = np.where(sources < np.uint64(INCARNATIONS), sources, loaded)
     return np.where(sources < _HAS_STREAM, plain, sources & _WRITER)

@@ -141,11 +141,7 @@ class RateLimiter:
         return ratio | ages | (Limit.QUEUE if self.max_times_sampled is not None else Limit(0))
 
     def changed(self, **changes: Any) -> RateLimiter:
-        """A copy with other values; an error buffer too small for another ratio is computed again.
-
-        Raises:
-            ValueError, TypeError: as the constructor.
-        """
+        """A copy with other values; an error buffer too small for them is computed again."""
         ratio = changes.get("samples_per_insert", self.samples_per_insert)
         too_small = self.error_buffer is not None and (
             ratio is None or self.error_buffer < max(1.0, ratio)
@@ -161,11 +157,7 @@ class RateLimiter:
         return other is not None and self.to_numbers() == other.to_numbers()
 
     def require_fits(self, elements: int, where: str, *, prioritized: bool) -> None:
-        """Compares with a buffer.
-
-        Raises:
-            ValueError: ``min_size`` is larger than the buffer, or a queue has priorities.
-        """
+        """ValueError if ``min_size`` is larger than the buffer, or a queue has priorities."""
         if self.max_times_sampled is not None and prioritized:
             raise ValueError(
                 f"{where}: a queue hands items out first in, first out, and this buffer has "
@@ -219,10 +211,7 @@ class Lease(NamedTuple):
 
 
 def lease_of(runtime: Any) -> tuple[int, int] | None:
-    """The room of the lease that is set, and elements written by it; None: there is none.
-
-    What goes past a limiter is not part of them.
-    """
+    """The room of the lease, and the elements written by it; None without a lease."""
     block = active(runtime)
     if block is None or not int(block["limits"]) & Limit.LEASE:
         return None

@@ -32,10 +32,7 @@ class Masses(NamedTuple):
 
 
 def masses_of(ring: Ring) -> Masses:
-    """Masses of a live ring, read once without stopping writers; all are of one alpha and eps.
-
-    Cost: the mutex for some microseconds, and the masses and raw priorities read once.
-    """
+    """Masses of a live ring, read once without stopping writers; all are of one alpha and eps."""
     runtime, _ = counters.of_snapshot(ring.snapshot())
     greatest = float(runtime["max_priority"])
     alpha, eps = float(runtime["alpha"]), float(runtime["eps"])

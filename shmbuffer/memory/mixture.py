@@ -16,16 +16,7 @@ from shmbuffer.memory.engine import Engine
 
 
 class Mixture:
-    """The share of a data set in the samples of one buffer, for every process that has it.
-
-    Args:
-        engine: of the buffer.
-        base: what the share begins with, where nobody has said so.
-
-    Raises:
-        ValueError: the buffer began with another one.
-        AttachTimeout: another process holds init.lock.
-    """
+    """The share of a data set in the samples of a buffer, for all processes; at first ``base``."""
 
     def __init__(self, engine: Engine, base: float, *, timeout: float = 60.0) -> None:
         self._engine = engine
@@ -46,11 +37,7 @@ class Mixture:
 
     @property
     def fraction(self) -> float:
-        """The share as it is now.
-
-        Raises:
-            CorruptBufferError: it is no share.
-        """
+        """The share now; CorruptBufferError if it is not a number from 0 to 1."""
         found = float(self._engine.seat.control.runtime["offline_fraction"][0])
         if not 0.0 <= found < 1.0:
             raise CorruptBufferError(

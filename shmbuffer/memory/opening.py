@@ -93,10 +93,7 @@ def _open_once(
 def _clear_the_way(
     files: Files, control: Control | None, existing: Existing, *, creating: bool
 ) -> tuple[Control | None, RecoveryReport | None, Mapped | None]:
-    """What has to happen to an existing buffer before anybody joins; under init.lock.
-
-    Returns the control file, if the buffer is still there; what a recovery did, and what it mapped.
-    """
+    """Recovers or removes an existing buffer; returns its control file, the report and the maps."""
     if control is None:
         return None, None, None
     found = Diagnosis.of_control(files, control)

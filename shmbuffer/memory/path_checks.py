@@ -40,10 +40,8 @@ _KINDS = {
 
 
 def require_own_directory(found: os.stat_result, where: Path) -> None:
-    """Raise UnsafePathError unless we own the directory and others cannot exchange its files.
-
-    A group may write there: umask 002 makes such directories, and the group is one's own then.
-    """
+    """UnsafePathError unless this user owns the directory, and others may not write to it."""
+    # A group may: umask 002 makes such directories, with the user's own group.
     _require_owner(found, where)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise UnsafePathError(

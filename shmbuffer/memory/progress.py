@@ -92,10 +92,7 @@ def require_callable(on_progress: object) -> None:
 
 
 class Progress:
-    """One piece of work; use ``with``, which reports its end unless it failed.
-
-    ``on_progress``: the listener; None: the one of `hearing`. Of nothing nothing is reported.
-    """
+    """One piece of work; ``with`` reports its end. By default the listener is that of `hearing`."""
 
     def __init__(
         self, what: str, total: int, unit: str = "bytes", on_progress: OnProgress | None = None

@@ -152,10 +152,7 @@ def explain(
     held: str = "",
     consumers: Sequence[ConsumerStatus] = (),
 ) -> str:
-    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ...".
-
-    ``held``: who holds reservations, as `holders.told` says it.
-    """
+    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ..."."""
     who = _who(entries, side, now_ns, excluding)
     match why:
         case Why.AHEAD | Why.BEHIND:
@@ -280,10 +277,7 @@ def wanted(entry: Any, side: Side) -> int:
 
 
 def limited_by(now: RateStatus, entry: Any, side: Side) -> Why | None:
-    """What a client that waits for a side is limited by now; None: it does not, or may go on.
-
-    The ratio is computed again; a queue says more under the mutex than its numbers do.
-    """
+    """Why a client waits for the other side; None: it does not wait, or may go on."""
     if not int(entry["waits_for"]) & side:
         return None
     noted = int(entry["waits_why"])

@@ -56,10 +56,7 @@ _COPY_PIECE_BYTES = 2**24
 
 
 class Records:
-    """The records of a ring: `Ring.records`, where its schema has ``record_bytes``.
-
-    Order, slot words, tickets, priorities, waiting and refusals are the ring's.
-    """
+    """The records of a ring: `Ring.records`, if its schema has ``record_bytes``."""
 
     def __init__(
         self, calls: Calls, tree: PriorityTree, live: SlotsFile, records_map: _core.Map
@@ -84,10 +81,7 @@ class Records:
         return int(native.byte_head - native.byte_tail)
 
     def live(self) -> int:
-        """Bytes of the records of all items, headers included; what several share counts once.
-
-        Costs O(capacity).
-        """
+        """Bytes of the records of all items with headers; shared ones count once. O(capacity)."""
         return live_bytes(self._live)
 
     # The hot calls.
@@ -100,10 +94,7 @@ class Records:
         streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> int:
-        """Writes a batch at the head; the oldest records go as their bytes are needed.
-
-        Returns the ticket of the first: record k is in slot ``(ticket + k) % capacity``.
-        """
+        """Writes a batch at the head, over the oldest records; returns the first ticket."""
         count, head, capacity = len(batch), int(self._seat.native.head), self._capacity
         if count == 0:
             return head
@@ -196,13 +187,10 @@ class Records:
         return RecordSample(batch, index, tickets, None)
 
     def copy_out(self, descriptor: int, where: str) -> tuple[ItemSnapshot, NDArray[Any]]:
-        """Copies every record to a file, all of one moment, while others go on writing.
+        """Copies a snapshot of all records to a file; returns it, and the extents in the file.
 
-        A record does not change once it is committed, so what nobody is writing any more is copied
-        once, without a lock; the mutex is held for the last megabyte, and a scan of the slots.
-
-        Returns:
-            The moment; and the extents of all slots, positions counted from the start of the file.
+        Committed records do not change, so they are copied without a lock; the mutex is held for
+        the last megabyte, and a scan of the slots.
         """
         self._seat.reap_dead()  # behind a dead writer's claim all would be left for the mutex
         base, safe, _ = self._span()

@@ -46,10 +46,7 @@ _LARGEST_GAP = 2**40
 def recover_directory(
     found: Diagnosis, reason: str, *, verify: bool = False, left_whole: bool = False
 ) -> tuple[RecoveryReport, Mapped | None]:
-    """Recovers, under init.lock; returns the report, and what is mapped where there is a schema.
-
-    ``left_whole``: everybody has left in order, so the slots are believed without a look at them.
-    """
+    """Recovers, under init.lock; returns the report, and the maps if there is a schema."""
     files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()
     settings = found.settings()
@@ -104,10 +101,7 @@ def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
 def wrong_checksums(
     native: _core.Ring, schema: Schema, live: SlotsFile, count: int, progress: Progress
 ) -> list[int]:
-    """Of the first slots, those with an item whose bytes do not fit its checksum.
-
-    ``progress`` counts elements.
-    """
+    """Of the first slots, those with an item that does not match its checksum."""
     slot_bytes = sum(schema.map_bytes) // schema.capacity
     wrong: list[int] = []
     for first, some in progress.cut(count, slot_bytes):
@@ -196,10 +190,7 @@ class _Repair:
         )
 
     def _sane_settings(self) -> bool:
-        """Alpha and eps of the runtime page if a buffer can have them, else of the settings.
-
-        Returns whether they are other ones now.
-        """
+        """Repairs alpha and eps of the runtime page by the settings; returns whether it had to."""
         runtime, settings = self.control.runtime, self.settings
         alpha, eps = found = self._exponent()
         if not exponent_fits(alpha, eps, len(self.live.raw)):

@@ -187,10 +187,7 @@ class Directory:
             return bytes(data)
 
     def write_atomic(self, name: str, data: bytes) -> None:
-        """Replace a file as a whole; after a crash or a power cut it is the old one or the new one.
-
-        Two callers at a time do not disturb each other: the last rename wins. Costs two syncs.
-        """
+        """Replaces a file atomically, even in a power cut; the last of two callers wins."""
         beneath.parts(name, self.path)  # "a/" is no name, though "a/.5f02.tmp" is one
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
         with self.create(temporary, 0) as file:
@@ -209,10 +206,7 @@ class Directory:
         self.sync(name.rpartition("/")[0] or ".")
 
     def leftovers(self, name: str) -> list[str]:
-        """Names of what killed processes left behind in `write_atomic(name)`.
-
-        A living process may be writing one of them: ask under a lock that all its writers take.
-        """
+        """Temporary files of killed `write_atomic` calls; to be asked for under their lock."""
         folder, slash, last = name.rpartition("/")
         pattern = re.compile(re.escape(last) + r"\.[0-9a-f]{16}\.tmp")
         found = filter(pattern.fullmatch, self.listdir(folder or "."))
@@ -327,10 +321,7 @@ class Directory:
     def _within(
         self, name: str, *, make: bool = False, wanted: str = "a regular file", needed: int = 0
     ) -> Iterator[tuple[int, str]]:
-        """The descriptor of the directory that `name` lies in, and the last part of `name`.
-
-        What the system refuses in the body is said of `name`; see `explained`.
-        """
+        """The descriptor of the directory of `name`, and its last part; see `explained`."""
         root = self._root()
         *folders, last = beneath.parts(name, self.path)
         if make and not self._has_a_name():

@@ -69,13 +69,7 @@ class Client:
 
 
 class Registry:
-    """The registry of one control file.
-
-    Args:
-        control: the mapped control file.
-        directory: where the liveness files lie; None for anonymous memory, where identity alone
-            decides.
-    """
+    """The registry of a control file; without a directory of liveness files identity decides."""
 
     def __init__(self, control: Control, directory: Directory | None) -> None:
         self._control = control
@@ -180,10 +174,7 @@ class Registry:
         return membership
 
     def note_first_draw(self, entry: int, origin: int) -> list[int]:
-        """Says what our first draw came from, a number above 0; nothing if that is said already.
-
-        Returns process ids of living clients in other processes that said the same.
-        """
+        """Notes the source of the first draw; returns pids of other processes with the same."""
         draws = self._control.runtime["first_draws"][0]
         if draws[entry]:
             return []

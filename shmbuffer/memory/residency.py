@@ -41,10 +41,7 @@ class Residency:
 
 
 def residency(fd: int, nbytes: int) -> Residency | None:
-    """Returns what of an open file is in memory.
-
-    None where the kernel does not tell: before Linux 6.5, on hugetlbfs, or below a seccomp filter.
-    """
+    """The part of an open file in memory; None before Linux 6.5, on hugetlbfs, under seccomp."""
     if nbytes <= _WINDOWS * _WINDOW_BYTES:
         windows = [(0, nbytes)]
     else:

@@ -32,12 +32,7 @@ MAX_RECORD_BYTES = 2**46
 
 @dataclass(frozen=True)
 class Schema:
-    """All leaves of an item, and the shape of the storage.
-
-    Raises:
-        SchemaMismatchError: a dtype that is not torch's, a reserved or repeated key, a size below
-            one.
-    """
+    """All leaves of an item, and the shape of the storage; SchemaMismatchError if not valid."""
 
     leaves: tuple[Leaf, ...]  # in the order in which writes pass their addresses
     capacity: int  # slots, the first storage dimension
@@ -247,10 +242,7 @@ class Schema:
             raise SchemaMismatchError(f"{where}: {difference}; convert it, or create a new buffer")
 
     def difference(self, other: Schema) -> str | None:
-        """The first thing in which ``other`` differs, as a sentence; None if nothing does.
-
-        ``self`` is what the buffer has, ``other`` what a write brings.
-        """
+        """The first difference of the schema of a write, as a sentence; None if there is none."""
         leaves = difference_of(self.leaves, other.leaves, "this buffer", "this write")
         if leaves is not None:
             return leaves

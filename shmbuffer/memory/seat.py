@@ -41,14 +41,7 @@ from shmbuffer.memory.weights_file import WeightsFile
 
 
 class Seat:
-    """One handle's place at a buffer; made under init.lock, or before anybody else has the memory.
-
-    Args:
-        ground: where the files are; owned by the seat from now on.
-        control: the mapped control file.
-        role: what the registry says of us.
-        mapped: what is mapped already.
-    """
+    """One handle's place at a buffer; made under init.lock, or in memory that is not shared yet."""
 
     def __init__(
         self, ground: Files | Anonymous, control: Control, role: Role, mapped: Mapped | None = None

@@ -101,11 +101,7 @@ class Asked:
 
     @classmethod
     def given(cls, share_next: Any, room: Any, ndim: int) -> Asked | None:
-        """Of the arguments ``share_next`` and ``share_next_room``; None: each leaf has a column.
-
-        Raises:
-            ValueError: they make no sense.
-        """
+        """From a storage's arguments; ValueError if invalid, None if each leaf has a column."""
         if share_next is False or share_next is None:
             if room is not None:
                 raise ValueError(f"share_next_room={room!r} is of share_next, which is off")
@@ -122,11 +118,7 @@ class Asked:
         return cls(tuple(keys), room)
 
     def of(self, leaves: Iterable[Leaf], capacity: int) -> Sharing:
-        """Of a buffer of these leaves.
-
-        Raises:
-            SchemaMismatchError: a key that was named cannot be, or there is none at all.
-        """
+        """The shared leaves; SchemaMismatchError if one cannot be shared, or none can."""
         known = {leaf.path: leaf for leaf in leaves}
         if not known:
             raise SchemaMismatchError(

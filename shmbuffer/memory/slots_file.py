@@ -25,12 +25,7 @@ PIECE = 16384
 
 
 class SlotsFile:
-    """A view of a slots file, or of a copy of one.
-
-    Args:
-        content: the mapped file, or its bytes.
-        schema: of the buffer.
-    """
+    """A view of a slots file, or of a copy of one."""
 
     def __init__(self, content: Any, schema: Schema) -> None:
         data, at = np.frombuffer(content, np.uint8), schema.sections

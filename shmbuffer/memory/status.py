@@ -33,10 +33,7 @@ class TooOld(Exception):  # noqa: N818 - no error: what is too old is left out, 
 
 
 def require_linked(seat: Seat) -> None:
-    """Raises BufferUnlinkedError if the directory was removed; looks once a second. 0.1 µs.
-
-    Before the first write it looks each time, which costs some ten microseconds.
-    """
+    """BufferUnlinkedError if the directory was removed; checks it once a second. 0.1 µs."""
     if seat.native is None:
         seat.require_linked()
     elif (status := seat.native.look()) < 0:

@@ -19,18 +19,7 @@ GivenStreams = int | Streams | None
 
 
 def checked(streams: Any) -> int | Streams:
-    """What the caller has given, as the number for all items, or as one for each.
-
-    Args:
-        streams: an int; or a list, array or tensor of them ``[n]``.
-
-    Returns:
-        The int; or uint32 ``[n]``, a copy.
-
-    Raises:
-        TypeError: no integers, or in more than one dimension.
-        ValueError: one of them is not from 0 to 2**24 - 1.
-    """
+    """One stream for all items, an int, or one for each, a copy; refuses what is neither."""
     if type(streams) is int and 0 <= streams < STREAMS:
         return streams
     given = np.asarray(streams)
@@ -57,11 +46,7 @@ def checked(streams: Any) -> int | Streams:
 
 
 def of_each(streams: GivenStreams, count: int) -> Streams | None:
-    """One for each of ``count`` items, uint32; None: all are in stream 0.
-
-    Raises:
-        ValueError: there are more or fewer.
-    """
+    """One stream for each of ``count`` items; None: all are in stream 0. ValueError for others."""
     if streams is None or isinstance(streams, int):
         return np.full(count, streams, np.uint32) if streams else None
     if len(streams) != count:

@@ -140,10 +140,7 @@ class Calls:
     def _wait_for_blocker(
         self, what: str, limit: deadline.Deadline | None, before: _Blocked | None
     ) -> _Blocked | None:
-        """Waits; reaps the client in the way if it stays there and is dead.
-
-        To ask whether a process lives takes longer than most of them are in the way.
-        """
+        """Waits, since most clients do not block for long; then reaps the client if it is dead."""
         seat = self.seat
         entry, incarnation, turn, by_turn = seat.native.blocker
         now = time.monotonic()

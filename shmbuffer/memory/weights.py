@@ -63,11 +63,7 @@ def publish(
     step: int,  # of the caller
     timeout: float = TIMEOUT_S,  # seconds to wait for another publisher
 ) -> int:
-    """Makes these weights the newest; see `ReplayBuffer.publish`.
-
-    Returns:
-        The version.
-    """
+    """Makes these weights the newest, and returns their version; see `ReplayBuffer.publish`."""
     seat.require_open()
     directory, step = _directory_of(seat), operator.index(step)
     if not -_STEPS <= step < _STEPS:

@@ -53,15 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class WeightsForm:
-    """What weights are made of.
-
-    Args:
-        leaves: the tensors, in the order in which they are given and returned.
-
-    Raises:
-        ValueError: there are none, too many, or one twice.
-        SchemaMismatchError: a dtype that cannot be stored.
-    """
+    """The names, dtypes and shapes of weights, in order; refuses those that cannot be stored."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         if not 0 < len(leaves) <= MAX_LEAVES:
@@ -83,11 +75,7 @@ class WeightsForm:
     def in_order(
         self, leaves: Sequence[Leaf], addresses: Sequence[int], where: Path
     ) -> Sequence[int]:
-        """The addresses of these leaves, in our order.
-
-        Raises:
-            SchemaMismatchError: other leaves; it names the first that differs.
-        """
+        """The addresses of these leaves in the file's order; SchemaMismatchError for others."""
         if tuple(leaves) == self.leaves:
             return addresses
         difference = difference_of(self.leaves, leaves, "these weights", "this publish")
@@ -127,20 +115,7 @@ class Copied(NamedTuple):
 
 
 class WeightsFile:
-    """The file, mapped.
-
-    Args:
-        file: an open descriptor of it.
-        where: for messages.
-
-    Attributes:
-        where: for messages.
-        form: what the weights are made of.
-        identity: device and inode of the file.
-
-    Raises:
-        FormatError, IncompatibleVersionError, CorruptBufferError: it cannot be used.
-    """
+    """The file, mapped."""
 
     def __init__(self, file: int, where: Path, *, writable: bool = True) -> None:
         self.where = where
@@ -171,15 +146,7 @@ class WeightsFile:
         return {"version": newest, "step": step, "at_s": time_ns / 1e9, "pid": pid}
 
     def publish(self, addresses: Sequence[int], step: int) -> int:
-        """Writes a version and makes it the newest; under the lock of the file.
-
-        Args:
-            addresses: where the bytes of each tensor are.
-            step: of the caller.
-
-        Returns:
-            The version.
-        """
+        """Writes a version and makes it the newest; returns its number. Under the file's lock."""
         sizes = [leaf.nbytes for leaf in self.form.leaves]
         pieces = np.array([addresses, sizes, self.form.places], np.uint64)
         return _core.publish(
@@ -210,10 +177,7 @@ class WeightsFile:
         )
 
     def drop_damaged(self) -> list[int]:
-        """Takes the newest version out if it is torn, then the one before; while we are alone.
-
-        Returns the versions that were torn.
-        """
+        """Removes versions from the newest on that are torn, and returns them; while alone."""
         dropped = []
         for version in range(self.newest, max(0, self.newest - 2), -1):
             if self._is_whole(version):

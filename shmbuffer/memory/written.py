@@ -20,12 +20,7 @@ from shmbuffer.memory.slots_file import PIECE, Floats, SlotsFile
 
 
 class Written:
-    """The data of a slots file, as they were when this was made.
-
-    Args:
-        files: of the directory.
-        live: its slots file, mapped.
-    """
+    """A snapshot of the data of a slots file."""
 
     def __init__(self, files: Files, live: SlotsFile) -> None:
         self._live = live

@@ -1,4 +1,4 @@
-"""``attach``: one directory in, one buffer of arrays out, from any process of the machine."""
+"""``attach``: the buffer of a directory for NumPy arrays, in any process of the machine."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ def attach(
 
     Neither torch nor tensordict is imported, so that a collector starts in a fraction of a second
     and takes little memory. Both kinds of clients may use one directory; either may be the first to
-    write. alpha, eps, beta, ``batch_size`` and ``priority_key`` are those that were recorded when
-    the buffer was made.
+    write. alpha, eps, beta, ``batch_size`` and ``priority_key`` are those with which the buffer was
+    made.
 
     Args:
         scratch_dir: the directory. It need not exist yet.
-        timeout: seconds to wait for it to be made, or for another process that makes or recovers it
-            right now.
-        role: what this process is called in the registry; "collector" in one that a coordinator
-            spawned, else "client".
+        timeout: seconds to wait for it to be made, or for another process that makes or recovers
+            it.
+        role: of this process in the registry; "collector" if a coordinator spawned it, else
+            "client".
         prefault: see `shmbuffer.attach`.
         on_progress: see `shmbuffer.attach`.
         batch_size: of ``sample()``; None is what was recorded.
         beta: exponent of the importance weights; None is what was recorded.
-        rng: of the draws: a generator, or a seed for one. None: every draw is another one, of the
-            operating system's random numbers.
-        dtypes: for the first write, by key or path of a leaf: the dtype whose bytes its arrays hold
-            in unsigned integers, where NumPy has it not ("bfloat16", "float8_e4m3fn" ...). Arrays
-            of ml_dtypes say so themselves.
+        rng: of the draws: a generator, or a seed for one. None: the operating system's random
+            numbers.
+        dtypes: for the first write, by key or path of a leaf: the dtype of arrays that hold its
+            bytes in unsigned integers because NumPy lacks it ("bfloat16", "float8_e4m3fn" ...).
+            Not needed for arrays of ml_dtypes.
 
     Returns:
         The buffer.
 
     Raises:
-        AttachTimeout: nobody made it in time, or somebody held it all the time.
+        AttachTimeout: it was not made in time, or another process had it locked all the time.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
         RegistryFullError: 256 living handles use it.
         ValueError: ``timeout`` is not a number of seconds; there is no such ``role``, ``prefault``

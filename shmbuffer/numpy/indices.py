@@ -1,6 +1,6 @@
-"""Numbers of items as users give them, and indices as samples and writes give them out.
+"""Numbers of items as users pass them, and indices as samples and writes return them.
 
-An index is an element, or coordinates where there are lanes.
+An index is an element, or with lanes its coordinates.
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ def _as_numbers(index: Any) -> NDArray[np.int64]:
 
 
 def ravel(
-    index: Any,  # an int, ``[n]``, or where there are lanes ``[n, ndim]`` or a tuple of coordinates
-    lanes: tuple[int, ...],  # sizes of the dimensions behind the first
-    numbers_of: Callable[[Any], NDArray[np.int64]] = _as_numbers,  # makes int64 of it
+    index: Any,  # an int, ``[n]``, or with lanes ``[n, ndim]`` or a tuple of coordinates
+    lanes: tuple[int, ...],  # sizes of the dimensions after the first
+    numbers_of: Callable[[Any], NDArray[np.int64]] = _as_numbers,  # converts to int64
 ) -> NDArray[np.int64]:
-    """Element indices from what a sample or a write has given out as ``index``.
-
-    Returns:
-        int64 ``[n]``, contiguous.
-    """
+    """Element indices, int64 ``[n]`` and contiguous, from the index of a sample or a write."""
     if not lanes or isinstance(index, int):
         numbers = numbers_of(index).reshape(-1)
         return numbers if numbers.flags.c_contiguous else np.ascontiguousarray(numbers)
@@ -50,7 +46,7 @@ def ravel(
 
 
 def as_int(name: str, value: Any) -> int:
-    """An argument that is a number of items: an int, or what is one by ``__index__``."""
+    """An argument that is a number of items: an int, or an object with ``__index__``."""
     try:
         return int(operator.index(value))
     except TypeError:
@@ -59,7 +55,7 @@ def as_int(name: str, value: Any) -> int:
 
 
 def are_written(elements: NDArray[np.int64], lanes: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Which of them are elements: -1 in an index stands for "not written" (top-k writers)."""
+    """Which of them are elements; -1 in an index means "not written" (top-k writers)."""
     nowhere = ravel(tuple(np.array([-1]) for _ in range(len(lanes) + 1)), lanes)
     return np.not_equal(elements, nowhere)
 
@@ -73,16 +69,14 @@ def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
     return (index, *reversed(coordinates))
 
 
-def asked_size(asked: Any, own: int | None, whose: str, frames: int, least: int = 0) -> int:
-    """How many items a sample has: what was asked for, with a warning where it is not the handle's.
-
-    Args:
-        asked: of ``sample``; None: the handle's own.
-        own: the handle's, or None.
-        whose: who else could have been given it, for the message.
-        frames: from the method that calls this one to the line of the user.
-        least: items.
-    """
+def asked_size(
+    asked: Any,  # the argument of ``sample``; None: the handle's batch size
+    own: int | None,  # the handle's batch size
+    whose: str,  # where else it may be set, for the message
+    frames: int,  # from the caller to the user's line
+    least: int = 0,
+) -> int:
+    """The number of items of a sample; warns if it differs from the handle's batch size."""
     if asked is None:
         if own is None:
             raise RuntimeError(f"no batch size: give batch_size to sample() or to {whose}")

@@ -1,13 +1,13 @@
-"""The largest priority of what is in a buffer: for ``max_priority_within_buffer``.
+"""The largest priority of the items in a buffer, for ``max_priority_within_buffer``.
 
-The ring itself knows the largest priority that was ever given. What is still there is found by a
-look at all items; how often that is needed depends on what becomes of the largest.
+The ring itself only knows the largest priority that was ever given. The largest one of the present
+items may need a search:
 
-    remembered   the item with the largest priority, of equals the one written last. A write looks
-                 at what was written since, by anybody, and finds it still there.
-    looked for   where it has gone or was given less, and where others have changed priorities since
-                 (they count how many, not which), or have died: a pass over the masses, which grow
-                 with priorities, and a look at the items with the greatest.
+    remembered   the item with the largest priority, of equals the one written last. A write checks
+                 that it is still there, and compares the items that any process wrote since.
+    searched     if it was overwritten or got a smaller priority, or others have changed priorities
+                 since (only their number is known) or died: a pass over the masses, which grow
+                 with priorities, then over the items with the greatest.
 """
 
 from __future__ import annotations
@@ -29,32 +29,29 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-# Of masses: two priorities may have masses that are rounded the wrong way round.
+# Of masses: rounding may reverse the order of two close ones.
 _ROUNDING = 1e-9
 
 
 class MaxPriority:
-    """The largest raw priority among the items of a ring; our own changes are told to `updated`."""
+    """The largest raw priority among the items of a ring; `updated` is called after own changes."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._element = -1  # the item that is remembered; -1: none
         self._value = 0.0  # its priority
         self._ticket = -1  # and its ticket
-        self._below = 0  # all items with tickets below have been looked at
+        self._below = 0  # all items with tickets below have been compared
         self._updates = 0  # of the ring, as far as they are taken into account
-        self._capacity = ring.capacity  # when it was last asked
+        self._capacity = ring.capacity  # at the last call
 
     def default(self, leaving: Ints | None = None) -> float:
-        """The priority of a new item: the largest that is there; 1.0 where nothing is.
-
-        Cost: O(items written since the last call), or O(capacity), a millisecond for a million.
-        """
+        """The largest priority, or 1.0 in an empty buffer; a search costs 1 ms a million items."""
         ring = self._ring
-        # Before anything is looked at.
+        # Read first, so that later changes are noticed at the next call.
         updates, settled = ring.tree.updates, ring.seat.settled(ring.head)
         since = settled - self._below
-        grown = ring.capacity != self._capacity  # its tickets are others then
+        grown = ring.capacity != self._capacity  # with other tickets
         if grown or updates != self._updates or not 0 <= since < ring.capacity:
             self.forget()
         if self._element >= 0 and since:
@@ -70,17 +67,17 @@ class MaxPriority:
         """Priorities were set: ``raw[i]`` of ``elements[i]``, ``applied`` of them."""
         self._updates += applied
         if self._element >= 0 and len(raw) and raw.max() >= self._value:
-            at = int(raw.argmax())  # if that was not kept, it is seen when it is looked at
+            at = int(raw.argmax())  # if it was not applied, `_is_there` notices it
             self._element, self._value = int(elements[at]), float(raw[at])
             word = self._ring.live.words[self._element // self._ring.width]
             self._ticket = int(word) >> slots.STATE_BITS
 
     def forget(self) -> None:
-        """Priorities were changed in another way."""
+        """Forgets the item, since priorities were changed in another way."""
         self._element = -1
 
     def _is_there(self, leaving: Ints | None) -> bool:
-        """Whether the item that is remembered stays, with the priority that it had."""
+        """Whether the remembered item stays, with the same priority."""
         if self._element < 0:
             return False
         at = np.array([self._element])
@@ -92,7 +89,7 @@ class MaxPriority:
         )
 
     def _with_greatest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
-        """Slots, some at a time, with the item that has the largest priority among them."""
+        """Slots in chunks, one of which has the largest priority."""
         width, capacity = self._ring.width, self._ring.capacity
         step = max(1, PIECE // width)
         firsts = range(0, capacity, step)
@@ -104,7 +101,7 @@ class MaxPriority:
                 yield first + (found if width == 1 else np.unique(found))
 
     def _masses(self, first: int, count: int, leaving: Ints | None) -> Floats:
-        """Of slots from ``first`` on; 0 for those that leave."""
+        """Masses of slots from ``first`` on; 0 for leaving ones."""
         width, end = self._ring.width, min(first + count, self._ring.capacity)
         masses = self._ring.tree.mass(slice(first * width, end * width))
         if leaving is None:
@@ -116,7 +113,7 @@ class MaxPriority:
         return masses
 
     def _look_at(self, places: Ints, leaving: Ints | None) -> None:
-        """Remember the item with the largest priority, if these slots have it."""
+        """Remembers the item with the largest priority, if it is in these slots."""
         ring = self._ring
         held = ring.live.holds(places)
         if leaving is not None:

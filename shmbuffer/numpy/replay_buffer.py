@@ -1,4 +1,4 @@
-"""The buffer of a directory, for processes that have arrays and no torch."""
+"""The buffer of a directory, for processes with arrays and without torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from shmbuffer.numpy.writing import Writing
 
 
 class ReplayBuffer(Writing, Sampling):
-    """A handle on a buffer that takes and gives NumPy arrays. Use `shmbuffer.numpy.attach`.
+    """A handle on a buffer for NumPy arrays; made by `shmbuffer.numpy.attach`.
 
-    What it writes, other clients read, and the other way round: the engine, the schema, priorities,
-    the limiter and the errors are those of `shmbuffer.attach`.
+    Clients with and without torch read each other's items: the engine, the schema, priorities, the
+    limiter and the errors are those of `shmbuffer.attach`.
 
-    A batch is a dict of arrays, nested as the items are; also a list of items. What has
-    ``__array__`` or DLPack is an array, lists and numbers become one. Tuples and lists stand for
+    A batch is a dict of arrays, nested as the items are, or a list of items. Objects with
+    ``__array__`` or DLPack are arrays, lists and numbers become one. Tuples and lists stand for
     those of a PyTree; a TensorDict and a tensorclass are a dict.
 
-    A sample is a dict of new arrays. Beside the data it has
+    A sample is a dict of new arrays. In addition to the data it has
 
     | key | shape, dtype | when |
     |---|---|---|
@@ -24,9 +24,9 @@ class ReplayBuffer(Writing, Sampling):
     | ``"_weight"``, ``"priority_weight"`` | ``[n]`` float32, one array | prioritized |
     | ``"index_generation"`` | ``[n]`` int64 | always |
 
-    NumPy has no bfloat16, float8 and complex32: their numbers are given and taken as the bytes that
-    they are, in unsigned integers of the same size; `dtypes` says which leaf is what. Arrays of
-    ml_dtypes, and tensors, have these dtypes and are taken as they are.
+    NumPy has no bfloat16, float8 and complex32: their bytes are passed in unsigned integers of the
+    same size; `dtypes` has the dtype of each leaf. Arrays of ml_dtypes, and tensors, have these
+    dtypes and are taken as they are.
 
     Threads may share a handle. It does not pickle: attach in the other process.
     """

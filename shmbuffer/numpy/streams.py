@@ -1,4 +1,4 @@
-"""Data whose leading dimensions are streams and time, as items in the order of time."""
+"""Data with dimensions for streams and time, as items in the order of time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def require_rows(streams: int | Streams, ndim: int) -> None:
-    """ValueError where each item is given a stream of its own, and a slot has several items."""
+    """ValueError if each item has a stream of its own, but a slot has several items."""
     if ndim > 1 and not isinstance(streams, int):
         raise ValueError(
-            f"streams: on a storage with ndim={ndim} each lane of a slot is followed for itself "
-            "already; give one int for the whole batch, or store rows with ndim=1. Nothing was "
+            f"streams: on a storage with ndim={ndim} each lane of a slot is already a stream of "
+            "its own; give one int for the whole batch, or store rows with ndim=1. Nothing was "
             "written"
         )
 
@@ -24,17 +24,7 @@ def require_rows(streams: int | Streams, ndim: int) -> None:
 def steps_and_streams(
     leads: Iterable[tuple[int, ...]], dim: int, ndim: int
 ) -> tuple[tuple[int, int], Streams]:
-    """How many steps and streams data have, and the stream of each item, step by step.
-
-    Args:
-        leads: the first two sizes of each leaf.
-        dim: of these two, which the streams are: 0 or 1.
-        ndim: of the storage.
-
-    Raises:
-        ValueError: ``dim`` is another, the storage has several dimensions, or the leaves do not
-            have these two; nothing was written.
-    """
+    """Numbers of steps and streams from the first two sizes of each leaf; each item's stream."""
     if dim not in (0, 1) or ndim > 1:
         raise ValueError(
             f"stream_dim={dim!r} on a storage with ndim={ndim}: it is 0 for data [streams, T, ...] "
@@ -52,21 +42,13 @@ def steps_and_streams(
 
 
 def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
-    """Items from data ``[streams, T, ...]``, or ``[T, streams, ...]``.
-
-    Returns:
-        The items ``[T * streams, ...]``, step by step; the stream of each; and T with the number of
-        streams.
-
-    Raises:
-        ValueError: see `steps_and_streams`.
-    """
+    """Items ``[T * streams, ...]`` of data with both dimensions, their streams, and both sizes."""
     leads: list[tuple[int, ...]] = []
     mapped(data, lambda leaf: leads.append(tuple(np.shape(leaf)[:2])))
     lead, streams = steps_and_streams(leads, dim, ndim)
 
     def ordered(leaf: Any) -> Any:
-        if isinstance(leaf, list):  # numbers in there take the dtype of the buffer's leaf
+        if isinstance(leaf, list):  # its numbers take the dtype of the buffer's leaf
             return [item for row in (leaf if dim else zip(*leaf, strict=True)) for item in row]
         leaf = leaf if hasattr(leaf, "swapaxes") else np.asarray(leaf)
         rows = leaf if dim else leaf.swapaxes(0, 1)

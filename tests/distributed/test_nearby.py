@@ -306,7 +306,7 @@ def test_an_attached_listener_keeps_writes_in_the_owners_process(make: Make) -> 
     buffer, ear = make(), Ear()
     buffer.storage.attach(ear)
     assert refused(buffer) == {
-        "write": "somebody in the owner's process wants to hear of every write"
+        "write": "a part of the owner's process has to be told of every write"
     }
     buffer.storage.detach(ear)
     assert refused(buffer) == {}

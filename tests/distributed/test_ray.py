@@ -506,7 +506,7 @@ def test_an_actor_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
         with pytest.raises(ray.exceptions.RayActorError) as caught:
             buffer.empty()
         assert caught.value.__notes__ == [
-            f"The buffer is in {tmp_path}/buffer still: shmbuffer.attach() opens it there, and so "
+            f"The buffer is still in {tmp_path}/buffer: shmbuffer.attach() opens it there, and so "
             "does a new RayReplayBuffer with a storage in that directory."
         ]
         assert client.sample()["a"].tolist() == [6] * 4
@@ -558,7 +558,7 @@ def test_memory_of_the_actor_is_served_by_the_actor(plain: RayReplayBuffer) -> N
     assert set(plain.sample()["a"].tolist()) <= set(range(10))
     plain[0] = items(30, 1)[0]
     plain[0] = items(0, 1)[0]
-    with pytest.raises(TypeError, match="what storage gives, a LazyTensorStorage, cannot be sent"):
+    with pytest.raises(TypeError, match="the result of storage, a LazyTensorStorage, cannot"):
         _ = plain.storage
 
 
@@ -657,11 +657,11 @@ def test_a_part_that_is_made_already_is_pickled_if_possible() -> None:
         RayReplayBuffer(sampler=RandomSampler(), storage=storage, remote_config=SMALL)
     message = str(caught.value)
     assert message.startswith(
-        "RayReplayBuffer(storage=...): a LazyTensorStorage that is made already cannot be sent to "
-        "the actor (RuntimeError: "
+        "RayReplayBuffer(storage=...): this LazyTensorStorage cannot be sent to the actor "
+        "(RuntimeError: "
     )
     assert message.endswith(
-        "give something to call that makes it there, such as "
+        "give a function that makes it there, such as "
         "storage=partial(LazyTensorStorage, 100), or transform_factory=... for a transform"
     )
 
@@ -671,7 +671,7 @@ def test_transports() -> None:
         RayReplayBuffer(transport="pigeon")
     with pytest.raises(ValueError, match=r"transport_options=\{'a': 1\}.*leave it out"):
         RayReplayBuffer(transport_options={"a": 1})
-    with pytest.raises(NotImplementedError, match="there is no second transport; with 'auto'"):
+    with pytest.raises(NotImplementedError, match="is not supported; with 'auto'"):
         RayReplayBuffer(transport="distributed")
 
 

@@ -203,7 +203,7 @@ def test_a_buffer_is_found_by_its_name(rb: ShardedReplayBuffer, tmp_path: Path) 
     copy = pickle.loads(pickle.dumps(rb.client()))
     assert len(copy) == len(rb)
     copy.detach()
-    with pytest.raises(ValueError, match="'tests' is there already"):
+    with pytest.raises(ValueError, match="'tests' exists already"):
         ShardedReplayBuffer(name="tests", **options(tmp_path))
     with pytest.raises(ValueError, match="no sharded buffer 'other'"):
         ShardedReplayBuffer.find("other")
@@ -273,7 +273,7 @@ def test_a_save_loads_on_the_same_nodes_and_on_others(
         two.client()
     (second / "c").rename(second / "d")
     rb.extend(items(0, 10))
-    with pytest.raises(FileNotFoundError, match="nothing of the shards of c"):
+    with pytest.raises(FileNotFoundError, match="no save of the shards of c"):
         rb.loads(tmp_path / "save")
     assert len(rb) > 10, "nothing was changed"
     with ShardedReplayBuffer(nodes=2, **options(tmp_path / "two")) as two:

@@ -316,12 +316,12 @@ def in_turn(chain: list[Any], enough: Path) -> None:
 def test_a_gate_that_nobody_keeps_opens_by_itself(rb: ShardedReplayBuffer) -> None:
     rb.set_rate(None)
     rb.extend(items(0, 1), timeout=LONG)
-    assert ray.get(rb._map.gate.remote("hold", "somebody who dies")) == ""
+    assert ray.get(rb._map.flow.remote("hold", "somebody who dies")) == ""
     with pytest.raises(RateLimitTimeout):
         rb.extend(items(0, 1), timeout=VAIN)
-    assert "another" in ray.get(rb._map.gate.remote("hold", "another"))
+    assert "another" in ray.get(rb._map.flow.remote("hold", "another"))
     rb.extend(items(0, 1), timeout=LONG)
-    assert not ray.get(rb._map.gate.remote("renew", "somebody who dies"))
+    assert not ray.get(rb._map.flow.remote("renew", "somebody who dies"))
 
 
 def test_a_keeper_that_dies_in_a_save_of_one_moment_leaves_the_one_before(

@@ -223,7 +223,7 @@ def test_a_key_that_only_this_process_has_is_refused(directory: Directory) -> No
 def test_where_slots_have_lanes_streams_are_one_for_all(directory: Directory) -> None:
     directory.create(ndim=2)
     arrays = directory.arrays()
-    with pytest.raises(ValueError, match="each lane of a slot is followed for itself already"):
+    with pytest.raises(ValueError, match="each lane of a slot is already a stream of its own"):
         arrays.extend({"a": np.zeros((2, 4))}, streams=[0, 1])
     with pytest.raises(ValueError, match=r"stream_dim=0 on a storage with ndim=2"):
         arrays.extend({"a": np.zeros((2, 4))}, stream_dim=0)

@@ -271,7 +271,7 @@ def test_lanes_are_streams_already() -> None:
     rb = buffer(LazyTensorStorage(60, ndim=2))
     lanes = torch.stack([rows(step) for step in range(3)], 1)
     for _ in range(2):  # before and after there is a ring
-        with pytest.raises(ValueError, match="ndim=2 each lane of a slot is followed for itself"):
+        with pytest.raises(ValueError, match="ndim=2 each lane of a slot is already a stream"):
             rb.extend(lanes, streams=range(3))
         with pytest.raises(ValueError, match="stream_dim=0 on a storage with ndim=2"):
             rb.extend(lanes, stream_dim=0)

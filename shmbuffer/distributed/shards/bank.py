@@ -1,17 +1,17 @@
-"""How much all shards together may still be written, and drawn from: a function of what they say.
+"""How much may still be written to all shards and drawn from them, computed from their reports.
 
-    keepers ──Report──▶ Bank ──Ledger, told to all of them first──▶ leases: rooms of rings, items
+    keepers ──Report──▶ Bank ──Ledger, sent to all of them first──▶ leases: rooms of rings, items
                                                                     that learners may draw
 
     inserts are leased while   (leased - free) * samples_per_insert - drawn    <=  error_buffer
     samples are leased while   (inserted - free) * samples_per_insert - leased >= -error_buffer
 
-What others do is taken as it was last heard, a lower bound, because it only grows; what is leased
-is taken as spent until its holder says otherwise. So the ratio is within the error buffer, whatever
-is late, lost or dead. The first ``min_size`` inserts are free, as in one buffer.
+What the others have done only grows, so their last report is a lower bound; a lease counts as spent
+until its holder reports otherwise. So the ratio stays within the error buffer, whatever is late,
+lost or dead. The first ``min_size`` inserts are free, as in one buffer.
 
-A bank that starts again reads the shards, and from any of them the ledger: what was leased to those
-that do not answer. Nothing is leased before all who answer have the ledger that says so.
+A bank that starts again reads the shards, and from any of them the ledger, which has the leases of
+those that do not answer. It gives a lease only after all shards that answer have that ledger.
 """
 
 from __future__ import annotations
@@ -26,66 +26,55 @@ from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.layout import Alone
 
 LAPSE_S = 2.0
-"""How long a learner may draw by a lease, from when it asked for it."""
+"""How long a learner may draw by a lease, counted from its request."""
 
 GONE_S = 3.0
-"""After how long without a message a learner's lease has lapsed here."""
+"""After this time without a message the bank counts a learner's lease as lapsed."""
 
 PEER_S = 60.0
-"""How long a learner counts as there after its last message."""
+"""How long a learner counts as a client after its last message."""
 
 ALONE_S = 1.0
-"""That nobody is on a side, before it counts as left."""
+"""How long a side has to be without clients before it counts as left."""
 
 _ROUNDING = 1e-6
 
 
 class Report(NamedTuple):
-    """What a keeper says of its shard. What is used and drawn only grows."""
+    """A keeper's report on its shard; ``used`` and ``drawn`` only grow."""
 
-    room: int
-    """Items that may be written by the lease, from where the first one began."""
-    used: int
-    """Items that were written by it."""
-    drawn: int
-    """Items that were drawn, ever."""
-    pending: int = 0
-    """Items that are being written; they are not in ``used`` yet."""
+    room: int  # items that may be written by leases, since the first one
+    used: int  # of these, items that were written
+    drawn: int  # items that were drawn, ever
+    pending: int = 0  # items that are being written, and not in ``used`` yet
     length: int = 0
     capacity: int = 0
-    wanted: int = 0
-    """Items of the largest write that waits."""
+    wanted: int = 0  # items of the largest write that waits
     has_writers: bool = False
 
     @property
     def left(self) -> int:
-        """Items of the lease that nobody has begun to write."""
+        """Items of the lease whose write has not begun."""
         return max(0, self.room - self.used - self.pending)
 
     @property
     def need(self) -> int:
-        """The room that its largest waiting write needs; 0: none waits."""
+        """The room that the largest waiting write needs; 0: none waits."""
         return self.used + self.pending + self.wanted if self.wanted > self.left else 0
 
 
 class Ledger(NamedTuple):
-    """What a bank tells all keepers before it leases: what the next bank has to know."""
+    """The state that the next bank needs; a bank sends it to all keepers before it leases."""
 
     bank: int
     turn: int
-    setting: int
-    """Which one since there is a ratio; leases of learners belong to one."""
+    setting: int  # number of the ratio; a lease of a learner belongs to one
     limiter: RateLimiter | None
-    free: int
-    """Inserts that do not count."""
-    passed: int
-    """Samples that do not count."""
-    samples: int
-    """Items that may be drawn, from the beginning of the ratio on, by leases of learners."""
-    began: Mapping[str, Report]
-    """By shard: where the ratio began."""
-    heard: Mapping[str, Report]
-    """By shard: the last that was heard; its room is the largest that it may have."""
+    free: int  # inserts that do not count
+    passed: int  # samples that do not count
+    samples: int  # items that learners may draw by leases, since the ratio began
+    began: Mapping[str, Report]  # by shard, when the ratio began
+    heard: Mapping[str, Report]  # the last, by shard; its room is the largest that it may have
 
 
 @dataclass
@@ -100,44 +89,43 @@ class Learner:
 
 @dataclass
 class Bank:
-    """The arithmetic. Times are given, and the caller sends the messages."""
+    """The arithmetic. The caller passes the times, and sends the messages."""
 
     ledger: Ledger
     learners: dict[str, Learner] = field(default_factory=dict)
-    lends_from: float = 0.0
-    """No lease to a learner before: those of a bank before this one may still be drawn by."""
+    lends_from: float = 0.0  # until then leases of an earlier bank may be drawn by
     _samples: int = 0  # leased to learners, or drawn, since the ratio began
     _told: int = 0  # samples of the ledger that all keepers have
     _waits: list[str] = field(default_factory=list)  # shards whose writers wait, in order
-    _alone: dict[str, float] = field(default_factory=dict)  # sides that nobody is on, since when
+    _alone: dict[str, float] = field(default_factory=dict)  # sides without clients, since when
     _snapshot: tuple[int, int] = 0, 0  # samples, and what living learners had left of them
 
     # -- settings ------------------------------------------------------------------------------
 
     @classmethod
     def new(cls, number: int, found: Ledger | None, now: float) -> Bank:
-        """One that starts, with the last ledger that a keeper has."""
+        """A bank that starts with the last ledger that a keeper has."""
         if found is None:
             return cls(Ledger(number, 0, 0, None, 0, 0, 0, {}, {}))
         return cls(found._replace(bank=number), {}, now + GONE_S, found.samples)
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """What is set."""
+        """The rate limiter that is set."""
         return self.ledger.limiter
 
     @property
     def ratio(self) -> float | None:
-        """Samples per insert; None: nothing is leased."""
+        """Samples per insert; None: leases are not needed."""
         return None if self.limiter is None else self.limiter.samples_per_insert
 
     @property
     def key(self) -> tuple[int, int]:
-        """What leases of learners belong to."""
+        """The bank and setting that leases of learners belong to."""
         return self.ledger.bank, self.ledger.setting
 
     def set(self, limiter: RateLimiter | None, reports: Mapping[str, Report], now: float) -> None:
-        """The ratio counts from here on. Leases of learners are over, once they have lapsed."""
+        """Sets a limiter, whose ratio counts from here on. Leases of learners run out first."""
         there = sum(one.length for one in reports.values())
         free = 0 if limiter is None else max(0, limiter.min_size - there)
         old = self.ledger
@@ -151,22 +139,22 @@ class Bank:
             heard=dict(reports),
         )
 
-    # -- what is heard ---------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------
 
     def ask(self, now: float) -> None:
-        """Reports are asked for now: what learners say from here on is later than those."""
+        """Notes that reports are requested now; later messages of learners are newer than these."""
         self.learners = {k: one for k, one in self.learners.items() if now - one.heard <= PEER_S}
         self._snapshot = (
             self._samples,
             sum(
                 max(0, one.granted - one.spent)
                 for one in self.learners.values()
-                if now - one.heard <= GONE_S  # else it has lapsed, and what was drawn by it is read
+                if now - one.heard <= GONE_S  # else it has lapsed; the shards report its draws
             ),
         )
 
     def hear(self, reports: Mapping[str, Report], now: float) -> None:
-        """Take in what the shards that answer say; their rooms are as they were last ordered."""
+        """Takes in the reports of the shards that answer; they have the rooms last ordered."""
         if self.ratio is None:
             return
         known, began = dict(self.ledger.heard), dict(self.ledger.began)
@@ -187,7 +175,7 @@ class Bank:
         self._waits = [*first, *sorted(waiting - set(first))]
 
     def _settle(self) -> None:
-        """All shards have said what was drawn: what is leased is the rest."""
+        """All shards have reported their draws, so only the rest counts as leased."""
         before, leased = self._snapshot
         since = self._samples - before
         self._samples = max(self.drawn, min(self._samples, self.drawn + leased + since))
@@ -204,29 +192,29 @@ class Bank:
                 self._alone.setdefault(side, now)
 
     def is_left(self, side: str, now: float) -> bool:
-        """Whether nobody is on a side, and has not been for a while."""
+        """Whether a side has had no clients for some time."""
         return now - self._alone.get(side, now) >= ALONE_S
 
     # -- the numbers -----------------------------------------------------------------------------
 
     @property
     def inserted(self) -> int:
-        """Items that were written since the ratio began, at least."""
+        """Items that were written since the ratio began, a lower bound."""
         return self._sum(self.ledger.heard, "used") - self._sum(self.ledger.began, "used")
 
     @property
     def leased(self) -> int:
-        """Items that may have been written since, at most."""
+        """Items that may have been written since, an upper bound."""
         return self._sum(self.ledger.heard, "room") - self._sum(self.ledger.began, "used")
 
     @property
     def drawn(self) -> int:
-        """Items that were drawn since, at least."""
+        """Items that were drawn since, a lower bound."""
         return self._sum(self.ledger.heard, "drawn") - self._sum(self.ledger.began, "drawn")
 
     @property
     def samples(self) -> int:
-        """Items that may have been drawn since, at most."""
+        """Items that may have been drawn since, an upper bound."""
         return self._samples
 
     @staticmethod
@@ -251,11 +239,7 @@ class Bank:
     # -- leases of writers -----------------------------------------------------------------------
 
     def plan(self, living: Mapping[str, Report], now: float) -> dict[str, int]:
-        """The rooms that shards shall have, where that is another than they have.
-
-        They count as spent from here on, and are given once all keepers have the ledger. A lower
-        one is asked back, and counts until the shard has said that it is lowered.
-        """
+        """The new rooms of shards; an increase counts now, a decrease once the shard reports it."""
         if self.ratio is None:
             return {}
         heard = self.ledger.heard
@@ -273,7 +257,7 @@ class Bank:
         return {shard: room for shard, room in rooms.items() if room != living[shard].room}
 
     def _serve(self, rooms: dict[str, int], living: Mapping[str, Report], now: float) -> None:
-        """First who waits, the longest first; then those that have little left."""
+        """Leases to the shards that wait, the longest first, then to those with little left."""
         assert self.limiter is not None
         assert self.ratio is not None
         left, short = self._inserts_left(), self._short_of_items(living)
@@ -286,7 +270,7 @@ class Bank:
                 short -= more
             elif self._passes("samples", now):
                 self.ledger = self.ledger._replace(free=self.ledger.free + more)
-            else:  # it is the next one; what lies idle elsewhere is asked back
+            else:  # it is next in turn; idle leases of the others are called in
                 idle = {k: r for k, r in living.items() if k not in self._waits and r.left}
                 if sum(one.left for one in idle.values()) + left >= more:
                     rooms.update({k: r.used + r.pending for k, r in idle.items()})
@@ -303,10 +287,10 @@ class Bank:
                 left, idle_now = left - more, idle_now + more
 
     def _short_of_items(self, living: Mapping[str, Report]) -> int:
-        """Items that have to come before anybody may draw, whatever the ratio."""
+        """Items that are missing before any may be drawn, whatever the ratio."""
         assert self.limiter is not None
         if sum(one.capacity for one in living.values()) < self.limiter.min_size:
-            return 0  # they cannot: a shard is missing
+            return 0  # there is no room for them: a shard is missing
         there = sum(
             min(one.capacity, one.length + one.left + one.pending) for one in living.values()
         )
@@ -324,7 +308,7 @@ class Bank:
         return bool(self._waits) or any(one.wanted for one in self.learners.values())
 
     def confirm(self, ledger: Ledger) -> None:
-        """All keepers that answer have this ledger."""
+        """Notes that all keepers that answer have this ledger."""
         if ledger.setting == self.ledger.setting:
             self._told = ledger.samples
 
@@ -335,29 +319,18 @@ class Bank:
         return max(0, min(self._samples_left(), wanted + int(self.limiter.tolerance / 2)))
 
     def lend(self, name: str, granted: int, spent: int, wanted: int, now: float) -> int:
-        """Lease items to a learner.
+        """Leases items to a learner; returns the total of its leases by this `key`, to be spent.
 
-        Args:
-            name: of the learner.
-            granted: what it was granted, in all, by this `key`; 0 with another.
-            spent: what it has drawn by that.
-            wanted: items that it is about to draw.
-            now: seconds.
-
-        Returns:
-            What it is granted, in all. It may draw where that is ``spent + wanted`` at least.
-
-        Raises:
-            RateLimitError: it never could draw so many; or nobody writes, and ``when_no_peer`` is
-                "error".
+        ``granted`` is that total as the learner knows it, ``spent`` its draws by it. RateLimitError
+        if ``wanted`` is too many at once, or nobody writes and ``when_no_peer`` is "error".
         """
         limiter = self.limiter
         assert limiter is not None
         one = self.learners.setdefault(name, Learner(spent, spent, now))
-        if now - one.heard > GONE_S:  # it has lapsed
+        if now - one.heard > GONE_S:  # its lease has lapsed
             one.granted = spent
         over = max(0, spent - one.granted)  # drawn again, for a shard that has died
-        one.granted = max(spent, min(one.granted, granted))  # an answer was lost, and is not used
+        one.granted = max(spent, min(one.granted, granted))  # less if an answer was lost
         one.spent, one.heard = spent, now
         self._samples += over
         need = one.wanted = max(0, spent + wanted - one.granted)
@@ -386,6 +359,6 @@ class Bank:
 
 
 def latest(ledgers: Iterable[Ledger | None]) -> Ledger | None:
-    """The one that says the most."""
+    """The newest of these ledgers."""
     found = [one for one in ledgers if one is not None]
     return max(found, key=lambda one: (one.bank, one.turn), default=None)

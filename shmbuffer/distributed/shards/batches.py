@@ -1,9 +1,9 @@
-"""A batch of items of all shards: begun, and finished when the shards have answered.
+"""A batch of items from all shards: begun, and finished when the shards have answered.
 
-    begin    a picture of the shards ─▶ counts by mass ─▶ a message to each that draws
-    finish   pieces ─▶ what did not come is drawn again from the others ─▶ weights ─▶ one batch
+    begin    masses of the shards ─▶ counts ─▶ a message to each shard that draws
+    finish   pieces ─▶ missing ones are drawn again from other shards ─▶ weights ─▶ one batch
 
-Between the two other batches may be begun, so that a learner need not wait for the wire.
+In between other batches may be begun, so that a learner need not wait for the network.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.samplers.rank import mixed
 
 SHARD = "shard"
-"""The entry of a sample that says which shard an item is from: int64 ``[n]``."""
+"""The entry of a sample with the shard of each item: int64 ``[n]``."""
 
 EFFECTIVE_SIZE = "effective_sample_size"
-"""The entry of the info of a prioritized sample that says how many items of equal weight it is."""
-
+"""The entry in the info of a prioritized sample; see `shares.effective_size`."""
 
 Answer = Piece | Coming | None
-"""A piece that was drawn here, None of an empty shard; or one that is on its way."""
+"""A piece that was drawn here, None of an empty shard; or a reference to one still to come."""
 
 
 class Begun(NamedTuple):
@@ -43,41 +42,24 @@ class Begun(NamedTuple):
     size: int
     key: int
     beta: float | None
-    shares: dict[str, float]
-    """What each shard was given a part of the batch by, by its node."""
-    asked: list[tuple[Member, int, Answer]]
-    """Who draws how many, and the piece, or what will be it."""
+    shares: dict[str, float]  # by node, as far as was known when it was begun
+    asked: list[tuple[Member, int, Answer]]  # shards, how many items each draws, and the piece
 
 
 class Batches:
-    """Draws batches.
-
-    Args:
-        members: the shards.
-        face: what the buffers of the shards say of themselves; see `keeper.face_of`.
-        home: name of the own node, where items are drawn from it alone; else None.
-    """
+    """Draws batches. ``face`` is made by `keeper.face_of`."""
 
     def __init__(self, members: Members, face: dict[str, Any], home: str | None) -> None:
-        self._members, self._home = members, home
+        self._members, self._home = members, home  # None: draws from all nodes
         self._weight_keys: tuple[str, ...] = face["weight_keys"]
-        self.largest = 0.0  # priority seen anywhere
-        self.drawn_again: Callable[[int], None] = lambda count: None  # for shards that are gone
+        self.largest = 0.0  # priority seen in any shard
+        self.drawn_again: Callable[[int], None] = lambda count: None  # told of repeated draws
 
     def begin(self, count: int, keys: list[int], beta: float | None) -> list[Begun]:
-        """Have the shards draw batches, with one message to each.
-
-        Args:
-            count: items of a batch.
-            keys: 63 bits each that decide a batch.
-            beta: exponent of the weights; None: there are none.
-
-        Raises:
-            EmptyBufferError: nothing to draw from.
-        """
+        """Has the shards draw a batch for each key; EmptyBufferError if they have no items."""
         self._members.refresh()
         shares = self._shares(self._members.living())
-        if not any(shares.values()):  # as far as is known: somebody may have written since
+        if not any(shares.values()):  # there may be items since the last report
             self._members.refresh(all_of_them=True)
             shares = self._shares(self._members.living())
         for member in self._members.living():
@@ -86,7 +68,7 @@ class Batches:
         return [Begun(count, key, beta, shares, one) for key, one in zip(keys, asked, strict=True)]
 
     def _shares(self, members: list[Member]) -> dict[str, float]:
-        """What each of them is given a part of a batch by."""
+        """The share of a batch for each shard, by node."""
         if self._home is not None:
             return {one.node: 1.0 for one in members if one.totals.length}
         weighed = any(one.totals.length and not one.totals.is_uniform for one in members)
@@ -102,14 +84,7 @@ class Batches:
         beta: float | None,
         again: int,
     ) -> list[list[tuple[Member, int, Answer]]]:
-        """Have batches, or what is missing of them, drawn by those that live and have items.
-
-        Args:
-            shares: what each shard is given a part by.
-            wanted: items and key of each batch.
-            beta: exponent of the weights.
-            again: how often some of a batch did not come.
-        """
+        """Has batches, of ``wanted`` sizes and keys, drawn; ``again`` counts the repetitions."""
         home = self._home
         able = self._able(shares if home is None else {home: shares.get(home, 0.0)})
         if not able:
@@ -135,7 +110,7 @@ class Batches:
         return asked
 
     def _able(self, shares: dict[str, float]) -> dict[str, float]:
-        """Those of them that have items, as far as is known."""
+        """The shares of the shards that answer and have items."""
         found = {}
         for node, share in shares.items():
             member = self._members.at(node)
@@ -144,13 +119,7 @@ class Batches:
         return found
 
     def finish(self, begun: Begun) -> tuple[Any, dict[str, Any]]:
-        """The batch, its items in random order, and its info.
-
-        What a shard does not send, because it died or took too long, the others draw.
-
-        Raises:
-            EmptyBufferError: no shard that answers has an item any more.
-        """
+        """The batch in random order, and its info; other shards draw the items that are missing."""
         pieces, asked, again = [], begun.asked, 0
         while True:
             came = self._collected(asked)
@@ -162,7 +131,7 @@ class Batches:
             self.drawn_again(left)
             try:
                 (asked,) = self._ask(begun.shares, [(left, begun.key)], begun.beta, again)
-            except EmptyBufferError:  # of those there were when it was begun
+            except EmptyBufferError:  # shards that have joined since may have items
                 self.drawn_again(begun.size - left)
                 return self.finish(*self.begin(begun.size, [begun.key], begun.beta))
         return self._joined(begun, pieces)
@@ -170,7 +139,7 @@ class Batches:
     def _collected(
         self, asked: list[tuple[Member, int, Answer]]
     ) -> list[tuple[Member, int, Piece]]:
-        """The pieces that came."""
+        """The pieces that have arrived."""
         replies = {
             answer.reply.sent: (member, answer.reply)
             for member, _, answer in asked
@@ -185,7 +154,7 @@ class Batches:
         for member, n, answer in asked:
             piece: Piece | None
             if isinstance(answer, Coming):
-                if answer.reply.pieces is None:  # it was lost
+                if answer.reply.pieces is None:  # lost
                     continue
                 piece = answer.reply.pieces[answer.at]
             else:
@@ -204,8 +173,8 @@ class Batches:
         if len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]:  # drawn here
             data, info = pieces[0][2].data, infos[0]
         else:
-            places = None  # in random order, because a part of a batch is a sample, too
-            if len(pieces) > 1:
+            places = None
+            if len(pieces) > 1:  # in random order, so that a part of a batch is a sample too
                 random = np.random.Generator(np.random.Philox(key=begun.key))
                 order = torch.from_numpy(random.permutation(begun.size))
                 places = torch.split(order, [n for _, n, _ in pieces])
@@ -220,7 +189,7 @@ class Batches:
     def _weighed(
         self, begun: Begun, pieces: list[tuple[Member, int, Piece]]
     ) -> list[dict[str, Any]]:
-        """What is known of each piece; its weights, under one name, are those among all shards."""
+        """The info of each piece, with the weights among all shards under their first name."""
         infos = [dict(piece.info) for _, _, piece in pieces]
         first, *others = self._weight_keys
         for info in infos:
@@ -247,7 +216,7 @@ class Batches:
 
 
 def _learn(member: Member, piece: Piece | None) -> None:
-    """Take in what the last piece says of its shard."""
+    """Updates what is known of a shard from its last piece."""
     if piece is None:
         member.is_empty()
     else:

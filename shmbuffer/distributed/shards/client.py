@@ -1,4 +1,4 @@
-"""A handle on the buffer of several nodes: it writes on its own node, and draws from all."""
+"""A handle on a buffer over several nodes: it writes on its own node, and draws from all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.sampling import Sampling
 from shmbuffer.distributed.shards.saving import load_shards, save_shards
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name
-from shmbuffer.distributed.shards.updates import ShardedUpdate, Updates
+from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.priorities import check_raw, reduced
@@ -32,20 +32,20 @@ from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.rank import known_rank
 
 TURN_S = 0.05
-"""How long a write that goes through Ray waits in the keeper, before it is sent again."""
+"""How long a write through Ray waits in the keeper before it is sent again."""
 
 
 class ShardIndex(NamedTuple):
     """Where items were written."""
 
     shard: int
-    """Which shard, as in the entry ``"shard"`` of a sample."""
+    """As in the entry ``"shard"`` of a sample."""
     index: Any
-    """Where in there: what the buffer of the shard returns."""
+    """As the buffer of the shard returns it."""
 
 
 class Options(NamedTuple):
-    """What a handle is made of: it finds the rest by the name."""
+    """The settings of a handle; it finds the buffer by its name."""
 
     name: str
     prefetch: int = 0
@@ -55,11 +55,10 @@ class Options(NamedTuple):
 
 
 class ShardedClient(Sampling, Limited):
-    """A handle on a `ShardedReplayBuffer`, for anybody in the Ray cluster.
+    """A handle on a `ShardedReplayBuffer`, for any process of the Ray cluster.
 
-    It can be pickled into tasks and other actors. Where it arrives it finds the shard of its own
-    node and writes there in memory. On a node without a shard it writes through Ray, to the shard
-    that has the most room.
+    It can be pickled into tasks and other actors. It writes in memory to the shard of the node that
+    it is on; without one, through Ray to the shard that has the most room.
 
     Args:
         options: see `ShardedReplayBuffer`.
@@ -88,23 +87,22 @@ class ShardedClient(Sampling, Limited):
         self._batches = Batches(self._members, face, self._node if local else None)
         self._credits = Credits(self._ray, self._members, f"sharded buffer {options.name!r}")
         self._batches.drawn_again = self._credits.spend_more
-        self._updates = Updates(self._members, self._batches)
         self.beta: float | None = face["beta"]
         """Exponent of the importance weights of this handle's samples; None: they have none."""
         self._begun = deque()
         self._draws = RandomSampler()
         self._draws._rank_in_draws = known_rank(options.rank) or 0
 
-    # -- what is there -------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """Of the buffer in the cluster."""
+        """The name of the buffer in the cluster."""
         return self._options.name
 
     @property
     def shards(self) -> dict[int, str]:
-        """Names of the nodes of the shards that were written to, by the entry ``"shard"``."""
+        """Nodes of the shards that were written to, by the entry ``"shard"``."""
         self._members.refresh()
         return {number: one.node for number, one in self._members.by_identity().items()}
 
@@ -117,14 +115,14 @@ class ShardedClient(Sampling, Limited):
         """Counters of the shards that answer, and their sums.
 
         Returns:
-            ``"length"``, ``"capacity"``; ``"shards"``: by node what `ReplayBuffer.stats` says;
+            ``"length"``, ``"capacity"``; ``"shards"``: `ReplayBuffer.stats` of each, by node;
             ``"missing"``: nodes whose shards do not answer.
         """
         self._members.refresh(all_of_them=True)
         shards = {}
         for member in self._members.living():
             if member.identity is not None:
-                with suppress(RuntimeError):  # it has died since
+                with suppress(RuntimeError):  # it has just died
                     shards[member.node] = member.whole("stats")
         living = self._members.living()
         return {
@@ -143,21 +141,21 @@ class ShardedClient(Sampling, Limited):
     def extend(self, data: Any, **options: Any) -> ShardIndex:
         """Write a batch into one shard: whole or not at all.
 
-        Into that of this process's node, in memory. Where the node has none, or it has died,
-        through Ray into the shard that has the most room. If a keeper dies while it writes, the
-        batch is written into another shard, and may be in the first one as well when that returns.
+        In memory into the shard of this process's node; without a living one, through Ray into the
+        shard that has the most room. If a keeper dies while it writes, the batch is written into
+        another shard, and may be in the first one too when that returns.
 
         Args:
             data: see `ReplayBuffer.extend`.
             **options: see there.
 
         Returns:
-            The shard, and the index in there; `update_priority` takes it.
+            The shard and the index in it; `update_priority` takes both.
 
         Raises:
             SchemaMismatchError, ValueError, TypeError: see there.
             EmptyBufferError: no shard answers.
-            RateLimitTimeout: the rate limiter did not let it in time; nothing was written.
+            RateLimitTimeout: the rate limiter did not admit it in time; nothing was written.
 
         Cost: on a node with a shard 2 µs more than the buffer's own, see `local`; else about 1 ms.
         """
@@ -165,10 +163,9 @@ class ShardedClient(Sampling, Limited):
 
     @property
     def local(self) -> ReplayBuffer | None:
-        """The buffer of this process's node, open in this process; None where it has none.
+        """The shard of this process's node, a ``replay_buffer_cls``; None without a shard.
 
-        A buffer of ``replay_buffer_cls``, for writers that count microseconds. What is written
-        there is in the shard; what is sampled there is of this shard alone.
+        For writers that count microseconds. Its samples are of this shard alone.
         """
         home = self._members.at(self._node)
         buffer: ReplayBuffer | None = None if home is None else home.near(WRITE)
@@ -188,7 +185,7 @@ class ShardedClient(Sampling, Limited):
         while True:
             member = home if home is not None and home.can_write() else self._emptiest()
             wait = timeout
-            if member.near(WRITE) is None:  # others have to be heard, too, by its keeper
+            if member.near(WRITE) is None:  # the keeper has other clients to serve
                 left = TURN_S if timeout is None else began + timeout - time.monotonic()
                 wait = max(0.0, min(TURN_S, left))
             try:
@@ -233,7 +230,7 @@ class ShardedClient(Sampling, Limited):
             KeyError: one of the entries is missing.
             ValueError: NaN, infinite or negative; nothing was changed.
 
-        Cost: one message to each shard on another node, not waited for.
+        Cost: one message to each shard on another node, without waiting for it.
         """
         if self.beta is None:
             return ShardedUpdate(self._members, (0, 0, 0), [])
@@ -258,10 +255,10 @@ class ShardedClient(Sampling, Limited):
         """Change priorities.
 
         Args:
-            index: what a write gave; or, with ``shard``, the index of a sample, ``[n]`` or
+            index: what a write returned; or, with ``shard``, the index of a sample, ``[n]`` or
                 ``[n, ndim]``.
             priority: ``[n]`` or one number; finite and not negative.
-            generation: ``index_generation`` of the sample, ``[n]``: an item that was written over
+            generation: ``index_generation`` of the sample, ``[n]``: an item that was overwritten
                 since is left alone, and counted as stale.
             shard: the entry ``"shard"`` of the sample, ``[n]``, or one number.
 
@@ -269,7 +266,7 @@ class ShardedClient(Sampling, Limited):
             See `ShardedUpdate`.
 
         Raises:
-            TypeError: nothing says the shard.
+            TypeError: the shard is missing.
             ValueError: NaN, infinite or negative; nothing was changed.
         """
         if isinstance(index, ShardIndex):
@@ -286,7 +283,8 @@ class ShardedClient(Sampling, Limited):
         check_raw(raw)
         shards = np.broadcast_to(np.asarray(shard).reshape(-1), (count,))
         tickets = None if generation is None else np.asarray(generation).reshape(-1)
-        return self._updates.send(shards, where.numpy(), raw, tickets)
+        self._batches.largest = max(self._batches.largest, float(raw.max(initial=0.0)))
+        return sent_to(self._members, shards, where.numpy(), raw, tickets)
 
     # -- the buffer as a whole -----------------------------------------------------------------
 
@@ -304,30 +302,30 @@ class ShardedClient(Sampling, Limited):
         self._members.refresh(all_of_them=True)
 
     def dumps(self, path: Any, *, consistent: bool = False, without: Collection[str] = ()) -> None:
-        """Save every shard, each of one moment, then the list of them.
+        """Save a snapshot of each shard, then the list of them.
 
         Args:
-            consistent: of the same moment: nothing is written into any shard from before the first
-                one is saved until all are. Writers wait. A write that is in the save of one shard
-                has those that were before it, in all others, beside it. Priorities go on changing.
-            path: a directory that all nodes see under this name. Each shard is saved into one
-                beneath it that is called as its node.
-            without: names of nodes whose shards are left out: those that are gone for good.
+            path: a directory that all nodes see under this name. Each shard is saved into a
+                subdirectory with the name of its node.
+            consistent: save all shards at the same moment: writers wait until all are saved. If a
+                write is in the save, all writes before it are, in all shards. Priorities go on
+                changing.
+            without: names of nodes whose shards are left out because they will not come back.
 
         Raises:
             RuntimeError: a shard does not answer, or nothing was written; an earlier save stays
                 valid.
-            ValueError: there is no shard of a node of ``without``.
+            ValueError: a node of ``without`` has no shard.
         """
         self._members.refresh(all_of_them=True)
         save_shards(self._members, path, consistent=consistent, without=without)
 
     def loads(self, path: Any) -> None:
-        """Load what `dumps` saved, also of another number of shards.
+        """Load a save of `dumps`, also of another number of shards.
 
-        Each shard that is there loads what was saved on its node. Where the nodes differ, the items
-        are written into the shards that are there, one part after the other, with their priorities.
-        A rate limiter does not hold that up; the ratio counts from then on.
+        Each shard loads the save of its node. If the nodes differ, the items are distributed over
+        the shards in chunks, with their priorities. The rate limiter does not apply meanwhile; its
+        ratio counts from then on.
 
         Args:
             path: as of `dumps`.
@@ -340,7 +338,7 @@ class ShardedClient(Sampling, Limited):
         self._members.refresh(all_of_them=True)
         parts = self._members.ask_map("parts")
         limiter = self.rate_limiter
-        self.set_rate(None)  # nobody draws what is loaded while it is loaded
+        self.set_rate(None)  # else the writes would wait for draws
         try:
             load_shards(self._members, path, parts)
         finally:
@@ -348,7 +346,7 @@ class ShardedClient(Sampling, Limited):
         self._members.refresh(all_of_them=True)
 
     def detach(self) -> None:
-        """Leave the directory that is open here. The next call comes back."""
+        """Leave the directory that is open here. The next call opens it again."""
         self._begun.clear()
         self._members.leave()
 
@@ -358,7 +356,7 @@ class ShardedClient(Sampling, Limited):
         for member, _, message in self._members.answers(asked):
             try:
                 face: dict[str, Any] = told(message)
-            except Exception as error:  # that of one shard, which cannot open its directory
+            except Exception as error:  # of a shard that cannot open its directory
                 member.lose(f"{type(error).__name__}: {error}")
                 failed = error
             else:
@@ -375,7 +373,7 @@ class ShardedClient(Sampling, Limited):
 
 
 def found_map(name: str) -> Any:
-    """The map of a buffer; ValueError: there is none."""
+    """The map of a buffer; ValueError if there is none."""
     try:
         return require_ray().get_actor(map_name(name), namespace=NAMESPACE)
     except ValueError:

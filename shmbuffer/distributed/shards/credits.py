@@ -1,8 +1,8 @@
-"""A learner's part in what keeps all shards in step: the items that it may draw.
+"""A learner's part in flow control over all shards: the items that it may draw.
 
-It leases some from the map, and spends them without a message; it asks for more before they are
-gone. A lease lapses `LAPSE_S` after it was asked for, so that of a learner that dies is given to
-others. Where nothing limits, the map is asked now and then whether that is so still.
+It leases items from the map and draws them without further messages, and asks for more before they
+are used up. A lease lapses `LAPSE_S` after the request, so the items of a learner that dies go to
+others. Without a limiter, the map is asked now and then whether there is one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,11 @@ from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.memory import RateLimiter
 
 POLL_S = 0.01
-"""Between two looks of a sample that waits."""
+"""Between two checks of a sample that waits."""
 
 
 class Credits:
-    """What one handle may draw.
-
-    Args:
-        ray: the module.
-        members: the shards, and the map.
-        where: the buffer's name, for messages.
-    """
+    """The items that one handle may draw."""
 
     def __init__(self, ray: Any, members: Members, where: str) -> None:
         self._ray, self._members, self._where = ray, members, where
@@ -40,26 +34,21 @@ class Credits:
         self._limiter: RateLimiter | None = None
         self._text = "the map of the shards does not answer"
         self._ends = 0.0
-        self._known = False  # whether the map has ever said what limits
+        self._known = False  # whether the map has ever answered
         self._asked: Any = None
         self._asked_at = 0.0
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """What is set, as far as is known here."""
+        """The rate limiter that the map reported last."""
         return self._limiter
 
     def forget(self) -> None:
-        """Something else was set: ask before anything is drawn."""
+        """Another limiter was set: asks the map before the next draw."""
         self._known, self._asked, self._ends = False, None, 0.0
 
     def spend(self, count: int, min_size: int, timeout: float | None) -> None:
-        """Wait until ``count`` items may be drawn, and draw them.
-
-        Raises:
-            RateLimitTimeout: not in time; nothing was changed.
-            RateLimitError: never.
-        """
+        """Waits until ``count`` items may be drawn, and counts them as drawn."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             text = self._refused(count, min_size, end)
@@ -77,18 +66,18 @@ class Credits:
             time.sleep(POLL_S)
 
     def spend_now(self, count: int) -> bool:
-        """Draw ``count`` items, if that need not be waited for."""
+        """Counts ``count`` items as drawn, if that is possible without waiting."""
         self._hear()
         may = self._may(count)
         self._spent += count if may else 0
         return may
 
     def spend_more(self, count: int) -> None:
-        """Items that are drawn again, for a shard that has died: they are owed."""
+        """Counts items that are drawn again for a dead shard; this may exceed the lease."""
         self._spent += count
 
     def _refused(self, count: int, min_size: int, end: float | None) -> str:
-        """Why so many items may not be drawn now; empty: they may."""
+        """Why so many items may not be drawn now; empty if they may."""
         self._hear()
         if not self._may(count) or not self._known:
             self._ask(count)
@@ -111,15 +100,15 @@ class Credits:
         return self._spent + count <= self._granted and time.monotonic() < self._ends
 
     def _ask(self, count: int) -> None:
-        """Ask the map, if no question is open."""
+        """Asks the map, unless a request is open."""
         if self._asked is None:
             self._asked_at = time.monotonic()
             self._asked = self._members.send_map(
-                "lend", self._name, self._key, self._granted, self._spent, count
+                "flow", "lend", self._name, self._key, self._granted, self._spent, count
             )
 
     def _hear(self, timeout: float = 0.0) -> None:
-        """Take in an answer that has come; where it is time, ask again without waiting."""
+        """Takes in an answer that has arrived; asks again if it is time to, without waiting."""
         if self._asked is None and time.monotonic() - self._asked_at > PROBE_S:
             self._ask(0)
         ray, asked = self._ray, self._asked
@@ -127,7 +116,7 @@ class Credits:
             return
         if not ray.wait([asked], timeout=timeout)[0]:
             if time.monotonic() - self._asked_at > self._members.timeout:
-                self._asked = None  # it is asked again
+                self._asked = None  # ask again
             return
         self._asked = None
         try:

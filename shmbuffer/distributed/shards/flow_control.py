@@ -1,12 +1,12 @@
-"""What keeps writers and learners of all shards in step: the map's part, a loop over the keepers.
+"""Flow control over all shards: the map's part, a loop over the keepers.
 
-    every 20 ms, 5 ms while somebody waits
-        ask      the ledger and the orders of before ─▶ keepers ─▶ how their shards stand
+    every 20 ms, or 5 ms while a client waits
+        ask      ledger, orders of the last round ─▶ keepers ─▶ the state of their shards
         plan     `Bank`: the rooms of their leases
-        tell     the ledger that says so, before the next round orders it
+        tell     the ledger with these rooms ─▶ keepers; the next round orders them
 
-A keeper that is late is left out, and asked again once it has answered. Nothing here is needed
-after a death: the next one asks the keepers.
+A late keeper is left out until it has answered. No state here outlives the map: the next one asks
+the keepers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ANSWER_S = 0.2
 """How long a round waits for a keeper."""
 
 START_S = 30.0
-"""How long a start waits for keepers that are being started, too."""
+"""How long the start waits for keepers that are being started."""
 
 SETTLE_S = 5.0
 """How long a new setting waits for keepers that do not answer."""
 
 HOLD_S = 10.0
-"""How long a gate stays closed without a word of who has closed it."""
+"""How long a gate stays closed without a message from its holder."""
 
 _PACE_S, _HURRY_S, _IDLE_S = 0.02, 0.005, 0.2
 
@@ -46,34 +46,26 @@ class Lent(NamedTuple):
     key: tuple[int, int]
     granted: int
     limiter: RateLimiter | None
-    text: str
-    """How the sides stand, for messages."""
+    text: str  # the state of both sides, for messages
 
 
 class FlowControl:
-    """The map's part.
-
-    Args:
-        ray: the module.
-        keepers: gives the keepers by name of their node.
-        limiter: what limits a buffer whose keepers know of no other.
-        where: the buffer's name, for messages.
-    """
+    """The map's part."""
 
     def __init__(
         self,
         ray: Any,
-        keepers: Callable[[], dict[str, Any]],
-        limiter: RateLimiter | None,
-        where: str,
+        keepers: Callable[[], dict[str, Any]],  # by node
+        limiter: RateLimiter | None,  # unless the keepers have one
+        where: str,  # the buffer's name, for messages
     ) -> None:
         self._ray, self._keepers, self._first, self._where = ray, keepers, limiter, where
         self._bank: Bank | None = None
         self._number = time.time_ns()
-        self._talking = threading.Lock()  # with keepers: one round at a time
+        self._talking = threading.Lock()  # one round with the keepers at a time
         self._state = threading.Lock()  # of the bank
         self._late: dict[str, Any] = {}
-        self._opened: set[tuple[str, Any]] = set()  # keepers whose shards have no lease
+        self._opened: set[tuple[str, Any]] = set()  # nodes and keepers whose shard has no lease
         self._orders: dict[str, int] = {}
         self._shards: dict[str, str] = {}  # by node
         self._answering: set[str] = set()  # shards, in the last round
@@ -82,23 +74,19 @@ class FlowControl:
         self._ready = threading.Event()
         threading.Thread(target=self._watch, name="shmbuffer-flow", daemon=True).start()
 
-    # -- what the actor is asked for -------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Stop."""
+        """Stops the loop."""
         self._ended.set()
 
     def rate(self) -> RateLimiter | None:
-        """What is set."""
+        """The rate limiter that is set."""
         self._ready.wait(START_S)
         return None if self._bank is None else self._bank.limiter
 
     def set_rate(self, limiter: RateLimiter | None) -> None:
-        """Another setting; the ratio counts from here on.
-
-        Raises:
-            ValueError: ``min_size`` is larger than the buffer.
-        """
+        """Sets a limiter; its ratio counts from here on. ValueError: ``min_size`` is too large."""
         self._ready.wait(START_S)
         with self._talking:
             ratio = limiter is not None and limiter.samples_per_insert is not None
@@ -119,7 +107,7 @@ class FlowControl:
     def lend(
         self, name: str, key: tuple[int, int], granted: int, spent: int, wanted: int
     ) -> Lent | RateLimitError | None:
-        """Lease items to a learner; see `Bank.lend`. None: it is not known yet who limits whom."""
+        """Leases items to a learner; see `Bank.lend`. None: the keepers have not answered yet."""
         with self._state:
             bank = self._bank
             if bank is None:
@@ -135,7 +123,7 @@ class FlowControl:
             return Lent(bank.key, more, bank.limiter, self._text(bank))
 
     def hold(self, token: str) -> str:
-        """Close the gate: no shard is written to. ``""``, or why that cannot be."""
+        """Closes the gate: no shard is written to. Returns ``""``, or why it could not."""
         self._ready.wait(START_S)
         with self._state:
             if self._is_held() and self._hold is not None and self._hold[0] != token:
@@ -159,7 +147,7 @@ class FlowControl:
             time.sleep(_HURRY_S)
 
     def renew(self, token: str) -> bool:
-        """Keep the gate closed; False: it is not any more."""
+        """Keeps the gate closed; False if it is not any more."""
         with self._state:
             mine = self._is_held() and self._hold is not None and self._hold[0] == token
             if mine:
@@ -167,7 +155,7 @@ class FlowControl:
             return mine
 
     def release(self, token: str) -> bool:
-        """Open the gate; False: it was open already."""
+        """Opens the gate; False if it was open already."""
         mine = self.renew(token)
         if mine:
             with self._state:
@@ -201,7 +189,7 @@ class FlowControl:
             return _HURRY_S if self._orders or bank.somebody_waits else _PACE_S
 
     def _start(self, *, patient: bool) -> None:
-        """Learn from the keepers how things stand."""
+        """Reads the state from the keepers."""
         found = self._ask(LOOK, ANSWER_S)
         if patient and (self._late or not found):
             return
@@ -223,7 +211,7 @@ class FlowControl:
         return self._hold is not None and time.monotonic() < self._hold[1]
 
     def _round(self) -> dict[str, Standing]:
-        """Ask, plan and tell; what the keepers have said."""
+        """Asks, plans and tells; returns the answers of the keepers."""
         bank = self._bank
         assert bank is not None
         with self._state:
@@ -239,7 +227,7 @@ class FlowControl:
             found = self._ask(OPEN, ANSWER_S, skip=self._opened)
             self._opened |= {(node, self._keepers()[node]) for node in found}
         newest = max((one.bank for one in found.values()), default=0)
-        if newest > self._number:  # of a clock that is ahead; that one has ended
+        if newest > self._number:  # an earlier bank, whose clock was ahead
             self._number = newest + 1
             with self._state:
                 self._bank = Bank.new(
@@ -266,7 +254,7 @@ class FlowControl:
     def _ask(
         self, order: str, timeout: float, skip: set[tuple[str, Any]] | None = None
     ) -> dict[str, Standing]:
-        """Tell all keepers the ledger and the order, or the room that was planned for them."""
+        """Sends all keepers the ledger with the order, or the room that was planned for them."""
         ray, bank = self._ray, self._bank
         ledger = None if bank is None or not bank.ledger.setting else bank.ledger
         asked: dict[Any, str] = {}
@@ -289,7 +277,7 @@ class FlowControl:
             try:
                 found[asked[ref]] = told(ray.get(ref))
             except ray.exceptions.RayError:
-                continue  # it is being started again
+                continue  # being started again
             except Exception as error:
                 _log.warning("%s: the shard of node %s: %s", self._where, asked[ref], error)
         self._shards |= {node: one.shard for node, one in found.items()}

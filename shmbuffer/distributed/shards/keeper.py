@@ -1,9 +1,9 @@
-"""The actor on a node: it owns the buffer there, and draws from it for learners elsewhere.
+"""The actor on a node: it owns the buffer there, and draws from it for learners on other nodes.
 
     Host ──▶ Keeper ──▶ Owner ──▶ buffer in <scratch_dir>/<node>
 
-Ray starts it again on its node where it dies, and it opens the directory as it finds it. Where the
-directory was removed under it, it ends for that.
+If it dies, Ray starts it again on its node, and it recovers the directory. If the directory is
+removed, the keeper ends itself, to be started again with a new one.
 """
 
 from __future__ import annotations
@@ -41,29 +41,19 @@ _log = logging.getLogger(__name__)
 
 
 class InNode:
-    """Makes the storage of a node: that of all nodes, in a directory of its own.
-
-    Args:
-        storage: a ``functools.partial`` of a storage with ``scratch_dir``.
-        node: name of the node, which names the directory.
-    """
+    """Makes the storage of a node, from a ``functools.partial``, in a directory of its own."""
 
     def __init__(self, storage: Any, node: str) -> None:
         self._storage, self._node = storage, node
 
     def __call__(self) -> Any:
-        """The storage; what is in its directory stays."""
+        """Makes it; the contents of its directory stay."""
         base = self._storage.keywords["scratch_dir"]
         return self._storage(scratch_dir=Path(base) / self._node)
 
 
 class Keeper(Host):
-    """The owner of one shard.
-
-    Args:
-        made_of: see `Host`.
-        node: name of its node.
-    """
+    """The owner of one shard."""
 
     def __init__(self, made_of: bytes, node: str) -> None:
         self._node = node
@@ -86,54 +76,43 @@ class Keeper(Host):
         return self._told(lambda owner: self._vault.obey(owner.buffer, bank, ledger, order))
 
     def step(self, updates: list[Any], orders: list[tuple[Any, ...]]) -> Any:
-        """Set priorities, then draw, in one message: see `stepped`."""
+        """Sets priorities, then draws, in one message: see `stepped`."""
         return self._told(lambda owner: stepped(owner, self._node, updates, orders))
 
     def news(self) -> Any:
-        """``(identity, totals, capacity)`` of the shard as it is now, as a message."""
+        """``(identity, totals, capacity)`` of the shard, as a message."""
         return self._told(lambda owner: news_of(owner, self._node))
 
     def leave(self) -> None:
-        """The buffer ends."""
+        """Closes the buffer."""
         if self._owner is not None:
             self._owner.leave()
 
     def face(self) -> Any:
-        """What a client has to know of the buffer, as a message."""
+        """The properties of the buffer that a client needs, as a message."""
         return self._told(face_of)
 
     def _error(self, error: Exception) -> bytes:
         if isinstance(error, BufferUnlinkedError):
             _log.error("the keeper of node %s ends: %s", self._node, error)
-            os._exit(1)  # Ray starts it again, and it makes another directory
+            os._exit(1)  # Ray starts it again, with a new directory
         return super()._error(error)
 
     def _told(self, tell: Callable[[Owner], Any]) -> NDArray[np.uint8]:
-        """What is told, or the error to raise, as a message."""
+        """A result, or the error to raise, as a message."""
         if self._owner is None:
             return packed((False, self._failure))
         try:
             with self._owner.lock:
                 return packed((True, tell(self._owner)))
-        except Exception as error:  # raised again where it was asked for
+        except Exception as error:  # raised again by the client
             return packed((False, self._error(error)))
 
 
 def stepped(
     owner: Owner, node: str, updates: list[Any], orders: list[tuple[Any, ...]]
 ) -> tuple[list[tuple[int, int, int]], list[Piece | None]]:
-    """Set priorities, then draw.
-
-    Args:
-        owner: of the buffer.
-        node: its name.
-        updates: ``(shard, index, priority, generation)`` each.
-        orders: of batches; see `pieces_of`.
-
-    Returns:
-        What was applied, stale and lost of each update; a `Piece` of each order, None where the
-        shard is empty.
-    """
+    """Sets priorities, the arguments of `updated`, then draws by the orders of `pieces_of`."""
     found = [updated(owner.buffer, node, *update) for update in updates]
     return found, pieces_of(owner.buffer, node, orders)
 
@@ -146,21 +125,18 @@ def updated(
     priority: NDArray[np.float64],
     generation: NDArray[np.int64] | None,
 ) -> tuple[int, int, int]:
-    """Set priorities where the items are still those of this shard: applied, stale, lost."""
+    """Sets priorities if the items are of this shard: how many were applied, stale and lost."""
     try:
         if identity_in(buffer, node) != shard:
             return 0, 0, len(priority)
     except EmptyBufferError:
         return 0, 0, len(priority)
-    if generation is None:
-        found = buffer.update_priority(index, priority)
-    else:
-        found = buffer.update_priority(index, priority, generation=generation)
+    found = buffer.update_priority(index, priority, generation=generation)
     return found.applied, found.stale, 0
 
 
 def news_of(owner: Owner, node: str) -> tuple[int | None, Totals, int]:
-    """What the shard is, and what its items weigh."""
+    """Identity, totals and capacity of the shard."""
     buffer = owner.buffer
     capacity = buffer.storage.max_size
     try:
@@ -171,7 +147,7 @@ def news_of(owner: Owner, node: str) -> tuple[int | None, Totals, int]:
 
 
 def face_of(owner: Owner) -> dict[str, Any]:
-    """How the buffer of a shard looks to who samples."""
+    """The properties of a shard's buffer that samples depend on."""
     buffer = owner.buffer
     sampler: Any = buffer.sampler
     prioritized = is_prioritized(buffer)

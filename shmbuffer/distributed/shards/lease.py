@@ -1,7 +1,7 @@
-"""What a keeper does for the bank: it sets the lease of its ring, and says how it stands.
+"""A keeper's part in flow control: it sets the lease of its ring, and reports the state.
 
-The ring alone holds the lease: who writes in memory waits for it there, and it outlives everybody.
-What is kept here besides, the ledger that the bank tells all keepers, is for a bank that starts.
+The ring holds the lease: writers in memory wait for it there, and it outlives all processes. The
+keeper only stores the bank's ledger, for the next bank.
 """
 
 from __future__ import annotations
@@ -20,33 +20,25 @@ from shmbuffer.replay.buffers.parts import shareable
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 LOOK, KEEP, OPEN, HOLD = "look", "keep", "open", "hold"
-"""Orders: change nothing; have a lease, of nothing at first; have none; lease no more than is
-written. Another order is a room."""
+"""Orders: change nothing; have a lease, at first of no items; have none; lease no more items. A
+number as order is a room."""
 
-_RECENT_S = 60.0  # since a write through Ray, for its writer to count as there
-_WAITS_S = 1.0  # since a write through Ray had to wait, for its writer to count as waiting
+_RECENT_S = 60.0  # after a write through Ray its writer counts as a client
+_WAITS_S = 1.0  # after a refused write through Ray its writer counts as waiting
 
 
 class Standing(NamedTuple):
     """A keeper's answer."""
 
-    bank: int
-    """The newest that it has heard of; another is not listened to any more."""
-    ledger: Ledger | None
-    """The last that it was told."""
-    shard: str
-    """Which directory of which node."""
+    bank: int  # the newest that it knows of; it ignores the others
+    ledger: Ledger | None  # the last that it was sent
+    shard: str  # node and uuid of its directory
     report: Report
-    holds: bool
-    """Whether nothing more can be written, and nothing is being written."""
+    holds: bool  # whether no write is possible or under way
 
 
 class Vault:
-    """One keeper's part.
-
-    Args:
-        node: name of its node.
-    """
+    """One keeper's part."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -57,7 +49,7 @@ class Vault:
     def obey(
         self, buffer: ReplayBuffer, bank: int, ledger: Ledger | None, order: str | int
     ) -> Standing:
-        """Take in what a bank tells, do what it orders, and say how the shard stands."""
+        """Takes in a bank's ledger, follows its order, and reports the state of the shard."""
         storage = buffer.storage
         assert isinstance(storage, RingBacked)
         engine = shareable(storage)
@@ -74,7 +66,7 @@ class Vault:
         return Standing(self._bank, self._ledger, shard, report, holds)
 
     def note_refusal(self, buffer: ReplayBuffer) -> None:
-        """A write that came through Ray could not be made for want of a lease, and comes again."""
+        """Notes that a write through Ray lacked a lease; its writer tries again."""
         storage = buffer.storage
         engine = storage.open_engine if isinstance(storage, RingBacked) else None
         native = None if engine is None else engine.seat.native

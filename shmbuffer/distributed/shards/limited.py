@@ -1,4 +1,4 @@
-"""What a handle may ask of the flow control of all shards: its setting, and a moment of rest."""
+"""A handle's access to flow control over all shards: the rate limiter, and a pause of writes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from shmbuffer.memory import RateLimiter
 
 
 class Limited:
-    """The part of a handle that sets what limits both sides."""
+    """The part of a handle that sets the rate limiter."""
 
     _members: Members
     _credits: Credits
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """What keeps the writers and learners of all shards in step; None: nothing. One message.
-
-        It can be set while everything runs, see `set_rate`.
-
-        Raises:
-            TypeError, ValueError: as `set_rate`.
-        """
-        found: RateLimiter | None = self._members.ask_map("rate")
+        """The rate limiter of all shards, or None. Costs a message. To set it, see `set_rate`."""
+        found: RateLimiter | None = self._members.ask_map("flow", "rate")
         return found
 
     @rate_limiter.setter
@@ -36,19 +30,19 @@ class Limited:
     def set_rate(
         self, limiter: RateLimiter | EllipsisType | None = ..., **changes: Any
     ) -> RateLimiter | None:
-        """Change what keeps writers and learners in step, while everything runs.
+        """Change the rate limiter of all shards, while clients write and draw.
 
             rb.set_rate(samples_per_insert=8)     # the rest stays as it is
             rb.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
 
-        With None nothing limits any more. The ratio counts from now on, over all shards. Learners
-        that have drawn before wait up to 3 s for the first lease of the new one.
+        None removes it. The ratio counts from now on, over all shards. Learners that have drawn
+        before wait up to 3 s for their first lease by the new ratio.
 
         Returns:
-            What is set now.
+            The new rate limiter.
 
         Raises:
-            TypeError: a limiter and changes, or neither; no such argument of `RateLimiter`.
+            TypeError: both a limiter and changes, or neither; no such argument of `RateLimiter`.
             ValueError: see `RateLimiter`; a queue; ``min_size`` is larger than all shards.
         """
         if bool(changes) == (limiter is not ...):
@@ -56,13 +50,13 @@ class Limited:
         if isinstance(limiter, EllipsisType):
             limiter = (self.rate_limiter or RateLimiter()).changed(**changes)
         require_ratio(limiter)
-        self._members.ask_map("set_rate", limiter)
+        self._members.ask_map("flow", "set_rate", limiter)
         self._credits.forget()
         return limiter
 
 
 def require_ratio(limiter: RateLimiter | None) -> None:
-    """ValueError where it is a queue."""
+    """ValueError for a queue."""
     if limiter is not None and limiter.max_times_sampled is not None:
         raise ValueError(
             "a sharded buffer cannot be a queue (max_times_sampled): the oldest items of all "
@@ -71,18 +65,13 @@ def require_ratio(limiter: RateLimiter | None) -> None:
 
 
 class Gate:
-    """While it is closed, no item is written into any shard; who wants to write waits.
-
-    Raises:
-        RuntimeError: a shard does not answer, another save has closed it, or the map has died
-            while it was closed.
-    """
+    """Keeps all shards from being written to; writers wait. RuntimeError if it cannot."""
 
     def __init__(self, members: Members) -> None:
         self._members, self._token = members, secrets.token_hex(8)
 
     def _ask(self, what: str) -> Any:
-        return self._members.ask_map("gate", what, self._token)
+        return self._members.ask_map("flow", what, self._token)
 
     def __enter__(self) -> Self:
         if why := self._ask("hold"):
@@ -90,15 +79,15 @@ class Gate:
         return self
 
     def keep(self) -> None:
-        """It stays closed: has to be said every few seconds, and once at the end."""
+        """Keeps it closed; to be called every few seconds, and once at the end."""
         if not self._ask("renew"):
             raise RuntimeError(
-                "the shards could not be kept as they were until all were saved: the map of the "
-                "shards was started again meanwhile; this save is not kept, one before it is"
+                "writers could not be paused until all shards were saved: the map of the shards "
+                "was started again meanwhile; this save is not kept, an earlier one is"
             )
 
     def __exit__(self, *exception: object) -> None:
         try:
             self._ask("release")
         except RuntimeError:
-            return  # it opens by itself
+            return  # it opens after `HOLD_S`

@@ -1,8 +1,7 @@
-"""One shard, as a client sees it: in memory on its own node, else its keeper by Ray.
+"""One shard, as a client sees it: in memory on its own node, else its keeper through Ray.
 
 A shard whose keeper has died, or does not answer in time, counts as empty until it answers again.
-From then on it leads another life: answers to messages of the one before are not waited for, and
-dropped.
+With that a new life begins: answers to messages of the life before are dropped.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
 
 FRESH_S = 0.1
-"""How old the picture of a shard may be when a batch is drawn by it."""
+"""How old the totals of a shard may be when a batch is drawn by them."""
 
 PROBE_S = 0.5
-"""How often a shard that does not answer, and the map, are asked again."""
+"""The interval of requests to the map, and to a shard that does not answer."""
 
 _NOTHING = Totals(0.0, 0.0, None, 0)
 
@@ -34,59 +33,53 @@ _log = logging.getLogger(__name__)
 class Sent(NamedTuple):
     """A message that was sent to a keeper."""
 
-    ref: Any
-    """Ray's reference to the answer."""
-    life: int
-    """In which life of the shard."""
+    ref: Any  # Ray's reference to the answer
+    life: int  # of the shard
 
 
 class Reply:
-    """What a keeper draws for several batches, in one message."""
+    """The pieces that a keeper draws for several batches, in one message."""
 
     __slots__ = ("pieces", "sent")
 
     def __init__(self, sent: Sent) -> None:
         self.sent = sent
-        self.pieces: list[Piece | None] | None = None  # None until it has come
+        self.pieces: list[Piece | None] | None = None  # None until it arrives
 
 
 class Coming(NamedTuple):
-    """A piece that is on its way."""
+    """A piece that has not arrived yet."""
 
     reply: Reply
-    at: int
-    """Which piece of the reply it is."""
+    at: int  # its place in the reply
 
 
 class Update:
-    """Priorities of items of one shard, and what became of them."""
+    """Priorities of items of one shard, and the result."""
 
     __slots__ = ("answer", "found", "given")
 
     def __init__(self, shard: int, index: Any, priority: Any, generation: Any) -> None:
         self.given = shard, index, priority, generation
         self.found: tuple[int, int, int] | None = None  # applied, stale, lost
-        self.answer: tuple[Sent, int] | None = None  # the message that will say it, and where
+        self.answer: tuple[Sent, int] | None = None  # the message with the result, its place there
 
     def lose(self) -> None:
-        """The shard does not answer."""
+        """Counts all as lost."""
         self.found = 0, 0, len(self.given[2])
 
 
 class Member:
-    """One shard.
-
-    Args:
-        node: name of its node.
-        keeper: the actor there.
-        where: the buffer's name, for messages.
-        is_here: whether it is on this process's node.
-        timeout: seconds that it may take to answer.
-        patience: updates that may wait for a draw to go with.
-    """
+    """One shard."""
 
     def __init__(
-        self, node: str, keeper: Any, where: str, is_here: bool, timeout: float, patience: int
+        self,
+        node: str,
+        keeper: Any,  # the actor
+        where: str,  # the buffer's name, for messages
+        is_here: bool,  # whether it is on this process's node
+        timeout: float,  # seconds for an answer
+        patience: int,  # updates that may wait for a draw, to be sent with it
     ) -> None:
         self.node, self._where = node, where
         self._is_here, self._timeout = is_here, timeout
@@ -99,7 +92,7 @@ class Member:
         self._why = ""
         self._probe: Any = None
         self._probed = -PROBE_S
-        self.sent: list[Any] = []  # messages with priorities alone, not known to have arrived
+        self.sent: list[Any] = []  # messages with only priorities that may not have arrived
         self._waiting: list[Update] = []
         self._patience = patience
         self._take(keeper)
@@ -112,14 +105,14 @@ class Member:
         self.handle.owner_is_gone = (self.handle._ray.exceptions.RayError,)
 
     def move(self, keeper: Any) -> None:
-        """Another keeper has the place of one whose node has died. It has to answer first."""
+        """Takes another keeper, after the node died and came back. It has to answer first."""
         self.lose("its node died and is back")
         self._probed = -PROBE_S
         self.handle.detach()
         self._take(keeper)
 
     def near(self, group: str) -> Any:
-        """The shard's buffer in this process; None where it is not to be had."""
+        """The shard's buffer in this process; None if it cannot be reached."""
         if not self._is_here or not (self.lives or self.handle._near is not None):
             return None
         try:
@@ -130,16 +123,16 @@ class Member:
         return None if reached is None else reached.buffer
 
     def can_write(self) -> bool:
-        """Whether it is asked to write: it is here, or its keeper answers."""
+        """Whether it can be written to: it is here, or its keeper answers."""
         return self.lives or self.near(WRITE) is not None
 
     def is_empty(self) -> None:
-        """It has no items any more, as far as it answers."""
+        """Notes that it has no items any more."""
         if self.lives:
             self.learn(_NOTHING._replace(max_priority=self.totals.max_priority), None)
 
     def learn(self, totals: Totals, identity: int | None) -> None:
-        """Take in what the shard says of itself."""
+        """Notes the state that the shard has reported."""
         if not self.lives:
             _log.info("%s: the shard of node %s answers again", self._where, self.node)
         self.lives, self.totals, self.seen = True, totals, time.monotonic()
@@ -147,7 +140,7 @@ class Member:
             self.identity = identity
 
     def lose(self, why: str) -> None:
-        """Count it as empty until it answers."""
+        """Counts it as empty until it answers."""
         if self.lives:
             _log.warning(
                 "%s: the shard of node %s does not answer (%s); its %d items are left out until it "
@@ -166,16 +159,12 @@ class Member:
         self._waiting.clear()
 
     def leave(self, error: Exception) -> None:
-        """Its directory was removed: its keeper will make another one."""
+        """Leaves its directory, which was removed; the keeper will make another one."""
         self.handle.detach()
         self.lose(type(error).__name__)
 
     def whole(self, name: str, *args: Any) -> Any:
-        """Have the keeper do what concerns the shard as a whole; waits as long as it lives.
-
-        Raises:
-            RuntimeError: it died.
-        """
+        """Calls a method for the whole shard without a timeout; RuntimeError if it died."""
         try:
             return self.handle._call(name, *args)
         except self.handle.owner_is_gone as error:
@@ -186,7 +175,7 @@ class Member:
             ) from error
 
     def look(self) -> bool:
-        """What it weighs now, where that can be read in memory; whether it could."""
+        """Reads its totals in memory; whether that was possible."""
         buffer = self.near(SAMPLE)
         if buffer is None:
             return False
@@ -199,21 +188,21 @@ class Member:
         return True
 
     def ask_news(self) -> Sent:
-        """Have the keeper say what it weighs."""
+        """Asks the keeper for its totals."""
         return Sent(self.keeper.news.remote(), self.life)
 
     def take_news(self, message: Any) -> None:
-        """Take in what the keeper says."""
+        """Takes in the keeper's answer."""
         try:
             identity, totals, self.capacity = told(message)
-        except Exception as error:  # it is there, and cannot open its directory
+        except Exception as error:  # it answers, but cannot open its directory
             self.lose(f"{type(error).__name__}: {error}")
         else:
             self.learn(totals, identity)
-            self.identity = identity  # None: its directory is a new one
+            self.identity = identity  # None: its directory is new
 
     def probe(self, ray: Any) -> None:
-        """Ask a shard that does not answer, without waiting for it."""
+        """Asks a shard that does not answer, without waiting."""
         if self._probe is None:
             if time.monotonic() - self._probed >= PROBE_S:
                 self._probed = time.monotonic()
@@ -224,14 +213,11 @@ class Member:
             try:
                 message = ray.get(answer)
             except ray.exceptions.RayError:
-                return  # it is asked again
+                return  # ask again
             self.take_news(message)
 
     def draw(self, orders: list[tuple[Any, ...]]) -> list[Piece | Coming | None]:
-        """What each of ``orders`` draws, see `pieces.pieces_of`: a `Piece` where that is done here.
-
-        None: the shard is empty.
-        """
+        """Draws by the orders of `pieces_of`; None for each if the shard is empty."""
         buffer = self.near(SAMPLE)
         if buffer is None:
             reply = Reply(self._step(orders))
@@ -240,11 +226,11 @@ class Member:
                 return [*pieces_of(buffer, self.node, orders)]
             except BufferUnlinkedError as error:
                 self.leave(error)
-                reply = Reply(Sent(None, -1))  # nobody will answer
+                reply = Reply(Sent(None, -1))  # there will be no answer
         return [Coming(reply, at) for at in range(len(orders))]
 
     def update(self, update: Update) -> None:
-        """Set priorities: now, where it is near; else with the next message to the keeper."""
+        """Sets priorities: now if it is near, else with the next message to the keeper."""
         buffer = self.near(SAMPLE)
         if buffer is not None:
             try:
@@ -258,7 +244,7 @@ class Member:
         self._waiting.append(update)
 
     def flush(self) -> None:
-        """Send what waits for the next message."""
+        """Sends the updates that wait for a message."""
         if self._waiting:
             self.sent.append(self._step([]).ref)
 
@@ -273,6 +259,6 @@ class Member:
 
 
 def told(message: Any) -> Any:
-    """What a keeper has told, or the error to raise."""
+    """Unpacks a message of a keeper: returns its result, or raises its error."""
     done, result = unpacked(message)
     return result if done else opened(result)

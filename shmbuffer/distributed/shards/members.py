@@ -1,8 +1,4 @@
-"""A client's picture of the shards: who lives, what each weighs, and how it is asked.
-
-Member   one shard, see member.py
-Members  all of them, by their nodes; the map is asked now and then, and never waited for
-"""
+"""A client's view of all shards. The map is asked for changes now and then, without waiting."""
 
 from __future__ import annotations
 
@@ -14,30 +10,21 @@ from typing import Any
 from shmbuffer.distributed.shards.member import FRESH_S, PROBE_S, Member, Sent
 
 MAX_SENT = 64
-"""Messages with priorities alone that may be on their way to one shard."""
+"""Messages with only priorities that may be on their way to one shard."""
 
 START_S = 60.0
-"""How long the actors may take to start."""
+"""How long the start of the actors may take."""
 
 
 class Members:
-    """All shards.
-
-    Args:
-        ray: the module.
-        find_map: finds the map by its name; ValueError: there is none.
-        where: the buffer's name, for messages.
-        home: name of this process's node.
-        timeout: seconds that a shard may take to answer.
-        patience: updates to one shard that may wait for a draw to go with.
-    """
+    """All shards; see `Member` for the arguments."""
 
     def __init__(
         self,
         ray: Any,
-        find_map: Callable[[], Any],
+        find_map: Callable[[], Any],  # ValueError: there is none
         where: str,
-        home: str,
+        home: str,  # name of this process's node
         timeout: float,
         patience: int,
     ) -> None:
@@ -51,12 +38,7 @@ class Members:
         self._take(self.ask_map("keepers"), lives=True)
 
     def ask_map(self, name: str, *args: Any) -> Any:
-        """What the map says; where it has died, once Ray has started it again.
-
-        Raises:
-            ValueError: there is no map of that name any more.
-            RuntimeError: it does not answer.
-        """
+        """The answer of the map, after a restart if need be; RuntimeError without an answer."""
         ray, end = self._ray, time.monotonic() + START_S
         while True:
             try:
@@ -76,11 +58,11 @@ class Members:
         return iter(self._members.values())
 
     def living(self) -> list[Member]:
-        """Those that answer."""
+        """The shards that answer."""
         return [member for member in self if member.lives]
 
     def missing(self, without: Collection[str] = ()) -> str:
-        """The nodes whose shards do not answer, for messages; empty if all do."""
+        """A sentence on the shards that do not answer; empty if all do."""
         nodes = [node for node in self.missing_nodes() if node not in without]
         return f"no answer from the shards of {', '.join(nodes)}" if nodes else ""
 
@@ -89,10 +71,10 @@ class Members:
         return [*(member.node for member in self if not member.lives), *self._absent]
 
     def require_all(self, done: str, without: Collection[str] = (), hint: str = "") -> None:
-        """RuntimeError where a shard does not answer, except those that are left out."""
+        """RuntimeError if a shard does not answer, except those that are left out."""
         if missing := self.missing(without):
             raise RuntimeError(
-                f"{self._where}: {missing}, and all of it is {done}; nothing was done{hint}"
+                f"{self._where}: {missing}; only all together can be {done}. Nothing was done{hint}"
             )
 
     def at(self, node: str) -> Member | None:
@@ -100,11 +82,11 @@ class Members:
         return self._members.get(node)
 
     def by_identity(self) -> dict[int, Member]:
-        """Those whose identity is known."""
+        """The shards whose identity is known."""
         return {one.identity: one for one in self if one.identity is not None}
 
     def refresh(self, *, all_of_them: bool = False) -> None:
-        """Have a picture of each shard that is not too old; waits for one round trip at most."""
+        """Updates what is known of each shard, if it is old; waits for one round trip at most."""
         self._follow_map()
         if all_of_them:
             self.send_what_waits()
@@ -122,10 +104,7 @@ class Members:
             member.take_news(message)
 
     def answers(self, asked: Iterable[tuple[Member, Sent]]) -> Iterator[tuple[Member, Sent, Any]]:
-        """The messages of the shards, of those that answer in time; the others are lost.
-
-        A shard that was lost since it was asked is not waited for.
-        """
+        """The messages of the shards that answer in time and were not lost; the others are lost."""
         ray = self._ray
         waiting = {sent.ref: (member, sent) for member, sent in asked if sent.life == member.life}
         if not waiting:
@@ -148,7 +127,7 @@ class Members:
             member.lose(why)
 
     def send_what_waits(self) -> None:
-        """Send priorities that had no draw to go with; wait where a shard has too much to do."""
+        """Sends the priorities that wait for a draw; waits for a shard with too many of them."""
         for member in self:
             member.flush()
             excess = len(member.sent) - MAX_SENT
@@ -160,16 +139,16 @@ class Members:
                     member.lose(f"{len(member.sent)} messages with priorities are not answered")
 
     def send_map(self, name: str, *args: Any) -> Any:
-        """A message to the map: Ray's reference to the answer."""
+        """Sends a message to the map; returns Ray's reference to the answer."""
         return getattr(self._map, name).remote(*args)
 
     def lose_map(self) -> None:
-        """It is being started again, or has gone."""
+        """Finds the map again: it is being started again, or has gone."""
         with suppress(ValueError):
             self._map = self._find_map()
 
     def _follow_map(self) -> None:
-        """Ask the map who is there, and take in what it has answered, without waiting for it."""
+        """Asks the map for its keepers, and takes in an earlier answer, without waiting."""
         ray, now = self._ray, time.monotonic()
         if self._asked is None:
             if now - self._asked_at >= PROBE_S:
@@ -181,8 +160,7 @@ class Members:
             try:
                 self._take(ray.get(asked))
             except ray.exceptions.RayError:
-                with suppress(ValueError):  # it is being started again, and is asked again
-                    self._map = self._find_map()
+                self.lose_map()
 
     def _take(self, answer: tuple[dict[str, Any], list[str]], *, lives: bool = False) -> None:
         keepers, absent = answer
@@ -192,13 +170,13 @@ class Members:
             if member is None:
                 here = node == self._home
                 member = Member(node, keeper, self._where, here, self.timeout, self._patience)
-                member.lives = lives  # else it is being started, and nobody waits for that
+                member.lives = lives  # else it is being started
                 self._members[node] = member
             elif member.keeper._actor_id != keeper._actor_id:
                 member.move(keeper)
 
     def leave(self) -> None:
-        """Leave the directories that are open here."""
+        """Leaves the directories that are open here."""
         self.send_what_waits()
         for member in self:
             member.handle.detach()

@@ -1,9 +1,9 @@
-"""A piece of a batch as one run of bytes, and again as it was, without a copy of its tensors.
+"""A piece of a batch as one array of bytes; it is unpacked without a copy of its tensors.
 
     bytes of the pickle (8) │ the pickle │ the bytes of each tensor and array, on whole cache lines
 
-One array travels through Ray better than many: each has a cost of its own on both sides. What is
-read lies in Ray's object store, and is read-only there: copy it before it is handed on.
+In Ray one array costs less than many. The receiver's array lies in Ray's object store and is
+read-only: copy it before it is handed on.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _BYTES = np.dtype("<u8").itemsize
 
 
 def packed(value: Any) -> NDArray[np.uint8]:
-    """``value`` as a message, uint8 ``[bytes]``."""
+    """A value as a message, uint8 ``[bytes]``."""
     try:
         data, parts = _pickled(_ByName, value)
-    except Exception:  # a class or function that nobody can import
+    except Exception:  # a class or function that cannot be imported
         data, parts = _pickled(_by_value(), value)
     sizes = [part.nbytes for part in parts]
     head = pickle.dumps((sizes, data))
@@ -54,7 +54,7 @@ def _pickled(pickler: Any, value: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def _reduced(part: torch.Tensor) -> Any:
-    """How a tensor is pickled: its bytes apart."""
+    """Pickles a tensor with its bytes out of band."""
     if not part.is_cpu or part.layout is not torch.strided:
         return part.__reduce_ex__(5)  # type: ignore[no-untyped-call]
     flat = part.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -62,24 +62,24 @@ def _reduced(part: torch.Tensor) -> Any:
 
 
 class _ByName(pickle.Pickler):
-    """Pickles what can be imported, at half the cost."""
+    """Pickles classes and functions by name, at half the cost."""
 
     dispatch_table = ChainMap({torch.Tensor: _reduced}, copyreg.dispatch_table)  # type: ignore[arg-type]  # noqa: RUF012
 
 
 @functools.cache
 def _by_value() -> Any:
-    """Pickles what Ray does."""
+    """Pickles classes and functions as Ray does."""
     base: Any = require_ray().cloudpickle.CloudPickler
     table = ChainMap({torch.Tensor: _reduced}, base.dispatch_table)
     return type("_ByValue", (base,), {"dispatch_table": table})
 
 
 def unpacked(message: NDArray[np.uint8]) -> Any:
-    """What was packed; its tensors and arrays lie in ``message``."""
-    # torch wants memory that it could write to, and has no tensor that refuses.
+    """The value of a message; its tensors and arrays are views of it."""
+    # torch only takes writable memory.
     memory: Any = (ctypes.c_uint8 * message.size).from_address(message.ctypes.data)
-    memory.source = message  # lives as long
+    memory.source = message  # keeps it alive
     view = memoryview(memory).cast("B")
     length = int.from_bytes(view[:_BYTES], "little")
     sizes, data = pickle.loads(view[_BYTES : _BYTES + length])
@@ -89,7 +89,7 @@ def unpacked(message: NDArray[np.uint8]) -> Any:
 
 
 def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
-    """Where each part begins, and where the last one ends."""
+    """The offset of each part, and the end of the last one."""
     places, at = [], _BYTES + head
     for size in sizes:
         at += -at % _LINE
@@ -99,7 +99,7 @@ def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
 
 
 def _tensor(raw: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor over bytes that nobody writes to."""
+    """A tensor over the bytes of a message."""
     if not raw.nbytes:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).view(shape)

@@ -2,7 +2,7 @@
 
     GET /metrics  ──▶  stats of every shard, by the keepers  ──▶  ..._total{node="a"} 123
 
-What a shard counts is in its directory, so it goes on where a keeper or a node is back.
+The counters of a shard are in its directory, so they go on when a keeper or a node is back.
 """
 
 from __future__ import annotations
@@ -19,22 +19,16 @@ if TYPE_CHECKING:
 
 
 class ShardMetrics:
-    """Serves them until it is closed. Raises what `MetricsServer` does.
-
-    Args:
-        connect: gives a handle on the buffer that nobody else uses.
-        base: directory above those of the nodes.
-        port: to listen at, on loopback; 0 takes a free one.
-    """
+    """Serves them on loopback until it is closed; ``base`` is the directory above the nodes'."""
 
     def __init__(self, connect: Callable[[], ShardedClient], base: Path, port: int) -> None:
-        self._client, self._base = connect(), base
+        self._client, self._base = connect(), base  # a handle of its own, because of the lock
         self._asking = threading.Lock()  # each request has a thread
         self._server = MetricsServer(self._read, port)
         self.port = self._server.port
 
     def close(self) -> None:
-        """Stop answering, and free the port."""
+        """Stops answering, and frees the port."""
         self._server.close()
         self._client.detach()
 

@@ -1,4 +1,4 @@
-"""What a shard draws of a batch, and how the pieces become the batch."""
+"""The pieces of a batch, one from each shard that draws, and how they are joined."""
 
 from __future__ import annotations
 
@@ -23,31 +23,23 @@ from shmbuffer.replay.storages.storage import ring_of
 class Piece(NamedTuple):
     """Items of one shard."""
 
-    data: Any
-    """``[n, ...]``, collated and transformed."""
-    info: dict[str, Any]
-    """Index, weights as if there were no other shard, generation: ``[n]``."""
-    totals: Totals
-    """Of the locked section in which they were drawn."""
-    identity: int
-    """Of the shard; see `identity_of`."""
+    data: Any  # ``[n, ...]``, collated and transformed
+    info: dict[str, Any]  # ``[n]``: index, generation, weights as if there were no other shard
+    totals: Totals  # of the locked section in which they were drawn
+    identity: int  # of the shard; see `identity_of`
 
 
 _uuids: weakref.WeakKeyDictionary[Ring, bytes] = weakref.WeakKeyDictionary()
 
 
 def identity_of(node: str, uuid: bytes) -> int:
-    """What samples call a shard: 63 bits of its directory's uuid and its node's name.
-
-    A node that comes back with its directory is the same shard; one that comes back without is
-    another, so that a late priority is not given to an item that it does not mean.
-    """
+    """The number of a shard in samples, 63 bits: a late priority does not hit a new directory."""
     digest = hashlib.blake2b(node.encode(), key=uuid, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def identity_in(buffer: ReplayBuffer, node: str) -> int:
-    """What samples call the shard of this buffer; EmptyBufferError before the first write."""
+    """The same of the shard of a buffer; EmptyBufferError before the first write."""
     ring = ring_in(buffer)
     uuid = _uuids.get(ring)
     if uuid is None:
@@ -66,16 +58,7 @@ def ring_in(buffer: ReplayBuffer) -> Ring:
 def piece_of(
     buffer: ReplayBuffer, node: str, count: int, key: int, beta: float | None, largest: float
 ) -> Piece:
-    """Draw from the buffer of a shard.
-
-    Args:
-        buffer: the shard's, in this process.
-        node: its name.
-        count: items.
-        key: 63 bits that decide.
-        beta: exponent of the weights; None: the sampler's.
-        largest: the largest priority that the caller has seen anywhere; new items start from it.
-    """
+    """Draws from a shard; new items get the ``largest`` priority of any shard, or their own."""
     ring = ring_in(buffer)
     raise_largest(ring, largest)
     plan = buffer.plan
@@ -97,7 +80,7 @@ def piece_of(
 def pieces_of(
     buffer: ReplayBuffer, node: str, orders: Sequence[tuple[Any, ...]]
 ) -> list[Piece | None]:
-    """A piece for each of ``orders``, what `piece_of` takes behind the node; None: it is empty."""
+    """A piece for each order, the arguments of `piece_of` after the node; None: it is empty."""
     found: list[Piece | None] = []
     for order in orders:
         try:
@@ -108,7 +91,7 @@ def pieces_of(
 
 
 def raise_largest(ring: Ring, largest: float) -> None:
-    """Have new items start from at least this priority."""
+    """Raises the priority of new items to this one."""
     seen = ring.tree.max_priority
     if largest > 0 and (seen is None or largest > seen) and ring.tree.prioritized:
         ring.raise_max_priority(largest)
@@ -120,16 +103,7 @@ def is_prioritized(buffer: ReplayBuffer) -> bool:
 
 
 def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -> Any:
-    """Parts of a batch as one, in memory of its own.
-
-    Args:
-        parts: of one form.
-        places: where the rows of each go, int64, together a permutation; None: one behind the
-            other.
-
-    Raises:
-        TypeError: parts of a form that cannot be put together.
-    """
+    """Joins parts of a batch in new memory, their rows at these places or one after the other."""
     first = parts[0]
     if type(first) is torch.Tensor:
         return torch.cat(list(parts), 0) if places is None else _scattered(parts, places)
@@ -156,12 +130,12 @@ def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -
         return [rows[at] for at in torch.cat(list(places)).argsort().tolist()]
     raise TypeError(
         f"the shards have drawn objects of type {type(first).__name__}, which cannot be joined "
-        "to one batch; have the collate_fn give tensors, TensorDicts, or tuples, dicts or lists"
+        "to one batch; let the collate_fn return tensors, TensorDicts, or tuples, dicts or lists"
     )
 
 
 def _scattered(parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors joined, their rows at these places: each is copied once."""
+    """Joins tensors, their rows at these places, with one copy of each."""
     rows = sum(part.shape[0] for part in parts)
     whole = parts[0].new_empty((rows, *parts[0].shape[1:]))
     for part, where in zip(parts, places, strict=True):

@@ -1,4 +1,4 @@
-"""The buffer over several nodes, as its creator sees it."""
+"""The buffer over several nodes, for its creator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shmbuffer.replay.samplers.rank import require_rank
 _NOT_HERE = {
     "generator": "draws differ by rank=, and torch.manual_seed decides them",
     "pin_memory": "move a sample with data.pin_memory()",
-    "sample_unit": "a batch is drawn item by item from the shards; write what a unit would make",
+    "sample_unit": "a batch is drawn item by item from the shards; write whole units as items",
 }
 
 
@@ -35,11 +35,11 @@ class ShardedReplayBuffer(ShardedClient):
     write into the ring of their own node, in memory. Learners draw from all shards by priority, as
     if they were one buffer, with the importance weights of that buffer.
 
-    **Death.** A shard whose keeper, or whose node, has died, is left out of draws, and the log
-    names it. Ray starts a keeper again, and the map makes one on a node that is back: its items are
-    in its directory. All depends on Ray's head node; a new cluster opens the directories again.
+    **Death.** A shard whose keeper or node has died is left out of draws, and named in the log. Ray
+    starts the keeper again, or the map makes one when the node is back: the items are in its
+    directory. All depends on Ray's head node; a new cluster opens the directories again.
 
-    **Not kept.** Nothing is replicated: the items of a dead node are away until it returns. Each
+    **Limits.** Nothing is replicated: the items of a dead node are missing until it returns. Each
     shard drops its own oldest items. Passes and slices of a sampler are of one shard.
 
     Args:
@@ -47,20 +47,20 @@ class ShardedReplayBuffer(ShardedClient):
         storage: of each shard, ``partial(LazyMemmapStorage, capacity, scratch_dir=...,
             shared_init=True)``. Each node has a directory of its name in ``scratch_dir``.
         nodes: names of the nodes that have a shard (``ray start --node-name``, by default their
-            address); a number: of the first so many that are there, by name; None: all nodes, also
-            those that come later.
+            address); or a number of nodes, the first by name; None: all nodes, also those that
+            come later.
         locality: ``"global"``: a batch is drawn from all shards. ``"local"``: from that of the own
             node, without the network; its weights make the mean over learners, one on each node,
             unbiased at ``beta`` 1, with more variance.
-        name: of the buffer in the cluster; `find` finds it. None makes one up.
+        name: of the buffer in the cluster, for `find`; None: a random one.
         prefetch: batches that are begun ahead, so that a learner does not wait for other nodes.
         rank: which of several learners this handle is; see `ReplayBuffer`.
         answer_timeout: seconds after which a shard that does not answer is left out.
         metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus from this process, with
-            the numbers of all shards, by the label ``node``; 0 takes a free port, which
-            ``metrics_port`` says. Needs the extra "metrics".
-        rate_limiter: what keeps writers and learners of all shards in step: a ratio,
-            ``min_size``, or both; no queue. See the guide on flow control.
+            the numbers of all shards, by the label ``node``; 0 takes a free port, see
+            ``metrics_port``. Needs the extra "metrics".
+        rate_limiter: keeps writers and learners of all shards in step, by a ratio, ``min_size``,
+            or both; a queue is not possible. See the guide on flow control.
         ray_init_config: see `RayReplayBuffer`.
         remote_config: options of the keepers, as for ``Actor.options()``; None is
             ``{"num_cpus": 0}``.
@@ -68,8 +68,8 @@ class ShardedReplayBuffer(ShardedClient):
 
     Raises:
         ImportError: Ray is not installed.
-        TypeError: the storage is no ``partial`` with a ``scratch_dir``, or an argument cannot be
-            pickled.
+        TypeError: the storage is not a ``partial`` with a ``scratch_dir``, or an argument cannot
+            be pickled.
         ValueError: an unknown ``locality``, a ``rate_limiter`` that is a queue, a name that is
             taken, or two nodes of the same name.
         NotImplementedError: ``generator``, ``pin_memory``.
@@ -134,13 +134,13 @@ class ShardedReplayBuffer(ShardedClient):
                     num_cpus=0,
                 )
                 .remote(
-                    *(name, NAMESPACE, parts, wanted, _dead(ray), remote_config or {}),
+                    *(name, parts, wanted, _dead(ray), remote_config or {}),
                     limiter=rate_limiter,
                 )
             )
             keepers, _ = ray.get(self._map.keepers.remote(), timeout=START_S)
             ray.get([keeper.__ray_ready__.remote() for keeper in keepers.values()], timeout=START_S)
-            ray.get(self._map.rate.remote(), timeout=START_S)
+            ray.get(self._map.flow.remote("rate"), timeout=START_S)
             super().__init__(options)
             if metrics_port is not None:
                 base = Path(storage.keywords["scratch_dir"])
@@ -158,7 +158,7 @@ class ShardedReplayBuffer(ShardedClient):
         rank: int | None = None,
         answer_timeout: float = 5.0,
     ) -> ShardedClient:
-        """A handle on a buffer of the cluster, for who did not get one.
+        """A handle on a buffer of the cluster, by its name.
 
         Args:
             name: of the buffer.
@@ -184,7 +184,7 @@ class ShardedReplayBuffer(ShardedClient):
 
     @property
     def metrics_port(self) -> int | None:
-        """Where Prometheus finds the numbers; None if they are not served."""
+        """The port for Prometheus; None if the numbers are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @property
@@ -193,7 +193,7 @@ class ShardedReplayBuffer(ShardedClient):
         return self._map is not None
 
     def close(self) -> None:
-        """End the actors. What was committed stays in the directories of the nodes. Idempotent."""
+        """End the actors. Committed items stay in the directories of the nodes. Idempotent."""
         if self._map is not None:
             self.detach()
         self._end()
@@ -210,7 +210,7 @@ class ShardedReplayBuffer(ShardedClient):
         try:
             if shard_map is not None and ray.is_initialized():
                 keepers = {member.node: member.keeper for member in getattr(self, "_members", ())}
-                with suppress(ray.exceptions.RayError):  # it may be being started again
+                with suppress(ray.exceptions.RayError):  # it may be starting again
                     keepers |= ray.get(shard_map.end.remote(), timeout=LEAVE_S)
                 ray.kill(shard_map, no_restart=True)
                 leaving = [keeper.leave.remote() for keeper in keepers.values()]
@@ -235,20 +235,20 @@ def _require_free(ray: Any, name: str) -> None:
     except ValueError:
         return
     raise ValueError(
-        f"a sharded buffer {name!r} is there already; ShardedReplayBuffer.find({name!r}) gives a "
+        f"the sharded buffer {name!r} exists already; ShardedReplayBuffer.find({name!r}) returns a "
         "handle on it, and its creator ends it with close()"
     )
 
 
 def _chosen(nodes: int | list[str] | None) -> list[str] | None:
-    """Names of the nodes, so that it is the same ones when the map is started again."""
+    """Names of the nodes, which stay the same when the map is started again."""
     there = sorted(living_nodes())
     if not isinstance(nodes, int):
         return nodes
     if nodes > len(there):
         raise ValueError(
             f"ShardedReplayBuffer(nodes={nodes}): the Ray cluster has {len(there)}, "
-            f"{', '.join(there)}; give their names, also of those that are still to come"
+            f"{', '.join(there)}; give their names, also of nodes that are still to come"
         )
     return there[:nodes]
 

@@ -1,4 +1,4 @@
-"""Samples of several shards: how many, when, and in which form."""
+"""Samples from several shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmbuffer.replay.samplers.sampler import draw_key
 
 
 class Sampling:
-    """The part of a handle that makes batches."""
+    """The part of a handle that draws batches."""
 
     beta: float | None
     _members: Members
@@ -24,18 +24,18 @@ class Sampling:
     _face: dict[str, Any]
     _begun: deque[tuple[int, Begun]]
     _prefetch: int  # batches that are begun ahead
-    _at_once: int  # so many of them by one message
+    _at_once: int  # batches that are begun by one message
     _credits: Credits
-    _draws: RandomSampler  # whose keys decide the draws
+    _draws: RandomSampler  # the source of random keys
 
     @property
     def batch_size(self) -> int | None:
-        """Of ``sample()`` and of iteration."""
+        """The size of a batch of ``sample()`` and of iteration."""
         size: int | None = self._face["batch_size"]
         return size
 
     def __len__(self) -> int:
-        """Items of the shards that answer. One round trip."""
+        """Number of items in the shards that answer. One round trip."""
         self._members.refresh(all_of_them=True)
         return sum(member.totals.length for member in self._members.living())
 
@@ -55,23 +55,23 @@ class Sampling:
             return_info: return ``(data, info)``.
             include_info: False leaves index, weights and shard out of a sample of TensorDicts.
             min_size: wait until the shards that answer have so many items.
-            timeout: seconds to wait for them, and for what the rate limiter wants; None: as long
-                as it takes.
+            timeout: seconds to wait for them, and for the rate limiter; None: as long as it takes.
 
         Returns:
-            The data ``[batch_size, ...]``, in random order; beside the entries of a sample of the
-            buffer of a shard ``"shard"``, int64 ``[batch_size]``, which index and generation belong
-            to. The info of a prioritized sample has ``"effective_sample_size"``, a float.
+            The data ``[batch_size, ...]``, in random order. A sample has the entries of a sample of
+            one shard, and ``"shard"``, int64 ``[batch_size]``, which index and generation belong
+            to. The info of a prioritized sample has ``"effective_sample_size"``, a float: how many
+            items of equal weight have the same variance.
 
         Raises:
             EmptyBufferError: no shard that answers has an item.
-            RateLimitTimeout: ``min_size`` items, or those that the rate limiter wants, were not
-                there in time.
-            RateLimitError: the rate limiter never would let it.
+            RateLimitTimeout: ``min_size`` items, or those that the rate limiter demands, were not
+                written in time.
+            RateLimitError: the rate limiter can never admit it.
             RuntimeError: no batch size anywhere.
 
-        Cost: one message to each shard that draws and is on another node, at once; a copy of what
-            they answer.
+        Cost: one message to each shard on another node that draws, all at once; a copy of the
+            answers.
         """
         count = self._count(batch_size)
         if min_size is not None and min_size < 0:
@@ -83,7 +83,7 @@ class Sampling:
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples, without an end."""
+        """Samples without end."""
         while True:
             yield self.sample()
 
@@ -95,7 +95,7 @@ class Sampling:
         return asked_size(batch_size, self.batch_size, "the constructor of the buffer", 3, least=1)
 
     def _next(self, count: int, min_size: int, timeout: float | None) -> tuple[Any, dict[str, Any]]:
-        """The oldest batch that was begun, or one that is begun now."""
+        """The oldest batch that was begun ahead, or one that is begun now."""
         begun = self._begun
         if begun and begun[0][0] != count:
             begun.clear()

@@ -1,9 +1,9 @@
-"""A buffer of several shards saved: each by its keeper, then the list of them.
+"""Saves of a buffer of several shards: each is saved by its keeper, then the list of them.
 
     <path>/shards-<random>/<node>/   the save of a shard; see `replay.buffers.saving`
-    <path>/shards.json               which of them is the save, and its nodes: replaced at the end
+    <path>/shards.json               which folder is the save, and its nodes: replaced at the end
 
-A save that is broken off leaves the one before as it was; the next one removes what is left of it.
+An incomplete save leaves the previous one as it was; the next save removes its files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shmbuffer.replay.values import read_json, reading, write_json
 
 LIST = "shards.json"
 _FOLDER = "shards-"
-_RENEW_S = 2.0  # between two words to the gate
+_RENEW_S = 2.0  # between two messages to the gate
 _CHUNK = 4096  # items that are moved at once
 
 
@@ -44,7 +44,7 @@ def save_shards(
         raise ValueError(
             f"without={strange}: shards are on {', '.join(sorted(known))}; nothing was saved"
         )
-    members.require_all("saved", without, "; without=[node, ...] leaves out what is gone for good")
+    members.require_all("saved", without, "; without=[node, ...] leaves out nodes that are gone")
     target = Path(path).absolute()
     target.mkdir(parents=True, exist_ok=True)
     written = [one for one in members if one.node not in without and one.totals.length]
@@ -67,7 +67,7 @@ def save_shards(
 
 
 def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
-    """Each keeper saves its shard, all at the same time."""
+    """Has all keepers save their shards at the same time."""
     ray = require_ray()
     waiting = {
         member.keeper.answer.remote(
@@ -85,7 +85,7 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
             except ray.exceptions.RayError as error:
                 raise RuntimeError(
                     f"the shard of node {member.node} does not answer ({type(error).__name__}); "
-                    "this save is not kept, one before it is"
+                    "this save is not kept, an earlier one is"
                 ) from error
             opened(answer)
 
@@ -99,8 +99,8 @@ def load_shards(members: Members, path: Any, parts: Any) -> None:
     members.require_all("loaded")
     if away := [node for node in nodes if not (source / node).is_dir()]:
         raise FileNotFoundError(
-            f"{source}: there is nothing of the shards of {', '.join(away)} as seen from this "
-            "node; a save is loaded from a directory that all nodes see. Nothing was changed"
+            f"{source}: this node sees no save of the shards of {', '.join(away)}; load from a "
+            "directory that all nodes see. Nothing was changed"
         )
     ours = {member.node: member for member in members}
     if set(nodes) == set(ours):
@@ -119,7 +119,7 @@ def load_shards(members: Members, path: Any, parts: Any) -> None:
 
 
 def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:
-    """The items of a saved shard from the oldest on, some at a time, with their priorities."""
+    """The items of a saved shard, the oldest first, in chunks, with their priorities."""
     cls, args, kwargs = parts
     with tempfile.TemporaryDirectory(prefix="shmbuffer-") as directory:
         storage = partial(kwargs["storage"], scratch_dir=Path(directory) / "buffer")
@@ -127,8 +127,8 @@ def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:
         try:
             if len(buffer.transform):
                 raise NotImplementedError(
-                    f"{path}: items of buffers with transforms are loaded only where each shard is "
-                    "on the node that it was saved on"
+                    f"{path}: shards of buffers with transforms can only be loaded on the nodes "
+                    "that they were saved on"
                 )
             buffer.loads(path)
             ring = ring_in(buffer)

@@ -1,14 +1,14 @@
-"""How many items each shard draws, and what they weigh.
+"""How many items each shard draws, and their weights.
 
-    counts       multinomial, by the share that a learner believes each shard to have
+    counts       multinomial, by the shares of the shards as a learner knows them
     probability  of item i of shard k:  share_k / sum(shares) * mass_i / mass_of_shard_k
     correction   c_k = share_k / mass_of_shard_k, divided by the largest of them
     weight       (mass_i * c_k / min over shards of (least mass_j * c_j)) ** -beta
 
 The mass and the least mass of a shard are those of the locked section in which its items were
-drawn. So the weights are right for the probability that was used: a share that is out of date
-changes what is drawn, and leaves a weighted mean unbiased at ``beta`` 1. With one shard the
-correction is 1, and the weights are those of its buffer, bit for bit.
+drawn. So the weights match the probability that was used: an outdated share changes the draws, but
+a weighted mean stays unbiased at ``beta`` 1. With one shard the correction is 1, and the weights
+are those of its buffer, bit for bit.
 
 Source: Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4, with the probability
 of a draw in two steps.
@@ -23,24 +23,15 @@ import numpy as np
 
 
 class Weighed(NamedTuple):
-    """A shard as far as the weights of a batch depend on it."""
+    """The numbers of a shard that the weights of a batch depend on."""
 
-    share: float
-    """What it was given a part of the batch by."""
-    mass: float
-    """Of all its items, when they were drawn."""
-    least: float
-    """The smallest mass of one of them."""
+    share: float  # by which it was given a part of the batch
+    mass: float  # of all its items, when its part was drawn
+    least: float  # smallest mass of one of them
 
 
 def counts_of(shares: Mapping[str, float], count: int, key: int) -> dict[str, int]:
-    """How many of ``count`` items each shard draws; those that draw none are left out.
-
-    Args:
-        shares: of the shards that live, by node; not all of them 0.
-        count: items of the batch.
-        key: 63 bits that decide.
-    """
+    """How many of ``count`` items each shard draws, by node, without those that draw none."""
     names = [name for name, share in shares.items() if share > 0]
     if len(names) == 1:
         return {names[0]: count}
@@ -51,15 +42,7 @@ def counts_of(shares: Mapping[str, float], count: int, key: int) -> dict[str, in
 
 
 def factors_of(drawn: Sequence[Weighed], others: Iterable[Weighed], beta: float) -> list[float]:
-    """What the weights of each piece, as its own shard gives them, are multiplied by.
-
-    A shard gives ``(mass / least) ** -beta``, as if there were no other.
-
-    Args:
-        drawn: the shards of the pieces.
-        others: the shards that live, weigh something and have drawn nothing for this batch.
-        beta: exponent of the importance weights.
-    """
+    """Factors for the weights of each piece, which its shard computes as if there were no other."""
     known = [*drawn, *others]
     corrections = np.array([one.share / one.mass for one in known])
     corrections /= corrections.max()
@@ -69,10 +52,7 @@ def factors_of(drawn: Sequence[Weighed], others: Iterable[Weighed], beta: float)
 
 
 def effective_size(weights: Iterable[float]) -> float:
-    """``(sum w) ** 2 / sum(w ** 2)``: how many items of equal weight say as much.
-
-    Source: Kish, Survey Sampling, 1965.
-    """
+    """How many items of equal weight have the same variance (Kish, Survey Sampling, 1965)."""
     array = np.asarray(weights, np.float64)
     squares = float((array**2).sum())
     return float(array.sum()) ** 2 / squares if squares else 0.0

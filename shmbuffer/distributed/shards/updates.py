@@ -1,4 +1,4 @@
-"""Priorities on their way to several shards, and what became of them."""
+"""Priorities for items of several shards, and the results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.distributed.shards.batches import Batches
 from shmbuffer.distributed.shards.member import Member, Update, told
 from shmbuffer.distributed.shards.members import Members
 
@@ -16,8 +15,8 @@ from shmbuffer.distributed.shards.members import Members
 class ShardedUpdate:
     """How many priorities were applied, were stale, and were lost.
 
-    Those of other nodes go with the next message to their shard, that is with the next draw. To
-    read a number sends them, and waits for the answers, as long as a shard may take at most.
+    Priorities for other nodes are sent with the next draw from them. Reading a number sends them
+    now, and waits for the answers up to the timeout of the shards.
     """
 
     def __init__(
@@ -32,12 +31,12 @@ class ShardedUpdate:
 
     @property
     def stale(self) -> int:
-        """Items that had been written over since they were sampled; theirs was dropped."""
+        """Items that were overwritten since they were sampled; their priority was dropped."""
         return self._settled()[1]
 
     @property
     def lost(self) -> int:
-        """Items of shards that are not there, or did not answer. It does no harm to repeat them."""
+        """Items of shards that did not answer. Their update may be repeated."""
         return self._settled()[2]
 
     def _settled(self) -> tuple[int, int, int]:
@@ -68,31 +67,23 @@ class ShardedUpdate:
         return f"{type(self).__name__}(applied={applied}, stale={stale}, lost={lost})"
 
 
-class Updates:
-    """Gives each shard the priorities of its own items."""
-
-    def __init__(self, members: Members, batches: Batches) -> None:
-        self._members, self._batches = members, batches
-
-    def send(
-        self,
-        shards: NDArray[np.int64],
-        index: NDArray[np.int64],
-        raw: NDArray[np.float64],
-        tickets: NDArray[np.int64] | None,
-    ) -> ShardedUpdate:
-        """Set priorities: at once on the own node, with the next message to each other shard."""
-        if len(raw):
-            self._batches.largest = max(self._batches.largest, float(raw.max()))
-        members, sent, lost = self._members.by_identity(), [], 0
-        for number in np.unique(shards).tolist():
-            rows = np.flatnonzero(shards == number)
-            member = members.get(number)
-            if member is None or not member.lives:
-                lost += len(rows)
-                continue
-            generation = None if tickets is None else tickets[rows]
-            sent.append((member, Update(number, index[rows], raw[rows], generation)))
-        for member, update in sent:
-            member.update(update)
-        return ShardedUpdate(self._members, (0, 0, lost), sent)
+def sent_to(
+    members: Members,
+    shards: NDArray[np.int64],
+    index: NDArray[np.int64],
+    raw: NDArray[np.float64],
+    tickets: NDArray[np.int64] | None,
+) -> ShardedUpdate:
+    """Sets priorities: now on the own node, with the next message to each other shard."""
+    known, sent, lost = members.by_identity(), [], 0
+    for number in np.unique(shards).tolist():
+        rows = np.flatnonzero(shards == number)
+        member = known.get(number)
+        if member is None or not member.lives:
+            lost += len(rows)
+            continue
+        generation = None if tickets is None else tickets[rows]
+        sent.append((member, Update(number, index[rows], raw[rows], generation)))
+    for member, update in sent:
+        member.update(update)
+    return ShardedUpdate(members, (0, 0, lost), sent)

@@ -58,10 +58,7 @@ class FormWriter:
         self._parts = 0
 
     def node(self, tree: Any, lead: tuple[int, ...], depth: int) -> int:
-        """Writes a node, whose shape starts with ``lead``.
-
-        Returns how many batch dims it has; 0 where it has none.
-        """
+        """Writes a node, whose shape starts with ``lead``; returns the number of its batch dims."""
         self._part(depth)
         match tree:
             case ["chunk", int(number)]:

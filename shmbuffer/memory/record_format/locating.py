@@ -63,10 +63,7 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
 
 
 def _located_by_core(batch: RecordBatch) -> Located | None:
-    """The usual batch: records of one form, without a front.
-
-    None where they are not, or are damaged: `_located` says what is wrong.
-    """
+    """The usual batch, records of one form without a front; None for `_located` to judge."""
     data, first = batch.data, int(batch.starts[0])
     if not 0 <= first <= len(data) - FRONT_AT:
         return None

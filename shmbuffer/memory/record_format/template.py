@@ -16,11 +16,7 @@ from shmbuffer.memory.record_format.limits import MAX_RAW_BYTES, MAX_U32, MAX_VO
 
 
 class Template:
-    """What all records of a form have in common; from it each of them is made.
-
-    Raises:
-        ValueError: a chunk of the form is placed.
-    """
+    """The common bytes of all records of a form; ValueError if a chunk of the form is placed."""
 
     def __init__(self, form: Form) -> None:
         columns = form.columns
@@ -41,10 +37,7 @@ class Template:
     def record(
         self, batch_dims: Sequence[int], dims: Sequence[int], pieces: Sequence[bytes | memoryview]
     ) -> RecordBatch | None:
-        """The record of one item, the same bytes as `assemble` gives; None where that refuses.
-
-        Cost: 2 µs, 0.5 µs a chunk, and a copy of the bytes.
-        """
+        """The record of one item, the same bytes as `assemble` returns; None if that refuses it."""
         numbers = [*batch_dims]
         parts: list[bytes | memoryview] = [self._start, b"", self._code]
         end, held, first = self._inline_at, 0, 0
