@@ -1,7 +1,7 @@
-"""The command line: ``shmbuffer VERB ...``, one file a verb, each imported when it is asked for.
+"""The command line: ``shmbuffer VERB ...``, one file a verb, each imported on use.
 
 A verb has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args)``, which returns
-the exit code. Nothing here imports torch; a verb that needs it imports it in ``run``.
+the exit code. No module imports torch at its top; a verb that needs it imports it in ``run``.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Any
 from shmbuffer.cli import exits
 
 VERBS = {
-    "serve": "make or recover a buffer and look after it in the foreground",
+    "serve": "make or recover a buffer and run its coordinator in the foreground",
     "list": "list the buffers below a directory",
-    "inspect": "say what is in a buffer and who uses it",
+    "inspect": "show the contents of a buffer and its clients",
     "ps": "list the processes that use a buffer, and what each of them holds",
-    "top": "show a buffer while it is used: rates, priorities, who does what",
-    "consumers": "list who consumes the items of a buffer, and remove one that nobody serves",
-    "set": "change what keeps writers and samplers in step",
+    "top": "show a buffer in use: rates, priorities, and what each client does",
+    "consumers": "list the consumers of a buffer, or remove one",
+    "set": "change the rate limiter of a buffer",
     "plot": "plot a buffer's recorded history, and list warnings",
     "export": "write the items of a buffer to a Parquet or HDF5 file, or a TensorDict",
-    "check": "say whether a buffer is whole",
-    "recover": "make a buffer whole after a crash, and say what that took",
+    "check": "check a buffer for damage",
+    "recover": "recover a buffer after a crash, and report what was repaired",
     "stop": "end every process that uses a buffer",
-    "gc": "remove what killed processes left in the folder for temporary files",
+    "gc": "remove the temporary buffers that killed processes left",
     "demo": "train on CartPole, kill everything, recover, go on until it is solved",
 }
 
 EPILOG = f"""\
 examples:
   shmbuffer serve run/buffer --capacity 1000000    a buffer for this machine, until Ctrl-C
-  shmbuffer inspect run/buffer                     what is in there, who uses it
+  shmbuffer inspect run/buffer                     its contents and clients
   shmbuffer VERB --help                            the options of a verb, with an example
 
 {exits.TABLE}
 
 list, inspect, ps, top, plot and check change nothing. Every verb works while the buffer is used,
-and on what a dead run left behind.
+and on the directory of a dead run.
 """
 
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"shmbuffer.cli.{verb}") if verb in VERBS else None
     args = _parser(verb, module).parse_args(arguments)
     if module is None:
-        raise AssertionError("argparse lets no unknown verb through")
+        raise AssertionError("argparse refuses unknown verbs")
     return _run(module, args)
 
 
@@ -74,13 +74,13 @@ def _parser(verb: str | None, module: ModuleType | None) -> argparse.ArgumentPar
 
 
 def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:
-    """Adds what all verbs have in common, and what this one has."""
+    """Adds the common options of all verbs, and the arguments of this one."""
     examples = "\n".join(f"  {line}" for line in module.EXAMPLES.splitlines())
     parser.description = module.DESCRIPTION
     parser.epilog = f"examples:\n{examples}\n\n{exits.TABLE}\n"
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument(
-        "--debug", action="store_true", help="show where an error came from (or SHMBUFFER_DEBUG=1)"
+        "--debug", action="store_true", help="show the traceback of an error (or SHMBUFFER_DEBUG=1)"
     )
     module.add_arguments(parser)
 
@@ -91,8 +91,7 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of our output has gone. At exit Python would complain again about the unwritten
-        # rest.
+        # The reader of the output has gone. At exit Python would report the unwritten rest again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.READER_GONE
     except KeyboardInterrupt:
@@ -104,7 +103,7 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for, which takes longer than the rest of the start."""
+    """Looks the version up on demand, since that takes longer than the rest of the start."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)

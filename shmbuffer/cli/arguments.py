@@ -1,4 +1,4 @@
-"""Arguments that several verbs have, and how their values are read."""
+"""Arguments of several verbs, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=60.0,
         metavar="SECONDS",
-        help="how long to wait for another process that makes or recovers it now (default 60)",
+        help="how long to wait for another process that makes or recovers it (default 60)",
     )
 
 
@@ -42,12 +42,12 @@ def whole(text: str) -> int:
         if (value := float(text)).is_integer():
             return int(value)
     raise argparse.ArgumentTypeError(
-        f"{text!r} is not a whole number; 1000000, 1_000_000 and 1e6 are"
+        f"{text!r} is not a whole number, such as 1000000, 1_000_000 or 1e6"
     )
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Returns what parses a whole number that is not smaller."""
+    """Returns a parser of whole numbers that are not smaller."""
 
     def parse(text: str) -> int:
         value = whole(text)

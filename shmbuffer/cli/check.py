@@ -1,4 +1,4 @@
-"""``shmbuffer check DIR``: is the buffer whole? Changes nothing."""
+"""``shmbuffer check DIR``: is the buffer undamaged? Changes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shmbuffer.cli.progress import Bar
 
 DESCRIPTION = (
     "Reads everything in a buffer, files, slot words, checksums, priorities and their sums, "
-    "and says what is wrong. What the next recovery will mend is a note and no damage. Changes "
+    "and reports what is wrong. What the next recovery will repair is a note, not damage. Changes "
     "nothing."
 )
 EXAMPLES = (
@@ -18,7 +18,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
     arguments.add_timeout(parser)
 

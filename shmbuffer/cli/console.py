@@ -1,6 +1,6 @@
-"""What a verb prints: tables, with rich where it is installed and somebody watches; or JSON.
+"""The output of a verb: tables, drawn with rich if it is installed and on a terminal, or JSON.
 
-FORCE_COLOR stands for somebody who watches, NO_COLOR takes that back.
+FORCE_COLOR counts as a terminal, unless NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shmbuffer.watch.tables import Table
 
 
 def show(*shown: Table) -> None:
-    """Prints tables, one after the other; those without rows are left out."""
+    """Prints tables, one after the other, except those without rows."""
     filled = [table for table in shown if table.rows]
     if not filled:
         return
@@ -30,7 +30,7 @@ def show(*shown: Table) -> None:
 
 
 def tell(value: Mapping[str, Any], *shown: Table | str, as_json: bool) -> None:
-    """Prints a result: the object, or in its place lines and tables."""
+    """Prints a result, as an object or as lines and tables."""
     if as_json:
         show_json(value)
         return
@@ -41,13 +41,13 @@ def tell(value: Mapping[str, Any], *shown: Table | str, as_json: bool) -> None:
 
 
 def has_rich() -> bool:
-    """Whether somebody watches or wants colours, and rich is there to draw with."""
+    """Whether the output is a terminal, or should have colours, and rich is installed."""
     wanted = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
     return (sys.stdout.isatty() or wanted) and find_spec("rich") is not None
 
 
 def show_json(value: Mapping[str, Any]) -> None:
-    """Prints one object on one line. What JSON does not know is shown as text; NaN as null."""
+    """Prints an object on one line; values that JSON lacks become text, NaN becomes null."""
     print(json.dumps(_plain(value), default=str), flush=True)
 
 

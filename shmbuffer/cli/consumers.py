@@ -1,4 +1,4 @@
-"""``shmbuffer consumers DIR``: who consumes a buffer, how far is each, and who holds what?"""
+"""``shmbuffer consumers DIR``: how far is each consumer, and which processes hold its items?"""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from shmbuffer.errors import ConsumerError
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Lists the consumers of a buffer: how many items each is behind, what it was given, has "
-    "acknowledged and was given again, and which processes hold items of it. --remove takes one "
-    "away that nobody serves any more, so that writers do not wait for it: what it had not "
-    "acknowledged counts as done, and its learners get an error."
+    "Lists the consumers of a buffer: how many items each is behind, how many it was given, has "
+    "acknowledged and was given again, and which processes hold items of it. --remove removes one "
+    "that no learner serves any more, so that writers do not wait for it: items that it has not "
+    "acknowledged count as done, and its learners get an error."
 )
 EXAMPLES = "shmbuffer consumers run/buffer\nshmbuffer consumers run/buffer --remove eval"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.add_argument("--remove", metavar="NAME", help="take that one away")
+    parser.add_argument("--remove", metavar="NAME", help="remove this consumer")
     arguments.add_timeout(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Removes, if asked to, and says who is there."""
+    """Removes a consumer if asked to, and lists the others."""
     from shmbuffer.memory.inspect import inspect
 
     if args.remove is not None:

@@ -30,21 +30,21 @@ UNSOLVED = 5
 EPILOG = f"""\
   {UNSOLVED:>3}  not solved within --max-minutes
 
-With --nodes it is 1 where an item was lost or torn, or a node did not come back in time, else 0.
-What is run is shmbuffer/examples/cartpole.py, or nodes.py there; copy from these.
+With --nodes it is 1 if an item was lost or torn, or a node did not come back in time, else 0.
+The source is shmbuffer/examples/cartpole.py, or nodes.py there; copy from these.
 """
 
 
 DESCRIPTION = (
     "Trains a double DQN on CartPole-v1: collectors write to a shared prioritized buffer, a "
-    "learner draws from it, a coordinator looks after them. On the way a collector is killed "
+    "learner draws from it, a coordinator supervises them. Meanwhile a collector is killed "
     "with SIGKILL, and later all of them at once. Then the directory is recovered, every item "
-    "in it is examined, and training goes on from there until 20 greedy episodes have a mean "
-    "return of 475. Takes about a minute on two cores. Needs gymnasium; rich and matplotlib "
-    "make it prettier: they come with the extras cli and demo. With --nodes it runs on several "
-    "nodes of Ray, all on this machine: collectors on each, one learner that draws from all; a "
-    "keeper is killed, then a whole node, which comes back with its items; it ends with what was "
-    "acknowledged, drawn and lost on each. That needs the extra ray, too."
+    "in it is verified, and training goes on from there until 20 greedy episodes have a mean "
+    "return of 475. Takes about a minute on two cores. Needs gymnasium; rich and matplotlib, "
+    "of the extras cli and demo, improve the output. With --nodes it runs on several nodes of Ray, "
+    "all on this machine: collectors on each, one learner that draws from all; a keeper is killed, "
+    "then a whole node, which comes back with its items; the report counts the items that were "
+    "acknowledged, drawn and lost on each node. That needs the extra ray, too."
 )
 EXAMPLES = (
     "shmbuffer demo\n"
@@ -55,7 +55,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     parser.epilog = f"{parser.epilog}{EPILOG}"
     parser.add_argument(
         "--seed", type=arguments.at_least(0), default=0, metavar="N", help="default 0"
@@ -70,21 +70,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nodes",
         type=arguments.at_least(2),
         metavar="N",
-        help="run on so many nodes of Ray on the loopback interface, the first of them the head",
+        help="run on this many nodes of Ray on the loopback interface, the first of them the head",
     )
-    parser.add_argument("--no-kill", action="store_true", help="train in peace")
+    parser.add_argument("--no-kill", action="store_true", help="train without kills")
     parser.add_argument(
         "--scratch-dir",
         type=Path,
         metavar="DIR",
-        help="where the run is made, and stays (default: a temporary directory)",
+        help="directory of the run, which is kept (default: a temporary one)",
     )
     parser.add_argument(
         "--max-minutes",
         type=arguments.seconds,
         default=10.0,
         metavar="M",
-        help="give up after so long (default 10)",
+        help="give up after this time (default 10)",
     )
     parser.add_argument(
         "--picture",
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     plan = TrialPlan(max_s=60.0 * args.max_minutes)
     if args.no_kill:
         plan = TrialPlan(max_s=plan.max_s, kill_collector_at=None, kill_all_at=None)
-    # With --json only the object goes to stdout. What was started is ended on the way out.
+    # With --json only the object goes to stdout. On SIGTERM the processes of the run are ended.
     with (
         terminal.unwound_on(signal.SIGTERM) as came,
         contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout),
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _directory(given: Path | None) -> contextlib.AbstractContextManager[str | os.PathLike[str]]:
-    """A directory for one run: the user's, which stays, or a temporary one, which does not."""
+    """A directory for one run: the user's, which is kept, or a temporary one."""
     if given is None:
         return tempfile.TemporaryDirectory(prefix="shmbuffer-demo-", ignore_cleanup_errors=True)
     if given.exists() and any(given.iterdir()):
@@ -144,7 +144,7 @@ def _directory(given: Path | None) -> contextlib.AbstractContextManager[str | os
 
 
 class _Shown(Progress):
-    """Shows what a trial tells."""
+    """Shows the progress of a trial."""
 
     def status(self, outcome: Outcome) -> None:
         stats = outcome.stats

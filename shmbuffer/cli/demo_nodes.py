@@ -1,4 +1,4 @@
-"""``shmbuffer demo --nodes N``: on several nodes of Ray, of which one dies and comes back."""
+"""``shmbuffer demo --nodes N``: several nodes of Ray, of which one dies and comes back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, directory: Callable[[Path | None], Directory])
     )
     if args.no_kill:
         plan = replace(plan, kill_keeper_at=None, kill_node_at=None)
-    # With --json only the object goes to stdout. What was started is ended on the way out.
+    # With --json only the object goes to stdout. On SIGTERM the processes of the run are ended.
     with (
         terminal.unwound_on(signal.SIGTERM) as came,
         contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout),
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, directory: Callable[[Path | None], Directory])
 
 
 class _Shown(Progress):
-    """Shows what a trial tells."""
+    """Shows the progress of a trial."""
 
     def status(self, outcome: NodesOutcome) -> None:
         self.numbers(
@@ -98,7 +98,7 @@ def _tables(outcome: NodesOutcome) -> Iterator[tables.Table]:
 
 
 def _nodes(outcome: NodesOutcome) -> dict[str, dict[str, int]]:
-    """What became of the items of the collectors of each node."""
+    """The fate of the items of the collectors of each node."""
     return {
         node: {**asdict(found), "drawn": outcome.drawn[node]}
         for node, found in sorted(outcome.evidence.items())

@@ -1,4 +1,4 @@
-"""What a command's exit code says, the same for every verb, and the sentence that goes with it."""
+"""The exit codes, the same for every verb, and the message that goes with an error."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BUG, INTERRUPTED, READER_GONE = 70, 130, 141
 
 TABLE = """\
 exit codes:
-    0  done; the buffer is whole
+    0  done; the buffer is undamaged
     1  the buffer is damaged
     2  wrong usage
-    3  there is no buffer, or nothing that this version can read
+    3  there is no buffer, or none that this version can read
     4  refused: in use, exists already, no space, no permission, no answer in time,
        or a package is missing
-   70  a bug of shmbuffer's
+   70  a bug in shmbuffer
   130  interrupted with Ctrl-C"""
 
 _CODES: list[tuple[type[BaseException], int]] = [

@@ -12,11 +12,12 @@ from shmbuffer.errors import ShmBufferError
 from shmbuffer.watch import units, words
 
 DESCRIPTION = (
-    "Writes the items of a buffer, the oldest first, for other programs: a Parquet file (a leaf a "
-    "column), an HDF5 file (a leaf a dataset), or a directory for TensorDict.load_memmap. It may "
-    "be in use; what is written over meanwhile is left out. Joins as a client: a buffer whose "
-    "processes were killed is recovered first. Priorities and the cursor are not exported: "
-    "buffer.dumps() saves all, for shmbuffer. Needs torch."
+    "Writes the items of a buffer, the oldest first, for other programs: a Parquet file (a column "
+    "for each leaf), an HDF5 file (a dataset for each leaf), or a directory for "
+    "TensorDict.load_memmap. The buffer may be in use; items that are overwritten meanwhile are "
+    "left out. Joins as a client: a buffer whose processes were killed is recovered first. "
+    "Priorities and the cursor are not exported; buffer.dumps() saves everything for shmbuffer. "
+    "Needs torch."
 )
 EXAMPLES = (
     "shmbuffer export run/buffer items.parquet\n"
@@ -28,28 +29,27 @@ SUFFIXES = {".parquet": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", "": "tensordi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.add_argument("file", metavar="FILE", type=Path, help="where to; nothing is there yet")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file or directory to make")
     parser.add_argument(
         "--format",
         choices=FORMATS,
-        help="default: by the end of the name: .parquet, .h5, .hdf5, or none for tensordict",
+        help="default: by the suffix of FILE: .parquet, .h5, .hdf5, or none for tensordict",
     )
     arguments.add_timeout(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes, and says how much that was."""
+    """Writes the file, and reports its size."""
     kind = args.format or SUFFIXES.get(args.file.suffix)
     if kind is None:
         raise ValueError(
-            f"{args.file}: the end of the name says no format; give --format, one of "
-            f"{', '.join(FORMATS)}"
+            f"{args.file}: no format has this suffix; give --format, one of {', '.join(FORMATS)}"
         )
     from shmbuffer.memory.inspect import inspect
 
-    inspect(args.dir, live_bytes=False)  # an error before torch is imported
+    inspect(args.dir, live_bytes=False)  # raises its errors before torch is imported
     from shmbuffer.distributed.nearby import engine_of
     from shmbuffer.replay.export import export
     from shmbuffer.service.client import attach
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         try:
             items = export(buffer.storage, args.file, kind)
-        except TypeError as error:  # what it holds has no such form
+        except TypeError as error:  # these items have no such format
             raise ShmBufferError(str(error), path=args.dir) from error
         report = engine_of(buffer).report
     seconds = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""``shmbuffer gc``: what did killed processes leave in the folder for temporary files?"""
+"""``shmbuffer gc``: remove the temporary buffers of killed processes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from shmbuffer.watch import units
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Removes temporary buffers of yours whose processes were killed before they could do it: "
-    "those whose owner is proven dead and that nobody uses, in the folder that TMPDIR names. "
-    "The next program that makes a temporary buffer does the same. A directory that was given "
-    "by name is never removed."
+    "Removes your temporary buffers whose processes were killed before they could do it: those "
+    "in the folder of TMPDIR whose owner is proven dead and that no process uses. The next "
+    "program that makes a temporary buffer does the same. A directory that was given by name is "
+    "never removed."
 )
 EXAMPLES = "shmbuffer gc --dry-run\nshmbuffer gc"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Removes, or lists."""
+    """Removes or lists them."""
     from shmbuffer.memory import removal
 
     found = {path: _taken(path) for path in removal.abandoned()}
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _taken(path: Path) -> int:
-    """Bytes on disk of what lies in there, as far as it is still there."""
+    """Bytes on disk of a directory that may be removed meanwhile."""
     taken = 0
     for one in path.rglob("*"):
         with suppress(FileNotFoundError):

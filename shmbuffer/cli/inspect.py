@@ -1,4 +1,4 @@
-"""``shmbuffer inspect DIR``: what is in there, and who uses it? Changes nothing."""
+"""``shmbuffer inspect DIR``: the contents of a buffer, and its clients. Changes nothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shmbuffer.watch import tables, units, words
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Says what a buffer holds, how it was made, what was done with it, and who uses it. Takes "
-    "no lock and no place in the registry, so it answers also where a process is stuck; the "
-    "numbers of a busy buffer may be of slightly different moments. Changes nothing. Of the base "
-    "directory of a buffer over several nodes (ShardedReplayBuffer) it shows the shards that this "
-    "machine sees, one a line, and their sum."
+    "Shows what a buffer holds, its settings, its counters and its clients. Takes no lock and no "
+    "entry in the registry, so it works even if a process is stuck; the numbers of a busy buffer "
+    "may be from slightly different moments. Changes nothing. For the base directory of a buffer "
+    "over several nodes (ShardedReplayBuffer) it shows the shards that this machine sees, one a "
+    "line, and their sum."
 )
 EXAMPLES = (
     "shmbuffer inspect run/buffer\n"
@@ -25,13 +25,13 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
     parser.add_argument("--all", action="store_true", help="show the counters that are 0, too")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Looks and prints."""
+    """Inspects and prints."""
     from shmbuffer.memory.inspect import inspect
     from shmbuffer.watch import shards
 
@@ -73,7 +73,7 @@ def _priorities(found: Mapping[str, Any]) -> str:
     settings, counters = found["settings"], found["counters"]
     if not counters["prioritized"] and settings["alpha"] is None:
         return "none"
-    # Before the first write the exponents are in the settings only.
+    # Before the first write only the settings have the exponents.
     source = counters if counters["prioritized"] else settings
     beta = settings["extra"].get("beta")
     key = settings["extra"].get("priority_key")

@@ -1,4 +1,4 @@
-"""The picture of a run: mean return over steps, and where something was killed."""
+"""The picture of a run: mean return over steps, with the kills."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ WIDTH, HEIGHT = 64, 12  # of the drawing in the terminal, in characters
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn."""
+    """The contents of the picture."""
 
-    title: str  # above the picture
+    title: str
     points: Sequence[tuple[int, float]]  # steps and mean returns, in order
-    marks: Sequence[tuple[int, str]]  # steps and names of what happened there
-    goal: float  # a line that the returns are to reach
+    marks: Sequence[tuple[int, str]]  # steps and names of kills
+    goal: float  # the return to reach, as a line
 
 
 def save(curve: Curve, path: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""``shmbuffer list DIR``: which buffers lie below a directory, and does anybody use them?"""
+"""``shmbuffer list DIR``: the buffers below a directory, and who uses them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
     "Lists the buffers in a directory and everywhere below it, one a line: who uses it, how many "
-    "items it has, and what it takes on the disk or in memory. One that cannot be read is listed "
-    "with the reason. Takes no lock, follows no symbolic link and changes nothing."
+    "items it has, and its size on disk or in memory. One that cannot be read is listed with the "
+    "reason. Takes no lock, follows no symbolic link and changes nothing."
 )
 EXAMPLES = "shmbuffer list\nshmbuffer list /dev/shm\nshmbuffer list run --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     parser.add_argument(
         "dir", metavar="DIR", nargs="?", default=".", help="where to look (default: here)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Looks and prints."""
+    """Finds the buffers and prints them."""
     if not os.path.isdir(args.dir):
         raise BufferNotFoundError(f"{args.dir}: no such directory", path=args.dir)
     unseen: list[str] = []
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     console.tell(
         {"path": args.dir, "buffers": [_brief(one) for one in found], "unreadable": unseen},
         *([] if found else [f"{args.dir}: there is no buffer in it or below it"]),
-        *(f"{path}: may not be read, so what lies in it is not listed" for path in unseen),
+        *(f"{path}: no permission to read it, so buffers in it are not listed" for path in unseen),
         *(f"{one['path']}: {one['error']}" for one in found if "error" in one),
         Table("", columns, rows),
         as_json=args.json,
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
-    """Every buffer, by path; nothing is looked for inside of one."""
+    """Every buffer, sorted by path; a buffer contains no other."""
     from shmbuffer.memory import layout
 
     walk = os.walk(top, onerror=lambda error: unseen.append(str(error.filename)))
@@ -60,7 +60,7 @@ def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
 
 
 def _look(path: Path) -> dict[str, Any]:
-    """What `inspect` says, or the error."""
+    """The result of `inspect`, or its error."""
     from shmbuffer.memory.inspect import inspect
 
     try:
@@ -77,7 +77,7 @@ def _row(found: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _brief(found: dict[str, Any]) -> dict[str, Any]:
-    """What a script wants to know of one."""
+    """The values of a buffer for a script."""
     if "error" in found:
         return found
     counters = found["counters"]

@@ -1,4 +1,4 @@
-"""``shmbuffer plot DIR -o report.png``: is my replay healthy? One picture, also after a crash."""
+"""``shmbuffer plot DIR -o report.png``: is my replay healthy? One picture, even after a crash."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LAST_S = 3600.0
 
 DESCRIPTION = (
     "Draws one picture of a buffer: rates, fill, draws per insert, age and priorities over "
-    "time, who came and died, items by collector, and a headline that says what looks "
-    "unhealthy. The time before now, or before a crash, is what a coordinator has recorded in "
-    "the directory. Takes no lock, changes nothing. Needs matplotlib."
+    "time, clients and deaths, items by collector, and a headline on what looks unhealthy. The "
+    "history until now, or until a crash, is the record that a coordinator keeps in the "
+    "directory. Takes no lock and changes nothing. Needs matplotlib."
 )
 EXAMPLES = (
     "shmbuffer plot run/buffer -o report.png\n"
@@ -33,27 +33,26 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
     parser.add_argument(
         "-o",
         "--output",
         type=_picture,
         metavar="FILE",
-        help="where to draw it: .png, .svg or .pdf (default shmbuffer-report.png; with --json: no "
-        "picture)",
+        help="the picture: .png, .svg or .pdf (default shmbuffer-report.png; with --json: none)",
     )
     parser.add_argument(
         "--last",
         type=_span,
         default=_LAST_S,
         metavar="TIME",
-        help="how much of the history, counted back from its end: 90s, 10m, 2h, 7d (default 1h)",
+        help="how much of the end of the history: 90s, 10m, 2h, 7d (default 1h)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Looks, draws, and says what looks unhealthy."""
+    """Reads and draws the history, and lists what looks unhealthy."""
     from shmbuffer.watch import findings
     from shmbuffer.watch.look import look_at
 
@@ -80,7 +79,7 @@ def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
         raise missing(
-            "--json says in words what looks unhealthy; the picture needs matplotlib",
+            "--json lists what looks unhealthy; the picture needs matplotlib",
             "plot",
             name=error.name,
         ) from error
@@ -122,7 +121,7 @@ def _json(look: Look, found: list[Finding], path: Path | None) -> dict[str, Any]
 def _picture(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() not in SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{text!r} ends in none of {', '.join(SUFFIXES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(SUFFIXES)}")
     return path
 
 
@@ -134,5 +133,5 @@ def _span(text: str) -> float:
         )
     value = arguments.seconds(found[1]) * _UNITS_S[found[2]]
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive time")
     return value

@@ -1,6 +1,6 @@
-"""What a person sees while something runs: events line by line, and below them how it is going.
+"""Progress on a terminal: events line by line, and current numbers below them.
 
-With rich and a terminal the last lines are redrawn in place; else there is a line now and then.
+With rich and a terminal the numbers are redrawn in place; else they are printed now and then.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 5.0
 
 SHOWN_AFTER_S = 0.5
-"""What is done before that needs no bar."""
+"""Shorter work needs no bar."""
 
 
 class Progress:
-    """Shows events and numbers on stdout; use ``with``, so that the terminal is left in order."""
+    """Shows events and numbers on stdout; leaving its ``with`` block restores the terminal."""
 
     def __init__(self) -> None:
         self._live: Live | None = None
@@ -37,20 +37,22 @@ class Progress:
         self._last_line_s = time.monotonic()
 
     def event(self, text: str) -> None:
-        """Shows something that happened, to stay."""
+        """Prints a line that stays."""
         if self._live is None:
             print(tables.clean(text), flush=True)
         else:
             self._live.console.print(tables.clean(text), markup=False, highlight=False)
 
     def numbers(self, values: Mapping[str, str]) -> None:
-        """Shows how it is going, in place of what was shown before."""
+        """Shows numbers in place of the last ones."""
         if self._live is not None:
             from rich.table import Table
 
             drawn = Table()
             for name in values:
-                drawn.add_column(name, min_width=9)  # or the table would dance with its numbers
+                drawn.add_column(
+                    name, min_width=9
+                )  # so that its width does not change all the time
             drawn.add_row(*values.values())
             self._live.update(drawn)
         elif time.monotonic() - self._last_line_s >= LINE_EVERY_S:
@@ -68,7 +70,7 @@ class Progress:
 
 
 class Bar:
-    """How far long work is, on stderr, after half a second; nothing in a pipe. From any thread."""
+    """The progress of long work, on stderr if it is a terminal; may be called from any thread."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._wanted = wanted and sys.stderr.isatty()
@@ -77,7 +79,7 @@ class Bar:
         self._began_s = self._last_line_s = time.monotonic()
 
     def __call__(self, report: ProgressReport) -> None:
-        """Shows it."""
+        """Shows a report."""
         if not self._wanted or time.monotonic() - self._began_s < SHOWN_AFTER_S:
             return
         amount = f"{_amount(report.done, report)} of {_amount(report.total, report)}"

@@ -1,4 +1,4 @@
-"""``shmbuffer ps DIR``: who uses a buffer, and what does each of them hold?"""
+"""``shmbuffer ps DIR``: the processes that use a buffer, and what each of them holds."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from shmbuffer.cli import arguments, console, exits
 from shmbuffer.watch import tables, words
 
 DESCRIPTION = (
-    "Lists the processes that use a buffer, one line for each handle: its role, how long it has "
-    "been there, when it last wrote, drew or updated, its memory with shared pages, and what it "
-    "holds that others may wait for: the lock, slots, a turn, or a wait of its own. Those that "
-    "died in it and were not cleaned up after are listed as dead. Takes no lock and changes "
-    "nothing. shmbuffer stop ends them."
+    "Lists the processes that use a buffer, one line for each handle: its role, how long ago it "
+    "joined and last wrote, drew or updated, its memory with shared pages, and what it holds that "
+    "others may wait for: the lock, slots, a turn, or what it waits for itself. Dead ones are "
+    "listed until they are cleaned up. Takes no lock and changes nothing. shmbuffer stop ends them."
 )
 EXAMPLES = "shmbuffer ps run/buffer\nshmbuffer ps run/buffer --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Looks and prints."""
+    """Inspects and prints."""
     from shmbuffer.memory.inspect import inspect
     from shmbuffer.watch import shards
 
@@ -46,7 +45,7 @@ _COLUMNS = ("client", " pid", "state", "here for", "idle for", " memory", "holds
 
 
 def _clients(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Clients with what they hold, in words; those who hold something first."""
+    """Clients with what they hold, in words; the dead and those that hold something first."""
     waits = {one["entry"]: one["text"] for one in found.get("waits", ())}
     clients = [
         {**client, "holds": words.holds(client) or waits.get(client["entry"])}

@@ -1,4 +1,4 @@
-"""``shmbuffer recover DIR``: make a buffer whole after a crash, and say what that took."""
+"""``shmbuffer recover DIR``: recover a buffer after a crash, and report what was repaired."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from shmbuffer.cli import arguments, console, exits
 from shmbuffer.cli.progress import Bar
 
 DESCRIPTION = (
-    "Makes a buffer whole after its processes were killed: what they had half done is finished "
-    "or undone, the priorities are rebuilt. Prints what is there, what was dropped. attach() "
-    "and Coordinator(on_existing='recover') do the same by themselves. While somebody uses the "
-    "buffer, only what dead processes left is cleaned up."
+    "Recovers a buffer after its processes were killed: finishes or undoes their incomplete "
+    "writes, and rebuilds the priorities. Prints how many items were kept and dropped. attach() "
+    "and Coordinator(on_existing='recover') do the same automatically. While the buffer is in use, "
+    "only the claims and entries of dead processes are cleaned up."
 )
 EXAMPLES = (
     "shmbuffer recover run/buffer\nshmbuffer recover run/buffer --json\n"
@@ -20,13 +20,13 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare every item with its checksum, and drop those that do not fit; after a reboot "
-        "and in a copy this is done in any case. Needs a buffer that nobody uses",
+        help="compare every item with its checksum, and drop those that do not match; after a "
+        "reboot and in a copy this is done in any case. Needs a buffer that is not in use",
     )
     arguments.add_timeout(parser)
 

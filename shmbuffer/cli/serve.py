@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = (
-    "Makes or recovers a buffer and looks after it until SIGTERM or Ctrl-C: dead clients are "
+    "Makes or recovers a buffer and runs its coordinator until SIGTERM or Ctrl-C: dead clients are "
     "reaped at once and reported on stderr. Prints one line when it is ready, and one at the "
-    "end: what is left, and how to go on. Collectors and "
-    "learners open the buffer with attach(DIR); they go on if this process is killed, and the "
-    "next serve --on-existing recover takes over."
+    "end: the number of items left, and how to go on. Collectors and learners open the buffer "
+    "with attach(DIR); they go on if this process is killed, and the next serve --on-existing "
+    "recover takes over."
 )
 EXAMPLES = (
     "shmbuffer serve run/buffer --capacity 1000000 --batch-size 256\n"
@@ -38,14 +38,14 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.argument_default = argparse.SUPPRESS  # what is not given is for Coordinator to say
+    parser.argument_default = argparse.SUPPRESS  # Coordinator has the defaults
     add = parser.add_argument
     whole, number = partial(add, type=arguments.whole), partial(add, type=arguments.number)
-    says = "how many items there is room for; needed unless a buffer is recovered"
+    says = "room for items; needed unless a buffer is recovered"
     whole("--capacity", metavar="N", help=says)
-    says = "what to do with a buffer that is there (default error)"
+    says = "what to do with an existing buffer (default error)"
     add("--on-existing", choices=("error", "recover", "overwrite"), default="error", help=says)
     says = "priority exponent (default 0.6); 'none' for a buffer without priorities"
     add("--alpha", type=_alpha, metavar="A", help=says)
@@ -54,29 +54,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--priority-key",
         metavar="K",
-        help="where priorities lie in a tensordict (default td_error)",
+        help="entry of a tensordict that holds priorities (default td_error)",
     )
-    whole("--batch-size", metavar="N", help="what sample() draws (default: none)")
+    whole("--batch-size", metavar="N", help="default size of a sample (default: none)")
     whole("--ndim", metavar="N", help="leading dimensions of the storage (default 1)")
     add(
         "--storage",
         choices=("LazyMemmapStorage", "LazyStackStorage", "CompressedListStorage"),
-        help="where items lie: LazyMemmapStorage (the default) for items of one form, the others "
-        "for items of any shapes, as they are or compressed",
+        help="kind of storage: LazyMemmapStorage (the default) for items of equal shapes, the "
+        "others for items of any shapes, as they are or compressed",
     )
     says = "room for items of any shapes; needed where such a buffer is created"
     whole("--max-bytes", metavar="BYTES", help=says)
     says = "serve http://127.0.0.1:PORT/metrics for Prometheus; 0 takes a free port"
     whole("--metrics-port", metavar="PORT", help=says)
-    says = "no checksums: nothing is promised for a power cut"
+    says = "no checksums: a power cut may damage items unnoticed"
     add("--no-checksum", dest="checksum", action="store_false", help=says)
     says = "sparse files: a full disk kills the writer (SIGBUS)"
     add("--no-reserve", dest="reserve", action="store_false", help=says)
     add(
         "--prefault",
         choices=MODES,
-        help="make the pages of the buffer before they are needed, once its files are there; a "
-        "buffer that is recovered is ready when they are, with 'full' (default off)",
+        help="allocate the pages of the buffer in advance; with 'full' a recovered buffer is ready "
+        "only after that (default off)",
     )
     add("--auto-cleanup", action="store_true", default=False, help="remove the buffer at the end")
     arguments.add_timeout(parser)
@@ -92,7 +92,7 @@ def _alpha(text: str) -> float | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until SIGTERM or SIGINT; both are a good end."""
+    """Serves until SIGTERM or SIGINT, which both count as success."""
     from shmbuffer.service.coordinator import Coordinator
 
     arguments = {k: v for k, v in vars(args).items() if k not in ("dir", "json", "debug")}
@@ -115,22 +115,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _require_room(path: str) -> None:
-    """Says what to do with a buffer that is there, in the words of this verb."""
+    """Refuses an existing buffer, with the options of this verb."""
     if os.path.exists(os.path.join(path, layout.CONTROL)):
         raise BufferExistsError(
             f"{path}: there is a buffer already; to go on with it: {_again(path)} "
-            "(overwrite in place of recover begins with an empty one)",
+            "(overwrite instead of recover starts with an empty one)",
             path=path,
         )
 
 
 def _again(path: str | os.PathLike[str]) -> str:
-    """Returns the command that goes on with a buffer."""
+    """The command that goes on with a buffer."""
     return f"shmbuffer serve {shlex.quote(os.fspath(path))} --on-existing recover"
 
 
 def _say_what_is_left(path: Path, *, as_json: bool) -> None:
-    """Tells, at the end, how many items there are, who still uses them, and how to go on."""
+    """Reports the items that are left, the clients that go on, and how to go on."""
     try:
         found = inspect(path)
     except BufferNotFoundError:

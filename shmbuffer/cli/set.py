@@ -1,4 +1,4 @@
-"""``shmbuffer set DIR NAME=VALUE ...``: change what keeps writers and samplers in step."""
+"""``shmbuffer set DIR NAME=VALUE ...``: change the rate limiter of a buffer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _NAMES = tuple(field.name for field in fields(RateLimiter))
 
 
 DESCRIPTION = (
-    "Changes the rate limiter of a running buffer: calls that wait "
-    f"looks again at once. Names are {', '.join(_NAMES)}; what is not named stays as it is, "
-    "and NAME=off takes it away. A ratio counts from now on. Without NAME=VALUE it says what "
-    "is set."
+    "Changes the rate limiter of a running buffer; waiting calls check it at once. "
+    f"Names are {', '.join(_NAMES)}; others stay as they are, and NAME=off removes a limit. "
+    "A ratio counts from now on. Without NAME=VALUE it prints the current limits."
 )
 EXAMPLES = (
     "shmbuffer set run/buffer samples_per_insert=8\n"
@@ -29,16 +28,16 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
     parser.add_argument(
-        "changes", nargs="*", type=_change, metavar="NAME=VALUE", help="what is to change"
+        "changes", nargs="*", type=_change, metavar="NAME=VALUE", help="a limit to change"
     )
     arguments.add_timeout(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sets it, and says what is set."""
+    """Changes the limits, and prints them."""
     from shmbuffer.memory.engine import Engine
 
     changes: dict[str, Any] = dict(args.changes)

@@ -9,32 +9,32 @@ from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
     "Ends every process that uses a buffer: collectors first, then other clients, learners, "
-    "and the coordinator last. Each gets SIGTERM, and SIGKILL after the grace; one that is "
-    "stopped goes on first. Meanwhile no coordinator starts a process. The items stay, but for "
-    "a temporary buffer, which its coordinator removes. A process in another container is "
-    "left, and named: then it exits with 4."
+    "and the coordinator last. Each gets SIGTERM, and SIGKILL after the grace; a stopped one is "
+    "continued first. Meanwhile no coordinator starts a process. The items stay, except those of "
+    "a temporary buffer, which its coordinator removes. A process in another container is not "
+    "ended but named, and the exit code is 4."
 )
 EXAMPLES = "shmbuffer stop run/buffer\nshmbuffer stop run/buffer --grace 30"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
     parser.add_argument(
         "--grace",
         type=arguments.seconds,
         default=5.0,
         metavar="SECONDS",
-        help="between SIGTERM and SIGKILL (default 5)",
+        help="time between SIGTERM and SIGKILL (default 5)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stops them, and says who that was."""
+    """Stops the processes, and lists them."""
     from shmbuffer.service.stopping import stop
 
     stopped = stop(args.dir, grace_s=args.grace)
-    said = {"killed": "killed: deaf to SIGTERM", "ended": "ended"}
+    said = {"killed": "killed: it ignored SIGTERM", "ended": "ended"}
     rows = [
         (one.name or one.role, str(one.pid), said.get(one.how, f"left: {one.why}"))
         for one in stopped

@@ -1,4 +1,4 @@
-"""``shmbuffer top DIR``: who writes, who draws, how fast, and who waits? Seen as it happens."""
+"""``shmbuffer top DIR``: a live view of who writes, who draws, how fast, and who waits."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ _SOON_S = 0.2  # between the two looks of --once, which make a rate
 
 
 DESCRIPTION = (
-    "Shows a buffer while it is used, until q or Ctrl-C: how full it is, items written and "
-    "drawn a second, the age of what is drawn, priorities, a line for each process (its rates, "
-    "what it holds, when it was last seen), and who came, died and was recovered meanwhile. "
-    "Reads the "
-    "mapped counters alone: it takes no lock and no place in the registry, slows nobody, and "
-    "goes on through crashes, recoveries and removal. Of a dead directory it shows what its "
-    "processes were at. Of the base directory of a buffer over several nodes "
+    "Shows a buffer in use, until q or Ctrl-C: how full it is, items written and drawn per "
+    "second, the age of drawn items, priorities, a line for each process (its rates, what it "
+    "holds, when it was last active), and joins, deaths and recoveries as they happen. Reads only "
+    "the mapped counters: it takes no lock and no entry in the registry, slows no process, and "
+    "goes on through crashes, recoveries and removal. For a dead directory it shows what its "
+    "processes held. For the base directory of a buffer over several nodes "
     "(ShardedReplayBuffer) it shows the shards that this machine sees, one a line, and their sum."
 )
 EXAMPLES = "shmbuffer top run/buffer\nshmbuffer top run/buffer --once --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the verb."""
+    """Adds the arguments of the verb."""
     arguments.add_directory(parser)
     parser.add_argument(
         "--interval",
         type=arguments.seconds,
         default=1.0,
         metavar="SECONDS",
-        help="between two looks (default 1)",
+        help="time between two updates (default 1)",
     )
     parser.add_argument(
-        "--once", action="store_true", help=f"look for {_SOON_S:g} seconds, print, and end"
+        "--once", action="store_true", help=f"watch for {_SOON_S:g} seconds, print, and exit"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Looks again and again, and shows it."""
+    """Shows each look until it is ended."""
     several = shards.look(args.dir, live_bytes=False)
     seen = ShardsWatch(args.dir) if several else BufferWatch(args.dir)
     seen.look()
@@ -71,7 +70,7 @@ def _show(seen: BufferWatch | ShardsWatch, *, as_json: bool) -> None:
 
 
 def _fill_terminal(seen: BufferWatch | ShardsWatch, interval_s: float) -> None:
-    """Has the terminal filled until a key or a signal ends that."""
+    """Fills the terminal until a key or a signal ends it."""
     deadly = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
     with terminal.unwound_on(*deadly) as came, terminal.keys() as pause:
         fill_screen(seen, interval_s, pause)

@@ -106,7 +106,7 @@ class Anonymous:
             filesystem.allocate_part(self.file.fd, first + start, nbytes, free=free)
 
     def dictionary(self) -> bytes | None:
-        """What records are compressed with; None as long as nobody has published it."""
+        """The dictionary of records; None until one is published."""
         return self._dictionary
 
     def publish_dictionary(self, data: bytes) -> bytes:
@@ -118,7 +118,7 @@ class Anonymous:
         """Does nothing: an unfinished definition is built again in place."""
 
     def discarding(self) -> Callable[[], None]:
-        """What gives the memory behind the control file back, which begins with zeros then."""
+        """A function that gives the memory behind the control file back; it is zeros afterwards."""
         with _explained():
             size = os.fstat(self.file.fd).st_size - layout.CONTROL_BYTES
             content = mmap.mmap(self.file.fd, size, offset=layout.CONTROL_BYTES)

@@ -17,10 +17,10 @@ from shmbuffer.memory.progress import hearing
 Role = Literal["client", "collector", "learner", "coordinator"]
 
 role_of_this_process: Role = "client"
-"""What ``attach`` calls this process unless told; "collector" in what a coordinator spawned."""
+"""The default role of this process; "collector" if a coordinator spawned it."""
 
 LOOK_S = 0.01
-"""How often a waiting ``attach`` looks whether the buffer is there by now."""
+"""The interval at which a waiting ``attach`` looks for the buffer."""
 
 
 def attached(path: Path, timeout: float, role: Role | None, requested: Prefault) -> Engine:

@@ -39,7 +39,7 @@ NO_SCHEMA = "nothing has been written yet: there is no schema"
 
 @dataclass
 class CheckReport:
-    """What a check found."""
+    """The result of a check."""
 
     path: str  # the directory, or "anonymous memory"
     alive: bool = False  # whether somebody uses it
@@ -110,7 +110,7 @@ def check_living(seat: Seat) -> CheckReport:
 
 
 def _of_history(directory: Directory) -> list[str]:
-    """What is wrong with the history, which is nobody's problem but its own."""
+    """The faults of the history, which nothing else depends on."""
     try:
         found = history.read(directory)
     except BufferNotFoundError:
@@ -136,7 +136,7 @@ def _map(report: CheckReport, found: Diagnosis) -> Mapped | None:
 
 
 def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
-    """What the control page says that cannot be, one sentence each; the next recovery mends it."""
+    """Impossible values of the control page, a sentence each; the next recovery repairs them."""
     found = []
     state = int(control.runtime["state"][0])
     if state not in list(BufferState):

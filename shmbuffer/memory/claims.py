@@ -121,13 +121,13 @@ class Claims:
         self._calls.run(lambda: int(self._holder().abort(LOCK_TIMEOUT_NS)), "abort")
 
     def _holder(self) -> Any:
-        """What the claim was made with: `close` waits for it, and has put a stand-in there."""
+        """The native ring of the claim: `close` waits for it, after replacing it for others."""
         native = self._seat.native
         return self._native if self._native is not None and isinstance(native, Closed) else native
 
 
 def address(array: NDArray[Any] | int | None) -> int:
-    """Where an array begins; an address stays one, and None is 0."""
+    """The address of an array, or of an address itself; 0 for None."""
     if array is None:
         return 0
     if isinstance(array, int):
@@ -136,7 +136,7 @@ def address(array: NDArray[Any] | int | None) -> int:
 
 
 def address_of_priorities(array: NDArray[np.float64] | int | None, count: int) -> int:
-    """Where priorities begin, checked to be float64, contiguous, and ``count`` of them."""
+    """The address of ``count`` priorities, which have to be float64 and contiguous."""
     if array is None or isinstance(array, int):
         return address(array)
     if array.dtype != np.float64 or not array.flags.c_contiguous:

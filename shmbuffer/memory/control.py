@@ -258,7 +258,7 @@ class Control:
         _core.reached("recover.noted")
 
     def last_recovery(self) -> dict[str, Any] | None:
-        """What the last recovery found; None without a record, or if that is damaged."""
+        """The report of the last recovery; None if it is missing or damaged."""
         data = self._bytes[layout.RECOVERY_OFFSET : layout.REGISTRY_OFFSET].tobytes()
         record = np.frombuffer(data, layout.RECOVERY)[0]
         if int(_core.crc32c(data[:-4])) != record["crc32c"]:

@@ -16,7 +16,7 @@ WRITE_TIMEOUT_S = 5.0
 
 @contextmanager
 def within(seconds: float | None) -> Iterator[None]:
-    """What this thread's calls wait for others ends after so long, whichever call it is."""
+    """Limits the time that the calls of this thread together wait for others."""
     if seconds is None:
         yield
         return
@@ -31,7 +31,7 @@ def within(seconds: float | None) -> Iterator[None]:
 
 
 class Deadline(NamedTuple):
-    """How long a wait may take."""
+    """The time that a wait may take."""
 
     seconds: float
     deadline: float
@@ -53,7 +53,7 @@ _own = _Own()
 
 
 def nanoseconds(lease_s: float) -> int:
-    """How long a lease is; TypeError or ValueError for what is no time."""
+    """The duration of a lease; TypeError or ValueError if it is not a time."""
     problem = f"a lease is a number of seconds above 0, or math.inf, not {lease_s!r}"
     try:
         is_time = lease_s > 0

@@ -32,7 +32,7 @@ class Deadlock:
     in_queue: bool  # whether a queue is too small for them; else the error buffer is
 
     def text(self, control: Control, schema: Schema, found: RateLimiter, now: RateStatus) -> str:
-        """What waits for what, and what has to be larger."""
+        """A description of the deadlock, and of the number that has to be larger."""
         text = f"writes of {self.writes:,} items and samples of {self.draws:,} wait for each other:"
         if not self.in_queue:
             ratio = found.samples_per_insert or 0.0

@@ -42,12 +42,12 @@ class Diagnosis:
         return cls(files, control, control.superblock(), Registry(control, files.directory))
 
     def settings(self) -> Settings:
-        """What is recorded of the buffer."""
+        """The superblock."""
         return Settings.recorded(self.superblock.settings, self.files.path)
 
     @cached_property
     def schema(self) -> Schema | None:
-        """What an item is made of, read once; None before the first write."""
+        """The schema, read once; None before the first write."""
         return self.files.recorded_schema(self.superblock)
 
     def load(self) -> Mapped | None:

@@ -95,7 +95,7 @@ class Files:
             raise BufferNotFoundError(text, path=str(self.path))
 
     def recorded_schema(self, superblock: Superblock) -> Schema | None:
-        """What an item is made of, as the directory says; None before the first write."""
+        """The schema of the directory; None before the first write."""
         if superblock.schema_sha256 == bytes(32):
             return None
         data = self.directory.read(layout.SCHEMA, limit=layout.SCHEMA_LIMIT)
@@ -217,7 +217,7 @@ class Files:
         return self._map(schema)
 
     def dictionary(self) -> bytes | None:
-        """What records are compressed with; None as long as nobody has published it."""
+        """The dictionary of records; None until one is published."""
         if not self.directory.exists(layout.DICTIONARY):
             return None
         return self.directory.read(layout.DICTIONARY, limit=layout.SCHEMA_LIMIT)
@@ -238,7 +238,7 @@ class Files:
         made.remove(self.directory)
 
     def discarding(self) -> Callable[[], None]:
-        """What removes a definition that is withdrawn."""
+        """A function that removes a withdrawn definition."""
         return self.discard_unfinished
 
     def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:

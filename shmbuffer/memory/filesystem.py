@@ -47,7 +47,7 @@ UNSAFE = {
 """Magic numbers of statfs(2), with the names to show."""
 
 IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
-"""Those that have no disk below them, in the same way."""
+"""File systems without a disk, in the same way."""
 
 UNLIMITED = sys.maxsize
 """The room of a file system that has no limit, such as ramfs."""

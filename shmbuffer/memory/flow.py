@@ -32,7 +32,7 @@ class Flow:
 
     @property
     def limits(self) -> int:
-        """What a call may have to wait for; 0: nothing."""
+        """The limits that a call may have to wait for; 0: none."""
         return int(self._seat.native.limits)
 
     @property
@@ -50,7 +50,7 @@ class Flow:
             self._seat.native.bypass(COUNTS)
 
     def rate_status(self) -> RateStatus:
-        """How the sides stand now."""
+        """The state of both sides now."""
         schema = self._calls.schema
         runtime = self._seat.control.runtime[0]
         return rate_status(runtime, width=schema.width, capacity=schema.capacity)
@@ -71,7 +71,7 @@ class Flow:
         return self._calls.run(call, "sample")
 
     def cancel(self, counted: int, version: int = 0) -> None:
-        """What was admitted was not drawn."""
+        """Takes back an admission: the items were not drawn."""
         if counted:
             native = self._seat.native
             self._calls.run(lambda: int(native.cancel(counted, version, LOCK_TIMEOUT_NS)), "sample")
@@ -92,5 +92,5 @@ class Flow:
         return self._calls.run(call, "sample") != _NO_QUEUE
 
     def release(self) -> None:
-        """What this thread took is read."""
+        """Releases the items that this thread took, after they were read."""
         self._calls.run(lambda: int(self._seat.native.release(LOCK_TIMEOUT_NS)), "sample")

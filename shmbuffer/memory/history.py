@@ -197,7 +197,7 @@ class HistoryRing:
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
+        """The place of the next entry."""
         return self.begin + self.room * self.kind.itemsize
 
     def whole(self, data: bytes) -> tuple[NDArray[np.void], int]:
@@ -224,7 +224,7 @@ def rings(fields: Mapping[str, str]) -> tuple[HistoryRing, HistoryRing, HistoryR
 
 
 def rooms(rings: tuple[HistoryRing, HistoryRing, HistoryRing]) -> dict[str, int]:
-    """What a header says of them."""
+    """The values of a header."""
     fine, coarse, events = rings
     sizes = {"record_bytes": fine.kind.itemsize, "event_bytes": events.kind.itemsize}
     return {**sizes, "fine": fine.room, "coarse": coarse.room, "events": events.room}
@@ -314,7 +314,7 @@ def events_of(rows: NDArray[np.void]) -> list[Event]:
 
 
 def open_ends(events: Iterable[Event]) -> dict[int, Event]:
-    """Those who were seen coming and not going, by incarnation, as it was first noted."""
+    """First events of the clients that have no last one, by incarnation."""
     found: dict[int, Event] = {}
     for event in events:
         if event.kind == EventKind.JOINED:

@@ -36,7 +36,7 @@ def table_of(seat: Seat) -> NDArray[Any]:
 
 
 def holders(table: NDArray[Any], entries: Any, width: int = 1) -> list[Holder]:
-    """Who holds what, the one with the most items first."""
+    """The holders, the one with the most items first."""
     held = table[(table["state"] == ReservationState.OPEN)]
     now, found = now_ns(), []
     for entry in np.unique(held["entry"][held["entry"] < layout.ENTRIES]):

@@ -143,7 +143,7 @@ def process_of(tid: int) -> int:
 
 
 def process_state(pid: int) -> str:
-    """What a process of our own pid namespace is: "running", "stopped", "zombie" or "gone"."""
+    """The state of a process of this pid namespace: "running", "stopped", "zombie" or "gone"."""
     if not _is_a_pid(pid):
         return "gone"
     seen = _state_and_start(pid)

@@ -133,7 +133,7 @@ def inspect(
 
 
 def _holders(files: Files, schema: Schema | None, control: Control) -> list[Holder]:
-    """Who holds reservations; nothing is mapped for it."""
+    """The holders of reservations, read without a map."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     with files.directory.open_file(layout.LEDGER, writable=False) as file:
@@ -142,7 +142,7 @@ def _holders(files: Files, schema: Schema | None, control: Control) -> list[Hold
 
 
 def _consumers(files: Files, schema: Schema | None, control: Control) -> list[ConsumerStatus]:
-    """How consumers stand."""
+    """The state of the consumers."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     with files.directory.open_file(layout.LEDGER, writable=False) as file:
@@ -178,7 +178,7 @@ def _sharing(files: Files, schema: Schema | None) -> dict[str, Any] | None:
 
 
 def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
-    """What the files take, on the disk and in memory, and what is left there."""
+    """The size of the files on disk and in memory, and the free space."""
     names = [layout.CONTROL]
     if schema is not None:
         names += [layout.SCHEMA, *schema.mapped_files]
@@ -237,7 +237,7 @@ def _mutex(control: Control) -> dict[str, int] | None:
 def _now(
     client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
 ) -> dict[str, Any]:
-    """What of a client is not in the registry; several handles may be of the mutex holder."""
+    """Values of a client beside its entry; the mutex holder may have several handles."""
     here = client["state"] != "elsewhere"
     theirs = [
         one

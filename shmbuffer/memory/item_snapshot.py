@@ -1,4 +1,4 @@
-"""What a ring held at one moment, beside the bytes of its items."""
+"""A snapshot of a ring, without the bytes of its items."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class BufferState(IntEnum):
 
 
 class Role(IntEnum):
-    """What a client is there for; for display, nothing depends on it."""
+    """The role of a client, for display only."""
 
     CLIENT = 0
     COLLECTOR = 1
@@ -122,7 +122,7 @@ class Role(IntEnum):
 
 
 class Limit(IntFlag):
-    """What limits both sides."""
+    """The limits of both sides."""
 
     RATIO = 1
     QUEUE = 2
@@ -131,7 +131,7 @@ class Limit(IntFlag):
 
 
 class Alone(IntEnum):
-    """What a limited call does while nobody is there to go on first."""
+    """What a limited call does while the other side has no client."""
 
     PASS = 0
     WAIT = 1
@@ -146,7 +146,7 @@ class Side(IntFlag):
 
 
 class Why(IntEnum):
-    """What a call was limited by."""
+    """The limit that stopped a call."""
 
     AHEAD = 1
     BEHIND = 2

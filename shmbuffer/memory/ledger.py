@@ -95,7 +95,7 @@ class Taken(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """What an acknowledgement has done."""
+    """The result of an acknowledgement."""
 
     applied: int
     """Items that are done, under the lease that they came with."""
@@ -118,7 +118,7 @@ class Standings(NamedTuple):
 
     @property
     def acks(self) -> NDArray[np.int64]:
-        """How often each item was acknowledged; of what is `DONE`, nobody knows."""
+        """How often each item was acknowledged; unknown for `DONE` ones."""
         return (self.notes >> np.uint64(LEASE_BITS)).astype(np.int64)
 
 

@@ -128,14 +128,14 @@ class RateLimiter:
 
     @property
     def alone(self) -> Alone:
-        """What counts as ``when_no_peer``."""
+        """The effective ``when_no_peer``."""
         if self.when_no_peer is None:
             return Alone.PASS if self.max_times_sampled is None else Alone.WAIT
         return Alone[self.when_no_peer.upper()]
 
     @property
     def limits(self) -> Limit:
-        """What a call may have to wait for."""
+        """The limits that a call may have to wait for."""
         ratio = Limit.RATIO if self.samples_per_insert is not None else Limit(0)
         ages = Limit.AGES if self.max_staleness is not None else Limit(0)
         return ratio | ages | (Limit.QUEUE if self.max_times_sampled is not None else Limit(0))
@@ -246,7 +246,7 @@ def is_far_apart(runtime: Any, elements: int) -> bool:
 
 
 def read(runtime: Any) -> RateLimiter | None:
-    """What is set, or None."""
+    """The rate limiter that is set, or None."""
     found = setting(runtime)
     if found is None:
         return None

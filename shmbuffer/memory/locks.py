@@ -176,7 +176,7 @@ class LivenessFile:
 
     @staticmethod
     def name(entry: int) -> str:
-        """Where it lies."""
+        """Its path."""
         return f".shmbuffer/procs/{entry:03d}.lock"
 
     @staticmethod

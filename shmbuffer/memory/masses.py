@@ -25,7 +25,7 @@ class Masses(NamedTuple):
     max_priority: float | None
     """The largest raw priority ever given; None before the first."""
     elements: int
-    """How many there are."""
+    """The number of elements."""
     pieces: Iterator[tuple[Floats, Floats]]
     """Masses and raw priorities, float64 each: 0 and NaN where there is no item. Not to be kept:
     raw priorities may be those of the ring itself, which change."""
@@ -46,7 +46,7 @@ def masses_of(ring: Ring) -> Masses:
 
 
 def masses_of_snapshot(moment: ItemSnapshot, width: int, alpha: float, eps: float) -> Masses:
-    """Those of a moment that has been copied; ``width`` elements are a slot."""
+    """Masses of a snapshot, with ``width`` elements in a slot."""
     return Masses(
         alpha,
         eps,

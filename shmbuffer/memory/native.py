@@ -1,4 +1,4 @@
-"""What a definition has built, mapped, and the C core's ring on it."""
+"""The mapped files of a definition, and the C core's ring on them."""
 
 from __future__ import annotations
 

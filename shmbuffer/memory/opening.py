@@ -1,4 +1,4 @@
-"""What happens to a directory before this process joins: cleared, recovered or created."""
+"""Opening a directory: it is cleared, recovered or created before this process joins."""
 
 from __future__ import annotations
 

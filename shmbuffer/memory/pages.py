@@ -10,7 +10,7 @@ from shmbuffer.memory.seat import Seat
 
 
 class Pages:
-    """What a handle does about its pages; in the child of a fork nothing."""
+    """The prefault of a handle's pages; none in the child of a fork."""
 
     def __init__(self, prefault: Prefault) -> None:
         self._prefault = prefault
@@ -19,7 +19,7 @@ class Pages:
 
     @property
     def prefault(self) -> Prefault:
-        """What was asked for."""
+        """The mode that was asked for."""
         return self._prefault if self._maker == os.getpid() else OFF
 
     def make(self, seat: Seat, *, wait: bool = False) -> None:

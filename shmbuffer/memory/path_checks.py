@@ -151,7 +151,7 @@ def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBuf
 
 
 def not_durable(where: str, error: OSError) -> DurabilityError:
-    """What a sync that failed is raised as."""
+    """The error for a failed sync."""
     return DurabilityError(
         f"{where}: could not be brought to the disk ({error.strerror}); what is in memory can be"
         " used, but a power cut may take it: save a copy on another disk",
@@ -161,7 +161,7 @@ def not_durable(where: str, error: OSError) -> DurabilityError:
 
 
 def name_of(fd: int) -> str:
-    """Where an open file is now, as far as the system says."""
+    """The current path of an open file, if the system knows it."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
@@ -179,7 +179,7 @@ def _require_owner(found: os.stat_result, where: Path) -> None:
 
 
 def _mount_of(where: Path) -> Path:
-    """Where the file system begins: a hard link does not leave it."""
+    """The root of the file system, which a hard link does not leave."""
     return next((folder for folder in where.parents if folder.is_mount()), Path("/"))
 
 

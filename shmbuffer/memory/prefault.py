@@ -39,7 +39,7 @@ PIECE = 4 * 2**20
 
 @dataclass(frozen=True)
 class Prefault:
-    """What a handle does about the pages of its buffer; ValueError, TypeError for anything else."""
+    """How a handle prefaults the pages of its buffer; ValueError or TypeError if invalid."""
 
     # ``"off"``: nothing. ``"background"``: a thread makes and maps them. ``"full"``: the same, and
     # the process that creates or opens the buffer waits for it

@@ -32,7 +32,7 @@ EVERY_S = 0.1
 """Between two calls."""
 
 PIECE_BYTES = 32 * 2**20
-"""What is done between two looks at the clock: some ten milliseconds."""
+"""The amount of work between two looks at the clock, some ten milliseconds."""
 
 
 @dataclass(frozen=True)

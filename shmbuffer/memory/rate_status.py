@@ -22,7 +22,7 @@ _LONG_S = 1.0  # a side that did something since then is at it
 
 @dataclass(frozen=True)
 class RateStatus:
-    """How the sides stand at one moment."""
+    """The state of both sides at one moment."""
 
     wanted: float | None  # samples per insert; None: there is no ratio
     # samples drawn for each insert since the ratio counts; None before the first insert
@@ -47,7 +47,7 @@ class RateStatus:
     refused: int = 0  # items that were too old
 
     def why(self, side: Side, count: int) -> Why | None:
-        """What a call for ``count`` items would be limited by now; None: nothing."""
+        """The limit of a call for ``count`` items now; None if there is none."""
         if side == Side.SAMPLES:
             if self.queued is not None and self.queued + self.reserved + count > self.room:
                 return Why.FULL
@@ -207,7 +207,7 @@ def explain(
 
 
 def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
-    """What writers wait for, and who has to do it."""
+    """The wait of writers, and the clients that can end it."""
     holding = [one for one in consumers if one.holds]
     if not holding:
         return "a consumer has items that are not acknowledged", "it was removed just now"
@@ -228,7 +228,7 @@ def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
 
 
 def _held_here(consumers: Sequence[ConsumerStatus], entry: int) -> str:
-    """What a learner that waits has to do itself, because writers wait for what it holds."""
+    """The action of a waiting learner whose own leases block the writers."""
     found = ""
     for one in consumers:
         items = sum(lease.items for lease in one.leases if lease.entry == entry and lease.ends_in_s)

@@ -13,7 +13,7 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.settings import Settings
 
 REDUCTIONS = ("max", "min", "mean", "median", "sum")
-"""How the priority of an item with several becomes one."""
+"""How several priorities of an item become one."""
 
 _MOST_ITEMS = 2**28  # of a batch: no learner draws as many, and their indices alone take 2 GiB
 _MOST_DIMS = 64
@@ -25,7 +25,7 @@ def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
 
 
 def of_storage(settings: Settings, where: str) -> dict[str, Any]:
-    """What is recorded of a storage of records; empty for one of rows."""
+    """The recorded settings of a storage of records; empty for one of rows."""
     storage = of_buffer(settings, where).get("storage", {})
     found = dict(_checked(storage, _OF_STORAGES, "storage.", where))
     if found.get("compress") is not None:  # JSON has no tuples
@@ -75,7 +75,7 @@ def _is_exponent(value: Any) -> bool:
 
 
 def _is_asked(value: Any) -> bool:
-    """What `sharing.Asked` records."""
+    """The record of `sharing.Asked`."""
     return (
         type(value) is dict
         and set(value) == {"keys", "room"}

@@ -91,7 +91,7 @@ def recover_directory(
 
 
 def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
-    """What changes in the superblock: this boot; of a copy, that it is another buffer."""
+    """The changes of the superblock: this boot, and for a copy a new uuid."""
     found = files.directory.stat(layout.CONTROL)
     if reason == "copy":
         superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))
@@ -324,7 +324,7 @@ class _Repair:
         return int(self.native.relink(ordered.ctypes.data, len(ordered)))
 
     def _abort_writing(self) -> int:
-        """What is in nobody's claim is aborted, too."""
+        """Aborts slots that are in no claim, too."""
         aborted = 0
         for piece in self._pieces():
             which = self.live.writing(piece)

@@ -1,4 +1,4 @@
-"""What a recovery found and did, for people and for a later look."""
+"""The report of a recovery, for people and for later reading."""
 
 from __future__ import annotations
 

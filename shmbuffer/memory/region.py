@@ -260,7 +260,7 @@ class Directory:
         return True
 
     def free_bytes(self) -> int:
-        """How many bytes may still be written, as statvfs says; quotas are not in it."""
+        """Free bytes by statvfs, which does not count quotas."""
         with explained(self.path):
             return filesystem.free_bytes(self._root())
 

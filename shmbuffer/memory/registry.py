@@ -76,7 +76,7 @@ class Registry:
         self._directory = directory
 
     def identity(self, entry: int) -> Identity:
-        """Who the entry says it is."""
+        """The identity in the entry."""
         found = self._control.entries[entry]
         return Identity(
             pid=int(found["pid"]),
@@ -86,7 +86,7 @@ class Registry:
         )
 
     def role(self, entry: int) -> Role:
-        """What the entry says that it is there for; of damage, a client."""
+        """The role in the entry; if that is damaged, a client."""
         found = int(self._control.entries["role"][entry])
         return next((role for role in Role if role == found), Role.CLIENT)
 
@@ -219,7 +219,7 @@ class Registry:
         return found
 
     def _state(self, entry: int, *, alive: bool) -> str:
-        """What becomes of a number that another process has now is not said of the dead."""
+        """The state of a process, unless its number is that of another one now."""
         who, here = self.identity(entry), identity.current().pid_namespace
         if 0 not in (who.pid_namespace, here) and who.pid_namespace != here:
             return "elsewhere" if alive else "gone"

@@ -87,7 +87,7 @@ def sweep(excluding: Path | None = None) -> list[Path]:
 
 
 def abandoned() -> list[Path]:
-    """What `sweep` would remove now."""
+    """The directories that `sweep` would remove now."""
     return [
         path for path in cleanup.left_behind() if not any(path.iterdir()) or _is_abandoned(path)
     ]

@@ -68,7 +68,7 @@ def is_restored(directory: Directory, control: Control, schema: Schema | None) -
 
 
 def vouch(directory: Directory, names: list[str]) -> None:
-    """Says of these files that they are what they should be; under init.lock."""
+    """Records that these files are as they should be; under init.lock."""
     for name in names:
         with directory.open_file(name) as file:
             with explained(directory.path / name):

@@ -222,7 +222,7 @@ class Seat:
         return self.membership.incarnation
 
     def state(self) -> BufferState:
-        """What the buffer is at."""
+        """The state of the buffer."""
         found = int(self.control.runtime["state"][0])  # SYNC define, acquire
         try:
             return BufferState(found)
@@ -253,7 +253,7 @@ class Seat:
         return min([head, *map(int, claims)])
 
     def dictionary(self) -> bytes | None:
-        """What records are compressed with; None as long as nobody has published it."""
+        """The dictionary of records; None until one is published."""
         self.require_open()
         return self.ground.dictionary()
 
@@ -321,7 +321,7 @@ class Seat:
 
 
 def unlinked(where: str) -> BufferUnlinkedError:
-    """What is raised where the directory is not there any more."""
+    """The error if the directory does not exist any more."""
     return BufferUnlinkedError(
         f"{where}: the directory was removed or replaced while this handle was open, so that no "
         "process finds what is written now; save what this handle holds with dumps() if it is "

@@ -1,4 +1,4 @@
-"""What is recorded of a buffer when it is created."""
+"""The settings of a buffer, recorded when it is created."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Settings:
 
     @classmethod
     def recorded(cls, found: dict[str, Any], where: object) -> Settings:
-        """What a superblock says."""
+        """The values of a superblock."""
         try:
             for name in found.keys() & _KINDS.keys():
                 if type(found[name]) not in _KINDS[name]:

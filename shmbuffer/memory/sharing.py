@@ -94,7 +94,7 @@ NOT_SHARED = Sharing()
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for when a buffer was created, whose leaves are not known yet."""
+    """The sharing that was asked for at creation, before the leaves are known."""
 
     keys: tuple[tuple[str, ...], ...] = ()  # below "next"; (): all that there are
     room: int | None = None  # wholes; None: as many as are usual
@@ -147,7 +147,7 @@ class Asked:
 
     @classmethod
     def recorded(cls, extra: dict[str, Any]) -> Asked | None:
-        """What is recorded with a buffer; None: nothing was asked for."""
+        """The recorded request; None if there was none."""
         found = extra.get("share_next")
         if found is None:
             return None

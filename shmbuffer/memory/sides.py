@@ -16,7 +16,7 @@ _FORGET_S = 30.0  # without a wait, until it is not known any more since when a 
 
 
 class Sides:
-    """Who samples and who inserts, as one handle sees it."""
+    """The clients that sample and insert, for one handle."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat

@@ -1,4 +1,4 @@
-"""What a native call could not do, said as an error: what happened, where, what to do."""
+"""Errors for the status codes of native calls: what happened, where, what to do."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class HasTotals:
     _calls: Calls
 
     def totals(self) -> Totals:
-        """What a draw by priority would be made from now. Waits for the mutex, for one read."""
+        """The totals for a draw by priority now. Waits for the mutex, for one read."""
         seat = self._calls.seat
         return _told(self._calls.answer(lambda: seat.native.totals(LOCK_TIMEOUT_NS), "totals"))
 

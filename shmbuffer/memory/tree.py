@@ -41,7 +41,7 @@ class PriorityTree:
 
     @property
     def eps(self) -> float:
-        """What is added to a raw priority."""
+        """The constant added to a raw priority."""
         return float(self._seat.native.eps)
 
     @property
@@ -52,7 +52,7 @@ class PriorityTree:
 
     @property
     def default_priority(self) -> float:
-        """What a new item gets: the largest ever given, and at least 1, which the first one had."""
+        """The priority of a new item: the largest ever given, or 1 before the first."""
         return max(1.0, float(self._seat.native.max_priority))
 
     @property

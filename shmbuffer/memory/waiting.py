@@ -83,7 +83,7 @@ class Calls:
         return result
 
     def answer(self, call: Callable[[], Any], what: str) -> Any:
-        """What a call gives that answers with a status, an int, where it could not do its work."""
+        """The result of a call; as long as that is a status, an int, it is repeated."""
         while isinstance(found := call(), int):
             self.again(found, lambda: 0, what)
         return found
@@ -227,7 +227,7 @@ class Waiting:
             native.wait(min(SLICE_NS, left))
 
     def _passes(self, why: Why, count: int, now: float) -> bool:
-        """What to do while nobody is on the other side."""
+        """What to do while the other side has no client."""
         found = self._limiter()
         alone = Alone.WAIT if found is None else found.alone
         seat = self._seat
@@ -258,7 +258,7 @@ class Waiting:
         _log.warning("%s: %s", self._seat.where, text)
 
     def _require_possible(self, why: Why, count: int) -> None:
-        """What could never be, however long the other side goes on."""
+        """A reason why the call can never be admitted."""
         found, room, where = self._limiter(), self._schema.elements, self._seat.where
         if why == Why.FEW and count > room:
             raise ValueError(
@@ -324,7 +324,7 @@ class Waiting:
             raise RateLimitError(f"{self._seat.where}: {text}", pids=self._pids())
 
     def _in_queue(self, entry: int, side: Side) -> Why | None:
-        """What a queue has a client wait for that says in the registry what it wants, or None."""
+        """The reason why a queue makes a client wait, by its entry, or None."""
         if self._seat.native is None:
             return None
         found = self._seat.native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS)

@@ -112,7 +112,7 @@ def stats(seat: Seat) -> dict[str, int | float]:
 
 
 def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """What is in a mapping, and in the mappings in it, by path."""
+    """The leaves of nested mappings, by path."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"publish: a state_dict is a mapping, not a {type(state_dict).__name__}")
     found: dict[tuple[str, ...], Any] = {}
@@ -214,7 +214,7 @@ def _directory_of(seat: Seat) -> Directory:
 
 
 def nowhere(where: str) -> ShmBufferError:
-    """What is raised where a buffer has no directory."""
+    """The error for a buffer without a directory."""
     return ShmBufferError(
         f"{where}: weights are handed over in the directory of a buffer, and this one has none; "
         "make it in one, with LazyMemmapStorage(..., scratch_dir=...) or a Coordinator"

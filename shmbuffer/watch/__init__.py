@@ -1,10 +1,10 @@
-"""Watching: what a buffer does and did, for people, programs and pictures.
+"""Monitoring: the activity of a buffer, now and in the past, for people and programs.
 
     counters ──▶ stats ──▶ loggers, metrics          numbers, for a training script and Prometheus
-       └──────▶ historian ──▶ memory/history_writer  the coordinator records, each second
-    inspect, item_stats, history ──▶ look ──▶ findings, report      what looks wrong; one picture
-    inspect, inspect, ...    ──▶ pace, changes ──▶ panels, screen, live      seen as it happens
+       └──────▶ historian ──▶ memory/history_writer  recorded by the coordinator, each second
+    inspect, item_stats, history ──▶ look ──▶ findings, report      problems; one picture
+    inspect, inspect, ...    ──▶ pace, changes ──▶ panels, screen, live      a live view
 
-The service calls it, and the command line shows it; it knows neither. Nothing is imported here, so
-that each part starts without the others' packages.
+The service and the command line use it; it imports neither. This package imports none of its
+modules, so that each starts without the dependencies of the others.
 """

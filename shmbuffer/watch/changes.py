@@ -1,7 +1,6 @@
-"""What happened to a buffer between two looks at it.
+"""Events of a buffer, derived from the difference of two looks at it.
 
-Nobody writes a diary: who joined, died or was reaped is seen from what is different. What begins
-and ends between two looks is seen only in the counters.
+There is no log of events. What begins and ends between two looks shows only in the counters.
 
     alive ──▶ dead, in its entry      died: proven, and nobody has reaped it yet
     alive ──▶ no entry, reaped grew   died, and was reaped (or a recovery retired it)
@@ -36,29 +35,23 @@ Client = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that has happened between two looks."""
+    """An event between two looks."""
 
     at_s: float  # wall clock, when it was seen
-    kind: Kind  # in one or two words
-    text: str  # the client, or the thing
+    kind: Kind
+    text: str  # the client, or a detail
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What is different from one look to the next.
+    """The difference of two looks."""
 
-    Attributes:
-        kinds: what happened, in the order in which it is told, with words for it.
-        departed: clients without an entry now, and whether they ``died`` (``left``, or ``gone``
-            where that cannot be told).
-    """
-
-    kinds: Sequence[tuple[Kind, str]]
-    departed: Sequence[tuple[Client, Kind]]
+    kinds: Sequence[tuple[Kind, str]]  # events, in the order in which they are shown
+    departed: Sequence[tuple[Client, Kind]]  # clients without an entry now: died, left, or gone
 
 
 def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
-    """Returns what is different between two looks at one buffer."""
+    """Returns the difference of two looks at one buffer."""
     then = {client["incarnation"]: client for client in before["clients"]}
     here = {client["incarnation"]: client for client in now["clients"]}
     both = [(then[key], here[key]) for key in then.keys() & here.keys()]
@@ -94,7 +87,7 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
 def _departed(
     before: Mapping[str, Any], now: Mapping[str, Any], missing: Sequence[Client]
 ) -> list[tuple[Client, Kind]]:
-    """The counter of the reaped says how many of the missing died, not which."""
+    """The counter of reaped clients says how many of the missing died, not which."""
     living = [client for client in missing if client["alive"]]
     reaped = _grown("reaped", before, now) - (len(missing) - len(living))
     how: Kind = "left" if reaped <= 0 else "died" if reaped >= len(living) else "gone"

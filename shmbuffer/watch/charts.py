@@ -1,4 +1,4 @@
-"""The panels of the report. Each draws its answer, or returns why it has nothing to show."""
+"""The panels of the report. Each draws on its axes, or returns why it has nothing to show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 GOOD, BAD, MUTED = "#2e7d32", "#c62828", "#6b7280"
 WRITTEN, DRAWN, THIRD = "#1f6fb4", "#e07b00", "#7b4ba8"
-"""Of what is written, what is drawn, and what is neither."""
+"""Colours of writes, of draws, and of anything else."""
 
 UNRECORDED = "#9ca3af"
 _GONE, _OTHERS = "#9ca3af", "#d1d5db"
@@ -33,7 +33,7 @@ _MARKS = (
     (EventKind.RECOVERED, THIRD, "D", "recovered"),
 )
 _MOST_ROWS = 12  # of clients, and of collectors
-_WIDE_APART = 20  # times that one rate is another, from which an axis is logarithmic
+_WIDE_APART = 20  # ratio of two rates from which their axis is logarithmic
 
 
 # ---- over time ----
@@ -110,7 +110,7 @@ def _clients(axes: Axes, look: Look, line: Timeline) -> None:
 
 
 def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
-    """Clients: from when, until when, and whether they died; by name, if they have one."""
+    """Names of clients, when they joined and ended, and whether they died."""
     alive = {client["incarnation"] for client in look.living}
     here = {client["incarnation"] for client in look.found["clients"]}
     order = {"collector": 1, "client": 2, "learner": 3}
@@ -122,9 +122,9 @@ def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
         until_s = line.begin_s - 1.0 if until_s is None else until_s
         if last is not None:
             end_s, died = last.time_s, last.kind == EventKind.DIED
-            if last.recorder == BY_RECOVERY:  # it was found dead, some time later
+            if last.recorder == BY_RECOVERY:  # a later recovery found it dead
                 end_s = min(end_s, until_s)
-        elif incarnation not in here:  # while nobody recorded; a coordinator would have said so
+        elif incarnation not in here:  # it ended unrecorded; a coordinator would have noted it
             end_s, died = until_s, first.role == "coordinator"
         if end_s >= line.begin_s:
             begin_s = max(line.begin_s, first.time_s)
@@ -225,7 +225,7 @@ def _ages(axes: Axes, look: Look) -> str | None:
 def _spread(
     axes: Axes, values: Any, masses: Floats, edges: Floats, shown: Any = slice(None)
 ) -> None:
-    """How the items are spread, and, by their masses, the chances to be drawn; in percent."""
+    """Histograms of the items, and of their chances to be drawn by mass; in percent."""
     bins = edges.tolist()
     each = np.full(len(values), 100 / len(values))
     axes.hist(values[shown], bins, weights=each[shown], color=WRITTEN, alpha=0.6, label="items")
@@ -237,7 +237,7 @@ def _spread(
 
 
 def _oldest(look: Look, age: int) -> str:
-    """When the oldest item was written, where the history reaches back so far."""
+    """When the oldest item was written, if the history reaches back so far."""
     line = look.timeline
     if line is None:
         return ""
@@ -294,7 +294,7 @@ def _without_priorities(look: Look) -> str:
     return "this buffer has no priorities" if written else "nothing was written"
 
 
-# ---- what panels share ----
+# ---- shared by the panels ----
 
 
 def _line(
@@ -335,7 +335,7 @@ def _log(axes: Axes, axis: Any) -> None:
 
 
 def date(time_s: float) -> Any:
-    """A time as matplotlib wants it, of the local clock."""
+    """A time of the local clock, for matplotlib."""
     return datetime.fromtimestamp(time_s)
 
 

@@ -1,8 +1,7 @@
-"""What looks unhealthy about a replay buffer, in words: one small function for each such thing.
+"""Signs of an unhealthy replay buffer, in words: one small function for each.
 
-A finding is a hint, not an error. Each has a threshold with its reason beside it; below it nothing
-is said. Where there is a history, they judge the part of it that is looked at; else what was
-counted since the buffer was made, as far as that tells.
+A finding is a hint, not an error. Each has a threshold, with its reason next to it. With a history
+they judge the chosen part of it, else the counters since the buffer was made.
 """
 
 from __future__ import annotations
@@ -21,59 +20,58 @@ from shmbuffer.watch.look import Look
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that looks unhealthy."""
+    """A sign of an unhealthy buffer."""
 
     name: str  # of the function that found it
     says: str  # a sentence, with the reason
 
 
 MANY_DRAWS = 512
-"""Draws per insert. A DQN draws an item 8 times, a SAC with a batch of 256 for each step 256 times;
-twice that is more than learners are tuned for, and they fit old items closer and closer."""
+"""Draws per insert. DQN draws an item 8 times, SAC with a batch of 256 for each step 256 times;
+learners are not tuned for twice that, and overfit old items."""
 
 FEW_DRAWS = 0.5
-"""Draws per insert of a full buffer, below which most items go without having been drawn."""
+"""Draws per insert of a full buffer, below which most items are never drawn."""
 
 ENOUGH_ITEMS = 1000
-"""Written or drawn, before a ratio of the two says something."""
+"""Items that have to be written or drawn for a ratio of the two to mean something."""
 
 LATE_UPDATES = 0.1
-"""Share of priorities that come when their item is overwritten already: as much of what the
-learner has found out is lost. Where a buffer outlives a learner's step a thousandfold there are
-none."""
+"""Share of priorities that come after their item was overwritten: this share of the learner's
+results is lost. A buffer that holds a thousand times a learner's step has none."""
 
 ENOUGH_UPDATES = 100
 
 QUIET_S = 30.0
-"""Without an insert, or a draw, while a process that should do it is alive: longer than a step of
-any environment or learner that we know of, though not than every evaluation or reset."""
+"""Time without an insert or a draw although a process for it is alive: longer than a step of any
+environment or learner that we know, but an evaluation or a reset may take longer."""
 
 SILENT_S = 60.0
-"""The same of one collector, while others write."""
+"""The same for one collector, while others write."""
 
 SOME_DEATHS = 3
-"""Of one process, in the part that is looked at: one may be killed by hand, or for want of memory;
-a process that dies three times will die again."""
+"""Deaths of one process: it may be killed once by hand or for lack of memory, but after three
+deaths it will die again."""
 
 TOP, TOP_MASS = 0.01, 0.5
-"""Share of the items, and the share of the mass from which these few are most of what is drawn."""
+"""A share of the items, and the share of the mass from which most draws are of these few."""
 
 REDRAWN = 0.05
-"""Share of drawn rows that were overwritten while they were copied: the buffer is turned over in
-about the time that a draw takes."""
+"""Share of drawn rows that were overwritten while they were copied: a draw takes about as long as
+it takes to overwrite the whole buffer."""
 
 WAITS_PER_S = 10.0
-"""Writes that had to wait for a slot, a second: somebody keeps one claimed, or is stopped."""
+"""Writes that wait for a slot, per second: a process keeps it claimed, or is stopped."""
 
 EARLY_EVICTION = 0.5
-"""Of the places for items, where bytes run out although fewer are taken."""
+"""Share of the room for items below which the bytes should not run out."""
 
 STANDSTILL_S = 10.0
-"""Without a record, while the coordinator that writes one each second is alive."""
+"""Time without a record although the coordinator, which writes one each second, is alive."""
 
 
 def nobody_alive(look: Look) -> str | None:
-    """Processes died in it, and nobody uses it now."""
+    """Processes died in it, and no living one uses it."""
     dead = [client for client in look.found["clients"] if not client["alive"]]
     if look.living or not dead or not look.found["needs_recovery"]:
         return None
@@ -88,7 +86,7 @@ def nobody_alive(look: Look) -> str | None:
 
 
 def coordinator_gone(look: Look) -> str | None:
-    """The coordinator has ended without a word, and others go on."""
+    """The coordinator died, and other clients go on."""
     if look.timeline is None or not look.living or look.coordinator is not None:
         return None
     last = look.timeline.recorder
@@ -101,17 +99,17 @@ def coordinator_gone(look: Look) -> str | None:
 
 
 def no_insert(look: Look) -> str | None:
-    """Nothing is written, although somebody lives who has done it before."""
+    """Nothing is written, although a process that has written is alive."""
     return _quiet(look, "inserts", "no insert")
 
 
 def no_draw(look: Look) -> str | None:
-    """Nothing is drawn, although somebody lives who has done it before."""
+    """Nothing is drawn, although a process that has drawn is alive."""
     return _quiet(look, "batches_sampled", "nothing was drawn")
 
 
 def silent_collector(look: Look) -> str | None:
-    """One collector writes nothing, and others do."""
+    """One collector writes nothing, while others do."""
     writers = [client for client in look.living if client["role"] == "collector"]
     silent = []
     for client in writers:
@@ -120,7 +118,7 @@ def silent_collector(look: Look) -> str | None:
         if idle_s >= SILENT_S:
             silent.append((idle_s, client))
     if not silent or len(silent) == len(writers):
-        return None  # where nobody writes, `no_insert` says so
+        return None  # if none writes, `no_insert` reports it
     idle_s, longest = max(silent, key=lambda one: one[0])
     more = f", and {len(silent) - 1} more are silent" if len(silent) > 1 else ""
     state = "" if longest["state"] == "running" else f" ({longest['state']})"
@@ -131,10 +129,10 @@ def silent_collector(look: Look) -> str | None:
 
 
 def dies_again(look: Look) -> str | None:
-    """The same process dies, and dies again."""
+    """The same process dies again and again."""
     if look.timeline is None:
         return None
-    # Clients that a recovery found died together: that says nothing about one of them.
+    # Clients that a recovery found dead died together, not of a fault of their own.
     died = [
         one
         for one in look.timeline.events
@@ -160,7 +158,7 @@ def drawn_too_often(look: Look) -> str | None:
 
 
 def overwritten_undrawn(look: Look) -> str | None:
-    """Most items go without having been drawn, of a buffer that is there to be drawn from."""
+    """Most items are never drawn, of a buffer that is drawn from."""
     counters = look.found["counters"]
     inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if counters["length"] < counters["elements"] or inserts < ENOUGH_ITEMS:
@@ -181,7 +179,7 @@ def late_updates(look: Look) -> str | None:
 
 
 def never_updated(look: Look) -> str | None:
-    """There are priorities, and nobody sends any back."""
+    """There are priorities, but no learner updates them."""
     if not look.found["counters"]["prioritized"] or look.total("items_sampled") < ENOUGH_ITEMS:
         return None
     if look.total("updates_applied") + look.total("updates_stale"):
@@ -190,7 +188,7 @@ def never_updated(look: Look) -> str | None:
 
 
 def few_have_the_mass(look: Look) -> str | None:
-    """Nearly all draws are of a few items."""
+    """A few items get nearly all draws."""
     if look.item_stats is None:
         return None
     masses = np.sort(look.item_stats.masses)[::-1]
@@ -220,7 +218,7 @@ def writers_wait(look: Look) -> str | None:
 
 
 def evicted_early(look: Look) -> str | None:
-    """Items go because bytes run out, where there is much room for items."""
+    """Items are evicted because bytes run out, long before the room for items does."""
     counters = look.found["counters"]
     fill = counters["length"] / counters["elements"]
     if look.found["records"] is None or not look.total("evicted") or fill >= EARLY_EVICTION:
@@ -230,7 +228,7 @@ def evicted_early(look: Look) -> str | None:
 
 
 def history_stands_still(look: Look) -> str | None:
-    """The coordinator lives, and records nothing."""
+    """The coordinator is alive, but records nothing."""
     coordinator = look.coordinator
     if look.timeline is None or coordinator is None:
         return None
@@ -279,10 +277,7 @@ def verdict(look: Look, findings: Sequence[Finding]) -> str:
 
 
 def _quiet(look: Look, counter: str, says: str) -> str | None:
-    """For how long nobody has counted, where a client lives that has, or whose predecessor has.
-
-    A role proves nothing: where weights lie in a buffer, learners write and collectors read.
-    """
+    """For how long a counter stood still, if a client that has counted is alive, in any role."""
     if look.timeline is None or not any(one["counters"][counter] for one in look.living):
         return None
     quiet_s = look.timeline.quiet_s(counter)

@@ -1,10 +1,10 @@
-"""The coordinator writes the history of a buffer, while it watches over the clients.
+"""The coordinator's part that writes the history of a buffer.
 
      registry, counters ──a look, without the mutex──▶ Historian ──▶ .shmbuffer/history
 
-Nobody waits for it, and it waits for nobody: while another process creates, recovers or removes
-the buffer it begins later. Where it cannot write (a full disk, a directory that may not be written)
-it says so once and stops; the buffer goes on without a history.
+No process waits for it, and it does not wait: while another process creates, recovers or removes
+the buffer, it starts later. If it cannot write (a full disk, a read-only directory), it logs a
+warning once and stops; the buffer goes on without a history.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Death:
     """One client that ended without leaving."""
 
     pid: int  # of the dead process
-    role: str  # what it was in the registry; "collector" for a spawned one that was not in there
+    role: str  # in the registry; "collector" for a spawned process without an entry
     name: str  # ``target-index`` of a spawned process, else ""
     index: int | None  # of a spawned process among those of its ``spawn``, else None
-    # as ``multiprocessing`` gives it (negative: the signal); None where it is not ours to know
+    # as of ``multiprocessing`` (negative: the signal); None if it is not a child of this process
     exitcode: int | None
     restarted: bool  # whether it is started again
     time_s: float = field(default_factory=time.time)  # when it was noticed, in seconds since 1970
 
     @property
     def cause(self) -> str:
-        """What ended it, as far as this process can know."""
+        """The cause of the end, as far as this process knows it."""
         if self.exitcode is None:
             return "died"
         if self.exitcode < 0:
@@ -78,10 +78,7 @@ def _signal_name(number: int) -> str:
 
 
 class Historian:
-    """Records the counters of a buffer, and which clients come and go.
-
-    Clients that are there when it begins are noted as if they came: it saw them last.
-    """
+    """Records the counters of a buffer, and which clients come and go; at first, all as joined."""
 
     def __init__(self, engine: Engine, scratch_dir: Path) -> None:
         self._engine = engine
@@ -90,8 +87,8 @@ class Historian:
         self._stopped = False
         self._next_s = 0.0  # when the next record is due
         self._clients: dict[tuple[int, int], Client] = {}  # as of the last look
-        self._deaths = 0  # how many of the supervisor's are noted
-        self._died: set[int] = set()  # pids of the noted ones that are in the registry still
+        self._deaths = 0  # how many of the supervisor's deaths are noted
+        self._died: set[int] = set()  # pids of these that are still in the registry
         self._reaped = 0  # the counter, at the last look
 
     def look(
@@ -104,7 +101,7 @@ class Historian:
         if self._stopped or not (is_due or news):
             return
         if self._engine.seat.incarnation not in {client.incarnation for client in present.values()}:
-            return  # the registry could not be read: we are in it ourselves
+            return  # the registry could not be read, since it has our own entry
         now = self._engine.glance()
         try:
             if self._recorder is None and not self._begin(present, now):
@@ -129,7 +126,7 @@ class Historian:
                 if client.incarnation == self._engine.seat.incarnation:
                     self._note(EventKind.LEFT, client, now)
         except BufferClosedError:
-            pass  # the handle went first: the record before was the last
+            pass  # the handle was closed first: the previous record was the last
         except (OSError, ShmBufferError) as error:
             self._stop(error)
         self._stopped = True
@@ -138,7 +135,7 @@ class Historian:
     def _begin(
         self, present: Mapping[tuple[int, int], Client], now: Mapping[str, int | float]
     ) -> bool:
-        """Opens the history; False while somebody else is at the files of the buffer."""
+        """Opens the history; False while another process has the files of the buffer locked."""
         with Directory.open(self._scratch_dir) as directory:
             files = Files(directory)
             try:
@@ -160,7 +157,7 @@ class Historian:
         return True
 
     def _note_gone(self, recorder: HistoryWriter, before: History, present: set[int]) -> None:
-        """Notes those who went while nobody recorded: by their number they died, or left."""
+        """Notes clients that ended while there was no recorder; their number says if they died."""
         ends = open_ends(before.events)
         gone = [event for incarnation, event in ends.items() if incarnation not in present]
         if not gone or not len(before.fine):
@@ -200,8 +197,8 @@ class Historian:
         self._deaths = len(deaths)
         gone = [self._clients[key] for key in sorted(self._clients.keys() - present.keys())]
         others = [client for client in gone if client.pid not in self._died]
-        # A client that another one reaped, before it was seen dead here, has died too. Where
-        # some were, and some left in good order, nobody can say who was who.
+        # A client that another process reaped, before it was seen dead here, has died too. If
+        # only some were reaped, it is unknown which.
         reaped = int(now["reaped"]) - self._reaped - (len(gone) - len(others))
         kind = EventKind.DIED if reaped >= len(others) else EventKind.LEFT
         for client in others:

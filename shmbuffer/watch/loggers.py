@@ -1,11 +1,11 @@
-"""The numbers of a buffer into whatever a training script logs to.
+"""The numbers of a buffer, logged with the logger of a training script.
 
     stats() ──flat dict──▶ log_stats ──▶ log_metrics(dict, step=)         TorchRL, Lightning, MLflow
                                      ──▶ log_scalar(name, value, step=)   older loggers of TorchRL
                                      ──▶ add_scalar(name, value, step)    TensorBoard
                                      ──▶ log(dict, step=)                 wandb
 
-A logger is known by the first of these methods that it has; none of the packages is imported.
+The first of these methods that a logger has decides; none of the packages is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shmbuffer.watch.stats import Number
 def log_stats(
     logger: Any, stats: Mapping[str, Number], step: int | None, prefix: str = "buffer/"
 ) -> None:
-    """Logs what ``stats()`` of a buffer or a coordinator gave, each number under its name.
+    """Logs the result of ``stats()`` of a buffer or a coordinator, each number under its name.
 
         log_stats(logger, rb.stats(), step)
 
@@ -31,7 +31,7 @@ def log_stats(
         prefix: before every name.
 
     Raises:
-        TypeError: the logger has none of these methods; or a value is no number, nothing was
+        TypeError: the logger has none of these methods, or a value is not a number; nothing was
             logged.
 
     Cost: that of the logger.
@@ -49,8 +49,8 @@ def log_stats(
         logger.log(values, step=step)
     else:
         raise TypeError(
-            f"a {type(logger).__name__} is no logger that is known: it has none of log_metrics, "
-            "log_scalar, add_scalar and log; for another one, go through the items of stats()"
+            f"a {type(logger).__name__} is not a known logger: it has none of log_metrics, "
+            "log_scalar, add_scalar and log; log the items of stats() one by one instead"
         )
 
 
@@ -62,5 +62,5 @@ def _number(name: str, value: object) -> Number:
     if isinstance(value, bool):
         return int(value)
     if not isinstance(value, (int, float)):
-        raise TypeError(f"{name!r} is {value!r}, which is no number; nothing was logged")
+        raise TypeError(f"{name!r} is {value!r}, which is not a number; nothing was logged")
     return value

@@ -1,4 +1,4 @@
-"""One look at a directory, living or dead: what is judged and drawn."""
+"""One look at a directory, living or dead, for `findings` and `report`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from shmbuffer.watch.timeline import Timeline
 
 @dataclass(frozen=True)
 class Look:
-    """What was found."""
+    """The result of a look."""
 
-    found: Mapping[str, Any]  # what `inspect` found
-    item_stats: ItemStats | None  # the items; None before the first write
-    timeline: Timeline | None  # the part of the history that is looked at; None without
+    found: Mapping[str, Any]  # of `inspect`
+    item_stats: ItemStats | None  # None before the first write
+    timeline: Timeline | None  # the chosen part of the history; None without one
     absent: str  # why there is no timeline, in words
-    now_s: float  # when it was looked, in seconds since 1970
+    now_s: float  # when it was, in seconds since 1970
 
     def total(self, name: str) -> int:
-        """How much a counter has grown in the part that is looked at, or since the beginning."""
+        """How much a counter has grown in the timeline, or without one since the beginning."""
         if self.timeline is not None and self.timeline.has(name):
             return self.timeline.total(name)
         return int(self.found["counters"].get(name, 0))
 
     @property
     def seconds(self) -> float | None:
-        """How long the part is; None without a history."""
+        """The length of the timeline."""
         return None if self.timeline is None else self.timeline.end_s - self.timeline.begin_s
 
     @property
     def living(self) -> list[Mapping[str, Any]]:
-        """The clients that are alive."""
+        """The living clients."""
         return [client for client in self.found["clients"] if client["alive"]]
 
     @property
@@ -48,7 +48,7 @@ class Look:
 
 
 def look_at(path: str, last_s: float | None) -> Look:
-    """Looks."""
+    """Reads a directory, with the last seconds of its history; None: all of it."""
     found = inspect(path)
     timeline, absent = None, "it has no record yet"
     try:

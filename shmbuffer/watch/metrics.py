@@ -1,11 +1,10 @@
-"""The numbers of a buffer for Prometheus: an HTTP server on loopback that speaks OpenMetrics.
+"""The numbers of a buffer for Prometheus: an HTTP server on loopback in the OpenMetrics format.
 
     GET /metrics  ──▶  one snapshot of the engine  ──▶  shmbuffer_inserts_total{directory="..."} 123
                   ──▶  one of each shard           ──▶  ..._total{directory="...",node="..."} 123
 
-Counters are those of the directory, so they go on where a coordinator is killed and another takes
-over; Prometheus makes rates of them. The names are those of `stats`, with ``_total`` behind what
-only grows.
+Counters are those of the directory, so they go on when a coordinator is killed and another takes
+over; Prometheus computes rates. The names are those of `stats`, with ``_total`` for counters.
 """
 
 from __future__ import annotations
@@ -24,27 +23,26 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 
-#: What only grows, and what it says.
 COUNTERS = {
     "inserts": "items written",
     "batches_sampled": "batches drawn",
     "items_sampled": "items drawn",
-    "age_sum": "writes between an item and its being drawn, summed over drawn items",
+    "age_sum": "writes between an item and its draw, summed over drawn items",
     "updates_applied": "priorities that were set",
     "updates_stale": "priorities that were dropped, because their item had been overwritten",
     "redraws": "rows drawn again, because they changed while they were copied",
     "waits": "writes that had to wait for a slot",
-    "lock_waits": "times that somebody had to sleep until the lock was free",
+    "lock_waits": "calls that had to sleep until the lock was free",
     "aborts": "items that their writer gave back unfinished",
-    "evicted": "items that went because their bytes were needed",
+    "evicted": "items that were evicted because their bytes were needed",
     "repairs": "times that the lock was found with a dead owner",
-    "rolled_back": "slots that were given back for the dead",
-    "rolled_forward": "slots that were committed for the dead",
-    "reaped": "clients whose place was freed for them",
+    "rolled_back": "slots that were given back for dead clients",
+    "rolled_forward": "slots that were committed for dead clients",
+    "reaped": "dead clients whose entry was freed",
     "epoch": "recoveries of the directory",
     "consumers_delivered": "items that consumers were given",
     "consumers_acked": "items that they have acknowledged",
-    "consumers_redelivered": "items that were given again: their holder died, or their lease ended",
+    "consumers_redelivered": "items given again, because their holder died or their lease ended",
     "consumers_refused": "items that were acknowledged too late",
     "consumers_dropped": "items that were given up without delivery",
     "deaths": "clients that died since this coordinator began",
@@ -52,18 +50,18 @@ COUNTERS = {
     "held_back_s": "seconds in which a disk held a writer back since this coordinator began",
 }
 GAUGES = {
-    "size": "items that are there",
-    "capacity": "items that there is room for",
+    "size": "items in the buffer",
+    "capacity": "room for items",
     "write_count": "items that were ever written, less what was loaded or emptied since",
     "clients_alive": "handles on the buffer",
-    "clients_dead": "handles of the dead, not yet reaped",
+    "clients_dead": "handles of dead processes, not yet reaped",
     "waiters": "writers that wait for a slot",
     "limited": "clients that wait for the other side of a limiter",
     "samples_per_insert": "samples wanted for each insert; 0 without such a limit",
     "samples_ahead": "samples that the inserts are ahead by; below 0, the samples are",
     "error_buffer": "samples that the two sides may be apart",
-    "min_size": "items that have to be there before any is drawn",
-    "queued": "items that a queue has not handed out as often as it may; 0 without a queue",
+    "min_size": "items that have to be written before any is drawn",
+    "queued": "items that a queue may still hand out; 0 without a queue",
     "processes": "spawned processes that run",
     "p_sum": "sum of all priority masses",
     "max_priority": "largest priority that was given",
@@ -71,7 +69,7 @@ GAUGES = {
     "bytes": "size of all files",
     "weights_version": "version of the newest weights that a learner has published; 0: none",
     "weights_age_s": "seconds since they were published",
-    "consumer_version": "version of the policy that learners have, as they say; 0: nobody has said",
+    "consumer_version": "policy version that learners have reported; 0: none",
     "consumers": "consumers of the buffer",
     "consumers_behind": "tickets from what the slowest has not acknowledged to the newest item",
     "leased": "items under leases of consumers",
@@ -81,24 +79,20 @@ GAUGES = {
 
 
 SHARDS = {"shard_up": "1 where the shard of a node answers, 0 where it does not"}
-"""Gauges of a buffer over several nodes alone."""
+"""Gauges only of a buffer over several nodes."""
 
 Reading = Iterable[tuple[Mapping[str, str], Mapping[str, Number]]]
-"""Labels, the same names in each, and numbers; what a request shows."""
+"""Labels, with the same names in each, and numbers: the answer to a request."""
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` in a thread of its own until it is closed.
-
-    Raises MissingExtra without prometheus-client, OSError where the port is in use or not ours.
-    """
+    """Answers ``GET /metrics`` in a thread until it is closed; needs prometheus-client."""
 
     def __init__(
         self,
-        read: Callable[[], Reading],  # asked at each request, maybe in several threads
-        port: int,  # 0 takes one that is free
-        # to listen at; nothing is encrypted or asked for, so it is this machine alone
-        address: str = LOOPBACK,
+        read: Callable[[], Reading],  # called at each request, maybe in several threads
+        port: int,  # 0 takes a free one
+        address: str = LOOPBACK,  # without encryption or passwords, so only for this machine
     ) -> None:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
@@ -131,7 +125,7 @@ class MetricsServer:
         for names, family in families:
             for name, says in names.items():
                 told = [(labels, numbers) for labels, numbers in readings if name in numbers]
-                if told:  # a shard has no number that only a coordinator counts
+                if told:  # a shard lacks the numbers of a coordinator
                     metric = family(f"shmbuffer_{name}", says, labels=list(told[0][0]))
                     for labels, numbers in told:
                         metric.add_metric(list(labels.values()), numbers[name])
@@ -141,7 +135,7 @@ class MetricsServer:
 def metrics_of(
     engine: Engine, more: Callable[[], Mapping[str, Number]], directory: Path, port: int
 ) -> MetricsServer:
-    """Serves the numbers of a directory; ``more`` gives further ones, asked at each request."""
+    """Serves the numbers of a directory, and those of ``more``, which is called at each request."""
 
     def read() -> Reading:
         now = engine.stats()

@@ -1,7 +1,6 @@
-"""How a buffer is used: what is different from one look to the next.
+"""The rates of a buffer, from one look to the next.
 
-Counters only grow, and outlive the process that counted; a directory that was removed and made
-again, which another uuid tells, starts over.
+Counters only grow, and outlive their process. A directory with another uuid is a new buffer.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 from shmbuffer.watch import changes
 from shmbuffer.watch.changes import Change, Kind
 
-#: What is counted per second, under the counters' names.
 RATED = (
     "inserts",
     "batches_sampled",
@@ -27,27 +25,27 @@ RATED = (
     "lock_waits",
     "evicted",
 )
+"""Counters that are also given per second."""
+
 _KEPT = 240  # looks
 _KEPT_EVENTS = 200
 DEPARTED_S = 10.0
-"""How long a client that died is shown after its entry was freed: a coordinator does that at
-once, and nobody would see who it was."""
+"""How long a dead client is shown after its entry was freed, which a coordinator does at once."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What happened between two looks."""
+    """Rates and events between two looks."""
 
     seconds: float  # between them
     rates: Mapping[str, float]  # per second, by the names in `RATED`; none after the first look
-    # mean age of an item when it was drawn, counted in writes; None if none was drawn
-    age: float | None
+    age: float | None  # mean age of drawn items, in writes; None if none was drawn
     clients: Mapping[int, tuple[float, float]]  # items written and drawn per second, by incarnation
-    events: tuple[Change, ...] = ()  # who came and went, and what else happened
+    events: tuple[Change, ...] = ()
 
     @classmethod
     def nothing(cls, *events: Change) -> Pace:
-        """Before the second look."""
+        """The pace before the second look."""
         return cls(0.0, {}, None, {}, events)
 
     @property
@@ -62,11 +60,11 @@ class Pace:
 
 
 class Watch:
-    """Looks, one after the other, and what happened between them."""
+    """A series of looks, and the paces and events between them."""
 
     def __init__(self) -> None:
-        self.history: deque[Pace] = deque(maxlen=_KEPT)  # the paces of the last looks, oldest first
-        self.events: deque[Change] = deque(maxlen=_KEPT_EVENTS)  # the last of them, oldest first
+        self.history: deque[Pace] = deque(maxlen=_KEPT)  # of the last looks, oldest first
+        self.events: deque[Change] = deque(maxlen=_KEPT_EVENTS)  # the latest, oldest first
         self.last: Mapping[str, Any] | None = None
         self._at = 0.0
         self._is_lost = False
@@ -76,7 +74,7 @@ class Watch:
     def see(
         self, found: Mapping[str, Any], at: float | None = None, wall_s: float | None = None
     ) -> Pace:
-        """Takes in what `inspect` has found."""
+        """Takes in a result of `inspect`."""
         at = time.monotonic() if at is None else at
         wall_s = time.time() if wall_s is None else wall_s
         last, seen = self.last, []
@@ -104,14 +102,14 @@ class Watch:
         return pace
 
     def lose(self, why: str, kind: Kind = "removed", wall_s: float | None = None) -> Pace:
-        """Takes in that there is nothing to be found any more, and why."""
+        """Takes in that the buffer cannot be inspected any more, and why."""
         seen = () if self._is_lost else (Change(wall_s or time.time(), kind, why),)
         self.events += seen
         self._is_lost = True
         return Pace.nothing(*seen)
 
     def departed(self) -> list[Mapping[str, Any]]:
-        """Clients that died and whose entry was freed not long before the last look."""
+        """Dead clients whose entry was freed shortly before the last look."""
         self._departed = {
             key: (at, client)
             for key, (at, client) in self._departed.items()
@@ -120,12 +118,12 @@ class Watch:
         return [client for _, client in self._departed.values()]
 
     def held_s(self, client: Mapping[str, Any]) -> float:
-        """For how many seconds, at least, a client has been seen with what it holds now."""
+        """For how many seconds, at least, a client has held what it holds now."""
         _, since = self._held.get(client["incarnation"], (None, self._at))
         return self._at - since
 
     def _note_holds(self, found: Mapping[str, Any], at: float) -> None:
-        """A lock that is held at two looks was held in between only if its holder did nothing."""
+        """A holder whose counters change between two looks has released the lock in between."""
         held: dict[int, tuple[object, float]] = {}
         for client in found["clients"]:
             key = (client["claimed"], client["mutex"] and client["counters"])

@@ -1,11 +1,11 @@
-"""One picture that answers: is my replay healthy? What was, over time; what is; what looks wrong.
+"""One picture that answers: is my replay healthy?
 
      headline: healthy or not, and why
      rates, with deaths and recoveries      | items          | draws per insert
-     who was there                          | age when drawn | late updates, redraws, waits
+     clients over time                      | age when drawn | late updates, redraws, waits
      priorities over time | distribution    | ages           | items by collector
 
-The panels are in charts.py; one that has nothing to show says why. Needs matplotlib.
+The panels are in charts.py; an empty one says why. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _STYLE: dict[Any, Any] = {
 }
 _WIDTH, _HEIGHT = 16.0, 10.0  # inches
 _FORMS = ((600.0, "%H:%M:%S"), (2 * 86400.0, "%H:%M"), (float("inf"), "%d %b"))
-"""Of a time on an axis, by the seconds that it spans."""
+"""Formats of times on an axis, up to a number of seconds that it spans."""
 
 
 def save(look: Look, findings: Sequence[Finding], path: Path) -> Path:
-    """Draws the picture into a file of the kind that its suffix says; returns its path."""
+    """Draws the picture into a file, in the format of its suffix; returns its path."""
     import matplotlib as mpl
 
     with mpl.rc_context(_STYLE):
@@ -59,7 +59,7 @@ def save(look: Look, findings: Sequence[Finding], path: Path) -> Path:
 
 
 def draw(look: Look, findings: Sequence[Finding]) -> Figure:
-    """Returns the picture; each panel has its name as label."""
+    """Returns the picture; the label of a panel is its name."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -82,7 +82,7 @@ def draw(look: Look, findings: Sequence[Finding]) -> Figure:
 
 
 def _head(figure: Figure, look: Look, findings: Sequence[Finding]) -> float:
-    """Writes what stands above the panels; returns where they begin, from 0 to 1."""
+    """Writes the text above the panels; returns where they begin, from 0 to 1."""
     path, line = tables.clean(look.found["path"]), look.timeline
     when = f"looked at {units.clock(look.now_s)}"
     if line is not None:
@@ -120,7 +120,7 @@ def _state(look: Look) -> str:
 
 
 def _finish(axes: Axes, why_empty: str | None) -> bool:
-    """Adds the legend, or says why a panel has nothing to show; returns whether it has."""
+    """Adds the legend, or the reason why a panel is empty; returns whether it is not."""
     if why_empty is None:
         if axes.get_legend() is None and axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best")
@@ -137,7 +137,7 @@ def _finish(axes: Axes, why_empty: str | None) -> bool:
 
 
 def _finish_time(axes: Axes, line: Timeline) -> None:
-    """The same span of time in all panels; grey where nobody recorded."""
+    """Gives a panel the common span of time, grey where there is no record."""
     from matplotlib.dates import AutoDateLocator, DateFormatter
 
     for begin_s, end_s in line.gaps:

@@ -1,12 +1,12 @@
-"""What `top` shows, laid out on a terminal of any size, from 80 columns by 24 lines on.
+"""The screen of `top`, laid out on a terminal of any size, from 80 columns by 24 lines on.
 
      path                                       who uses it, and the time
-     what it holds                              (from 130 columns on: priorities, beside
+     items, size, flow                          (from 130 columns on: priorities, next to
      rates, with their history                   the rates)
      clients, one a line; the dead and the stopped first
-     events, the newest last; they have what is left
+     events, the newest last, in the remaining lines
 
-A line is one line: what does not fit is cut, so that nothing jumps when a number grows.
+Long lines are cut, not wrapped, so that nothing jumps when a number grows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 WIDE = 130
-"""Columns from which on the priorities have a place of their own."""
+"""Columns from which on the priorities have a table of their own."""
 
 _FEWEST_CLIENTS = 4
 _FEWEST_EVENTS = 3
@@ -34,13 +34,13 @@ _FEWEST_EVENTS = 3
 class Screen:
     """A renderable of rich's that takes all of a terminal."""
 
-    path: str  # as it was given
-    found: Mapping[str, Any]  # what `inspect` found, with priorities; or ``path`` and ``error``
-    pace: Pace  # since the look before
-    watch: Watch  # what was seen so far
+    path: str  # as given by the user
+    found: Mapping[str, Any]  # of `inspect`, with priorities; or ``path`` and ``error``
+    pace: Pace  # since the previous look
+    watch: Watch
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Asked by rich at each refresh, so that a terminal may change its size."""
+        """Called by rich at each refresh, since a terminal may change its size."""
         from rich.console import Group
         from rich.table import Table as RichTable
 
@@ -59,7 +59,7 @@ class Screen:
             lines = max(lines, _lines(priorities))
         left = height - 1 - _lines(buffer) - lines
         fewest = min(_lines(events), 1 + _FEWEST_EVENTS)
-        # Blank lines between the parts only where nothing has to be left out for them.
+        # Blank lines between the parts only if there is room for them.
         gap = [""] if left - 3 >= _lines(clients) + fewest else []
         left -= 3 * len(gap)
         room = min(_lines(clients), max(1 + _FEWEST_CLIENTS, left - fewest))

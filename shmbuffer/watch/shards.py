@@ -1,9 +1,9 @@
 """The shards of a buffer over several nodes that this machine sees, a line each, and their sum.
 
     run/            the base directory (``scratch_dir`` of `ShardedReplayBuffer`)
-    run/NODE/       a shard: a buffer whose settings name its node, as its keeper has recorded it
+    run/NODE/       a shard: a buffer whose settings name its node
 
-What lies on other machines cannot be read as files: there ``rb.stats()`` asks the keepers.
+Only ``rb.stats()``, which asks the keepers, has the shards of other machines.
 """
 
 from __future__ import annotations
@@ -22,23 +22,18 @@ from shmbuffer.watch.pace import RATED, Pace, Watch
 from shmbuffer.watch.tables import Styled, Table
 
 NODE = "node"
-"""Where the settings of a shard have the name of its node, among ``extra``."""
+"""The key of the node's name in the ``extra`` settings of a shard."""
 
 ELSEWHERE = "shards of other machines are not seen from here: rb.stats() asks all of them"
 
 SUMMED = ("length", "elements", "write_count", "inserts", "items_sampled", "updates_applied")
-"""Counters whose sum says something of all shards."""
+"""Counters that are added up over all shards."""
 
 Looked = Mapping[str, Mapping[str, Any]]
 
 
 def look(base: str | os.PathLike[str], *, live_bytes: bool = True) -> dict[str, dict[str, Any]]:
-    """What each shard below a directory says of itself, by the name of its node.
-
-    Returns:
-        What `inspect` returns, or ``path`` and ``error`` of one that cannot be read now. Empty
-        where the directory is a buffer itself, or holds none with the name of a node.
-    """
+    """The shards below a directory by node: as of `inspect`, or with ``path`` and ``error``."""
     found: dict[str, dict[str, Any]] = {}
     if os.path.isfile(Path(base) / layout.CONTROL):
         return found
@@ -48,7 +43,7 @@ def look(base: str | os.PathLike[str], *, live_bytes: bool = True) -> dict[str, 
                 continue
             try:
                 one = inspect(path, live_bytes=live_bytes)
-            except ShmBufferError as error:  # is being made, or is damaged
+            except ShmBufferError as error:  # being made, or damaged
                 found[path.name] = {"path": str(path), "error": str(error)}
             else:
                 if NODE in one["settings"]["extra"]:
@@ -57,18 +52,18 @@ def look(base: str | os.PathLike[str], *, live_bytes: bool = True) -> dict[str, 
 
 
 def totals(found: Looked) -> dict[str, int]:
-    """The sums of the counters of all shards that can be read."""
+    """The sums of the counters of all readable shards."""
     there = [one["counters"] for one in found.values() if "error" not in one]
     return {name: sum(counters[name] for counters in there) for name in SUMMED}
 
 
 def to_json(base: str, found: Looked) -> dict[str, Any]:
-    """All of them as plain values."""
+    """All shards as plain values."""
     return {"path": base, "shards": found, "total": totals(found)}
 
 
 def held(base: str, found: Looked) -> Table:
-    """What the shards hold."""
+    """The contents of the shards."""
     there = [one for one in found.values() if "error" not in one]
     sums = {name: sum(one[name] for one in there) for name in ("disk_bytes", "epoch")}
     columns = (" items", " room", " full", " written", " drawn", " on disk", " recoveries")
@@ -131,7 +126,7 @@ class ShardsWatch:
         return {**to_json(self.base, self.found), "pace": paces, "rates": self.rates()}
 
     def rates(self) -> dict[str, float]:
-        """The sums of what all shards did per second; none after the first look."""
+        """The sums of the rates of all shards; none after the first look."""
         seen = [pace.rates for pace in self._paces.values() if pace.rates]
         return {name: sum(rates[name] for rates in seen) for name in RATED} if seen else {}
 

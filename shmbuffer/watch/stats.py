@@ -2,7 +2,7 @@
 
     size, capacity, write_count       items present, room for items, items ever written (TorchRL's)
     utilization, fill                 size / capacity, under TorchRL's name and under ours
-    initialized                       whether somebody has written, so there is a schema (TorchRL's)
+    initialized                       whether there is a schema, since the first write (TorchRL's)
     inserts, batches_sampled,
     items_sampled                     items written, batches and items drawn, since creation
     ..._per_s of these                the same per second since the last reading
@@ -10,16 +10,16 @@
                                       since the last reading, or ever if nothing was drawn since
     updates_applied, updates_stale    priorities set; dropped because their item was overwritten
     redraws, waits                    rows drawn again because they changed; writes that had to wait
-    lock_waits                        times that somebody had to sleep until the lock was free
+    lock_waits                        calls that had to sleep until the lock was free
     clients_alive, clients_dead       handles in the registry; those dead and not yet reaped
-    repairs, rolled_back, rolled_forward, reaped   what deaths made necessary
-    weights_version, weights_age_s    of the newest that a learner has published; zeros: none
-    consumer_version                  of the policy that learners have, as they say; 0: nobody has
+    repairs, rolled_back, rolled_forward, reaped   repairs after deaths
+    weights_version, weights_age_s    of the newest weights that a learner has published; 0: none
+    consumer_version                  policy version that learners have reported; 0: none
     reserved, refused                 items that are reserved; that were too old to be committed
     epoch, bytes, p_sum, ...          the engine's other numbers, under its own names
 
-One reading is one snapshot of the engine. Counters are shared by all processes; rates belong to the
-meter that computes them, so each process sees its own pace.
+One reading is one snapshot of the engine. Counters are common to all processes; rates are those of
+one meter, between its readings.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RATED = ("inserts", "batches_sampled", "items_sampled")
 
 
 class Meter:
-    """Turns the engine's counters into rates; the first reading has those since its making."""
+    """Turns the engine's counters into rates, at first those since it was made."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -47,10 +47,7 @@ class Meter:
         self._rates: dict[str, float] = dict.fromkeys((f"{name}_per_s" for name in RATED), 0.0)
 
     def read(self) -> dict[str, Number]:
-        """Returns the numbers of this moment, and the rates since the reading before.
-
-        Cost: one short locked section and a walk through the registry; some ten microseconds.
-        """
+        """Returns the numbers of this moment, and the rates since the last reading; some 10 µs."""
         with self._lock:
             now, before = self._engine.stats(), self._last
             self._last = now

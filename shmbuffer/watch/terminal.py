@@ -1,4 +1,4 @@
-"""The terminal of a program that fills it: keys are read as they come, and all is put back."""
+"""A terminal that a program fills: single keys are read, and the settings restored at the end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from types import FrameType
 
 @contextmanager
 def woken() -> Iterator[int]:
-    """A file that can be read once a signal with a handler came.
+    """A file that is readable after a signal with a handler: a wait for it misses no signal.
 
-    A wait that reads it as well misses no signal: one that comes just before the wait interrupts
-    nothing, and what its handler raises may be lost in a finalizer.
+    A signal just before a wait does not interrupt it, and the error of its handler may get lost.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -33,11 +32,7 @@ def woken() -> Iterator[int]:
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], bool]]:
-    """Waits some seconds, or until q is pressed or a signal came; says whether one of these was.
-
-    What is typed is not shown. A standard input that is no terminal, or belongs to another program
-    now, is left alone.
-    """
+    """A wait of some seconds, which returns True early for q or a signal; keys are not echoed."""
     with woken() as signalled:
         if sys.stdin is None or not sys.stdin.isatty() or not _is_ours(sys.stdin.fileno()):
             yield lambda seconds: bool(select.select([signalled], [], [], seconds)[0])
@@ -52,7 +47,7 @@ def keys() -> Iterator[Callable[[float], bool]]:
                 ready = select.select(heard, [], [], left_s)[0]
                 if signalled in ready:
                     return True
-                if not _is_ours(keyboard):  # it went to the background: this is for the shell
+                if not _is_ours(keyboard):  # in the background, keys are for the shell
                     heard = [signalled]
                 elif ready:
                     typed = os.read(keyboard, 1024)
@@ -65,27 +60,27 @@ def keys() -> Iterator[Callable[[float], bool]]:
             yield pressed_q
         finally:
             if _is_ours(keyboard):
-                with suppress(termios.error):  # it is gone
+                with suppress(termios.error):  # the terminal is gone
                     termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _is_ours(keyboard: int) -> bool:
-    """Whether this process may use a terminal: in the background it would be stopped for that."""
+    """Whether this process may use a terminal; in the background it would be stopped."""
     try:
         return os.tcgetpgrp(keyboard) == os.getpgrp()
     except OSError:
-        return True  # it is not the one that this session is controlled by
+        return True  # not the controlling terminal of this session
 
 
 class _Signalled(BaseException):
-    """A signal came. Nothing on the way may take it for a failure."""
+    """A signal came. No handler of errors on the way may catch it."""
 
 
 @contextmanager
 def unwound_on(*numbers: int) -> Iterator[list[int]]:
-    """Lets signals unwind a block, in place of what they do else; the rest of the program goes on.
+    """Lets the first signal end a block, and the program go on; further ones are ignored.
 
-    Only the first unwinds: the way out has deadlines of its own, which a second would cut short.
+    A second one would interrupt the cleanup, which has deadlines of its own.
     """
     came: list[int] = []
 

@@ -1,8 +1,8 @@
-"""What a history says over time: rates, ratios, what happened, and when nobody recorded.
+"""A history over time: rates, ratios, events, and gaps without a recorder.
 
-Records are in order, and each has two clocks. The clock since boot measures how long something
-took; the wall clock says when it was. Where somebody has set the wall clock, a recorder's times are
-counted back from its last one, and a recorder's last one lies before the next one's first.
+Records are in order, and have two times. The clock since boot measures durations; the wall clock
+says when it was. As the wall clock may be set, a recorder's times are counted back from its last
+one, which has to lie before the first one of the next recorder.
 """
 
 from __future__ import annotations
@@ -18,19 +18,14 @@ from shmbuffer.memory.history import Event, EventKind, History
 Floats = NDArray[np.float64]
 
 MOST_POINTS = 400
-"""Of a line in a picture; more would not be seen."""
+"""Of a line in a picture; more would not be visible."""
 
 UNRECORDED_S = 5.0
-"""Between two recorders, from which it counts as a gap."""
+"""Time between two recorders that counts as a gap."""
 
 
 class Timeline:
-    """A part of a history.
-
-    Args:
-        history: as it was read; with at least one record.
-        last_s: seconds before its last record that are wanted; None: all.
-    """
+    """The last seconds of a history with at least one record; None: all of it."""
 
     def __init__(self, history: History, last_s: float | None = None) -> None:
         older = _is_before(history.coarse, history.fine[:1])
@@ -51,15 +46,15 @@ class Timeline:
         self.times_s: Floats = times_s[first:]  # of the records, in seconds since 1970, growing
         # the records, the one before the part included, since rates need it
         self.records: NDArray[np.void] = records[first:]
-        # of the part, in order, at times that fit those of the records
+        # of the part, in order, at times that match those of the records
         self.events = [one for one in events if one.time_s >= begin_s]
         joined = [one for one in events if one.kind == EventKind.JOINED]
-        # every client that the history has seen coming, by incarnation; for the first time
+        # the first event of every client, by incarnation
         self.known = {one.incarnation: one for one in reversed(joined)}
-        # the incarnation of the recorder that saw it last, in the same way
+        # the incarnation of the recorder that saw it last
         self.seen_by = {one.incarnation: one.recorder for one in joined}
         ends = (EventKind.LEFT, EventKind.DIED)
-        # those that it has seen going, in the same way
+        # the last event of those that ended
         self.ended = {one.incarnation: one for one in events if one.kind in ends}
         same = self.records["recorder"][1:] == self.records["recorder"][:-1]
         self._breaks = np.flatnonzero(~same) + 1
@@ -76,17 +71,17 @@ class Timeline:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """From when to when nobody recorded."""
+        """Beginnings and ends of the gaps."""
         found = [(float(self.times_s[at - 1]), float(self.times_s[at])) for at in self._breaks]
         return [(begin, end) for begin, end in found if end - begin > UNRECORDED_S]
 
     @property
     def recorder(self) -> Event | None:
-        """Who recorded last."""
+        """The client that recorded last."""
         return self.known.get(int(self.records["recorder"][-1]))
 
     def recorded_until_s(self, incarnation: int) -> float | None:
-        """When a recorder wrote its last record; None if it wrote none of these."""
+        """The time of a recorder's last record; None if none of these is its."""
         at = np.flatnonzero(self.records["recorder"] == incarnation)
         return float(self.times_s[at[-1]]) if len(at) else None
 
@@ -100,15 +95,12 @@ class Timeline:
         return found
 
     def total(self, name: str) -> int:
-        """How much a counter has grown. What it lost in a power cut does not count."""
+        """How much a counter has grown, not counting losses in a power cut."""
         grown = np.diff(self.records[name].astype(np.int64))
         return int(grown[grown > 0].sum())
 
     def lines(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """Counters as lines: times, and what each has grown by since; at most some `MOST_POINTS`.
-
-        NaN at the first record of a recorder: nobody counted before.
-        """
+        """Times, and the growth of counters up to each; NaN at the first record of a recorder."""
         at = self._shown()
         times, grown = self.times_s[at], []
         for name in names:
@@ -118,7 +110,7 @@ class Timeline:
         return times, grown
 
     def rates(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """The same per second, by the clock that nobody sets."""
+        """The same per second, by the clock since boot."""
         times, grown = self.lines(*names)
         at = self._shown()
         boot_s = self.records["boottime_ns"][at].astype(np.float64) / 1e9
@@ -127,20 +119,20 @@ class Timeline:
         return times, [steps / passed_s for steps in grown]
 
     def levels(self, name: str) -> tuple[Floats, Floats]:
-        """A field that goes up and down, as a line; NaN where one recorder follows another."""
+        """Times, and the values of a field; NaN between two recorders."""
         at = self._shown()
         times, values = self.times_s[at], self.values(name)[at]
         cuts = np.flatnonzero(np.isin(at, self._breaks))
         return np.insert(times, cuts, times[cuts]), np.insert(values, cuts, np.nan)
 
     def quiet_s(self, name: str) -> float:
-        """Seconds at its end in which a counter has not grown."""
+        """Seconds since a counter last grew."""
         grown = np.flatnonzero(np.diff(self.records[name].astype(np.int64)) > 0)
         last = self.times_s[grown[-1] + 1] if len(grown) else self.times_s[0]
         return float(self.end_s - last)
 
     def _shown(self) -> NDArray[np.int64]:
-        """Places of the records that a line goes through: evenly in time, and around each gap."""
+        """Places of the records on a line: evenly in time, and around each gap."""
         ends = [0, len(self.times_s) - 1, *self._breaks, *(self._breaks - 1)]
         even = np.linspace(self.times_s[0], self.times_s[-1], MOST_POINTS)
         found = np.searchsorted(self.times_s, even[1:-1])
@@ -152,7 +144,7 @@ class Timeline:
 
 
 def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which records were written before another one: incarnations of a directory only grow."""
+    """Which records were written before another one; incarnations of a directory only grow."""
     if not len(first):
         return np.ones(len(records), np.bool_)
     earlier = records["recorder"] < first["recorder"][0]
@@ -162,7 +154,7 @@ def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> NDArray[np
 
 
 def _wall_clocks(records: NDArray[np.void]) -> dict[int, int]:
-    """By recorder, the nanoseconds from its clock since boot to the wall clock."""
+    """Nanoseconds from the clock since boot to the wall clock, by recorder."""
     found: dict[int, int] = {}
     later_ns = 2**63
     ends = np.flatnonzero(records["recorder"][1:] != records["recorder"][:-1]) + 1

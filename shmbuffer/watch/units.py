@@ -42,7 +42,7 @@ def percent(share: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Returns a number of something per second, in four digits or so."""
+    """Returns a rate in about four digits; "-" for None."""
     if value is None:
         return "-"
     if value >= 1e6:
@@ -51,7 +51,7 @@ def rate(value: float | None) -> str:
 
 
 def bars(values: Sequence[float | None], width: int = 40) -> str:
-    """Returns the last values as a line of bars, scaled to the greatest of them; None is a gap."""
+    """Returns the last values as a line of bars, scaled to the greatest; None is a gap."""
     shown = list(values)[-width:]
     greatest = max((value for value in shown if value is not None), default=0.0)
 

@@ -1,4 +1,4 @@
-"""Says so when the kernel holds the writers of a buffer back; see memory/writeback.py."""
+"""A warning when the kernel throttles the writers of a buffer; see memory/writeback.py."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shmbuffer.memory.filesystem import human_size
 log = logging.getLogger("shmbuffer.service")
 
 LOOKS, SOME = 20, 3
-"""It is worth a warning if somebody was held back in SOME of the last LOOKS."""
+"""Warns if a writer was throttled in SOME of the last LOOKS."""
 
 WARN_EVERY_S = 600.0
 WORTH_A_LOOK_US = 10_000
-"""Waits for disks between two looks, of anybody on the machine, below which nobody is looked at."""
+"""Waits for disks on this machine between two looks, below which no process is examined."""
 
 
 class WritebackWarning:
-    """Looks whether the kernel holds writers back, warns of it, and adds up the seconds."""
+    """Checks whether the kernel throttles writers, warns of it, and adds up the seconds."""
 
     def __init__(self, path: Path) -> None:
-        self.seconds = 0.0  # in which somebody was found held back, at the pace of the looks
+        self.seconds = 0.0  # in which a writer was throttled, at the pace of the looks
         self._path = path
         self._looks: deque[list[int]] = deque(maxlen=LOOKS)
         self._warned_s: float | None = None
@@ -33,7 +33,7 @@ class WritebackWarning:
         self._last_s = time.monotonic()
 
     def look(self, pids: Iterable[int]) -> None:
-        """Look now."""
+        """Checks these processes now."""
         before, self._waited_us = self._waited_us, writeback.waited_for_disks_us()
         now_s = time.monotonic()
         past_s, self._last_s = now_s - self._last_s, now_s

@@ -420,7 +420,7 @@ def test_without_matplotlib_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(closed), "-o", "a.png"]) == 4
     assert capsys.readouterr().err == (
-        "shmbuffer: --json says in words what looks unhealthy; the picture needs matplotlib, which "
+        "shmbuffer: --json lists what looks unhealthy; the picture needs matplotlib, which "
         f"is not installed: {command('plot')}\n"
     )
     assert main(["plot", str(closed), "--json"]) == 0

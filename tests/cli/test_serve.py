@@ -110,7 +110,7 @@ def test_an_existing_buffer_is_refused_recovered_or_overwritten(closed: Path) ->
             exits.REFUSED,
             "",
             f"shmbuffer: {closed}: there is a buffer already; to go on with it: shmbuffer serve "
-            f"{closed} --on-existing recover (overwrite in place of recover begins with an empty "
+            f"{closed} --on-existing recover (overwrite instead of recover starts with an empty "
             "one)\n",
         )
     with Program.shmbuffer("serve", closed, "--on-existing=recover", "--json") as program:
@@ -180,9 +180,9 @@ def test_wrong_usage_is_a_sentence(path: Path, options: list[str], said: str) ->
         ("--alpha=much", "'much' is neither a number nor 'none'"),
         ("--beta=much", "'much' is not a number"),
         ("--on-existing=keep", "invalid choice: 'keep'"),
-        ("--capacity=many", "'many' is not a whole number; 1000000, 1_000_000 and 1e6 are"),
-        ("--capacity=1.5", "'1.5' is not a whole number; 1000000, 1_000_000 and 1e6 are"),
-        ("--capacity=1e999", "'1e999' is not a whole number; 1000000, 1_000_000 and 1e6 are"),
+        ("--capacity=many", "'many' is not a whole number, such as 1000000, 1_000_000 or 1e6"),
+        ("--capacity=1.5", "'1.5' is not a whole number, such as 1000000, 1_000_000 or 1e6"),
+        ("--capacity=1e999", "'1e999' is not a whole number, such as 1000000, 1_000_000 or 1e6"),
     ],
 )
 def test_options_are_checked(path: Path, option: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""What items of one kind are made of, and its code."""
+"""The form of items of one kind, and its code."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Form:
     batch_dims: int = field(compare=False)
     chunks: tuple[Chunk, ...] = field(compare=False)
     columns: NumberColumns = field(compare=False, repr=False)
-    """Where its numbers are; for this package."""
+    """The places of its numbers, for this package."""
 
 
 def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
@@ -94,7 +94,7 @@ def form_of(code: bytes, told: NDArray[np.int64]) -> Form:
 
 
 def _parse(code: bytes) -> Form:
-    """What was read is written again, so that one set of rules holds for both ways."""
+    """Writes the form that was read again, so that reading and writing share one set of rules."""
     if len(code) > MAX_FORM_BYTES:
         raise ValueError(f"it has {len(code)} bytes, {MAX_FORM_BYTES} are the limit")
     reader = _Reader(code)

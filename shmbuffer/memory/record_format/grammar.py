@@ -44,7 +44,7 @@ KEYED = ("tensordict", *DICTS)
 CLASSES = ("tensorclass", "namedtuple")
 STACKS = ("lazy", "objects")
 UNNAMED = (*SINGLE, *STACKS)
-"""What is in these has no path of its own."""
+"""Containers whose entries have no path of their own."""
 _ABOUT = {"tensordict": 2, **dict.fromkeys((*CLASSES, *STACKS), 1)}
 
 

@@ -1,4 +1,4 @@
-"""How large what a body says may be; what cannot be, and in which row of a batch."""
+"""Limits of the numbers in a body, and errors that name the row of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the numbers and the pieces of a form are."""
+"""The places of the numbers and pieces of a form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NumberColumns(NamedTuple):
     factors: NDArray[np.int64]
     """Columns: for each chunk its itemsize and its dims."""
     first: NDArray[np.int64]
-    """Where each chunk starts in ``factors``."""
+    """The start of each chunk in ``factors``."""
     chunk_of: NDArray[np.int64]
     """int64[pieces]."""
     parts: NDArray[np.int64]
@@ -52,7 +52,7 @@ class NumberColumns(NamedTuple):
     inline: tuple[tuple[int, int], ...]
     """The other pieces, in order, and what each is aligned to."""
     front: int
-    """What placed pieces are aligned to."""
+    """The alignment of placed pieces."""
     gapped: NDArray[np.int64]
     """Pieces before which there may be a gap."""
     steps: NDArray[np.int64] | None

@@ -142,7 +142,7 @@ def aligned(at: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where the bytes of an array are; faster than its ``ctypes``."""
+    """The address of an array; faster than its ``ctypes``."""
     return int(array.__array_interface__["data"][0])
 
 
