@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "claimed.h"
 #include "ledger.h"
 #include "reserve.h"
 
@@ -88,12 +89,47 @@ static void note_streams(struct shmb_ring *ring, const uint32_t *streams) {
     }
 }
 
+struct marked {
+    uint64_t taken, gone; /* slots; items that were there */
+    bool unmassed;        /* some of those had a mass */
+};
+
+static inline __attribute__((always_inline)) struct marked mark_rows(struct shmb_ring *ring, struct shmb_claimed claimed,
+                                                                     bool prioritized) {
+    struct marked marked = {0, 0, false};
+    bool in_place = ring->claim_kind == SHMB_IN_PLACE;
+    uint64_t source = ring->incarnation;
+    for (uint64_t row = 0; row < claimed.rows; row++) {
+        uint64_t slot = shmb_slot_claimed(&claimed, row), writing = SHMB_WORD(shmb_ticket_claimed(&claimed, row), SHMB_WRITING);
+        uint64_t old = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        bool committed = SHMB_STATE(old) == SHMB_COMMITTED;
+        if (old == writing) continue; /* named twice: the last row wins */
+        marked.taken++;
+        atomic_store_explicit(&ring->words[slot], writing, memory_order_release);
+        CP(write_mark);
+        bool stays = in_place && committed; /* the item: its source and its priority too */
+        marked.gone += committed;
+        if (!stays) ring->sources[slot] = source;
+        CP(write_source);
+        for (uint64_t e = slot * claimed.lanes, end = e + claimed.lanes; e < end; e++) {
+            if (!stays) ring->raw[e] = NAN; /* the default, unless given */
+            CP(write_raw);
+            if (prioritized && ring->tree.mass[e] != 0) {
+                ring->tree.mass[e] = 0;
+                marked.unmassed = true;
+                CP(write_unmassed);
+            }
+        }
+    }
+    return marked;
+}
+
 /* W2 to W8. The mutex is held; it is released here. write_count is to grow by so many elements. `streams` has one a
  * row, or is NULL: all are in stream 0. */
 static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, uint64_t elements, const uint32_t *streams) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
-    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0, unmassed = false;
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     ring->claim_first = first;
     ring->claim_slot = first % ring->capacity;
     ring->claim_count = count;
@@ -110,37 +146,16 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     atomic_store_explicit(&runtime->head, first + count, memory_order_release);
     CP(write_head);
     uint32_t next = shmb_give_back_turn(ring);
-    ring->claim_slots_taken = 0;
     ring->claim_checked = false;
-    uint64_t gone = 0;
-    for (uint64_t row = 0; row < ring->claim_rows; row++) {
-        uint64_t slot = shmb_slot_of_row(ring, row), writing = SHMB_WORD(shmb_ticket_of_row(ring, row), SHMB_WRITING);
-        uint64_t old = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
-        bool committed = SHMB_STATE(old) == SHMB_COMMITTED;
-        if (old == writing) continue; /* named twice: the last row wins */
-        ring->claim_slots_taken++;
-        atomic_store_explicit(&ring->words[slot], writing, memory_order_release);
-        CP(write_mark);
-        bool stays = ring->claim_kind == SHMB_IN_PLACE && committed; /* the item: its source and its priority too */
-        gone += committed;
-        if (!stays) ring->sources[slot] = ring->incarnation;
-        CP(write_source);
-        for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
-            if (!stays) ring->raw[e] = NAN; /* the default, unless given */
-            CP(write_raw);
-            if (prioritized && ring->tree.mass[e] != 0) {
-                ring->tree.mass[e] = 0;
-                unmassed = true;
-                CP(write_unmassed);
-            }
-        }
-    }
+    const struct shmb_claimed claimed = shmb_claimed(ring);
+    const struct marked marked = SHMB_FOR_CLAIMED(claimed, mark_rows(ring, claimed, prioritized));
+    ring->claim_slots_taken = marked.taken;
     if (streams) note_streams(ring, streams);
     if (ring->plan) shmb_note_nexts(ring);
-    atomic_fetch_sub_explicit(&runtime->length, gone, memory_order_relaxed); /* a repair counts again */
+    atomic_fetch_sub_explicit(&runtime->length, marked.gone, memory_order_relaxed); /* a repair counts again */
     CP(write_length);
     if (ring->bytes) shmb_take_bytes(ring);
-    if (unmassed) shmb_claim_parents(ring);
+    if (marked.unmassed) shmb_claim_parents(ring);
     CP(write_claim_parents);
     atomic_store_explicit(&me->phase, SHMB_PAYLOAD, memory_order_release);
     CP(write_payload);
@@ -183,9 +198,9 @@ static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
     if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
     bool blocked = shmb_waits_behind_a_turn(ring);
-    for (uint64_t row = 0, slot = ticket % ring->capacity; !blocked && row < rows; row++) {
+    for (uint64_t row = 0, capacity = ring->capacity, slot = ticket % capacity; !blocked && row < rows; row++) {
         blocked = is_marked(ring, slot) && shmb_is_being_written(ring, slot);
-        slot = slot + 1 < ring->capacity ? slot + 1 : 0;
+        slot = slot + 1 < capacity ? slot + 1 : 0;
     }
     ring->claim_kind = SHMB_RING_WRITE;
     ring->claim_rows = rows;

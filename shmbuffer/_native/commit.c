@@ -1,4 +1,5 @@
 /* The end of a claim, W10 to W14: its items are committed, or its slots are given back. */
+#include "claimed.h"
 #include "pool.h"
 #include "reserve.h"
 
@@ -85,17 +86,43 @@ static double masses_of_given(struct shmb_ring *ring) {
 
 /* They were when the priorities were given; but alpha may have changed since. */
 static bool masses_in_order(const struct shmb_ring *ring) {
+    double largest = shmb_largest_mass(ring);
     for (uint64_t n = 0; n < ring->claim_rows * ring->lanes; n++)
-        if (!(ring->masses[n] <= shmb_largest_mass(ring))) {
+        if (!(ring->masses[n] <= largest)) {
             shmb_refusal.bad_at = n + (ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped * ring->lanes : 0);
             return false;
         }
     return true;
 }
 
+struct commitment {
+    bool prioritized, mixed;    /* masses are kept; some rows have priorities of their own */
+    double fallback, fallback_mass; /* of the others */
+};
+
+static inline __attribute__((always_inline)) void commit_rows(struct shmb_ring *ring, struct shmb_claimed claimed,
+                                                              struct commitment with) {
+    const double *masses = ring->masses;
+    for (uint64_t row = 0; row < claimed.rows; row++) {
+        uint64_t slot = shmb_slot_claimed(&claimed, row), committed = SHMB_WORD(shmb_ticket_claimed(&claimed, row), SHMB_COMMITTED);
+        if (claimed.slots && atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == committed) continue; /* named twice */
+        for (uint64_t lane = 0; with.prioritized && lane < claimed.lanes; lane++) {
+            uint64_t e = slot * claimed.lanes + lane;
+            bool has_own = with.mixed && ring->raw[e] >= 0;
+            if (!has_own) ring->raw[e] = with.fallback;
+            CP(write_default);
+            ring->tree.mass[e] = has_own ? masses[row * claimed.lanes + lane] : with.fallback_mass;
+            CP(write_leaf);
+        }
+        atomic_store_explicit(&ring->words[slot], committed, SYNC_SLOT_COMMIT_RELEASE); /* the payload is there before */
+        CP(write_commit);
+    }
+}
+
 int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
+    const struct shmb_claimed claimed = shmb_claimed(ring);
     shmb_fill_checksums(ring);
     bool mixed = given || ring->claim_kind == SHMB_IN_PLACE;
     uint64_t version = atomic_load(&runtime->alpha_version);
@@ -138,20 +165,8 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     if (ring->plan) shmb_join_back(ring);
     atomic_store_explicit(&me->phase, SHMB_COMMITTING, memory_order_release);
     CP(write_committing);
-    for (uint64_t row = 0; row < ring->claim_rows; row++) {
-        uint64_t slot = shmb_slot_of_row(ring, row), committed = SHMB_WORD(shmb_ticket_of_row(ring, row), SHMB_COMMITTED);
-        if (atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == committed) continue; /* named twice */
-        for (uint64_t lane = 0; prioritized && lane < ring->lanes; lane++) {
-            uint64_t e = slot * ring->lanes + lane;
-            bool has_own = mixed && ring->raw[e] >= 0;
-            if (!has_own) ring->raw[e] = fallback;
-            CP(write_default);
-            ring->tree.mass[e] = has_own ? ring->masses[row * ring->lanes + lane] : fallback_mass;
-            CP(write_leaf);
-        }
-        atomic_store_explicit(&ring->words[slot], committed, SYNC_SLOT_COMMIT_RELEASE); /* the payload is there before */
-        CP(write_commit);
-    }
+    const struct commitment with = {prioritized, mixed, fallback, fallback_mass};
+    SHMB_FOR_CLAIMED(claimed, commit_rows(ring, claimed, with));
     atomic_fetch_add_explicit(&runtime->length, ring->claim_slots_taken, memory_order_relaxed);
     CP(write_lengthened);
     if (ring->plan) shmb_join(ring);

@@ -32,8 +32,8 @@ static void move_by_table(unsigned char *to, const unsigned char *from, size_t b
     for (size_t i = 0; i < 4; i++) crc[i] = by_table(crc[i], to + i * bytes, bytes);
 }
 
-static void rows_by_table(uint32_t *crc, const unsigned char *const *at, size_t rows, size_t bytes) {
-    for (size_t i = 0; i < rows; i++) crc[i] = by_table(crc[i], at[i], bytes);
+static void rows_by_table(uint32_t *crc, const unsigned char *first, size_t rows, size_t bytes) {
+    for (size_t i = 0; i < rows; i++) crc[i] = by_table(crc[i], first + i * bytes, bytes);
 }
 
 #if defined(__x86_64__)
@@ -131,14 +131,34 @@ WITH_INSTRUCTION static uint32_t by_instruction(uint32_t crc, const void *data, 
     return ~in_a_row(crc, at, bytes);
 }
 
-WITH_INSTRUCTION static void rows_by_instruction(uint32_t *crc, const unsigned char *const *at, size_t rows, size_t bytes) {
+/* Most leaves are a few numbers: of a length that the compiler knows a row takes the instructions of its bytes alone. */
+WITH_INSTRUCTION static void short_rows(uint32_t *crc, const unsigned char *first, size_t rows, size_t bytes) {
+    switch (bytes) {
+#define ROWS_OF(n)                                                                                        \
+    case n:                                                                                               \
+        for (size_t row = 0; row < rows; row++) crc[row] = ~in_a_row(~crc[row], first + row * (n), n);    \
+        break;
+        ROWS_OF(1)
+        ROWS_OF(2)
+        ROWS_OF(4)
+        ROWS_OF(8)
+        ROWS_OF(12)
+        ROWS_OF(16)
+        ROWS_OF(32)
+#undef ROWS_OF
+    default:
+        for (size_t row = 0; row < rows; row++) crc[row] = ~in_a_row(~crc[row], first + row * bytes, bytes);
+    }
+}
+
+WITH_INSTRUCTION static void rows_by_instruction(uint32_t *crc, const unsigned char *first, size_t rows, size_t bytes) {
     size_t row = 0, whole = bytes & ~(size_t)7;
     if (bytes <= SHORT_ROW) {
-        for (; row < rows; row++) crc[row] = ~in_a_row(~crc[row], at[row], bytes);
+        short_rows(crc, first, rows, bytes);
         return;
     }
     for (; row + 4 <= rows; row += 4) {
-        const unsigned char *a = at[row], *b = at[row + 1], *c = at[row + 2], *d = at[row + 3];
+        const unsigned char *a = first + row * bytes, *b = a + bytes, *c = b + bytes, *d = c + bytes;
         uint64_t w = ~crc[row], x = ~crc[row + 1], y = ~crc[row + 2], z = ~crc[row + 3];
         for (size_t i = 0; i < whole; i += 8) {
             w = eight_at(w, a + i);
@@ -151,7 +171,7 @@ WITH_INSTRUCTION static void rows_by_instruction(uint32_t *crc, const unsigned c
         crc[row + 2] = ~in_a_row(y, c + whole, bytes - whole);
         crc[row + 3] = ~in_a_row(z, d + whole, bytes - whole);
     }
-    for (; row < rows; row++) crc[row] = by_instruction(crc[row], at[row], bytes);
+    for (; row < rows; row++) crc[row] = by_instruction(crc[row], first + row * bytes, bytes);
 }
 
 /* Four rows are moved and checked at once: what is loaded goes into the crc and, where the processor can, to memory
@@ -197,7 +217,7 @@ WITH_INSTRUCTION static void move_by_instruction(unsigned char *to, const unsign
 #endif
 
 uint32_t (*shmb_crc32c)(uint32_t, const void *, size_t) = by_table;
-void (*shmb_crc32c_rows)(uint32_t *, const unsigned char *const *, size_t, size_t) = rows_by_table;
+void (*shmb_crc32c_rows)(uint32_t *, const unsigned char *, size_t, size_t) = rows_by_table;
 void (*shmb_crc32c_move)(unsigned char *, const unsigned char *, size_t, uint32_t *) = move_by_table;
 
 void shmb_crc32c_init(void) {

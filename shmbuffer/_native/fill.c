@@ -1,57 +1,49 @@
 /* W9: the payload of a claim, its priorities and its checksums. No lock is held; the slots are the writer's. */
 #include <string.h>
 
+#include "claimed.h"
 #include "crc32c.h"
 #include "pool.h"
-#include "ring.h"
 
 #define SIDE_BY_SIDE 32 /* rows whose checksums are computed at the same time */
 #define LOOKS 8         /* at next observations that move: a word of them changes twice at most while its item is there */
 
 /* Over salt, ticket and bytes of each row. */
 static void begin_checksums(const struct shmb_ring *ring, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
-    const unsigned char *at[SIDE_BY_SIDE];
-    for (uint64_t row = 0; row < rows; row++) {
-        crc[row] = ring->salt;
-        at[row] = (const unsigned char *)&tickets[row];
-    }
-    shmb_crc32c_rows(crc, at, rows, sizeof *tickets);
+    for (uint64_t row = 0; row < rows; row++) crc[row] = ring->salt;
+    shmb_crc32c_rows(crc, (const unsigned char *)tickets, rows, sizeof *tickets);
 }
 
-static void add_to_checksums(const struct shmb_ring *ring, unsigned leaf, const uint64_t *slots, uint64_t rows, uint32_t *crc) {
-    const unsigned char *at[SIDE_BY_SIDE];
+/* Of slots that follow each other. */
+static void add_to_checksums(const struct shmb_ring *ring, unsigned leaf, uint64_t slot, uint64_t rows, uint32_t *crc) {
     uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
-    for (uint64_t row = 0; row < rows; row++) at[row] = ring->leaves[leaf].base + slots[row] * bytes;
-    shmb_crc32c_rows(crc, at, rows, bytes);
+    shmb_crc32c_rows(crc, ring->leaves[leaf].base + slot * bytes, rows, bytes);
 }
 
 /* What is stored once comes last. Where it has moved meanwhile, what was read may not have been it. */
-static bool add_nexts_to_checksums(const struct shmb_ring *ring, const uint64_t *slots, uint64_t rows, uint32_t *crc) {
-    const unsigned char *at[SIDE_BY_SIDE];
+static bool add_nexts_to_checksums(const struct shmb_ring *ring, uint64_t slot, uint64_t rows, uint32_t *crc) {
     uint64_t nexts[SIDE_BY_SIDE];
     bool held = true;
-    for (uint64_t row = 0; row < rows; row++) nexts[row] = shmb_next_of(ring, slots[row]);
-    for (unsigned which = 0; which < ring->n_once; which++) {
-        for (uint64_t row = 0; row < rows; row++) at[row] = shmb_next_at(ring, which, slots[row], nexts[row]);
-        shmb_crc32c_rows(crc, at, rows, ring->once[which].bytes);
-    }
+    for (uint64_t row = 0; row < rows; row++) nexts[row] = shmb_next_of(ring, slot + row);
+    for (unsigned which = 0; which < ring->n_once; which++)
+        for (uint64_t row = 0; row < rows; row++)
+            crc[row] = shmb_crc32c(crc[row], shmb_next_at(ring, which, slot + row, nexts[row]), ring->once[which].bytes);
     atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
-    for (uint64_t row = 0; row < rows; row++) held = held && shmb_next_holds(ring, slots[row], nexts[row]);
+    for (uint64_t row = 0; row < rows; row++) held = held && shmb_next_holds(ring, slot + row, nexts[row]);
     return held;
 }
 
-static void checksums_of(const struct shmb_ring *ring, const uint64_t *slots, const uint64_t *tickets, uint64_t rows,
-                         uint32_t *crc) {
+static void checksums_of(const struct shmb_ring *ring, uint64_t slot, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
     int looks = 0;
     do {
         begin_checksums(ring, tickets, rows, crc);
-        for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) add_to_checksums(ring, leaf, slots, rows, crc);
-    } while (ring->plan && !add_nexts_to_checksums(ring, slots, rows, crc) && ++looks < LOOKS);
+        for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) add_to_checksums(ring, leaf, slot, rows, crc);
+    } while (ring->plan && !add_nexts_to_checksums(ring, slot, rows, crc) && ++looks < LOOKS);
 }
 
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket) {
     uint32_t crc;
-    checksums_of(ring, &slot, &ticket, 1, &crc);
+    checksums_of(ring, slot, &ticket, 1, &crc);
     if (ring->bytes) {
         struct shmb_extent extent = ring->extents[slot];
         if (!shmb_extent_in_order(ring, extent)) return ~ring->checksums[slot];
@@ -69,6 +61,13 @@ static bool is_moved_past_the_cache(const struct shmb_ring *ring, unsigned leaf)
     return bytes >= LONG_ROW && bytes % SHMB_MOVED_LINE == 0 && bytes * ring->capacity >= LARGE_LEAF;
 }
 
+static void store_checksums(const struct shmb_ring *ring, uint64_t slot, uint64_t rows, const uint32_t *crc) {
+    for (uint64_t row = 0; row < rows; row++) {
+        ring->checksums[slot + row] = crc[row];
+        CP(write_checksum);
+    }
+}
+
 /* What is written, of which batch. */
 struct filling {
     struct shmb_ring *ring;
@@ -81,16 +80,13 @@ static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
     const struct filling *filling = what;
     struct shmb_ring *ring = filling->ring;
     const unsigned char *const *sources = filling->sources;
-    uint64_t slots[4], tickets[4], rows, skip_rows = filling->skip_rows;
+    uint64_t tickets[4], rows, skip_rows = filling->skip_rows;
     uint32_t crc[4];
     for (uint64_t first = begin; first < end; first += rows) {
         uint64_t slot = shmb_slot_of_row(ring, first), left = ring->capacity - slot;
         rows = end - first < 4 ? end - first : 4;
         rows = rows < left ? rows : left;
-        for (uint64_t row = 0; row < rows; row++) {
-            slots[row] = slot + row;
-            tickets[row] = shmb_ticket_of_row(ring, first + row);
-        }
+        for (uint64_t row = 0; row < rows; row++) tickets[row] = shmb_ticket_of_row(ring, first + row);
         begin_checksums(ring, tickets, rows, crc);
         for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
             uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
@@ -103,20 +99,15 @@ static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
             } else {
                 memcpy(to, from, rows * bytes);
                 CP(write_copy);
-                add_to_checksums(ring, leaf, slots, rows, crc);
+                add_to_checksums(ring, leaf, slot, rows, crc);
             }
         }
         if (ring->plan) shmb_fill_nexts(ring, sources, skip_rows, first, rows);
         for (unsigned which = 0; which < ring->n_once; which++) {
             const struct shmb_once *once = &ring->once[which];
-            const unsigned char *at[4];
-            for (uint64_t row = 0; row < rows; row++) at[row] = sources[once->leaf] + (skip_rows + first + row) * once->bytes;
-            shmb_crc32c_rows(crc, at, rows, once->bytes);
+            shmb_crc32c_rows(crc, sources[once->leaf] + (skip_rows + first) * once->bytes, rows, once->bytes);
         }
-        for (uint64_t row = 0; row < rows; row++) {
-            ring->checksums[slots[row]] = crc[row];
-            CP(write_checksum);
-        }
+        store_checksums(ring, slot, rows, crc);
     }
 }
 
@@ -166,33 +157,35 @@ void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint
         fill_rows(&filling, 0, ring->claim_rows);
 }
 
-void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows) {
-    const double *from = priorities + skip_rows * ring->lanes;
-    for (uint64_t row = 0; row < ring->claim_rows; row++)
-        for (uint64_t e = shmb_slot_of_row(ring, row) * ring->lanes, end = e + ring->lanes; e < end; e++, from++) {
+static inline __attribute__((always_inline)) void fill_priorities(struct shmb_ring *ring, struct shmb_claimed claimed,
+                                                                  const double *from) {
+    for (uint64_t row = 0; row < claimed.rows; row++)
+        for (uint64_t e = shmb_slot_claimed(&claimed, row) * claimed.lanes, end = e + claimed.lanes; e < end; e++, from++) {
             __atomic_store(&ring->raw[e], &(double){*from}, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
             CP(write_priority);
         }
 }
 
+void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows) {
+    const struct shmb_claimed claimed = shmb_claimed(ring);
+    SHMB_FOR_CLAIMED(claimed, fill_priorities(ring, claimed, priorities + skip_rows * claimed.lanes));
+}
+
 static void fill_checksums(void *what, uint64_t begin, uint64_t end) {
     const struct shmb_ring *ring = what;
-    uint64_t slots[SIDE_BY_SIDE], tickets[SIDE_BY_SIDE], most = ring->bytes ? 1 : SIDE_BY_SIDE;
+    bool alone = ring->bytes || ring->claim_kind != SHMB_RING_WRITE;
+    uint64_t tickets[SIDE_BY_SIDE], most = alone ? 1 : SIDE_BY_SIDE;
     uint32_t crc[SIDE_BY_SIDE];
     for (uint64_t first = begin, rows; first < end; first += rows) {
+        uint64_t slot = shmb_slot_of_row(ring, first), left = ring->capacity - slot;
         rows = end - first < most ? end - first : most;
-        for (uint64_t row = 0; row < rows; row++) {
-            slots[row] = shmb_slot_of_row(ring, first + row);
-            tickets[row] = shmb_ticket_of_row(ring, first + row);
-        }
-        if (ring->bytes)
-            crc[0] = shmb_row_checksum(ring, slots[0], tickets[0]);
+        rows = rows < left ? rows : left;
+        for (uint64_t row = 0; row < rows; row++) tickets[row] = shmb_ticket_of_row(ring, first + row);
+        if (alone)
+            crc[0] = shmb_row_checksum(ring, slot, tickets[0]);
         else
-            checksums_of(ring, slots, tickets, rows, crc);
-        for (uint64_t row = 0; row < rows; row++) {
-            ring->checksums[slots[row]] = crc[row];
-            CP(write_checksum);
-        }
+            checksums_of(ring, slot, tickets, rows, crc);
+        store_checksums(ring, slot, rows, crc);
     }
 }
 

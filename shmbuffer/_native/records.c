@@ -5,7 +5,7 @@
  * mutex is held for both; the bodies are copied without it. */
 #include <string.h>
 
-#include "ring.h"
+#include "claimed.h"
 
 #define HEADER sizeof(struct shmb_record)
 #define LAST_POSITION ((uint64_t)1 << 62)

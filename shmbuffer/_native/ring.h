@@ -219,14 +219,6 @@ static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t eleme
     return ring->lanes == 1 ? element : element / ring->lanes;
 }
 
-/* Row k of the open claim: its slot and its ticket. A placed write has the tickets of one lap, in which each
- * slot occurs once; a ring write has consecutive ones, not more than there are slots. */
-static inline uint64_t shmb_slot_of_row(const struct shmb_ring *ring, uint64_t row) {
-    if (ring->claim_kind != SHMB_RING_WRITE) return (uint64_t)ring->claim_slots[row];
-    uint64_t slot = ring->claim_slot + row;
-    return slot < ring->capacity ? slot : slot - ring->capacity;
-}
-
 /* Slots from here on are as the file of zeros left them: a claim moves the head first, and marks then. So what goes over the
  * whole ring costs what was written, and makes no pages where nothing was. */
 static inline uint64_t shmb_reached(const struct shmb_ring *ring) {
@@ -236,12 +228,6 @@ static inline uint64_t shmb_reached(const struct shmb_ring *ring) {
 
 static inline uint64_t shmb_ticket_in_lap(uint64_t head, uint64_t slot, uint64_t capacity) {
     return head + (slot + capacity - head % capacity) % capacity;
-}
-
-static inline uint64_t shmb_ticket_of_row(const struct shmb_ring *ring, uint64_t row) {
-    return ring->claim_kind == SHMB_RING_WRITE
-               ? ring->claim_first + row
-               : shmb_ticket_in_lap(ring->claim_first, (uint64_t)ring->claim_slots[row], ring->capacity);
 }
 
 /* Whether the registry entry is ours still. */

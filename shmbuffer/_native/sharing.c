@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring.h"
+#include "claimed.h"
 
 /* By source, a number from 1 on. Open addressing; at most half of the room is used. */
 struct shmb_table {
