@@ -2,16 +2,15 @@
  * one record in a row, so that it is in one place in memory; the core has a file for each leaf. Nothing is validated,
  * nobody else is there, nothing survives a crash, and each batch comes out in the same memory.
  *
- * Draws and weights are those of sample.c, the tree is that of tree.c; the points at which the core can be killed
+ * Draws and weights are those of sample.c, powers those of power.c, the tree is that of tree.c; the points at which the core can be killed
  * are left out. */
 #define _GNU_SOURCE
 #define SHMB_CRASHPOINT_H
 #define CP(symbol) ((void)0)
 #include "../shmbuffer/_native/sample.c"
 
-#include <math.h>
-
 #include "../shmbuffer/_native/layout.c"
+#include "../shmbuffer/_native/power.c"
 #include "../shmbuffer/_native/tree.c"
 
 #define VISIBLE __attribute__((visibility("default")))
@@ -29,7 +28,7 @@ static struct {
     int64_t *index;
     uint64_t *touched;
     float *weights;
-    double *masses;
+    double *masses, *given;
     uint32_t *order;
     struct random random;
 } ring;
@@ -57,14 +56,15 @@ VISIBLE int bound_open(unsigned char *rows, unsigned char *beside, uint64_t capa
     }
     ring.index = malloc(most * sizeof *ring.index), ring.touched = malloc(most * sizeof *ring.touched);
     ring.weights = malloc(most * sizeof *ring.weights), ring.masses = malloc(most * sizeof *ring.masses);
-    ring.order = malloc(most * sizeof *ring.order);
+    ring.order = malloc(most * sizeof *ring.order), ring.given = malloc(most * sizeof *ring.given);
     for (uint64_t i = 0; ring.order && i < most; i++) ring.order[i] = (uint32_t)i;
-    return ring.index && ring.touched && ring.weights && ring.masses && ring.order;
+    shmb_powers_init();
+    return ring.index && ring.touched && ring.weights && ring.masses && ring.order && ring.given;
 }
 
 VISIBLE void bound_close(void) {
     for (unsigned leaf = 0; leaf < ring.leaves; leaf++) free(ring.out[leaf]);
-    free(ring.index), free(ring.touched), free(ring.weights), free(ring.masses), free(ring.order);
+    free(ring.index), free(ring.touched), free(ring.weights), free(ring.masses), free(ring.order), free(ring.given);
     memset(&ring, 0, sizeof ring);
 }
 
@@ -140,10 +140,11 @@ static void update(const int64_t *index, const float *priorities, uint64_t count
             __builtin_prefetch(&tree->sum[1][node], 1);
             __builtin_prefetch(&tree->min[1][node], 1);
         }
-        for (uint64_t i = 0; i < n; i++) ring.masses[i] = pow((double)priorities[from + i] + ring.eps, ring.alpha);
+        for (uint64_t i = 0; i < n; i++) ring.given[i] = priorities[from + i];
+        shmb_powers(ring.given, ring.eps, ring.alpha, ring.masses, n);
         for (uint64_t i = 0; i < n; i++) {
             uint64_t element = ring.touched[i] = (uint64_t)index[from + i];
-            ring.raw[element] = priorities[from + i];
+            ring.raw[element] = ring.given[i];
             tree->mass[element] = ring.masses[i];
         }
         shmb_tree_touched(tree, ring.touched, n);
@@ -156,10 +157,8 @@ static void extend(const unsigned char *const *batch, const float *priorities, u
         for (unsigned leaf = 0; leaf < ring.leaves; leaf++)
             copy_leaf(ring.rows + slot * ring.stride + ring.offset[leaf], ring.stride, batch[leaf] + done * ring.bytes[leaf], NULL,
                       ring.bytes[leaf], ring.bytes[leaf], n);
-        for (uint64_t i = 0; i < n; i++) {
-            ring.raw[slot + i] = priorities[done + i];
-            ring.tree.mass[slot + i] = pow((double)priorities[done + i] + ring.eps, ring.alpha);
-        }
+        for (uint64_t i = 0; i < n; i++) ring.raw[slot + i] = priorities[done + i];
+        shmb_powers(&ring.raw[slot], ring.eps, ring.alpha, &ring.tree.mass[slot], n);
         shmb_tree_range(&ring.tree, slot, n);
         ring.head += n, done += n;
     }

@@ -63,21 +63,27 @@ struct powers {
     _Atomic double greatest;
 };
 
-static void masses_of_rows(void *what, uint64_t first, uint64_t end_row) {
+static void masses_of_rows(void *what, uint64_t first, uint64_t end) {
     struct powers *powers = what;
     struct shmb_ring *ring = powers->ring;
+    const struct shmb_claimed claimed = shmb_claimed(ring);
     double greatest = -1;
-    for (uint64_t row = first, n = first * ring->lanes; row < end_row; row++)
-        for (uint64_t e = shmb_slot_of_row(ring, row) * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
-            double raw = ring->raw[e];
-            ring->masses[n] = raw >= 0 ? shmb_mass(ring->runtime, raw) : 0;
-            greatest = raw > greatest ? raw : greatest;
+    for (uint64_t row = first, rows; row < end; row += rows) {
+        uint64_t slot = shmb_slot_claimed(&claimed, row), left = claimed.slots ? 1 : claimed.capacity - slot;
+        rows = end - row < left ? end - row : left;
+        const double *raw = ring->raw + slot * claimed.lanes;
+        double *masses = ring->masses + row * claimed.lanes;
+        shmb_masses(ring->runtime, raw, masses, rows * claimed.lanes);
+        for (uint64_t n = 0; n < rows * claimed.lanes; n++) {
+            masses[n] = raw[n] >= 0 ? masses[n] : 0;
+            greatest = raw[n] > greatest ? raw[n] : greatest;
         }
+    }
     double seen = atomic_load_explicit(&powers->greatest, memory_order_relaxed);
     while (greatest > seen && !atomic_compare_exchange_weak(&powers->greatest, &seen, greatest)) continue;
 }
 
-/* Masses are powers, 20 to 50 ns each: computed before locking where priorities differ. */
+/* Masses are powers, some nanoseconds each: computed before locking where priorities differ. */
 static double masses_of_given(struct shmb_ring *ring) {
     struct powers powers = {ring, -1};
     shmb_divide(masses_of_rows, &powers, ring->claim_rows, ring->lanes * SHMB_POWER_BYTES);

@@ -1,6 +1,7 @@
 /* From priorities to masses, the leaves of the tree: (raw + eps) ** alpha. Nothing here takes the mutex. */
 #include <math.h>
 
+#include "power.h"
 #include "ring.h"
 
 /* Schaul et al. 2016, algorithm 1: the largest so far, and the first item had 1. */
@@ -8,7 +9,15 @@ double shmb_default_priority(const struct shmb_runtime *runtime) {
     return runtime->max_priority > 1.0 ? runtime->max_priority : 1.0;
 }
 
-double shmb_mass(const struct shmb_runtime *runtime, double raw) { return pow(raw + runtime->eps, runtime->alpha); }
+void shmb_masses(const struct shmb_runtime *runtime, const double *raw, double *masses, uint64_t count) {
+    shmb_powers(raw, runtime->eps, runtime->alpha, masses, count);
+}
+
+double shmb_mass(const struct shmb_runtime *runtime, double raw) {
+    double mass;
+    shmb_masses(runtime, &raw, &mass, 1);
+    return mass;
+}
 
 /* The sum of a buffer full of the largest mass is finite. */
 double shmb_largest_mass(const struct shmb_ring *ring) { return 1e300 / (double)ring->elements; }

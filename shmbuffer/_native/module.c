@@ -8,6 +8,7 @@
 #include "crc32c.h"
 #include "locating.h"
 #include "pool.h"
+#include "power.h"
 #include "ring.h"
 
 PyTypeObject *shmb_map_type, *shmb_ring_type;
@@ -21,6 +22,18 @@ static PyObject *core_crc32c(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&data);
     return PyLong_FromUnsignedLong(crc);
+}
+
+static PyObject *core_powers(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer raw, out;
+    double eps, alpha;
+    if (!PyArg_ParseTuple(args, "y*ddw*:powers", &raw, &eps, &alpha, &out)) return NULL;
+    bool fits = raw.len == out.len && raw.len % (Py_ssize_t)sizeof(double) == 0;
+    if (fits) shmb_powers(raw.buf, eps, alpha, out.buf, (uint64_t)raw.len / sizeof(double));
+    PyBuffer_Release(&raw);
+    PyBuffer_Release(&out);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "powers: two buffers of as many float64 are needed");
+    Py_RETURN_NONE;
 }
 
 static struct shmb_runtime *runtime_of(PyObject *control) {
@@ -381,6 +394,7 @@ static PyMethodDef methods[] = {
     {"tree_update", core_tree_update, METH_VARARGS, "tree_update(tree, size, whole, elements, count): the nodes above them."},
     {"tree_query", core_tree_query, METH_VARARGS, "tree_query(tree, size, least, first, end, out, count): sums, or minima."},
     {"tree_lower_bound", core_tree_lower_bound, METH_VARARGS, "tree_lower_bound(tree, size, sums, out, count): where they lie."},
+    {"powers", core_powers, METH_VARARGS, "powers(raw, eps, alpha, out): out[i] = (raw[i] + eps) ** alpha, of float64, in other memory."},
     {"crc32c", core_crc32c, METH_VARARGS, "crc32c(data, crc=0): CRC32C, chainable."},
     {"format_mutex", core_format_mutex, METH_O, "format_mutex(control): a fresh robust mutex; only while nobody is alive."},
     {"mutex_owner", core_mutex_owner, METH_O, "mutex_owner(control): thread id of the holder, 0 if nobody holds it."},
@@ -416,6 +430,7 @@ PyTypeObject *shmb_follower_type;
 
 PyMODINIT_FUNC PyInit__core(void) {
     shmb_crc32c_init();
+    shmb_powers_init();
     shmb_life_begin();
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;

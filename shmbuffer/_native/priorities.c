@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "pool.h"
+#include "power.h"
 #include "ring.h"
 
 int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound) {
@@ -18,11 +19,11 @@ int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t
                             * pages than the processor remembers, so that it would wait for them once more, with the mutex */
 
 /* What an update reads and writes, on its way into the cache before the mutex is asked for. */
-static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, uint64_t count) {
+static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, bool words, uint64_t count) {
     const struct shmb_tree *tree = &ring->tree;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t element = (uint64_t)index[i], node = element / SHMB_FANOUT;
-        __builtin_prefetch(&ring->words[shmb_slot_of(ring, element)]);
+        if (words) __builtin_prefetch(&ring->words[shmb_slot_of(ring, element)]);
         __builtin_prefetch(&ring->raw[element], 1);
         __builtin_prefetch(&tree->mass[node * SHMB_FANOUT], 1);
         __builtin_prefetch(&tree->mass[node * SHMB_FANOUT + SHMB_FANOUT / 2], 1);
@@ -30,6 +31,14 @@ static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, u
         __builtin_prefetch(&tree->sum[1][node ^ SHMB_FANOUT / 2]); /* the other half of its siblings */
         __builtin_prefetch(&tree->min[1][node], 1);
     }
+}
+
+/* Whether an item is there, and the one that is meant. What weighs something is committed: where no ticket is to be compared its
+ * word, which is in no other part of the cache that an update needs, is left alone. */
+static inline bool is_meant(const struct shmb_ring *ring, uint64_t element, bool prioritized, const int64_t *ticket) {
+    if (ticket == NULL && prioritized && ring->tree.mass[element] > 0) return true;
+    uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
+    return SHMB_STATE(word) == SHMB_COMMITTED && (ticket == NULL || SHMB_TICKET(word) == (uint64_t)*ticket);
 }
 
 /* The mutex is held. Returns how many were applied. */
@@ -41,8 +50,7 @@ static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_
     double greatest = runtime->max_priority;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t element = (uint64_t)index[i];
-        uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
-        if (SHMB_STATE(word) != SHMB_COMMITTED || (tickets && SHMB_TICKET(word) != (uint64_t)tickets[i])) continue;
+        if (!is_meant(ring, element, prioritized, tickets ? &tickets[i] : NULL)) continue;
         if (priorities[i] > greatest) { /* first: no item may have more after a death */
             runtime->max_priority = greatest = priorities[i];
             CP(update_max_priority);
@@ -106,7 +114,7 @@ struct powers_of {
 
 static void power(void *what, uint64_t first, uint64_t end) {
     const struct powers_of *of = what;
-    for (uint64_t i = first; i < end; i++) of->masses[i] = shmb_mass(of->runtime, of->priorities[i]);
+    shmb_masses(of->runtime, of->priorities + first, of->masses + first, end - first);
 }
 
 /* In pieces, so that nobody waits for the mutex longer than one of them takes. If alpha was changed between two of them,
@@ -115,11 +123,12 @@ static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t touched[LOCKED_UPDATES], checked = atomic_load(&runtime->alpha_version), first_version = checked;
     double some[LOCKED_UPDATES], *all = NULL;
+    bool words = of->tickets != NULL || atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) == 0;
     int status = shmb_priorities_in_order(ring, of->priorities, count);
     if (status == SHMB_OK && count * SHMB_POWER_BYTES >= SHMB_SHARED_BYTES && (all = malloc(count * sizeof *all)) != NULL) {
         struct powers_of powers = {runtime, of->priorities, all};
         shmb_share_out(power, &powers, count, SHMB_POWER_BYTES);
-        fetch_elements(ring, of->index, LOCKED_UPDATES);
+        fetch_elements(ring, of->index, words, LOCKED_UPDATES);
     }
     for (uint64_t from = 0; status == SHMB_OK && from < count; from += LOCKED_UPDATES) {
         uint64_t n = count - from < LOCKED_UPDATES ? count - from : LOCKED_UPDATES, then = from + n;
@@ -127,10 +136,10 @@ static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const
         const double *priorities = of->priorities + from;
         double *masses = all ? all + from : some;
         if (all == NULL) {
-            fetch_elements(ring, of->index + from, n);
+            fetch_elements(ring, of->index + from, words, n);
             power(&(struct powers_of){runtime, priorities, some}, 0, n);
         } else if (then < count) {
-            fetch_elements(ring, of->index + then, count - then < LOCKED_UPDATES ? count - then : LOCKED_UPDATES);
+            fetch_elements(ring, of->index + then, words, count - then < LOCKED_UPDATES ? count - then : LOCKED_UPDATES);
         }
         status = shmb_lock(ring, call);
         if (status != SHMB_OK) break;
@@ -140,7 +149,7 @@ static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const
             status = shmb_priorities_in_order(ring, priorities, count - from);
             checked = now;
         }
-        for (uint64_t i = 0; now != version && i < n; i++) masses[i] = shmb_mass(runtime, priorities[i]);
+        if (now != version) shmb_masses(runtime, priorities, masses, n);
         if (status == SHMB_OK)
             *applied += apply(ring, of->index + from, of->tickets ? of->tickets + from : NULL, priorities, masses, n, touched);
         shmb_unlock(ring);
@@ -179,7 +188,9 @@ static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, doubl
         __atomic_load(&ring->raw[e], &raw, __ATOMIC_RELAXED);
         if (raw > greatest && raw < INFINITY) greatest = raw;
     }
-    return pow(greatest + eps, alpha) <= shmb_largest_mass(ring);
+    double mass;
+    shmb_powers(&greatest, eps, alpha, &mass, 1);
+    return mass <= shmb_largest_mass(ring);
 }
 
 /* Changes alpha (or switches the tree on, with bind); NaN: it stays what it is. The new value is stored first: a repair

@@ -287,6 +287,7 @@ static inline uint64_t shmb_place_since(uint64_t ticket, uint64_t since, uint64_
 
 /* masses.c: under the mutex, unless a priority is only looked at */
 double shmb_mass(const struct shmb_runtime *runtime, double raw);
+void shmb_masses(const struct shmb_runtime *runtime, const double *raw, double *masses, uint64_t count);
 double shmb_largest_mass(const struct shmb_ring *ring);
 double shmb_default_priority(const struct shmb_runtime *runtime);
 bool shmb_draws_by_mass(const struct shmb_ring *ring, bool prioritized);

@@ -23,12 +23,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
 from shmbuffer.memory.slots_file import Floats
 
 
 def mass_of(raw: Floats, alpha: float, eps: float) -> Floats:
     """(raw + eps) ** alpha: equation (1) of the paper before normalisation."""
-    mass: Floats = np.power(raw + eps, alpha)
+    raw = np.ascontiguousarray(raw, np.float64)
+    mass: Floats = np.empty_like(raw)
+    _core.powers(raw, eps, alpha, mass)
     return mass
 
 
@@ -40,5 +43,4 @@ def largest_mass(elements: int) -> float:
 def are_priorities(raw: Floats, alpha: float, eps: float, elements: int) -> NDArray[np.bool_]:
     """Which of them a ring keeps: neither they nor their masses are negative, NaN or too large."""
     most = largest_mass(elements)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return (raw >= 0) & (raw <= most) & (mass_of(raw, alpha, eps) <= most)
+    return (raw >= 0) & (raw <= most) & (mass_of(raw, alpha, eps) <= most)

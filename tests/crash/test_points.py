@@ -46,9 +46,9 @@ follower_in form found freed from front gate given half head held holes id index
 joint kept key kin known known_in label labels lane lease_id leaves life_page limit locks loose lost
 map marked marks mask me memory missing moment more n n_equal n_numbers n_pieces nbytes next now
 number object note of offsets one order out owner pair pairs passes place plan pool powers presence
-priorities python random reach records redrawn release result ring room root rows run runs second
-seen self serial sets shmb_hold shmb_labels_in shmb_refusal since slot slots sorted source step
-steps streams struct stuck sums swapped table taken target tensor there ticket tickets to told
+priorities python random reach records redrawn release result ring room root rounded rows run runs
+second seen self serial sets shmb_hold shmb_labels_in shmb_refusal since slot slots sorted source
+step steps streams struct stuck sums swapped table taken target tensor there ticket tickets to told
 touched tree uint64_t upto values version w wanted whole whose why width windows_of wish with word
 words x
 """

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring, Settings, priorities
-from tests.memory import tree_oracle
+from tests.memory import power_oracle, tree_oracle
 from tests.memory.rows import (
     Floats,
     Maker,
@@ -42,7 +42,7 @@ def leaves_of(engine: Engine) -> Floats:
     ring = ring_of(engine)
     mass = np.zeros(ring.elements)
     items, raw = ring.live.committed(), ring.tree.priorities()
-    mass[items] = [math.pow(raw[item] + ring.tree.eps, ring.tree.alpha) for item in items]
+    mass[items] = power_oracle.masses_of(raw[items], ring.tree.alpha, ring.tree.eps)
     return mass
 
 

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "claimed.h"
 #include "reserve.h"
 #include "roles.h"
 

@@ -7,7 +7,6 @@ buffer in which nobody is writing, and believes nothing: whatever is not as docu
 from __future__ import annotations
 
 import json
-import math
 import struct
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tests.memory.power_oracle import masses_of
 
 PAGE = 4096
 EMPTY, WRITING, COMMITTED, ABORTED = range(4)
@@ -215,9 +216,8 @@ class Image:
         """Elements whose mass is not that of their priority, to the last bit."""
         expected = np.zeros(len(self.mass))
         if self.prioritized:
-            for slot in self.committed.tolist():
-                for element in range(slot * self.lanes, (slot + 1) * self.lanes):
-                    expected[element] = math.pow(self.raw[element] + self.eps, self.alpha)
+            items = (self.committed[:, None] * self.lanes + np.arange(self.lanes)).ravel()
+            expected[items] = masses_of(self.raw[items], self.alpha, self.eps)
         wrong: NDArray[np.int64] = (self.mass != expected).nonzero()[0]
         return wrong
 
