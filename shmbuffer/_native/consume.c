@@ -118,7 +118,8 @@ int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_
     return end_book(ring, SHMB_OK);
 }
 
-/* Each whole or not at all; kept[i] says which. Those of a lease of ours, if there is any. */
+/* Each whole or not at all; kept[i] says which. Those of a lease of ours, if there is any. Without a time of the lease nothing is
+ * given: it is asked which could be. */
 int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const int64_t *slots,
                       const int64_t *tickets, const int64_t *sizes, uint64_t groups, uint64_t lease_ns, unsigned char *kept,
                       uint64_t *lease_id, uint64_t *given) {
@@ -129,8 +130,9 @@ int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shm
     *lease_id = *given = 0;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
-    struct shmb_lease *lease = total ? shmb_begin_lease(ring, &book, tickets, total, deadline_of(now, lease_ns)) : NULL;
-    if (total && lease == NULL) return end_book(ring, SHMB_NO_LEASE);
+    bool gives = total && lease_ns;
+    struct shmb_lease *lease = gives ? shmb_begin_lease(ring, &book, tickets, total, deadline_of(now, lease_ns)) : NULL;
+    if (gives && lease == NULL) return end_book(ring, SHMB_NO_LEASE);
     for (uint64_t group = 0, first = 0; group < groups; first += (uint64_t)sizes[group++]) {
         uint64_t end = first + (uint64_t)sizes[group], twice = 0;
         bool all = true;
@@ -140,13 +142,18 @@ int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shm
         }
         kept[group] = all;
         if (!all) continue;
-        for (uint64_t i = first; i < end; i++) shmb_give(&book, (uint64_t)slots[i], (uint64_t)tickets[i], lease);
+        for (uint64_t i = first; gives && i < end; i++) shmb_give(&book, (uint64_t)slots[i], (uint64_t)tickets[i], lease);
         items += end - first;
         again += twice;
         ++*given;
     }
-    if (lease) *lease_id = atomic_load_explicit(&lease->id, memory_order_relaxed);
-    if (lease) shmb_end_empty_lease(&book, lease);
+    if (!gives) {
+        shmb_unlock(ring);
+        return SHMB_OK;
+    }
+    *lease_id = atomic_load_explicit(&lease->id, memory_order_relaxed);
+    shmb_end_empty_lease(&book, lease);
+    if (*given) shmb_wait_no_more(ring, ring->me, SHMB_FOR_INSERTS);
     atomic_fetch_add_explicit(&book.consumer->delivered, items, memory_order_relaxed);
     CP(count_added);
     atomic_fetch_add_explicit(&book.consumer->redelivered, again, memory_order_relaxed);
@@ -215,6 +222,60 @@ int shmb_looks_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
     *stuck = shmb_is_stuck(ring, &book, missing, now_ns());
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* Of who chooses items by itself, and has not found `wanted`: it is noted, looks once more, and sleeps until something has happened
+ * since it was noted. `since` is 0 at first; what it is then, behind that look. */
+int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *since) {
+    struct shmb_book book;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    status = shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE);
+    shmb_unlock(ring);
+    if (*since) shmb_refusal.blocker.progress = (uint32_t)*since;
+    *since = ((uint64_t)1 << 32) + shmb_refusal.blocker.progress;
+    return status;
+}
+
+/* How many of the wanted items could be given now. */
+int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *there) {
+    struct shmb_book book;
+    uint64_t next;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    *there = shmb_choose_items(ring, &book, wanted, now_ns(), NULL, NULL, &next);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* What came back since the call before; see shmb_returned. */
+int shmb_look_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
+                       int64_t *tickets, uint64_t room, uint64_t *found) {
+    struct shmb_book book;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    *found = shmb_returned(ring, &book, now_ns(), known, slots, tickets, room);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* The oldest item, where it is to be given, and nothing is being written behind it. */
+int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_oldest *oldest,
+                        bool *there) {
+    struct shmb_book book;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), floor = shmb_move_floor(ring, &book);
+    *there = book.consumer->holds && atomic_load_explicit(&ring->runtime->pending, memory_order_relaxed) == 0 &&
+             shmb_is_to_give(ring, &book, floor, now_ns());
+    if (*there) {
+        uint64_t slot = floor % ring->capacity, word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        bool reserved = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed) != 0;
+        *oldest = (struct shmb_oldest){(int64_t)slot, (int64_t)SHMB_TICKET(word), (int64_t)head, (int64_t)(floor + ring->capacity - head),
+                                       !reserved && shmb_is_in_the_way(ring, &book, floor)};
+    }
     shmb_unlock(ring);
     return SHMB_OK;
 }

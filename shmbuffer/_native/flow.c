@@ -106,24 +106,29 @@ static bool is_held_back(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) 
     return false;
 }
 
-/* Is a consumer's oldest item to be given, and can the `missing` items of its batch not be written, or a writer not go on, before
- * that is done? Both sides would wait for ever. */
-bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns) {
-    const struct shmb_runtime *runtime = ring->runtime;
-    uint64_t rows = atomic_load_explicit(&runtime->reserved, memory_order_relaxed), since = book->consumer->since;
-    uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed);
-    if (!book->consumer->holds || atomic_load_explicit(&runtime->pending, memory_order_relaxed)) return false;
-    uint64_t floor = shmb_move_floor(ring, book);
-    if (!shmb_is_to_give(ring, book, floor, now_ns)) return false;
-    if (atomic_load_explicit(&runtime->head, memory_order_relaxed) + missing > floor + ring->capacity) return true;
+/* Does anybody wait to write over what is in that place of a consumer? */
+bool shmb_is_in_the_way(struct shmb_ring *ring, const struct shmb_book *book, uint64_t place) {
+    uint64_t rows = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed), since = book->consumer->since;
+    uint64_t bytes = atomic_load_explicit(&ring->runtime->reserved_bytes, memory_order_relaxed);
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
         const struct shmb_entry *entry = &ring->entries[i];
         bool live = atomic_load_explicit(&entry->state, memory_order_relaxed) == SHMB_LIVE;
         if (!live || !(atomic_load_explicit(&entry->waits_for, memory_order_relaxed) & SHMB_FOR_SAMPLES)) continue;
         uint64_t its = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
-        if (reaches(ring, floor, since, rows + entry->inserts_wanted, bytes + its)) return true;
+        if (reaches(ring, place, since, rows + entry->inserts_wanted, bytes + its)) return true;
     }
     return false;
+}
+
+/* Is a consumer's oldest item to be given, and can the `missing` items of its batch not be written, or a writer not go on, before
+ * that is done? Both sides would wait for ever. */
+bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns) {
+    const struct shmb_runtime *runtime = ring->runtime;
+    if (!book->consumer->holds || atomic_load_explicit(&runtime->pending, memory_order_relaxed)) return false;
+    uint64_t floor = shmb_move_floor(ring, book);
+    if (!shmb_is_to_give(ring, book, floor, now_ns)) return false;
+    if (atomic_load_explicit(&runtime->head, memory_order_relaxed) + missing > floor + ring->capacity) return true;
+    return shmb_is_in_the_way(ring, book, floor);
 }
 
 static bool holds_writers(const struct shmb_ring *ring) {

@@ -97,6 +97,21 @@ static PyObject *labels_give_up(PyObject *self, PyObject *args) {
     return finished(self);
 }
 
+static PyObject *labels_missing(PyObject *self, PyObject *args) {
+    const struct shmb_labels *all = shmb_labels_in(self);
+    unsigned long long at[6];
+    if (!parsed(self, args, "K:missing", at)) return NULL;
+    const struct shmb_kin *kin = shmb_kin_of(all, at[0]);
+    return PyLong_FromUnsignedLong(kin && all->limit && kin->state == SHMB_KIN_OPEN ? all->limit - kin->came : 0);
+}
+
+static PyObject *labels_give_up_one(PyObject *self, PyObject *args) {
+    unsigned long long at[6];
+    if (!parsed(self, args, "K:give_up_one", at)) return NULL;
+    if (at[0] < shmb_labels_in(self)->elements) shmb_label_give_up(shmb_labels_in(self), (uint32_t)at[0]);
+    return finished(self);
+}
+
 static PyObject *labels_take(PyObject *self, PyObject *args) {
     struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
@@ -334,6 +349,8 @@ static PyMethodDef labels_methods[] = {
      "follow(follower, labels, bytes, kind, values, count, bytes, kind, means, now): a look at columns of numbers; the head.\n"
      "None: one of them is no label, and the next look is a first one."},
     {"give_up", labels_give_up, METH_VARARGS, "give_up(before): groups that began until then and are not whole."},
+    {"missing", labels_missing, METH_VARARGS, "missing(element): items that its group lacks, where that is open; else 0."},
+    {"give_up_one", labels_give_up_one, METH_VARARGS, "give_up_one(element): its group, where that is open."},
     {"take", labels_take, METH_VARARGS, "take(elements, count, taken): whether their groups are somebody's."},
     {"order", labels_order, METH_NOARGS, "order(): the labels, the smallest first, and the items of each, as int64."},
     {"draw", labels_draw, METH_VARARGS, "draw(weights, key, count, again, out): by a float64 for each of `order`."},

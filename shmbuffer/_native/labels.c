@@ -342,6 +342,13 @@ void shmb_labels_give_up(struct shmb_labels *all, int64_t before) {
     }
 }
 
+void shmb_label_give_up(struct shmb_labels *all, uint32_t element) {
+    struct shmb_kin *kin = all->where[element].kin ? &all->kins[all->where[element].kin - 1] : NULL;
+    if (kin == NULL || kin->state != SHMB_KIN_OPEN || !all->limit) return;
+    all->given_up++;
+    lose(all, kin);
+}
+
 void shmb_label_take(struct shmb_labels *all, uint32_t element, bool taken) {
     if (all->where[element].kin == 0) return;
     struct shmb_kin *kin = &all->kins[all->where[element].kin - 1];

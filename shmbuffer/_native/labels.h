@@ -73,6 +73,7 @@ void shmb_label_away(struct shmb_labels *all, uint32_t element); /* it is being 
 bool shmb_label_is_absent(const struct shmb_labels *all, uint32_t element);
 void shmb_labels_settle(struct shmb_labels *all); /* behind puts and drops, before anything is asked */
 void shmb_labels_give_up(struct shmb_labels *all, int64_t before); /* open ones that began before that */
+void shmb_label_give_up(struct shmb_labels *all, uint32_t element); /* its kin, where that is open */
 void shmb_label_take(struct shmb_labels *all, uint32_t element, bool taken); /* its kin; who took it draws it no more */
 
 /* Kins by label, the smallest first. */

@@ -249,15 +249,48 @@ static uint64_t choose_returned(const struct shmb_ring *ring, const struct shmb_
             if (what_is_in(ring, book, place, word) != ITEM) continue;
             uint64_t what = noted(book, slot, SHMB_TICKET(word));
             if (!(what & SHMB_LEASED_WHAT) || SHMB_LEASE_OF(what) != id) continue;
-            slots[chosen] = (int64_t)slot;
-            tickets[chosen++] = (int64_t)SHMB_TICKET(word);
+            if (slots) slots[chosen] = (int64_t)slot;
+            if (slots) tickets[chosen] = (int64_t)SHMB_TICKET(word);
+            chosen++;
         }
     }
     return chosen;
 }
 
+/* What ended leases have, but for those of which `known` has the number in their places: others than before. The numbers are noted
+ * there. Without room for them: how many may come. */
+uint64_t shmb_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns, uint64_t *known, int64_t *slots,
+                       int64_t *tickets, uint64_t room) {
+    uint64_t found = 0, open = atomic_load_explicit(&book->consumer->open_leases, memory_order_relaxed), head = head_in(ring);
+    uint64_t floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed);
+    for (uint32_t i = 0; open && i < SHMB_LEASES; i++) {
+        const struct shmb_lease *lease = &book->leases[i];
+        uint64_t id = atomic_load_explicit(&lease->id, memory_order_relaxed);
+        if (id == 0) continue;
+        open--;
+        if (known[i] == id || !lease_has_ended(ring, lease, now_ns)) continue;
+        if (room == 0) {
+            found += lease->left;
+            continue;
+        }
+        uint64_t left = lease->left, end = lease->end < head ? lease->end : head;
+        if (left > room - found) continue; /* with the next call */
+        for (uint64_t place = lease->first > floor ? lease->first : floor; left && place < end; place++) {
+            uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
+            if (what_is_in(ring, book, place, word) != ITEM) continue;
+            uint64_t what = noted(book, slot, SHMB_TICKET(word));
+            if (!(what & SHMB_LEASED_WHAT) || SHMB_LEASE_OF(what) != id) continue;
+            slots[found] = (int64_t)slot;
+            tickets[found++] = (int64_t)SHMB_TICKET(word);
+            left--;
+        }
+        known[i] = id;
+    }
+    return found;
+}
+
 /* What ended leases have first, oldest first, and then what nobody has been given, in the order of their places. Nothing changes.
- * `*next` is the place from which on nobody has been given anything once these are taken. */
+ * Without `slots` they are counted. `*next` is the place from which on nobody has been given anything once these are taken. */
 uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t count, uint64_t now_ns, int64_t *slots,
                            int64_t *tickets, uint64_t *next) {
     uint64_t chosen = choose_returned(ring, book, count, now_ns, slots, tickets), head = head_in(ring);
@@ -268,8 +301,9 @@ uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book 
         if (there == BEING_WRITTEN) break;
         uint64_t what = there == ITEM ? noted(book, slot, SHMB_TICKET(word)) : 0;
         if (there == ITEM && !(what & SHMB_LEASED_WHAT) && !is_done(book, what)) {
-            slots[chosen] = (int64_t)slot;
-            tickets[chosen++] = (int64_t)SHMB_TICKET(word);
+            if (slots) slots[chosen] = (int64_t)slot;
+            if (slots) tickets[chosen] = (int64_t)SHMB_TICKET(word);
+            chosen++;
         }
         slot = slot + 1 < ring->capacity ? slot + 1 : 0;
     }

@@ -23,6 +23,8 @@ void shmb_clean_ledger(struct shmb_ring *ring);
 uint64_t shmb_wrong_ledger(const struct shmb_ring *ring);
 uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t count, uint64_t now_ns,
                            int64_t *slots, int64_t *tickets, uint64_t *next);
+uint64_t shmb_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns, uint64_t *known, int64_t *slots,
+                       int64_t *tickets, uint64_t room);
 struct shmb_lease *shmb_begin_lease(struct shmb_ring *ring, const struct shmb_book *book, const int64_t *tickets, uint64_t count,
                                     uint64_t deadline_ns);
 void shmb_end_empty_lease(const struct shmb_book *book, struct shmb_lease *lease);
@@ -35,7 +37,9 @@ void shmb_end_lease(const struct shmb_book *book, uint64_t id);
 enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
                                     uint64_t *ticket, uint64_t *note);
 
-bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns); /* flow.c */
+/* flow.c */
+bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns);
+bool shmb_is_in_the_way(struct shmb_ring *ring, const struct shmb_book *book, uint64_t place);
 
 /* consume.c: what a consumer's clients ask for. `number` is the consumer's */
 struct shmb_wanted_consumer {
@@ -62,6 +66,18 @@ int shmb_acknowledge_items(struct shmb_ring *ring, struct shmb_call *call, struc
                            const int64_t *slots, const int64_t *tickets, uint64_t count, uint64_t *acked);
 int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t lease_id);
 int shmb_looks_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck);
+int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *since);
+int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *there);
+int shmb_look_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
+                       int64_t *tickets, uint64_t room, uint64_t *found);
+struct shmb_oldest { /* of the items that a consumer is not done with */
+    int64_t slot, ticket;
+    int64_t head;
+    int64_t room;  /* rows that can be written before it is done */
+    int64_t waits; /* 1: somebody waits to write over it, and nobody has room reserved */
+};
+int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_oldest *oldest,
+                        bool *there);
 int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
                    int64_t *tickets, uint64_t *notes);
 

@@ -56,11 +56,17 @@
     X(deliver, ANY, "nnnnnnnnt", "(which, number, count, least, lease_ns, slots, tickets, lease, timeout_ns): the oldest that it has\n" \
                                  "not been given, under a lease.") \
     X(claim_groups, ANY, "nnnnnnnnnt", "(which, number, slots, tickets, sizes, groups, lease_ns, kept, lease, timeout_ns): each group\n" \
-                                       "whole or not at all.") \
+                                       "whole or not at all; lease_ns 0: which could be.") \
     X(drop_items, ANY, "nnnnnt", "(which, number, slots, tickets, count, timeout_ns): what nobody has, without delivery.") \
     X(acknowledge, ANY, "nnnnnnt", "(which, number, leases, slots, tickets, count, timeout_ns): each under its lease.") \
     X(return_lease, ANY, "nnnt", "(which, number, lease, timeout_ns): what is under it is given to others.") \
     X(is_stuck, ANY, "nnnt", "(which, number, missing, timeout_ns): 1: no more comes before the oldest item is taken.") \
+    X(await_items, ANY, "nnnnt", "(which, number, wanted, since, timeout_ns): a caller that chooses has not found so many; since: uint64,\n" \
+                                 "0 at first; again behind another look.") \
+    X(to_give, ANY, "nnnt", "(which, number, wanted, timeout_ns): how many of them could be given now.") \
+    X(returned, ANY, "nnnnnnt", "(which, number, known, slots, tickets, room, timeout_ns): what came back since the call before; known:\n" \
+                                "uint64 for each lease, zeros at first. Without room: how many may come.") \
+    X(oldest_to_give, ANY, "nnnt", "(which, number, oldest, timeout_ns): 1: slot, ticket, head, room, and whether a writer waits for it.") \
     X(standings, ANY, "nnnnnt", "(which, number, standings, tickets, notes, timeout_ns): of every slot, at one moment.") \
     X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.") \
     X(give_up, ANY, "t", "(timeout_ns): stop waiting, for a slot and for the other side.") \

@@ -72,6 +72,32 @@ PyObject *shmb_ring_is_stuck(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, status, stuck);
 }
 
+PyObject *shmb_ring_await_items(struct ring_object *self, struct asked *asked) {
+    return shmb_answer(asked, shmb_seen(self, shmb_await_items(&self->ring, CALL, whose(asked), NUMBER(2), AT(uint64_t, 3))), 0);
+}
+
+/* -> items */
+PyObject *shmb_ring_to_give(struct ring_object *self, struct asked *asked) {
+    uint64_t there = 0;
+    int status = shmb_count_to_give(&self->ring, CALL, whose(asked), NUMBER(2), &there);
+    return shmb_answer(asked, status, there);
+}
+
+/* -> items */
+PyObject *shmb_ring_returned(struct ring_object *self, struct asked *asked) {
+    uint64_t found = 0, room = NUMBER(5);
+    if (room) shmb_python_may_block(CALL);
+    int status = shmb_look_returned(&self->ring, CALL, whose(asked), AT(uint64_t, 2), AT(int64_t, 3), AT(int64_t, 4), room, &found);
+    return shmb_answer(asked, status, found);
+}
+
+/* -> 1 or 0 */
+PyObject *shmb_ring_oldest_to_give(struct ring_object *self, struct asked *asked) {
+    bool there = false;
+    int status = shmb_oldest_to_give(&self->ring, CALL, whose(asked), AT(struct shmb_oldest, 2), &there);
+    return shmb_answer(asked, status, there);
+}
+
 PyObject *shmb_ring_standings(struct ring_object *self, struct asked *asked) {
     shmb_python_may_block(CALL);
     int status = shmb_standings(&self->ring, CALL, whose(asked), AT(unsigned char, 2), AT(int64_t, 3), AT(uint64_t, 4));

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from threading import get_native_id
 
+import numpy as np
+
 from shmbuffer.memory.layout import Side
 from shmbuffer.memory.rate_status import clients_on
 from shmbuffer.memory.seat import Seat
@@ -39,6 +41,14 @@ class Sides:
         since = since if now - last < _FORGET_S else now  # of calls with short timeouts, too
         self._alone.update({side: (since, now)})
         return side in self._left or now - since >= ALONE_S
+
+    def all_wait(self, side: Side) -> bool:
+        """Whether everybody on a side waits; also where nobody is on it."""
+        waits = self._seat.control.entries["waits_for"]
+        there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
+        if self.has_thread(side) and not waits[self._seat.entry] & ~np.uint32(side):
+            return False
+        return bool((waits[there] > 0).all())
 
     def note_left(self, side: Side) -> bool:
         """Notes that nobody is on a side, and returns whether that is news."""

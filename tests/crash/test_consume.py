@@ -14,7 +14,7 @@ import pytest
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError, RateLimitTimeout
 from shmbuffer.memory import Engine, Ring, layout
-from shmbuffer.memory.consumers import Consumer
+from shmbuffer.memory.consumer import Consumer
 from shmbuffer.memory.deadline import within
 from shmbuffer.memory.ledger import Taken
 from tests.crash.harness import (

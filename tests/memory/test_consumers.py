@@ -13,7 +13,8 @@ import pytest
 
 from shmbuffer.errors import ConsumerError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.memory import Engine
-from shmbuffer.memory.consumers import Consumer, Consumers
+from shmbuffer.memory.consumer import Consumer
+from shmbuffer.memory.consumers import Consumers
 from shmbuffer.memory.deadline import within
 from shmbuffer.memory.layout import Side
 from shmbuffer.memory.ledger import DONE, HELD_HERE, HELD_THERE, TO_GIVE

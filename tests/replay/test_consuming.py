@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from shmbuffer import (
     ConsumerError,
     ConsumingSampler,
     EmptyBufferError,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     NStep,
@@ -103,6 +104,24 @@ def test_a_batch_may_go_anywhere_before_it_is_acknowledged() -> None:
     _, info = rb.sample(lease=math.inf, return_info=True, include_info=False)
     assert rb.ack(pickle.loads(pickle.dumps(info))) == (4, 0)
     assert [len(one) for one in rb.leased().values()] == [0, 0, 0]
+
+
+def test_a_lazy_stack_is_acknowledged_without_a_look_at_its_items(tmp_path: Path) -> None:
+    storage = LazyStackStorage(16, max_bytes=2**16, scratch_dir=tmp_path)
+    rb = made(storage=storage)
+    rb.extend([TensorDict({"x": torch.zeros(1 + n % 3), "n": torch.tensor(n)}) for n in range(16)])
+    batch = rb.sample(lease=math.inf)
+    assert rb.ack(batch) == (4, 0)
+    assert "tensordicts" not in vars(batch), "nobody has looked"
+    batch = rb.sample(lease=math.inf)
+    assert [int(item["n"]) for item in batch.tensordicts] == [4, 5, 6, 7]
+    assert rb.ack(batch[1:3]) == (2, 0)
+    assert rb.leased()["index"].tolist() == [4, 7]
+    assert rb.ack(LazyStackedTensorDict(batch[3], batch[0])) == (2, 0)
+    one, other = rb.sample(lease=math.inf), rb.sample(lease=math.inf)
+    assert rb.ack(LazyStackedTensorDict(one[0], other[1])) == (2, 0)
+    assert rb.ack(LazyStackedTensorDict(*one[1:].tensordicts, *other.tensordicts)) == (7, 0)
+    assert rb.consumers()[0].acked == 16
 
 
 def test_what_a_handle_holds_can_be_acknowledged_as_a_whole() -> None:

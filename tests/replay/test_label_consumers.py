@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -62,10 +63,13 @@ def test_a_group_is_given_to_one_learner_of_a_consumer(tmp_path: Path) -> None:
         one.extend(grouped(1, 2, 1, 3, 2, 3, 4))
         found = [*one.sample(2)["query"].tolist(), *other.sample(4)["query"].tolist()]
         assert sorted(found) == [1, 1, 2, 2, 3, 3]
-        for each in (one, other):
-            assert not each.can_sample(2)
-            with pytest.raises(EmptyBufferError, match="1 whole groups are wanted, and 0 are"):
-                each.sample(2)
+        assert not one.can_sample(2)
+        assert not other.can_sample(2)
+        message = r"every whole group \(1 are open, .*, and nobody writes"
+        with pytest.raises(EmptyBufferError, match=message):
+            one.sample(2)
+        with pytest.raises(RateLimitTimeout, match="2 items are wanted that this consumer has not"):
+            other.sample(2, timeout=0.05)
         one.extend(grouped(4))
         assert other.sample(2)["query"].tolist() == [4, 4]
         assert standing(one).acked == 8
@@ -77,8 +81,8 @@ def test_a_lease_holds_a_group_until_its_learner_is_gone(tmp_path: Path) -> None
         other = learner(tmp_path / "b")
         one.extend(grouped(1, 1))
         sample = other.sample(2, lease=100.0)
-        with pytest.raises(EmptyBufferError):
-            one.sample(2)
+        with pytest.raises(RateLimitTimeout):
+            one.sample(2, timeout=0.05)
         other.close()
         again = one.sample(2, lease=100.0)
         assert sorted(again["index"].tolist()) == sorted(sample["index"].tolist())
@@ -103,8 +107,8 @@ def test_a_group_comes_again_once_its_lease_is_over(tmp_path: Path, alone: bool)
 def test_what_one_draw_could_not_complete_is_given_back(tmp_path: Path) -> None:
     with learner(tmp_path / "b") as one, learner(tmp_path / "b") as other:
         one.extend(grouped(1, 1, 2))
-        with pytest.raises(EmptyBufferError, match="2 whole groups are wanted, and 1 are there"):
-            one.sample(4)
+        with pytest.raises(RateLimitTimeout):
+            one.sample(4, timeout=0.05)
         assert other.sample(2)["query"].tolist() == [1, 1]
 
 
@@ -180,6 +184,119 @@ def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(
         assert standing(other).floor == 2
 
 
+# -- groups that nobody finishes -------------------------------------------------------------------
+
+
+def write_behind(rb: Any, *batches: TensorDict) -> threading.Thread:
+    """Writes from a thread, which waits for room."""
+
+    def write() -> None:
+        for batch in batches:
+            rb.extend(batch, timeout=50)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("asked", ["sample", "can_sample"])
+def test_a_group_that_has_no_room_to_become_whole_holds_no_writer_up(
+    tmp_path: Path, asked: str
+) -> None:
+    with learner(tmp_path / "b", 4) as rb, learner(tmp_path / "b", 4) as writer:
+        writer.extend(grouped(1, 2, 2))
+        assert rb.sample(2)["query"].tolist() == [2, 2]
+        writer.extend(grouped(3))
+        thread = write_behind(writer, grouped(3, 4), grouped(4))
+        try:
+            if asked == "can_sample":
+                require(lambda: rb.can_sample(4))
+            found = [*rb.sample(4, timeout=20)["query"].tolist()]
+        finally:
+            rb.remove_consumer("learners")
+            thread.join()
+        assert sorted(found) == [3, 3, 4, 4]
+        assert rb.sampler.groups.given_up == 1  # type: ignore[attr-defined]
+        assert rb.sampler.groups.withdrawn == 0  # type: ignore[attr-defined]
+
+
+def test_groups_are_given_up_no_earlier_than_they_have_to_be(tmp_path: Path) -> None:
+    with learner(tmp_path / "b", 4) as rb, learner(tmp_path / "b", 4) as writer:
+        writer.extend(grouped(1, 2, 3))
+        with pytest.raises(RateLimitTimeout):
+            rb.sample(2, timeout=0.05)
+        assert rb.sampler.groups == GroupCounts(0, 3, 0, 0)  # type: ignore[attr-defined]
+        writer.extend(grouped(3))  # the ring is full, and nobody has anything to write
+        assert rb.sample(2)["query"].tolist() == [3, 3]
+        with pytest.raises(RateLimitTimeout):
+            rb.sample(2, timeout=0.05)
+        # The oldest item keeps the other one of its group out; behind it there is room again.
+        assert rb.sampler.groups.given_up == 1  # type: ignore[attr-defined]
+        writer.extend(grouped(2))
+        assert rb.sample(2, timeout=20)["query"].tolist() == [2, 2]
+
+
+def test_a_group_that_may_be_completed_is_given_up_once_all_writers_have_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for its last item, and a writer that wants more waits."""
+    path, now = tmp_path / "b", [1000.0]
+    with learner(path, 4) as rb, learner(path, 4) as one, learner(path, 4) as other:
+        monkeypatch.setattr(
+            "shmbuffer.replay.samplers.labelled.claims.time.monotonic", lambda: now[0]
+        )
+        one.extend(grouped(1))
+        other.extend(grouped(2, 2))
+        assert rb.sample(2)["query"].tolist() == [2, 2]
+        counts = lambda: rb.sampler.groups  # type: ignore[attr-defined]  # noqa: E731
+        thread = write_behind(other, grouped(3, 3))
+        try:
+            seat = other.storage.engine().seat
+            require(lambda: int(seat.control.entries["waits_for"][seat.entry]))
+            for _ in range(3):
+                assert not rb.can_sample(2)
+                now[0] += 10.0
+            assert counts().given_up == 0, "the other writer is at it"
+            one.close()
+            assert not rb.can_sample(2)
+            now[0] += 0.9
+            assert not rb.can_sample(2)
+            assert counts().given_up == 0, "a writer that has died may come again"
+            now[0] += 0.2
+            rb.can_sample(2)
+            assert counts().given_up == 1
+            assert rb.sample(2, timeout=20)["query"].tolist() == [3, 3]
+        finally:
+            rb.remove_consumer("learners")
+            thread.join()
+
+
+def test_who_has_room_reserved_may_complete_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now = tmp_path / "b", [1000.0]
+    with learner(path, 4) as rb, learner(path, 4) as one, learner(path, 4) as other:
+        monkeypatch.setattr(
+            "shmbuffer.replay.samplers.labelled.claims.time.monotonic", lambda: now[0]
+        )
+        one.extend(grouped(1))
+        assert not rb.can_sample(2)
+        with one.reserve(1) as room:
+            thread = write_behind(other, grouped(3, 3, 4))
+            try:
+                seat = other.storage.engine().seat
+                require(lambda: int(seat.control.entries["waits_for"][seat.entry]))
+                for _ in range(3):
+                    assert not rb.can_sample(2)
+                    now[0] += 10.0
+                room.commit(grouped(1))
+                assert rb.sample(2, timeout=20)["query"].tolist() == [1, 1]
+            finally:
+                rb.remove_consumer("learners")
+                thread.join()
+        assert rb.sampler.groups.given_up == 0  # type: ignore[attr-defined]
+
+
 def test_only_whole_groups_are_given_to_a_consumer() -> None:
     with pytest.raises(ValueError, match="a consumer is given whole groups: declare group_size"):
         PromptGroupSampler(num_groups=2, consumer="learners")
@@ -221,8 +338,8 @@ def test_an_item_is_given_to_one_learner_and_again_when_it_is_gone(
         held = other.sample(2, lease=100.0)
         assert not {*first["index"].tolist()} & {*held["index"].tolist()}
         assert torch.equal(held["staleness"], 3.0 - held["policy_version"])
-        with pytest.raises(EmptyBufferError, match="2 items are wanted, and 1 are there"):
-            one.sample(2)
+        with pytest.raises(RateLimitTimeout, match="2 items are wanted that this consumer has not"):
+            one.sample(2, timeout=0.05)
         other.close()
         last = one.sample(3)
         assert {*held["index"].tolist()} < {*last["index"].tolist()}
@@ -262,10 +379,9 @@ def learns(path: Path, capacity: int, source: int, connection: Any) -> None:
     connection.send("began")
     while not connection.poll():
         try:
-            batch = buffer.sample(SIZE, lease=100.0)
-        except EmptyBufferError:
-            time.sleep(0.002)
-            continue
+            batch = buffer.sample(SIZE, lease=100.0, timeout=1.0)
+        except (EmptyBufferError, RateLimitTimeout):
+            continue  # it may be all
         keys = {*batch["query"].tolist()}
         assert len(keys) == 1
         assert {*batch["member"].tolist()} == {*range(SIZE)}

@@ -19,7 +19,7 @@ import numpy as np
 
 from shmbuffer.errors import EmptyBufferError, LockTimeout, RateLimitTimeout
 from shmbuffer.memory import Engine, Ring, deadline
-from shmbuffer.memory.consumers import Consumer
+from shmbuffer.memory.consumer import Consumer
 from shmbuffer.memory.ledger import Taken
 from tests.torture import items
 from tests.torture.arena import Actor, Arena

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from shmbuffer.memory.consumer_status import ConsumerStatus
 from shmbuffer.memory.deadline import nanoseconds
@@ -18,6 +18,7 @@ from shmbuffer.memory.ledger import Acknowledged
 from shmbuffer.numpy.keys import GENERATION, INDEX, LEASE
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.form.deferred import to_come
 from shmbuffer.replay.samplers.taking import Consumes, consumes
 from shmbuffer.replay.storages.storage import ring_of
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from shmbuffer.replay.buffers.prefetch import Batch
 
 _KEYS = INDEX, GENERATION, LEASE
+_BYTES = 8  # of each
 
 
 class Consuming(Parts):
@@ -52,8 +54,8 @@ class Consuming(Parts):
             ConsumerError: the consumer was removed.
             TypeError: the sampler has no consumer.
 
-        Cost: one native call. Of a lazy stack the three entries are stacked first, 2 µs an item;
-        its ``info`` has them as they are.
+        Cost: one native call; 0.1 µs an item more for a lazy stack whose items were looked at, and
+        2 µs for one of which items were taken out, or that was put together of several.
         """
         if (rows := _as_they_are(batch)) is not None:
             return self._consumer().ack_rows(self._storage, rows)
@@ -124,7 +126,11 @@ class Consuming(Parts):
 
 def _as_they_are(batch: Any) -> list[torch.Tensor] | None:
     """The entries of a sample where they are as the core takes them, else None."""
-    entries = batch._tensordict if type(batch) is TensorDict else None
+    entries: Any = None
+    if type(batch) is TensorDict:
+        entries = batch._tensordict
+    elif isinstance(batch, LazyStackedTensorDict):
+        entries = to_come(batch) or _next_to_each_other(batch)
     if entries is None:
         return None
     rows: list[Any] = [entries.get(key) for key in _KEYS]
@@ -134,6 +140,28 @@ def _as_they_are(batch: Any) -> list[torch.Tensor] | None:
         if not row.is_cpu or not row.is_contiguous() or row.numel() != rows[0].numel():
             return None
     return rows
+
+
+def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor] | None:
+    """The entries of a stack whose items have rows of one sample, in order; else None."""
+    items = stack.tensordicts
+    if not items or any(type(item) is not TensorDict for item in items):
+        return None
+    entries = [item._tensordict for item in items]
+    found = {}
+    for key in _KEYS:
+        first, last = (one.get(key) for one in (entries[0], entries[-1]))
+        if not all(type(one) is torch.Tensor and not one.dim() for one in (first, last)):
+            return None
+        if last.data_ptr() - first.data_ptr() != _BYTES * (len(items) - 1):
+            return None
+        found[key] = first.as_strided((len(items),), (1,), first.storage_offset())
+    begin = found[INDEX].data_ptr()
+    try:  # what has the row of one of them has that of all
+        places = [one[INDEX].data_ptr() for one in entries]
+    except (KeyError, AttributeError):
+        return None
+    return found if places == list(range(begin, begin + _BYTES * len(items), _BYTES)) else None
 
 
 def _first_of_item(batch: Any, key: str) -> torch.Tensor:

@@ -58,7 +58,7 @@ def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
         return data
     try:
         if by_item and isinstance(data, LazyStackedTensorDict):
-            if not amended(data, partial(_set_by_item, info=info)):
+            if not amended(data, partial(_set_by_item, info=info), info):
                 with unlocked(data):
                     _set_by_item(data.tensordicts, info)
             return data

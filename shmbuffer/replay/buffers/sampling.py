@@ -57,8 +57,9 @@ class Sampling(Consuming):
             return_info: return ``(data, info)``; info has ``"index"``, and, where there are any,
                 the weights and ``"index_generation"``.
             min_size: wait until so many items are there.
-            timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.
-            lease: of a `ConsumingSampler`: seconds until the items are given to others, unless
+            timeout: seconds to wait, for them, for a `RateLimiter`, and for a batch of a consumer;
+                None: as long as it takes.
+            lease: of a sampler with a consumer: seconds until the items are given to others, unless
                 `ack` comes first; ``math.inf``: until this handle is closed, or its process ends.
                 None: they are acknowledged before they are returned.
 

@@ -33,8 +33,13 @@ def deferred(
     return made
 
 
-def amended(stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None]) -> bool:
-    """Have the items of a stack changed when they are made; false if they are made already."""
+def amended(
+    stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None], entries: dict[Any, Any]
+) -> bool:
+    """Have the items of a stack changed when they are made; false if they are made already.
+
+    ``entries`` are those that they get, a row each; `to_come` has them until then.
+    """
     make = stack.__dict__.get("_make") if type(stack) is _Deferred else None
     if make is None:
         return False
@@ -45,7 +50,14 @@ def amended(stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None]) ->
         return items
 
     stack.__dict__["_make"] = made
+    stack.__dict__["_entries"] = entries
     return True
+
+
+def to_come(stack: LazyStackedTensorDict) -> dict[Any, Any]:
+    """The entries that a stack gets when its items are made; none where they are made already."""
+    found: dict[Any, Any] = stack.__dict__.get("_entries") or {}
+    return found if type(stack) is _Deferred else {}
 
 
 class _Deferred(LazyStackedTensorDict):
@@ -59,6 +71,7 @@ class _Deferred(LazyStackedTensorDict):
                 attributes.setdefault(name, make())  # one step: another thread may be here
                 self.__class__ = LazyStackedTensorDict
                 attributes.pop("_make", None)
+                attributes.pop("_entries", None)
             if name in attributes:
                 return attributes[name]
         raise AttributeError(f"a {LazyStackedTensorDict.__name__} has no attribute {name!r}")

@@ -103,8 +103,9 @@ class ConsumingSampler(Consumes):
         return slots, known
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """See `Sampler.can_sample`: whether there are items that it was not given. O(capacity)."""
-        return self._sampleable_count(storage, batch_size) > 0
+        """See `Sampler.can_sample`: whether there are items that it was not given."""
+        consumer = self.bind(storage)
+        return consumer is not None and consumer.can_give(batch_size)
 
     def _sampleable_count(self, storage: Any, batch_size: int) -> int:
         consumer = self.bind(storage)

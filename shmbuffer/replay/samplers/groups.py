@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.memory.consumers import Start
+    from shmbuffer.memory.ledger import Taken
     from shmbuffer.numpy.arrays import Floats, Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
 
@@ -41,7 +42,7 @@ class GroupCounts(NamedTuple):
     withdrawn: int
     """That lost an item: it was written over, or evicted."""
     given_up: int
-    """That were not whole after ``give_up_after`` seconds."""
+    """That were not whole after ``give_up_after`` seconds, or could not be any more."""
 
 
 class PromptGroupSampler(Consumes):
@@ -54,10 +55,9 @@ class PromptGroupSampler(Consumes):
     whatever order, and is never drawn before. It is withdrawn, for good, once one of them is
     written over or evicted. One whose items do not come is given up after ``give_up_after`` seconds
     from its first item on, and not because a writer died: another may finish it. Each process gives
-    up what it has waited for itself; where there is a consumer, no learner of it gets those items.
-    `groups` counts them, in this process. A key that comes again after ``group_size`` items begins
-    another group; give every group a key of its own where a prompt may come while its group before
-    is being written over.
+    up what it has waited for itself; where there is a consumer, no learner of it gets those items,
+    and a group is given up, too, that holds writers up and can never be whole. `groups` counts
+    them, in this process. A key that comes again after ``group_size`` items begins another group.
 
     Without ``group_size`` a group is what has the key now, as in TorchRL, and what is missing in a
     batch is drawn twice, with one warning.
@@ -83,9 +83,9 @@ class PromptGroupSampler(Consumes):
         ValueError: a number below 1, another ``strategy``, or more samples than ``group_size``.
 
     Cost: 50 ns an item that was written since the draw before, of records 5 µs; 80 µs a batch of
-        256 in groups of 8. The first
-        draw looks at every item: 100 ms a million, of keys that are text in tensor storages one
-        second. Text in records has each new record read as a whole. 20 bytes an item.
+        256 in groups of 8. The first draw looks at every item: 100 ms a million, of keys that are
+        text in tensor storages one second. Text in records has each new record read as a whole. 20
+        bytes an item.
 
     Example:
         >>> import torch
@@ -171,8 +171,7 @@ class PromptGroupSampler(Consumes):
     def groups(self) -> GroupCounts:
         """How many groups there were at the last draw, and how many were lost until then."""
         with self._index.lock:
-            table = self._index.table
-            if table is None:
+            if (table := self._index.table) is None:
                 return GroupCounts(0, 0, 0, 0)
             return GroupCounts(table.marked, table.open, table.withdrawn, table.given_up)
 
@@ -188,7 +187,7 @@ class PromptGroupSampler(Consumes):
 
         Raises:
             EmptyBufferError: nothing to draw from; with ``group_size``, fewer whole groups than a
-                batch has.
+                batch has. With a consumer: no whole group is left, and nobody writes.
             KeyError: items have no ``group_key``, or no reward.
             ValueError: ``batch_size`` is no multiple, or asks for more than a group has.
             NotImplementedError: the storage has several dimensions.
@@ -231,24 +230,25 @@ class PromptGroupSampler(Consumes):
                 f"wants {wanted} items of each; draw {groups * (self.group_size or 0)} items"
             )
         consumer, index = self.opened(storage), self._index
-        with index.lock:
-            ring = self._look(storage)
-            assert ring is not None  # or there was no consumer
 
-            def choose(more: int) -> Ints:
-                there = min(index.table.marked, more)
-                numbers, found = np.empty(there, np.int64), np.empty((there, wanted), np.int64)
-                key = draw_key(self, storage)
-                index.table.choose(key, index.table.marked, there, numbers.ctypes.data)
-                out = found.ctypes.data
-                index.table.some(numbers.ctypes.data, there, wanted, key ^ 1, out)
-                return found
+        def choose(more: int) -> Ints:
+            return index.groups(draw_key(self, storage), more, wanted)
 
-            given = groups, choose, self._lease_s(), wanted
-            parts, there = self._claims.take(ring, consumer, *given)
-            if there < groups and not parts:
-                raise self._too_few(groups, there)
-            elements, tickets, leases = together(parts)
+        def attempt(least: int) -> list[Taken]:
+            asked = (groups, least), lambda: index.table.marked, choose, self._lease_s(), wanted
+            with index.lock:
+                ring = self._look(storage)
+                assert ring is not None  # or there was no consumer
+                while not (parts := self._claims.take(ring, consumer, *asked)):
+                    if not self._claims.unblock(storage, ring, consumer):
+                        return []
+            return parts
+
+        why = "was given every whole group"
+        parts = self._waiting(
+            consumer, attempt, groups, wanted, lambda: f"{why} ({self._others()})"
+        )
+        elements, tickets, leases = together(parts)
         info = {GENERATION: torch.from_numpy(tickets)}
         if self._took(consumer, parts):
             info[LEASE] = torch.from_numpy(leases)
@@ -261,14 +261,18 @@ class PromptGroupSampler(Consumes):
             return False
         with self._index.lock:
             try:
-                self._look(storage, now=True)
+                ring = self._look(storage)
             except EmptyBufferError:
                 return False
             there = int(self._index.table.marked)
-            if self.consumer is None or there >= groups:
+            if self.consumer is None or ring is None:
                 return there >= (1 if self.group_size is None else groups)
-            missing = (groups - there) * (self.group_size or 0)
-            return there > 0 and self.opened(storage).is_stuck(missing)
+            consumer, size = self.opened(storage), self.group_size or 0
+            some = lambda more: self._index.groups(0, more, size)  # noqa: E731
+            there = self._claims.count(ring, consumer, groups, some)
+            while not there and self._claims.unblock(storage, ring, consumer):
+                pass  # it may be asked until it is true
+            return there >= groups or consumer.cannot_grow(there * size, groups * size)
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """Groups of a batch, and items of each."""
@@ -291,13 +295,13 @@ class PromptGroupSampler(Consumes):
                 f"{self.group_size}; draw fewer"
             )
 
-    def _look(self, storage: Any, *, now: bool = False) -> Ring | None:
+    def _look(self, storage: Any) -> Ring | None:
         ring = self._index.look(storage)
         if self.give_up_after is not None:
             before = time.monotonic_ns() - int(self.give_up_after * 1e9)
             self._index.table.give_up(max(0, before))
         if self.consumer is not None and ring is not None:
-            self._claims.follow(ring, self.opened(storage), now=now)
+            self._claims.follow(ring, self.opened(storage))
         return ring
 
     def _choose(self, key: int, groups: int, wanted: int) -> Ints:
@@ -337,11 +341,16 @@ class PromptGroupSampler(Consumes):
         return numbers
 
     def _too_few(self, groups: int, there: int) -> EmptyBufferError:
-        counts = self.groups
         return EmptyBufferError(
-            f"{groups} whole groups are wanted, and {there} are there: {counts.open} are open, "
-            f"{counts.withdrawn} have lost items, {counts.given_up} were given up; write more of "
-            "them first, or draw fewer"
+            f"{groups} whole groups are wanted, and {there} are there: {self._others()}; write "
+            "more of them first, or draw fewer"
+        )
+
+    def _others(self) -> str:
+        counts = self.groups
+        return (
+            f"{counts.open} are open, {counts.withdrawn} have lost items, {counts.given_up} were "
+            "given up"
         )
 
     def _within(self, members: Ints, wanted: int) -> Ints:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shmbuffer.memory import Ring
-    from shmbuffer.memory.consumers import Consumer, Start
+    from shmbuffer.memory.consumer import Consumer
+    from shmbuffer.memory.consumers import Start
+    from shmbuffer.memory.ledger import Taken
     from shmbuffer.numpy.arrays import Floats, Ints
     from shmbuffer.replay.checkpoints import Loaded
     from shmbuffer.replay.samplers.slicing.entries import Key
@@ -155,9 +157,11 @@ class StalenessAwareSampler(Consumes):
             Indices, and the staleness of each item under ``"staleness"``, float32 ``[n]``.
 
         Raises:
-            EmptyBufferError: nothing to draw from.
+            EmptyBufferError: nothing to draw from; with a consumer: nothing is left, and nobody
+                writes.
             KeyError: items have no ``version_key``.
-            RuntimeError: all items are too stale, or weigh nothing.
+            RuntimeError: without a consumer: all items are too stale, or weigh nothing.
+            RateLimitTimeout, RateLimitError: with a consumer; see `ReplayBuffer.sample`.
         """
         self.bind(storage)
         if self.consumer is not None:
@@ -184,32 +188,28 @@ class StalenessAwareSampler(Consumes):
 
     def _claimed(self, storage: Any, count: int) -> tuple[torch.Tensor, dict[str, Any]]:
         """Items that no other learner of the consumer has."""
-        consumer, index, version = self.opened(storage), self._index, self.consumer_version
-        with index.lock:
-            ring = index.look(storage)
-            assert ring is not None  # or there was no consumer
-            self._claims.follow(ring, consumer)
-            self._drop_stale(ring, consumer, version)
+        consumer, index = self.opened(storage), self._index
+        known: dict[int, int] = {}
 
-            known: dict[int, int] = {}
+        def attempt(least: int) -> list[Taken]:
+            version = self.consumer_version
 
             def choose(more: int) -> Ints:
-                staleness, counts = self._stalenesses(version)
-                there = min(more, int(counts[self._are_fresh(staleness)].sum()))
-                if not there:
-                    return np.empty(0, np.int64)
-                elements, stale = self._choose(draw_key(self, storage), version, there)
+                elements, stale = self._some(draw_key(self, storage), version, more)
                 known.update(zip(elements.tolist(), stale.tolist(), strict=True))
                 return elements
 
-            parts, there = self._claims.take(ring, consumer, count, choose, self._lease_s())
-            if there < count and not parts:
-                raise EmptyBufferError(
-                    f"{count} items are wanted, and {there} are there that are fresh enough and "
-                    f"that consumer {self.consumer!r} was not given; write more first, or draw "
-                    "fewer"
-                )
-            elements, tickets, leases = together(parts)
+            asked = (count, least), lambda: self._drawable(version), choose, self._lease_s()
+            with index.lock:
+                ring = index.look(storage)
+                assert ring is not None  # or there was no consumer
+                self._claims.follow(ring, consumer)
+                self._drop_stale(ring, consumer, version)
+                return self._claims.take(ring, consumer, *asked)
+
+        why = "was given every item that is fresh enough"
+        parts = self._waiting(consumer, attempt, count, 1, lambda: why)
+        elements, tickets, leases = together(parts)
         info = {
             "staleness": torch.tensor([float(known[one]) for one in elements.tolist()]),
             GENERATION: torch.from_numpy(tickets),
@@ -217,6 +217,20 @@ class StalenessAwareSampler(Consumes):
         if self._took(consumer, parts):
             info[LEASE] = torch.from_numpy(leases)
         return torch.from_numpy(elements), info
+
+    def _some(self, key: int, version: int, more: int) -> tuple[Ints, Ints]:
+        """So many elements, or all that may be ours, and how stale each is."""
+        if there := min(more, self._drawable(version)):
+            return self._choose(key, version, there)
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def _drawable(self, version: int) -> int:
+        """Items that are fresh enough, and weigh anything."""
+        staleness, counts = self._stalenesses(version)
+        there = self._are_fresh(staleness)
+        if self.staleness_weight_fn is not None and there.any():
+            there = self._given_weights(staleness) * there > 0
+        return int(counts[there].sum())
 
     def _drop_stale(self, ring: Ring, consumer: Consumer, version: int) -> None:
         """What is too stale is given to nobody: it will not become fresher."""
@@ -262,13 +276,15 @@ class StalenessAwareSampler(Consumes):
                 ring = self._index.look(storage)
             except EmptyBufferError:
                 return False
-            if ring is not None and self.consumer is not None:
-                self._claims.follow(ring, self.opened(storage), now=True)
-            staleness, counts = self._stalenesses(self.consumer_version)
-            there = int(counts[self._are_fresh(staleness)].sum())
-            if self.consumer is None or there >= batch_size:
-                return there > 0
-            return there > 0 and self.opened(storage).is_stuck(batch_size - there)
+            if ring is None or self.consumer is None:
+                staleness, counts = self._stalenesses(self.consumer_version)
+                return bool(counts[self._are_fresh(staleness)].any())
+            consumer, version = self.opened(storage), self.consumer_version
+            self._claims.follow(ring, consumer)
+            self._drop_stale(ring, consumer, version)
+            some = lambda more: self._some(0, version, more)[0]  # noqa: E731
+            there = self._claims.count(ring, consumer, batch_size, some)
+            return there >= batch_size or consumer.cannot_grow(there, batch_size)
 
     def _stalenesses(self, version: int) -> tuple[Ints, Ints]:
         """Of each version that is there, the smallest first, and how many items have it."""
@@ -302,16 +318,7 @@ class StalenessAwareSampler(Consumes):
         if self.staleness_weight_fn is None:
             weights = 1.0 / (np.maximum(staleness, 0) + 1.0)
         else:
-            given = self.staleness_weight_fn(torch.from_numpy(staleness.astype(np.float32)))
-            weights = torch.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
-            if weights.shape != staleness.shape or not (weights >= 0).all():
-                raise ValueError(
-                    "staleness_weight_fn gives a weight for each number that it is given, which "
-                    f"is not negative and not NaN; of {staleness.tolist()[:4]} it gave "
-                    f"{weights.tolist()[:4] if weights.ndim else weights.item()}"
-                )
-            if not np.isfinite(weights).all():
-                raise ValueError("staleness_weight_fn gives finite weights, and one is infinite")
+            weights = self._given_weights(staleness)
         weights[~self._are_fresh(staleness)] = 0.0
         if not weights.any():
             raise RuntimeError(
@@ -320,6 +327,21 @@ class StalenessAwareSampler(Consumes):
                 f"freshest is {staleness.min()} versions old. Raise max_staleness, or have "
                 "collectors take newer weights"
             )
+        return weights
+
+    def _given_weights(self, staleness: Ints) -> Floats:
+        """What the user's function says of each, checked."""
+        assert self.staleness_weight_fn is not None
+        given = self.staleness_weight_fn(torch.from_numpy(staleness.astype(np.float32)))
+        weights: Floats = torch.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
+        if weights.shape != staleness.shape or not (weights >= 0).all():
+            raise ValueError(
+                "staleness_weight_fn gives a weight for each number that it is given, which "
+                f"is not negative and not NaN; of {staleness.tolist()[:4]} it gave "
+                f"{weights.tolist()[:4] if weights.ndim else weights.item()}"
+            )
+        if not np.isfinite(weights).all():
+            raise ValueError("staleness_weight_fn gives finite weights, and one is infinite")
         return weights
 
     # -- state ---------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.memory.consumers import Start
+    from shmbuffer.memory.ledger import Taken
     from shmbuffer.numpy.arrays import Ints
     from shmbuffer.replay.checkpoints import Loaded
     from shmbuffer.replay.samplers.slicing.cutting import Side
@@ -78,12 +79,10 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     Raises:
         TypeError: ``slice_len`` is no integer. When it draws: the storage is somebody else's.
         ValueError: it is less than 1.
-        EmptyBufferError: when it draws for a consumer: there are too few windows.
 
-    Writers wait for what a consumer has not acknowledged. Where they cannot write the rest of a
-    batch before its oldest window is done, the batch has the windows that are there. A step that is
-    in no window when the ring has written half a lap behind it never will be, and is not waited
-    for: the end of a trajectory, and of a stream that goes on too slowly.
+    Writers wait for what a consumer has not acknowledged. A step that is in no window when the ring
+    has written half a lap behind it never will be, and is not waited for: the end of a trajectory,
+    and of a stream that goes on too slowly.
 
     Cost: see `SliceSampler`; 8 bytes an item more, and a write into named slots, or in place, has
         all items looked at again: 50 ms a million.
@@ -149,6 +148,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         self._shared = SharedWindows(self._windows)
         self._drawn: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=_REMEMBERED)
         self._taken = 0  # windows of the last choice; the others are slices at random
+        self._wanted = 0, 0  # for a consumer: windows, and how many at least
         self._boundaries = Boundaries(
             end_key=end_key,
             end_keys=end_keys,
@@ -187,6 +187,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
 
         Raises:
             TypeError: the storage is somebody else's, and has no ring.
+            EmptyBufferError: for a consumer: no window is left, and nobody writes.
         """
         ring = self._windows.ring_of(storage)
         if self.consumer is not None:
@@ -200,14 +201,24 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     def _consumed(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """Windows that no other learner of the consumer has."""
         consumer, shared = self.opened(storage), self._shared
-        with self._boundaries.lock:
-            shared.begin(consumer)
-            try:
-                index, info = SliceSampler.sample(self, storage, batch_size)
-            except BaseException:
-                shared.release(consumer)
-                raise
-            parts = shared.parts()
+        count, steps = self._sizes(batch_size)
+        found: list[Any] = []
+
+        def attempt(least: int) -> list[Taken]:
+            with self._boundaries.lock:
+                self._wanted = count, least
+                shared.begin(consumer)
+                try:
+                    found[:] = SliceSampler.sample(self, storage, batch_size)
+                except EmptyBufferError:
+                    return []
+                except BaseException:
+                    shared.release(consumer)
+                    raise
+                return shared.parts()
+
+        why = "was given every complete window"
+        parts, (index, info) = self._waiting(consumer, attempt, count, steps, lambda: why), found
         if self._took(consumer, parts):
             each = [np.full(len(part.slots), part.lease) for part in parts]
             info[LEASE] = torch.from_numpy(np.concatenate(each))
@@ -215,24 +226,26 @@ class StreamingSliceSampler(Consumes, SliceSampler):
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `SliceSampler.can_sample`; for a consumer, whether there are windows enough."""
-        ring = ring_of(storage)
-        if self.consumer is None or ring is None:
+        ring, consumer = ring_of(storage), self.bind(storage)
+        if ring is None or consumer is None:
             return super().can_sample(storage, batch_size)
-        count, _ = self._sizes(batch_size)
-        consumer = self.opened(storage)
         with self._boundaries.lock:
             self._shared.begin(consumer)
             try:
                 table = self._boundaries.of(storage).table
             except EmptyBufferError:
                 return False
-            return self._shared.has(ring, consumer, table, count)
+            return self._shared.has(ring, consumer, table, self._sizes(batch_size)[0])
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """The next windows, and slices for the rest."""
-        if self.consumer is not None:
-            return self._claimed(storage, table, count)
-        return self._with(np.zeros(0, np.int64), storage, table, count, steps)
+        """The next windows, and slices for the rest; for a consumer, those that it claims."""
+        if self.consumer is None:
+            return self._with(np.zeros(0, np.int64), storage, table, count, steps)
+        consumer, ring = self.opened(storage), ring_of(storage)
+        assert ring is not None
+        rows = self._shared.take(ring, consumer, table, self._wanted, self._lease_s())
+        trajectories = table.of_rows(rows)
+        return Cuts(trajectories, rows - table.starts[trajectories])
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
         before = self._windows.position
@@ -245,13 +258,6 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         except RuntimeError:
             self._windows.rewind(before)
             raise
-
-    def _claimed(self, storage: Any, table: Trajectories, count: int) -> Cuts:
-        consumer, ring = self.opened(storage), ring_of(storage)
-        assert ring is not None
-        rows = self._shared.take(ring, consumer, table, count, self._lease_s())
-        trajectories = table.of_rows(rows)
-        return Cuts(trajectories, rows - table.starts[trajectories])
 
     def _with(self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
         """Windows that begin at these rows; then the next ones, and slices for the rest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -20,7 +20,8 @@ from shmbuffer.replay.storages.storage import ring_of
 if TYPE_CHECKING:
     import torch
 
-    from shmbuffer.memory.consumers import Consumer, Start
+    from shmbuffer.memory.consumer import Consumer
+    from shmbuffer.memory.consumers import Start
     from shmbuffer.memory.ledger import Acknowledged, Taken
 
 
@@ -126,6 +127,32 @@ class Consumes(Sampler):
             return False
         taking.taken += [(consumer, taken) for taken in parts]
         return taking.lease_s is not None
+
+    def _waiting(
+        self,
+        consumer: Consumer,
+        attempt: Callable[[int], list[Taken]],
+        most: int,
+        size: int,
+        why: Callable[[], str],
+    ) -> list[Taken]:
+        """What an attempt takes, under its leases; see `Consumer.wait_for`, which waits for it.
+
+        ``attempt`` is told how many items, groups or windows there have to be at least.
+        """
+        parts: list[Taken] = attempt(0) if not most else []
+
+        def choose(least: int) -> int:
+            parts[:] = attempt(least)
+            return sum(len(part.slots) for part in parts) // size
+
+        try:
+            consumer.wait_for(choose, most, size, why)
+        except BaseException:
+            for part in parts:
+                consumer.give_back(part.lease)
+            raise
+        return parts
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
         """Other items: the buffer was emptied before these were read."""

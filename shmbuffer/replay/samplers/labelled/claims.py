@@ -2,34 +2,34 @@
 
     index ──choose──▶ items ──Consumer.claim──▶ those that nobody else has
       ▲                                              │ the others are out of the index
-      └──standings, once a second and when it is short: what ended leases have given back
+      ├──returned, where it is short: what ended leases have given back
+      └──standings, once a second: what others were given, too
 
 What cannot be given any more is acknowledged without a delivery, so that writers do not wait for
 it: items of lost groups, the rest of a group of which somebody has acknowledged a part, and what is
-too stale.
+too stale. So is a group that holds writers up and can never be whole (`Claims.unblock`).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.memory.ledger import DONE, HELD_HERE, TO_GIVE, Taken
+from shmbuffer.memory.ledger import DONE, HELD_HERE, LEASES, TO_GIVE, Taken
+from shmbuffer.memory.sides import ALONE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmbuffer.memory import Ring
-    from shmbuffer.memory.consumers import Consumer
-    from shmbuffer.memory.ledger import Standings
+    from shmbuffer.memory.consumer import Consumer, Oldest
     from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.samplers.labelled.index import LabelIndex
 
-_EVERY_S = 1.0  # between two looks at what others have given back
+_EVERY_S = 1.0  # between two looks at what others have
 
 
 class Claims:
@@ -44,10 +44,11 @@ class Claims:
         self._index, self._whole = index, whole
         self._table: Any = None
         self._next_s = 0.0
-        self._ends: dict[int, float] = {}  # of leases of our own that end
+        self._known = np.zeros(LEASES, np.uint64)  # leases whose items are in the index again
+        self._held_up: tuple[int, float] | None = None  # the head, and since when it stands
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_table": None, "_ends": {}}
+        return {**self.__dict__, "_table": None, "_held_up": None}
 
     def follow(self, ring: Ring, consumer: Consumer, *, now: bool = False) -> None:
         """Leaves out of the index what was given; behind each look of it.
@@ -55,43 +56,78 @@ class Claims:
         Args:
             ring: of the index.
             consumer: whose.
-            now: also where that was done just before.
+            now: also what came back just before.
         """
         table = self._index.table
         if self._whole:
             lost = np.frombuffer(table.lost(), np.int64)
             if len(lost):
                 self.drop(ring, consumer, lost)
-        if not now and table is self._table and time.monotonic() < self._next_s:
+        is_new = table is not self._table
+        if is_new:
+            self._known[:] = 0
+        if is_new or time.monotonic() >= self._next_s:
+            self._look(ring, consumer, is_new=is_new)
+        elif not now:
             return
-        standings = consumer.standings()
+        slots, tickets = consumer.returned(self._known)
+        self._put_back(ring, slots[tickets < self._index.head])
+
+    def _look(self, ring: Ring, consumer: Consumer, *, is_new: bool) -> None:
+        """At every item: what others were given, and what nobody has."""
+        table, standings = self._index.table, consumer.standings()
         self._table, self._next_s = table, time.monotonic() + _EVERY_S
         # Of items that the index has not been told of yet, nothing follows for it.
-        known = standings.tickets < self._index.head
-        over = self._ended(standings)
-        free = np.flatnonzero(known & ((standings.states == TO_GIVE) | over))
-        given = np.flatnonzero(known & (standings.states > TO_GIVE) & ~over)
+        known, states = standings.tickets < self._index.head, standings.states
+        # What this learner holds was left out when it was taken, and comes back with its lease.
+        here = states == HELD_HERE
+        free = np.flatnonzero(known & (states == TO_GIVE))
+        given = np.flatnonzero(known & (states > TO_GIVE) & (is_new | ~here))
+        self._put_back(ring, free)
         if not self._whole:
             self._drop_of_index(given[self._index.kins(given) >= 0])
-            back = free[self._index.kins(free) < 0]
-            if len(back):
-                self._index.tell(ring, back)
             return
-        table.take(free.ctypes.data, len(free), False)
         table.take(given.ctypes.data, len(given), True)
-        done = self._index.kins(given[standings.states[given] == DONE])
+        done = self._index.kins(given[states[given] == DONE])
         rest = free[np.isin(self._index.kins(free), done[done >= 0])]
         if len(rest):
             consumer.drop(rest, standings.tickets[rest])
 
-    def _ended(self, standings: Standings) -> Flags:
-        """Slots that this learner holds, under a lease that has ended."""
-        here, now_s = standings.states == HELD_HERE, time.monotonic()
-        held = {*standings.leases[here].tolist()} if self._ends else set()
-        self._ends = {lease: end_s for lease, end_s in self._ends.items() if lease in held}
-        ended = [lease for lease, end_s in self._ends.items() if end_s <= now_s]
-        over: Flags = here & np.isin(standings.leases, np.array(ended, np.uint64))
-        return over
+    def _put_back(self, ring: Ring, slots: Ints) -> None:
+        """Items of these slots may be chosen again."""
+        if self._whole:
+            self._index.table.take(slots.ctypes.data, len(slots), False)
+        elif len(back := slots[self._index.kins(slots) < 0]):
+            self._index.tell(ring, back)
+
+    def unblock(self, storage: Any, ring: Ring, consumer: Consumer) -> bool:
+        """Gives up the group of the oldest item, where it can never be whole.
+
+        Its other items have no room before that one is done; or everybody who writes waits for it,
+        for long enough that a writer which died would be there again. Whether it has given one up.
+        """
+        oldest = consumer.oldest_to_give()
+        if oldest is None:
+            self._held_up = None
+            return False
+        self._index.look(storage)  # what was committed until then
+        missing = self._index.table.missing(oldest.slot)
+        if not missing or self._index.head != oldest.head:
+            return False
+        if missing <= oldest.room and not self._is_held_up(consumer, oldest):
+            return False
+        self._index.table.give_up_one(oldest.slot)
+        self.follow(ring, consumer)
+        return True
+
+    def _is_held_up(self, consumer: Consumer, oldest: Oldest) -> bool:
+        if not (oldest.waits and consumer.all_writers_wait()):
+            self._held_up = None
+            return False
+        now_s = time.monotonic()
+        if self._held_up is None or self._held_up[0] != oldest.head:
+            self._held_up = oldest.head, now_s
+        return now_s - self._held_up[1] >= ALONE_S
 
     def drop(self, ring: Ring, consumer: Consumer, elements: Ints) -> None:
         """Has them acknowledged without a delivery."""
@@ -105,33 +141,51 @@ class Claims:
         self,
         ring: Ring,
         consumer: Consumer,
-        wanted: int,
+        wanted: tuple[int, int],
+        counted: Callable[[], int],
         choose: Callable[[int], Ints],
         lease_s: float,
         size: int = 1,
-    ) -> tuple[list[Taken], int]:
-        """Takes what ``choose`` chooses, until it has what is wanted.
+    ) -> list[Taken]:
+        """Takes what ``choose`` chooses.
 
         Args:
             ring: of the index.
             consumer: whose.
-            wanted: items, or groups.
-            choose: elements of so many more, ``[n]`` or ``[n, size]``; fewer: there are no more.
+            wanted: items, or groups; and how many of them there have to be at least.
+            counted: how many may be chosen.
+            choose: elements of so many, ``[n]`` or ``[n, size]``.
             lease_s: see `Consumer.take`.
             size: items of a group.
 
         Returns:
-            Each part under its lease, and how many were there. Where those are fewer, no parts,
-            unless the others cannot be written before these are done.
+            Each part under its lease: none where there are too few, and others can be written
+            before these are done.
         """
-        given = ring, consumer
-        found = self._take(*given, wanted, choose, lease_s)
-        there = sum(len(part.slots) for part in found) // size
-        if there < wanted:  # they must not be ours while it is asked who has them
-            self.give_back(*given, found)
-            is_stuck = there > 0 and consumer.is_stuck((wanted - there) * size)
-            found = self._take(*given, there, choose, lease_s) if is_stuck else []
-        return found, there
+        most, least = wanted
+        while True:
+            if counted() < most:
+                self.follow(ring, consumer, now=True)
+            there = min(counted(), most)
+            if not there or (there < least and not consumer.is_stuck((most - there) * size)):
+                return []
+            found = self._take(ring, consumer, there, choose, lease_s)
+            if sum(len(part.slots) for part in found) == there * size:
+                return found
+            self.give_back(ring, consumer, found)  # the index knows by now what others have
+
+    def count(
+        self, ring: Ring, consumer: Consumer, wanted: int, choose: Callable[[int], Ints]
+    ) -> int:
+        """How many `take` would find now, up to what is wanted; for arguments see there."""
+        self.follow(ring, consumer, now=True)
+        while len(elements := choose(wanted)):
+            groups = elements if self._whole else elements[:, None]
+            kept = self._claimed(ring, groups, consumer.could_claim)
+            if kept.all():
+                return len(groups)
+            self._leave_out(groups[~kept])
+        return 0
 
     def _take(
         self,
@@ -142,50 +196,51 @@ class Claims:
         lease_s: float,
     ) -> list[Taken]:
         found: list[Taken] = []
-        tried_again = False
+
+        def claim(elements: Ints, tickets: Ints, sizes: Ints) -> Flags:
+            kept, lease = consumer.claim(elements, tickets, sizes, lease_s)
+            if lease:
+                ours = kept.repeat(sizes)
+                found.append(Taken(elements[ours], tickets[ours], lease))
+            return kept
+
         try:
-            while wanted:
-                elements = choose(wanted)
-                if not len(elements):
-                    if tried_again:
-                        break
-                    tried_again = True
-                    self.follow(ring, consumer, now=True)
-                    continue
+            while wanted and len(elements := choose(wanted)):
                 groups = elements if self._whole else elements[:, None]
-                tickets, there = self._tickets(ring, groups)
-                whole = there.all(1)
-                kept = np.zeros(len(groups), np.bool_)
-                if whole.any():
-                    sizes = np.full(int(whole.sum()), groups.shape[1], np.int64)
-                    flat = np.ascontiguousarray(groups[whole].reshape(-1))
-                    theirs = np.ascontiguousarray(tickets[whole].reshape(-1))
-                    taken, lease = consumer.claim(flat, theirs, sizes, lease_s)
-                    kept[whole] = taken
-                    if lease:
-                        items = groups[kept].reshape(-1), tickets[kept].reshape(-1)
-                        found.append(Taken(*items, lease))
-                        if lease_s < math.inf:
-                            self._ends[lease] = time.monotonic() + lease_s
-                if self._whole:
-                    first = np.ascontiguousarray(groups[:, 0])
-                    self._index.table.take(first.ctypes.data, len(first), True)
-                else:
-                    self._drop_of_index(np.ascontiguousarray(elements))
-                wanted -= int(kept.sum())
+                wanted -= int(self._claimed(ring, groups, claim).sum())
+                self._leave_out(groups)
         except BaseException:
             self.give_back(ring, consumer, found)
             raise
         return found
 
+    def _claimed(
+        self, ring: Ring, groups: Ints, claim: Callable[[Ints, Ints, Ints], Flags]
+    ) -> Flags:
+        """Which groups are there, and claimed; ``[groups, size]``."""
+        tickets, there = self._tickets(ring, groups)
+        whole, kept = there.all(1), np.zeros(len(groups), np.bool_)
+        if whole.any():
+            sizes = np.full(int(whole.sum()), groups.shape[1], np.int64)
+            flat = np.ascontiguousarray(groups[whole].reshape(-1))
+            theirs = np.ascontiguousarray(tickets[whole].reshape(-1))
+            kept[whole] = claim(flat, theirs, sizes)
+        return kept
+
+    def _leave_out(self, groups: Ints) -> None:
+        """They are somebody's."""
+        first = np.ascontiguousarray(groups[:, 0])
+        if self._whole:
+            self._index.table.take(first.ctypes.data, len(first), True)
+        else:
+            self._drop_of_index(first)
+
     def give_back(self, ring: Ring, consumer: Consumer, parts: list[Taken]) -> None:
         """What was taken is given to others at once, or to this learner again."""
         for part in parts:
             consumer.give_back(part.lease)
-            if self._whole:
-                self._index.table.take(part.slots.ctypes.data, len(part.slots), False)
-            else:
-                self._index.tell(ring, part.slots)
+            self._known[part.lease % LEASES] = part.lease
+            self._put_back(ring, part.slots)
 
     def _drop_of_index(self, elements: Ints) -> None:
         elements = np.ascontiguousarray(elements)

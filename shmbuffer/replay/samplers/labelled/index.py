@@ -126,7 +126,7 @@ class LabelIndex:
         if ring is None:
             self._look_at_foreign(storage)
             return None
-        if not ring.length:
+        if not ring.length and not self.is_claimed:
             wait_for_items(storage, ring, NOTHING_THERE)
         native = ring.seat.native
         if native is not self._native or self._storage is None or self._storage() is not storage:
@@ -265,6 +265,14 @@ class LabelIndex:
         """The label of each element, int64 ``[n]``."""
         found = np.empty_like(elements)
         self.table.of(elements.ctypes.data, len(elements), found.ctypes.data)
+        return found
+
+    def groups(self, key: int, most: int, size: int) -> Ints:
+        """So many whole groups, or all that may be drawn, by chance; ``[groups, size]``."""
+        there = min(self.table.marked, most)
+        numbers, found = np.empty(there, np.int64), np.empty((there, size), np.int64)
+        self.table.choose(key, self.table.marked, there, numbers.ctypes.data)
+        self.table.some(numbers.ctypes.data, there, size, key ^ 1, found.ctypes.data)
         return found
 
     def fresh(self, version: int, most: int, key: int, count: int, *out: int) -> bool | None:

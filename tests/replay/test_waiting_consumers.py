@@ -1,0 +1,211 @@
+"""A sample for a consumer waits by one rule, whichever sampler chooses what it is given."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    ConsumerError,
+    ConsumingSampler,
+    EmptyBufferError,
+    LazyMemmapStorage,
+    PromptGroupSampler,
+    RateLimitTimeout,
+    StalenessAwareSampler,
+    StreamingSliceSampler,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.memory.consumer import Consumer
+from shmbuffer.memory.layout import Side
+
+SIZE, CAPACITY = 4, 32
+"""Items of a group, and of a window."""
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "consuming": lambda: ConsumingSampler(consumer="learners"),
+    "groups": lambda: PromptGroupSampler(group_size=SIZE, consumer="learners"),
+    "fresh": lambda: StalenessAwareSampler(consumer="learners"),
+    "windows": lambda: StreamingSliceSampler(slice_len=SIZE, consumer="learners"),
+}
+
+
+@pytest.fixture(params=[*SAMPLERS])
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def learner(path: Path, kind: str, batch_size: int = 2 * SIZE) -> TensorDictReplayBuffer:
+    storage = LazyMemmapStorage(CAPACITY, scratch_dir=path, shared_init=True)
+    return TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS[kind](), batch_size=batch_size)
+
+
+def units(first: int, count: int) -> TensorDict:
+    """So many groups, each of which is a window, too."""
+    number = torch.arange(first * SIZE, (first + count) * SIZE)
+    items = {"number": number, "query": number // SIZE}
+    items["policy_version"] = torch.zeros_like(number)
+    done = torch.zeros(len(number), 1, dtype=torch.bool)
+    return TensorDict({**items, ("next", "done"): done}, [len(number)])
+
+
+def require_waiting(rb: Any) -> None:
+    """A sample of this handle waits, or will before long."""
+    seat = rb.storage.engine().seat
+    end = time.monotonic() + 20
+    while not int(seat.control.entries["waits_for"][seat.entry]) & Side.INSERTS:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def require_quiet(rb: Any) -> None:
+    """Nobody waits, and nothing is held."""
+    control = rb.storage.engine().seat.control
+    assert not control.entries["waits_for"].any()
+    assert int(control.runtime["limited"][0]) == 0
+    (status,) = rb.consumers()
+    assert status.held == 0
+
+
+@contextmanager
+def once_waiting(rb: Any, deed: Callable[[], Any]) -> Iterator[None]:
+    """Does it while a sample of this handle waits."""
+
+    def behind() -> None:
+        require_waiting(rb)
+        deed()
+
+    thread = threading.Thread(target=behind)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_a_batch_is_waited_for_while_anybody_writes(tmp_path: Path, kind: str) -> None:
+    with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as writer:
+        writer.extend(units(0, 1))
+        assert not rb.can_sample(), "it would wait"
+        with once_waiting(rb, lambda: writer.extend(units(1, 1))):
+            batch = rb.sample(lease=100.0, timeout=20)
+        assert sorted(batch["number"].tolist()) == [*range(2 * SIZE)]
+        assert rb.ack(batch) == (2 * SIZE, 0)
+        require_quiet(rb)
+
+
+def test_a_wait_for_a_batch_ends_at_its_deadline_and_takes_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as writer:
+        writer.extend(units(0, 1))
+        with pytest.raises(RateLimitTimeout) as caught:
+            rb.sample(timeout=0.05)
+        wanted = f"sample waits: {2 * SIZE} items are wanted that this consumer has not been given"
+        assert wanted in str(caught.value)
+        assert f"the only collector, pid {os.getpid()}, last inserted" in str(caught.value)
+        require_quiet(rb)
+        (status,) = rb.consumers()
+        assert (status.delivered, status.acked) == (0, 0)
+
+
+def test_what_is_given_back_meanwhile_ends_the_wait(tmp_path: Path, kind: str) -> None:
+    with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as other:
+        other.extend(units(0, 2))
+        held = other.sample(lease=100.0)
+        with once_waiting(rb, other.close):
+            again = rb.sample(timeout=20)
+        assert sorted(again["index"].tolist()) == sorted(held["index"].tolist())
+        assert rb.consumers()[0].redelivered == 2 * SIZE
+
+
+def test_where_nobody_writes_a_batch_is_what_is_left(tmp_path: Path, kind: str) -> None:
+    with learner(tmp_path, kind) as rb:
+        rb.extend(units(0, 3))
+        first = rb.sample()["number"].tolist()
+        assert len(first) == 2 * SIZE
+        assert rb.can_sample()
+        assert sorted(first + rb.sample()["number"].tolist()) == [*range(3 * SIZE)]
+        assert not rb.can_sample()
+        message = r"consumer 'learners' was given every .* and nobody writes"
+        with pytest.raises(EmptyBufferError, match=message):
+            rb.sample()
+        require_quiet(rb)
+
+
+def test_an_iteration_ends_where_nobody_writes(tmp_path: Path, kind: str) -> None:
+    with learner(tmp_path, kind) as rb:
+        rb.extend(units(0, 3))
+        batches = [batch["number"].tolist() for batch in rb]
+        assert [len(one) for one in batches] == [2 * SIZE, SIZE]
+        assert sorted(number for one in batches for number in one) == [*range(3 * SIZE)]
+
+
+def test_ctrl_c_ends_the_wait_and_leaves_nothing(tmp_path: Path, kind: str) -> None:
+    with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as writer:
+        writer.extend(units(0, 1))
+        with (
+            pytest.raises(KeyboardInterrupt),
+            once_waiting(rb, lambda: os.kill(os.getpid(), signal.SIGINT)),
+        ):
+            rb.sample(timeout=20)
+        require_quiet(rb)
+        writer.extend(units(1, 1))
+        assert len(rb.sample(timeout=20)) == 2 * SIZE
+
+
+def test_who_waits_for_a_consumer_that_is_removed_is_told(tmp_path: Path, kind: str) -> None:
+    with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as writer:
+        writer.extend(units(0, 1))
+        remove = lambda: writer.remove_consumer("learners")  # noqa: E731
+        with once_waiting(rb, remove), pytest.raises(ConsumerError, match="was removed"):
+            rb.sample(timeout=20)
+
+
+def test_a_batch_for_which_there_is_no_room_is_refused(tmp_path: Path, kind: str) -> None:
+    with learner(tmp_path, kind, 2 * CAPACITY) as rb, learner(tmp_path, kind) as writer:
+        writer.extend(units(0, 1))
+        with pytest.raises(ValueError, match="64 items is consumed through a buffer of 32"):
+            rb.sample(timeout=20)
+
+
+def test_a_buffer_that_is_emptied_is_waited_for(tmp_path: Path, kind: str) -> None:
+    with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as writer:
+        writer.extend(units(0, 2))
+        assert len(rb.sample()) == 2 * SIZE
+        writer.empty()
+        with once_waiting(rb, lambda: writer.extend(units(5, 2))):
+            batch = rb.sample(timeout=20)
+        assert sorted(batch["number"].tolist()) == [*range(5 * SIZE, 7 * SIZE)]
+
+
+def test_what_came_back_is_found_without_a_look_at_every_item(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slicing, labelled = "slicing.shared_windows", "labelled.claims"
+    for name in (f"{slicing}._EVERY_S", f"{slicing}._SHORT_S", f"{labelled}._EVERY_S"):
+        monkeypatch.setattr(f"shmbuffer.replay.samplers.{name}", 1e9)
+    with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as other:
+        other.extend(units(0, 4))
+        mine = rb.sample(lease=100.0)
+        theirs = other.sample(lease=100.0)
+        assert not rb.can_sample()
+        monkeypatch.delattr(Consumer, "standings")
+        other.close()
+        assert rb.can_sample()
+        again = rb.sample(lease=1e-9)
+        assert sorted(again["index"].tolist()) == sorted(theirs["index"].tolist())
+        assert rb.can_sample(), "its lease is over"
+        rb.ack(mine)
+        assert rb.ack(rb.sample(lease=100.0)) == (2 * SIZE, 0)
+        assert rb.consumers()[0].behind == 0
