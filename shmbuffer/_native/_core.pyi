@@ -478,6 +478,9 @@ class Labels:
         value_bytes: int,
         value_kind: str,
         means: int,
+        steps: bytes,
+        code: bytes,
+        piece: int,
         now: int,
         /,
     ) -> int | None: ...

@@ -1,4 +1,6 @@
-/* Labels::follow for Python: what has come and gone in a ring whose labels lie in a column of numbers, in one call. */
+/* Labels::follow for Python: what has come and gone in a ring whose labels lie in a column of numbers, or are a number that each
+ * record has where it lies, in one call. */
+#define PY_SSIZE_T_CLEAN
 #include "labelling.h"
 
 #include <math.h>
@@ -6,6 +8,7 @@
 #include <string.h>
 
 #include "follower.h"
+#include "locating.h"
 #include "module.h"
 #include "ring.h"
 
@@ -47,14 +50,41 @@ static bool label_in(const struct column *column, uint64_t element, int64_t *lab
     return *label < (int64_t)1 << 61 && *label > -((int64_t)1 << 61) && (column->kind == 'i' || bits >> 61 == 0);
 }
 
+/* Where a number lies in records of one form. */
+struct record_form {
+    const int64_t *steps; /* see locating.h. NULL: the items are no records */
+    const unsigned char *code;
+    uint64_t code_bytes, piece;
+    int64_t *numbers, *offsets, *sizes; /* room for those of one record */
+};
+
 struct telling {
     struct shmb_labels *all;
     const struct shmb_ring *ring;
     struct column labels, values; /* values.base NULL: none */
+    struct record_form form;
     double *kept;                 /* the means of the values, by element */
     uint64_t head;
     int64_t now;
 };
+
+/* The label of a record, read where it lies: it may change meanwhile, so every number is looked at once. False: it is not that
+ * form, or no label. */
+static bool label_of_record(const struct telling *of, uint64_t slot, int64_t *label) {
+    const struct record_form *form = &of->form;
+    const struct shmb_extent extent = of->ring->extents[slot];
+    if (!shmb_extent_in_order(of->ring, extent)) return false;
+    const int64_t start = 0, size = (int64_t)extent.bytes;
+    const unsigned char *record = shmb_record_at(of->ring, extent.position);
+    const struct shmb_records_read read = {record, extent.bytes, &start, &size, 1};
+    struct shmb_record header;
+    memcpy(&header, record, sizeof header);
+    if (header.position != extent.position || header.bytes != extent.bytes) return false;
+    if (!shmb_locate_pieces(&read, form->steps, form->code, form->code_bytes, form->numbers, form->offsets, form->sizes)) return false;
+    struct column number = of->labels;
+    number.base = record + form->offsets[form->piece];
+    return (uint64_t)form->sizes[form->piece] == number.bytes && label_in(&number, 0, label);
+}
 
 /* What is read first and compared then is right. False: there is no label in one of them. */
 static bool put_slots(const struct telling *of, const int64_t *slots, uint64_t count) {
@@ -68,7 +98,10 @@ static bool put_slots(const struct telling *of, const int64_t *slots, uint64_t c
         uint64_t some = count - first < at_once ? count - first : at_once, n = 0;
         for (uint64_t i = 0; i < some; i++)
             for (uint64_t e = (uint64_t)slots[first + i] * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
-                good[n] = label_in(&of->labels, e, &labels[n]);
+                if (of->form.steps)
+                    SHMB_OPTIMISTIC(good[n] = label_of_record(of, e, &labels[n]));
+                else
+                    good[n] = label_in(&of->labels, e, &labels[n]);
                 double sum = 0;
                 for (uint64_t v = 0; of->values.base && v < of->values.count; v++)
                     sum += number_in(&of->values, e * of->values.count + v);
@@ -198,11 +231,13 @@ PyObject *shmb_labels_settle_all(PyObject *labels, PyObject *follower) {
 
 PyObject *shmb_labels_follow(PyObject *labels, PyObject *args) {
     PyObject *follower;
-    unsigned long long base, bytes, values, count, size, kept;
+    unsigned long long base, bytes, values, count, size, kept, piece;
+    const char *steps, *code;
+    Py_ssize_t steps_bytes, code_bytes;
     long long now;
     int kind, value_kind;
-    if (!PyArg_ParseTuple(args, "O!KKCKKKCKL:follow", shmb_follower_type, &follower, &base, &bytes, &kind, &values, &count, &size,
-                          &value_kind, &kept, &now))
+    if (!PyArg_ParseTuple(args, "O!KKCKKKCKy#y#KL:follow", shmb_follower_type, &follower, &base, &bytes, &kind, &values, &count, &size,
+                          &value_kind, &kept, &steps, &steps_bytes, &code, &code_bytes, &piece, &now))
         return NULL;
     struct shmb_follower *f = shmb_binding_follower(follower);
     struct telling of = {.all = shmb_labels_in(labels),
@@ -211,12 +246,23 @@ PyObject *shmb_labels_follow(PyObject *labels, PyObject *args) {
                          .values = {(const unsigned char *)(uintptr_t)values, count, size, value_kind},
                          .kept = (double *)(uintptr_t)kept,
                          .now = now};
+    if (steps_bytes) {
+        of.form = (struct record_form){(const int64_t *)(const void *)steps, (const unsigned char *)code, (uint64_t)code_bytes, piece,
+                                       NULL, NULL, NULL};
+        uint64_t numbers = (uint64_t)of.form.steps[0], pieces = (uint64_t)of.form.steps[3];
+        if (!f->ring->bytes || piece >= pieces) return PyErr_Format(PyExc_ValueError, "follow: piece %llu of %llu", piece, (unsigned long long)pieces);
+        of.form.numbers = malloc((numbers + 2 * pieces) * sizeof(int64_t));
+        if (of.form.numbers == NULL) return PyErr_NoMemory();
+        of.form.offsets = of.form.numbers + numbers;
+        of.form.sizes = of.form.offsets + pieces;
+    }
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
     bool right, more = true;
     PyThreadState *state = !f->started || head - f->seen > PIECE ? PyEval_SaveThread() : NULL;
     do right = look_once(&of, f, &more);
     while (more && right && !of.all->failed);
     if (state) PyEval_RestoreThread(state);
+    free(of.form.numbers);
     if (!right || of.all->failed) shmb_follower_forget(f);
     if (of.all->failed) return PyErr_NoMemory();
     if (!right) Py_RETURN_NONE;

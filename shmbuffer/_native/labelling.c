@@ -346,8 +346,9 @@ static PyMethodDef labels_methods[] = {
     {"put", labels_put, METH_VARARGS, "put(elements, labels, count, first, now): they are there; first: of the oldest slot."},
     {"settle", shmb_labels_settle_all, METH_O, "settle(follower): behind puts and drops, before anything is asked; None: no ring."},
     {"follow", shmb_labels_follow, METH_VARARGS,
-     "follow(follower, labels, bytes, kind, values, count, bytes, kind, means, now): a look at columns of numbers; the head.\n"
-     "None: one of them is no label, and the next look is a first one."},
+     "follow(follower, labels, bytes, kind, values, count, bytes, kind, means, steps, code, piece, now): a look at columns of\n"
+     "numbers, or at the piece of records of the form that `locate_pieces` would be told of; the head. None: one of them is no\n"
+     "label, and the next look is a first one."},
     {"give_up", labels_give_up, METH_VARARGS, "give_up(before): groups that began until then and are not whole."},
     {"missing", labels_missing, METH_VARARGS, "missing(element): items that its group lacks, where that is open; else 0."},
     {"give_up_one", labels_give_up_one, METH_VARARGS, "give_up_one(element): its group, where that is open."},

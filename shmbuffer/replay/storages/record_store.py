@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory import Engine, ItemSnapshot, RecordBatch, Ring
+from shmbuffer.memory import Engine, ItemSnapshot, RecordBatch, Ring, record_format
+from shmbuffer.memory.record_format import Form
 from shmbuffer.memory.streams import GivenStreams, of_each
 from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.replay.checkpointers.record_image import RecordImage
+from shmbuffer.replay.records.building import chunks_at
 from shmbuffer.replay.storages.indexing import slots_of, tickets_at
 from shmbuffer.replay.storages.item_store import Edit, ItemStore
 from shmbuffer.replay.storages.mover import ATTEMPTS, RowSample, last_of_each, require_one_each
@@ -137,6 +139,14 @@ class RecordStore(ItemStore):
         drawn = self.records.read(slots)
         held = self.some(drawn.batch, drawn.tickets >= 0)
         return self.codec.decoder.entries(held, paths), drawn.tickets
+
+    def form_and_chunk(self, path: tuple[str, ...]) -> tuple[Form, int] | None:
+        """The form of an item that is there, and the number of the leaf under a path in it."""
+        held = np.flatnonzero(self.ring.live.holds())[:1]
+        drawn = self.records.read(held)
+        located = record_format.locate(self.some(drawn.batch, drawn.tickets >= 0), self.where)
+        number = chunks_at(located[0].form.tree).get(path) if located else None
+        return None if number is None else (located[0].form, number)
 
     # -- everything ----------------------------------------------------------------------------
 

@@ -88,6 +88,7 @@ class LabelIndex:
         self._storage: weakref.ref[Any] | None = None
         self._native: Any = None
         self._mover: Any = None
+        self._asked: Any = None  # the one that `_columns` are of
         self._follower: Any = None
         self.table: Any = None
         self.values: Floats | None = None
@@ -134,9 +135,9 @@ class LabelIndex:
             self._begin(ring.elements)
             self._native, self._storage = native, weakref.ref(storage)
             self._follower = _core.Follower(native)
-        mover = storage.mover()
-        if mover is not self._mover:
-            self._mover = mover
+        self._mover = mover = storage.mover()
+        if mover is not self._asked and ring.length:
+            self._asked = mover
             self._columns = columns_of(mover, self._paths, self.values)
         try:
             self._catch_up(ring)

@@ -14,6 +14,7 @@ import torch
 
 from shmbuffer._native import _core
 from shmbuffer.memory import slots as slot_words
+from shmbuffer.memory.record_format.chunks import Codec
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers.slicing.entries import as_numbers
 from shmbuffer.replay.storages.item_store import ItemStore
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _READ = {*((kind, size) for kind in "iu" for size in (1, 2, 4, 8)), ("f", 4), ("f", 8)}
 """Kinds and sizes of numbers that the core reads."""
+_DTYPES = {np.dtype(f"{kind}{size}").name for kind, size in _READ} | {"bool"}
 
 
 class Entry(NamedTuple):
@@ -70,7 +72,12 @@ def entries_of(mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int) -> 
 def columns_of(
     mover: Any, paths: Sequence[KeyPath], means: NDArray[np.float64] | None
 ) -> tuple[Any, ...] | None:
-    """Where numbers of a label, and of a value, lie in a row, as the core takes them; else None."""
+    """Where numbers of a label, and of a value, lie in an item, as the core takes them; else None.
+
+    Of records as in the first of them that is there: the core says where one is of another form.
+    """
+    if isinstance(mover, RecordStore) and len(paths) == 1:
+        return _of_records(mover, paths[0])
     if not isinstance(mover, Rows):
         return None
     found: list[Any] = []
@@ -94,7 +101,26 @@ def columns_of(
         found += [column.data_ptr(), *((numbers,) if found else ()), size, kind]
     if len(paths) == 1:
         found += [0, 0, 1, "u"]
-    return (*found, 0 if means is None else means.ctypes.data)
+    return (*found, 0 if means is None else means.ctypes.data, b"", b"", 0)
+
+
+def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
+    """The same of records, where the number is a piece of its own that is not compressed."""
+    found = store.form_and_chunk(path)
+    if found is None:
+        return None
+    form, number = found
+    chunk, steps = form.chunks[number], form.columns.steps
+    if steps is None or chunk.codec is not Codec.RAW or chunk.kind not in ("tensor", "array"):
+        return None
+    if chunk.kind == "tensor" and chunk.dtype not in _DTYPES:
+        return None  # numpy does not know all of torch's
+    dtype = np.dtype(chunk.dtype)
+    kind = {"b": "u"}.get(dtype.kind, dtype.kind)
+    if (kind, dtype.itemsize) not in _READ or not dtype.isnative:
+        return None
+    piece = int(np.flatnonzero(form.columns.chunk_of == number)[0])
+    return 0, dtype.itemsize, kind, 0, 0, 1, "u", 0, steps.tobytes(), form.code, piece
 
 
 def entry_of_items(items: Sequence[Any], path: KeyPath, there: Flags) -> Entry:
