@@ -127,7 +127,7 @@ class Claims:
 
 
 def address(array: NDArray[Any] | int | None) -> int:
-    """The address of an array, or of an address itself; 0 for None."""
+    """The address of an array; an int is one already, and None is 0."""
     if array is None:
         return 0
     if isinstance(array, int):

@@ -42,7 +42,7 @@ class Diagnosis:
         return cls(files, control, control.superblock(), Registry(control, files.directory))
 
     def settings(self) -> Settings:
-        """The superblock."""
+        """The recorded settings of the buffer."""
         return Settings.recorded(self.superblock.settings, self.files.path)
 
     @cached_property

@@ -47,7 +47,7 @@ class RateStatus:
     refused: int = 0  # items that were too old
 
     def why(self, side: Side, count: int) -> Why | None:
-        """The limit of a call for ``count`` items now; None if there is none."""
+        """What a call for ``count`` items would have to wait for now; None if it would not."""
         if side == Side.SAMPLES:
             if self.queued is not None and self.queued + self.reserved + count > self.room:
                 return Why.FULL

@@ -91,7 +91,7 @@ def recover_directory(
 
 
 def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
-    """The changes of the superblock: this boot, and for a copy a new uuid."""
+    """The superblock with this boot and these files, and for a copy with a new uuid."""
     found = files.directory.stat(layout.CONTROL)
     if reason == "copy":
         superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))

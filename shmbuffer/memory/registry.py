@@ -219,7 +219,7 @@ class Registry:
         return found
 
     def _state(self, entry: int, *, alive: bool) -> str:
-        """The state of a process, unless its number is that of another one now."""
+        """The state of a client's process; "gone" if dead, even if its pid is in use again."""
         who, here = self.identity(entry), identity.current().pid_namespace
         if 0 not in (who.pid_namespace, here) and who.pid_namespace != here:
             return "elsewhere" if alive else "gone"
