@@ -46,11 +46,7 @@ def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
 
 
 class Stacking:
-    """Items of one form as a batch of that form: every leaf gets a dimension in front.
-
-    Args:
-        arrays: lists and tuples in dicts are arrays, and no PyTrees.
-    """
+    """Items of one form as a batch; with ``arrays`` lists in dicts are arrays, and no PyTrees."""
 
     instead = "use a buffer of records for items that differ"
 

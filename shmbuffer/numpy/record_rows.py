@@ -1,7 +1,5 @@
 """Items of any size: as records into the ring, and out of it.
 
-    items ──encode──▶ records ──one native call──▶ byte ring ──one native call──▶ records ──▶ items
-
 Loaded where a buffer has records only: zstandard is not needed for any other.
 """
 

@@ -1,9 +1,7 @@
 """What a user saves with a buffer: networks, optimizers, random states, as plain values.
 
-    <path>/shmbuffer.extra.jsonl, .data     see `values`; there where buffer_metadata.json says so
-
-Nothing in it is pickled, so that loading it runs no code. A value that has no other form is refused
-before anything is written, and named by its place: ``extra['model']['loss']``.
+They are in ``<path>/shmbuffer.extra.*``; see `values`. Nothing is pickled, so that loading runs no
+code. A value without another form is refused before anything is written, and named by its place.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """The tickets that items had where they were saved, and get again where they are loaded.
 
-    saved    slot 3: ticket 1003     head 1010
-    loaded   slot 3: ticket 1003     head 1010     where the ring is new
-             slot 3: ticket 4003     head 4010     where it has given out such tickets before
-
-So a sample says the same generations before a save and after it, and what is written next gets the
-same as it would have got there. A ticket is used once in the life of a ring: where that would
-break, all of them move on by whole laps.
+So a sample says the same generations before a save and after it. A ticket is used once in the life
+of a ring: where that would break, all of them move on by whole laps.
 """
 
 from __future__ import annotations

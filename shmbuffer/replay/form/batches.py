@@ -159,13 +159,7 @@ def unbound(data: Any) -> list[Any]:
 
 
 class _Stacking(batches.Stacking):
-    """Stacking where items may be TensorDicts.
-
-    Args:
-        arrays: see `batches.Stacking`.
-        tensors: plain numbers become a tensor, and no `Numbers`.
-        strict: what differs is an error.
-    """
+    """Stacking where items may be TensorDicts; not ``strict``, what differs is no error."""
 
     def __init__(self, arrays: bool, *, tensors: bool = False, strict: bool = True) -> None:
         super().__init__(arrays)

@@ -127,12 +127,7 @@ class OfTrajectories(SampleUnit):
         """The items of each anchor; None: one has been written over."""
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
-        """See `SampleUnit.expand`.
-
-        Raises:
-            IndexError: there is no item at an anchor, or no more.
-            KeyError: no entry says where an episode ends.
-        """
+        """See `SampleUnit.expand`; IndexError where an anchor names no item, or another one."""
         ring: Ring | None = ring_of(storage)
         for attempt in range(ATTEMPTS):
             if attempt > 1 and ring is not None:
