@@ -60,6 +60,14 @@ def are_written(elements: NDArray[np.int64], lanes: tuple[int, ...]) -> NDArray[
     return np.not_equal(elements, nowhere)
 
 
+def elements_of(slots: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """The elements of slots, int64 ``[n * width]``."""
+    if width == 1:
+        return slots
+    elements: NDArray[np.int64] = (slots[:, None] * width + np.arange(width)).ravel()
+    return elements
+
+
 def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
     """Coordinates ``(slot, lane, ...)``, int64 ``[n]`` each, of element indices ``[n]``."""
     coordinates = []

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -113,7 +114,7 @@ def test_every_step_of_the_strategy_is_exactly_as_likely_as_any_other(
     """Each row as often as there are numbers modulo 60; these make every choice equally often."""
     times = 60  # a multiple of 1 to 6 and of 10, the numbers of steps that there are
     numbers = torch.arange(times).repeat(10)
-    monkeypatch.setattr(hindsight, "drawn_by", lambda *_: numbers)
+    monkeypatch.setattr(hindsight, "random_numbers", lambda *_: numbers.numpy())
     rb = buffer(LazyTensorStorage(20), strategy=strategy, her_ratio=1.0, sampler=Each(times))
     rb.extend(episodes(1, 6, 3, done=False))
     expected = aims([[0], [1, 2, 3, 4, 5, 6], [7, 8, 9]], strategy)
@@ -563,7 +564,7 @@ def test_a_goal_that_is_written_over_while_it_is_copied_is_not_taken(
     others = TensorDictReplayBuffer(storage=directory(6))
     rb = buffer(directory(6), 4, strategy="episode", her_ratio=1.0, sampler=Newest())
     others.extend(numbered(0, 6))
-    monkeypatch.setattr(hindsight, "drawn_by", lambda *_: torch.zeros(4, dtype=torch.int64))
+    monkeypatch.setattr(hindsight, "random_numbers", lambda *_: np.zeros(4, np.int64))
     assert set(pairs(rb.sample())) == {(5, 3)}
     take, writes = LeafEntries.take, [numbered(6, 4)]  # as far as the place of step 3
 
@@ -665,7 +666,7 @@ def test_what_does_not_fit_its_entry_is_refused(which: str) -> None:
     if which == "goal":
         data["goal"] = torch.zeros(4, 3)
     rb.extend(data)
-    with pytest.raises(ValueError, match=r"is \[4, \d\], and what it is to become is \[4, \d\]"):
+    with pytest.raises(ValueError, match=r"is \[4, \d\], and the new values are \[4, \d\]"):
         rb.sample()
 
 
@@ -676,7 +677,7 @@ def test_a_queue_and_out_cannot_be_had_with_it() -> None:
         rb.sample()
     rb = buffer(LazyTensorStorage(8), 4)
     rb.extend(episodes(8))
-    with pytest.raises(ValueError, match="where one native call makes the sample"):
+    with pytest.raises(ValueError, match="needs a sample that one native call can make"):
         rb.sample(out=rb.sample())
     assert "sample: by parts: hindsight chooses, too" in repr(rb.plan)
 

@@ -405,7 +405,7 @@ def test_a_share_needs_a_rank_below_the_number_of_learners(shared: Path) -> None
         with pytest.raises(ValueError, match=f"world_size={wrong!r} "):
             SamplerWithoutReplacement(world_size=wrong)
     for rank, says in (
-        (None, "2 learners share .* nothing says which of them this is: give the sampler or"),
+        (None, "2 learners share .* the rank of this one is unknown: give the sampler or"),
         (3, "2 learners share a pass, and this one has rank 3"),
     ):
         sampler = SamplerWithoutReplacement(world_size=2)

@@ -28,7 +28,7 @@ def listed(table: Trajectories, steps: int = 1) -> Elements:
     """The elements of every trajectory of so many steps, in the order in which they are counted."""
     found = table.long(steps)
     numbers = found[np.arange(len(found))]
-    each = zip(table.starts[numbers].tolist(), table.lengths[numbers].tolist(), strict=True)
+    each = zip(table.starts(numbers).tolist(), table.lengths(numbers).tolist(), strict=True)
     return [table.elements_of(np.arange(row, row + count)).tolist() for row, count in each]
 
 
@@ -42,8 +42,8 @@ def require_whole(table: Trajectories) -> None:
         rows = table.rows_of(np.array(one))
         assert (np.diff(rows) == 1).all()
         trajectory = table.of_rows(rows)
-        assert (table.starts[trajectory] == rows[0]).all()
-        assert (table.lengths[trajectory] == len(one)).all()
+        assert (table.starts(trajectory) == rows[0]).all()
+        assert (table.lengths(trajectory) == len(one)).all()
     middle = table.longest // 2 + 1
     assert listed(table, middle) == [one for one in every if len(one) >= middle]
     table.long(1)

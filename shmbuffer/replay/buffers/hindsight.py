@@ -1,19 +1,19 @@
-"""Hindsight: a goal that was missed is exchanged for one that was reached, while a batch is made.
+"""Hindsight: while a batch is made, a missed goal is replaced by one that was reached.
 
     sampler ──▶ rows ──▶ their trajectories ──▶ for the first rows another step of each
                  │                                  │ its goal, this column alone
                  └─ tickets of both, of one look ───┘
     read the rows, if they still have these tickets ──▶ new goals, new rewards ──▶ transforms
 
-Nothing that is stored changes, so learners of one buffer may each have goals, rewards and a
-strategy of their own (Andrychowicz et al., Hindsight Experience Replay, NeurIPS 2017).
+Stored items do not change, so each learner of a buffer may have its own goals, rewards and strategy
+(Andrychowicz et al., Hindsight Experience Replay, NeurIPS 2017).
 
 Always true
-  1. A row and the step whose goal it gets were items of one trajectory, of one collector and
-     stream, with the tickets that are compared: the row's again when it is read, the other's behind
-     the copy of its goal. Where one is gone the sampler is asked again.
-  2. The sampler's draw, and then one number a row that gets a goal, are drawn where the batch is
-     ordered, in the caller's thread, from the sampler's generator.
+  1. A row and the step whose goal it gets are of one trajectory, collector and stream. Their
+     tickets are compared: the row's again when it is read, the other's after the copy of its goal.
+     If one is gone, the sampler draws again.
+  2. The sampler draws, and then one number for each new goal, when the batch is ordered, in the
+     caller's thread, from the sampler's generator.
 """
 
 from __future__ import annotations
@@ -28,9 +28,15 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
-from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, ask_rank, drawn_by, lanes_of
+from shmbuffer.replay.samplers.sampler import (
+    ATTEMPTS,
+    Sampler,
+    ask_rank,
+    lanes_of,
+    random_numbers,
+)
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
-from shmbuffer.replay.samplers.slicing.entries import path_of
+from shmbuffer.replay.samplers.slicing.entries import key_of, path_of
 from shmbuffer.replay.storages.indexing import ravel
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.units import Transition
@@ -46,17 +52,16 @@ if TYPE_CHECKING:
 Judge = Callable[[TensorDictBase], torch.Tensor]
 
 _GOALS = "_goals"  # of the first rows of a choice, until they are in the batch
-_NUMBERS = 2**62  # random numbers below this, modulo what is wanted: the bias is below 2**-30
 
 
 class HindsightStrategy(StrEnum):
-    """Whose achieved goal a row gets; each of the steps that are named is as likely as any other.
+    """The step whose achieved goal a row gets, uniformly.
 
     Attributes:
-        FUTURE: a step of its trajectory, from itself to the last one.
+        FUTURE: from the row to the last step of its trajectory.
         FINAL: the last step of its trajectory.
         EPISODE: any step of its trajectory.
-        RANDOM: any step that is stored.
+        RANDOM: any stored step.
 
     Source: ``torchrl.data.HindsightStrategy``.
     """
@@ -68,37 +73,35 @@ class HindsightStrategy(StrEnum):
 
 
 class HERReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` whose samples have goals that were reached, and their rewards.
+    """A `TensorDictReplayBuffer` whose samples have achieved goals, and their rewards.
 
     The first ``int(n * her_ratio)`` rows of a sample get the goal that another step of their
-    trajectory has reached, ``("next", achieved_goal_key)`` there, and the reward for it. The other
-    rows are as they are stored, and so is what ``rb[i]`` gives. Any sampler chooses the rows. Items
-    are single steps.
+    trajectory has reached, its ``("next", achieved_goal_key)``, and the reward for it. Other rows,
+    and ``rb[i]``, are as stored. Any sampler draws the rows. Items are single steps.
 
-    A trajectory ends where ``end_key``, or ``"terminated"`` beside it, is set, and with its
-    collector's life. Those of several collectors, streams and lanes are kept apart, in whatever
-    order they were written. Of an open one the last step is the newest that is there.
+    A trajectory ends where ``end_key``, or ``"terminated"`` next to it, is set, and with the life
+    of its collector. Those of several collectors, streams and lanes are kept apart. The last step
+    of an open trajectory is its newest one. Flags changed through a view (``rb[:]``) are not seen.
 
-    Each learner has its own: the directory of a shared buffer records a `TensorDictReplayBuffer`.
-    In an ensemble, the rows of this buffer are as they are stored.
+    Goals belong to this handle: the directory of a shared buffer records a
+    `TensorDictReplayBuffer`, and an ensemble samples rows of this buffer as stored.
 
     Args:
         reward_fn: called with the rows that have a new goal, a TensorDict ``[m, ...]`` without
-            ``"index"``; returns their rewards, ``[m]`` or of the stored shape. Before the
-            transforms, so that these see the new goals; with ``prefetch`` in a thread.
+            ``"index"``, before the transforms, with ``prefetch`` in a thread; returns rewards,
+            ``[m]`` or of the stored shape.
         her_ratio: part of the rows, from 0 to 1.
         strategy: a `HindsightStrategy` or its value.
-        goal_key: entry with the goal. Where there is ``("next", goal_key)`` too, both are set.
-        achieved_goal_key: entry with the goal that was reached; it is taken from ``"next"``, as
-            ``end_key`` is. Of items without ``"next"``, where ``end_key`` is not in there, it is
-            that of what the step has reached (``"next_achieved_goal"``).
-        reward_key: entry that takes what ``reward_fn`` returns.
+        goal_key: entry with the goal; ``("next", goal_key)`` is set too, if there is one.
+        achieved_goal_key: entry of ``"next"`` with the goal that was reached. For items whose
+            ``end_key`` is not in ``"next"``, an entry of the item (``"next_achieved_goal"``).
+        reward_key: entry for the rewards.
         end_key: flag of the last step of a trajectory.
-        sampler: chooses the rows; None is a `RandomSampler`.
-        terminated_fn: called behind ``reward_fn``, with the same rows; returns which of them end
-            their episode under the new goal, bool. ``"terminated"`` beside ``end_key`` becomes
-            that, and ``end_key`` that or truncated. None leaves both as they are stored, which is
-            right where reaching a goal ends no episode.
+        sampler: draws the rows; None is a `RandomSampler`.
+        terminated_fn: called after ``reward_fn`` with the same rows; returns which of them end
+            their episode under the new goal, bool. That becomes ``"terminated"`` next to
+            ``end_key``, and ``end_key`` becomes that or truncated. None, for goals that end no
+            episode, leaves both as stored.
         **kwargs: see `TensorDictReplayBuffer`.
 
     Raises:
@@ -106,13 +109,11 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         NotImplementedError: a ``sample_unit``.
 
     A sample raises:
-        KeyError: the items lack an entry that is named above.
-        ValueError: what ``reward_fn`` or ``terminated_fn`` returned, or the goal that was reached,
-            does not fit the entry that it is for.
+        KeyError: the items lack one of these entries.
+        ValueError: rewards, flags or goals do not fit their entries.
 
-    Cost: beside the sample, one gather of the goals; where something was written since the last
-        one, what a `SliceSampler` pays for following trajectories. Flags that are changed through
-        a view of the storage (``rb[:]``) are not seen.
+    Cost: one gather of the goals a sample, and after writes as much as a `SliceSampler` for
+        following trajectories.
 
     Example:
         >>> import torch
@@ -175,12 +176,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if self._reached[0] != "next" and beside[:1] == ("next",):
             self._reached = ("next", *self._reached)
         self._boundaries = Boundaries(
-            end_key=None,
             end_keys=[end_key, self._terminated],
-            traj_key=None,
-            step_key=None,
-            ends=None,
-            trajectories=None,
             cache_values=True,  # no scan of the flags for each sample
             others=[self._reached],
         )
@@ -204,14 +200,14 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return self._with_goals(*super()._choose_again(index))
 
     def _with_goals(self, index: Any, known: dict[Any, Any]) -> Choice:
-        """A choice of the sampler, and the goals of its first rows."""
+        """A choice of the sampler, with the goals of its first rows."""
         for _ in range(ATTEMPTS):
             rows = len(index[0] if isinstance(index, tuple) else index)
             count = int(rows * self.her_ratio)
             if not count:
                 return index, known
             ask_rank(self._sampler, self._storage)
-            numbers = drawn_by(self._sampler, torch.randint, _NUMBERS, (count,)).numpy()
+            numbers = random_numbers(self._sampler, count)
             with self._boundaries.lock:
                 found = self._reached_by(index, known.get(GENERATION), numbers)
             if found is not None:
@@ -225,7 +221,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     def _reached_by(
         self, index: Any, tickets: torch.Tensor | None, numbers: Ints
     ) -> dict[str, torch.Tensor] | None:
-        """Goals for the first rows, and the tickets of all; None if something is gone by now."""
+        """Goals for the first rows, and the tickets of all rows; None if an item is gone."""
         storage = self._storage
         elements = ravel(index, lanes_of(storage))
         found = self._boundaries.of(storage)
@@ -254,8 +250,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if strategy == HindsightStrategy.RANDOM:
             return table.rows_at(numbers % table.rows)
         which = table.of_rows(rows)
-        first = table.starts[which]
-        last = first + table.lengths[which] - 1
+        first = table.starts(which)
+        last = first + table.lengths(which) - 1
         if strategy == HindsightStrategy.FUTURE:
             first = rows
         elif strategy == HindsightStrategy.FINAL:
@@ -273,7 +269,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     def _relabelled(self, data: Any, info: dict[Any, Any], goals: torch.Tensor) -> Any:
         """A batch, its first rows with these goals and what follows from them."""
         if isinstance(data, LazyStackedTensorDict):
-            data = data.clone()  # its items may be those that are stored
+            data = data.clone()  # its items may be the stored ones
         rows = data[: len(goals)]
         _set(rows, "goal_key", path_of(self.goal_key), goals)
         after = ("next", *path_of(self.goal_key))
@@ -285,7 +281,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return data
 
     def _end(self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor) -> None:
-        """Set the flags of rows, and what a slice sampler says of them; cut off stays cut off."""
+        """Set the end flags of rows, and those in ``info``; truncated rows stay truncated."""
         end = path_of(self.end_key)
         flags: dict[KeyPath, torch.Tensor] = {}
         for path in (self._truncated, self._terminated, end):
@@ -304,7 +300,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
 
 def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tensor) -> None:
-    """Write values over an entry of rows that are nobody else's."""
+    """Overwrite an entry of rows."""
     there = rows.get(path, None)
     if there is None:
         raise _not_there(argument, path)
@@ -315,18 +311,14 @@ def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.T
     """Values in the shape of those that are there."""
     if values.numel() != there.numel():
         raise ValueError(
-            f"the entry {_name(path)!r} of these rows is {list(there.shape)}, and what it is to "
-            f"become is {list(values.shape)}; give one value of that shape a row"
+            f"the entry {key_of(path)!r} of these rows is {list(there.shape)}, and the new values "
+            f"are {list(values.shape)}; give one value of that shape for each row"
         )
     return values.reshape(there.shape)
 
 
 def _not_there(argument: str, path: KeyPath) -> KeyError:
     return KeyError(
-        f"hindsight needs the entry {_name(path)!r} in every item, and it is not there; store it, "
+        f"hindsight needs the entry {key_of(path)!r} in every item, and it is not there; store it, "
         f"or name another one with {argument}"
     )
-
-
-def _name(path: KeyPath) -> Any:
-    return path[0] if len(path) == 1 else path

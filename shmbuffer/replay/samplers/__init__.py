@@ -1,4 +1,4 @@
-"""Who draws: one sampler a file."""
+"""Samplers, which draw the items: one a file."""
 
 from shmbuffer.numpy.priorities import PriorityUpdate
 from shmbuffer.replay.samplers.consuming import ConsumingSampler

@@ -1,11 +1,11 @@
-"""A pass: each item once, in an order that was decided when the pass began.
+"""A pass: each item once, in an order that is decided when the pass begins.
 
-Others may write meanwhile. So a pass is a list of places, not of items, and when the turn of a
-place comes its slot word says whether there is something:
+Others may write meanwhile, so a pass is a list of places, not of items. When the turn of a place
+comes, its slot word decides:
 
-    COMMITTED          it is drawn, with what it holds now
-    WRITING, ABORTED   it is left out
-    EMPTY              the storage was emptied since: the pass is over
+    COMMITTED          the item that is there now is drawn
+    WRITING, ABORTED   the place is left out
+    EMPTY              the storage was emptied: the pass is over
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots
 from shmbuffer.memory.deadline import WRITE_TIMEOUT_S
 from shmbuffer.memory.layout import SlotState
+from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, in_storage
 from shmbuffer.replay.storages.mover import draw_from
@@ -32,23 +33,22 @@ _FILLING_S = 0.0002  # between two looks at a place that is being written
 
 
 class Pass(NamedTuple):
-    """Where a sampler stands; small, and never changed once it is made."""
+    """The position of a sampler; immutable."""
 
     order: Ints | None = None
-    """Elements in the order of the pass; None: the next draw begins one. Of slices the first items
-    of their trajectories."""
+    """Elements in the order of the pass, or the first items of trajectories; None: between two."""
     at: int = 0
-    """How many of them are behind us."""
+    """How many of them were drawn."""
     whole: int = 0
-    """How many there were when the pass began."""
+    """How many the pass began with."""
     items: int = 0
-    """How many the storage had."""
+    """Items of the storage then."""
     ran_out: bool = False
     tickets: Ints | None = None
-    """Of the elements; None: not compared."""
+    """Tickets of the elements; None: not compared."""
 
     def left(self) -> Ints | None:
-        """The elements that have not been drawn yet; None between two passes."""
+        """The elements that are still to be drawn; None between two passes."""
         return None if self.order is None else self.order[self.at :]
 
 
@@ -57,11 +57,11 @@ class PassDraw(NamedTuple):
 
     elements: Ints
     tickets: Ints | None
-    """None where the storage has none."""
+    """None if the storage has none."""
     at: int
-    """Where the pass stands after them."""
+    """Position of the pass after them."""
     filling: bool
-    """Whether a place was passed over because somebody is writing it."""
+    """Whether a place was left out because it is being written."""
 
 
 def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
@@ -96,7 +96,7 @@ def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
 
 
 def wait_for(ring: Ring | None, elements: Ints) -> bool:
-    """Wait while others fill one of these places, up to 5 s. Whether all of them are done."""
+    """Wait up to 5 s while one of these places is being written. Whether all of them are done."""
     deadline = time.monotonic() + WRITE_TIMEOUT_S
     while ring is not None:
         if not (slots.states(ring.live.words[elements // ring.width]) == SlotState.WRITING).any():
@@ -108,7 +108,7 @@ def wait_for(ring: Ring | None, elements: Ints) -> bool:
 
 
 def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
-    """Returns once there are items: others may be writing over all of them right now."""
+    """Wait for an item, if others are overwriting all of them right now; EmptyBufferError."""
     if ring is None:
         if not len(storage):
             raise EmptyBufferError(otherwise)
@@ -117,19 +117,16 @@ def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
 
 
 def places_of(storage: Any, ring: Ring | None) -> Ints:
-    """Elements that hold an item or are about to, in storage order. O(capacity)."""
+    """Elements with an item, committed or being written, in storage order. O(capacity)."""
     wait_for_items(storage, ring, NOTHING_THERE)
     if ring is None:
         return np.arange(len(storage), dtype=np.int64)
     states = slots.states(ring.live.words)
     found = np.nonzero((states == SlotState.COMMITTED) | (states == SlotState.WRITING))[0]
-    if ring.width == 1:
-        return found
-    elements: Ints = (found[:, None] * ring.width + np.arange(ring.width)).ravel()
-    return elements
+    return elements_of(found, ring.width)
 
 
 def described(storage: Any, elements: Ints, tickets: Ints | None) -> tuple[Any, dict[str, Any]]:
-    """What a sampler returns for elements that it has chosen."""
+    """The answer of a sampler that has chosen these elements."""
     info = {} if tickets is None or not storage.shared else {GENERATION: torch.from_numpy(tickets)}
     return in_storage(storage, torch.from_numpy(np.array(elements))), info

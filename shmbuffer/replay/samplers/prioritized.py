@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shmbuffer.replay.checkpoints import Loaded
 
 DTYPES = (torch.float32, torch.float64)
-# How far a weight that was computed again in float64 may be from the core's in float32: beyond that
-# the priorities have changed since the draw.
+# A weight computed in float64 may differ so much from the core's float32; beyond that the
+# priorities have changed since the draw.
 _SAME_WEIGHT = 1e-4
 
 
@@ -37,31 +37,29 @@ class PrioritizedSampler(PriorityStore):
 
     ``mass = (priority + eps) ** alpha``.
 
-    Its importance weight is ``(mass_i / min(mass)) ** -beta``, in (0, 1], where the minimum is over
-    the items that are there. A new item has the largest priority that the buffer has seen, 1.0
-    before any was given. Masses that are all zero (``eps=0``) draw uniformly, with weight 1.
+    The importance weight is ``(mass_i / min(mass)) ** -beta``, in (0, 1], the minimum over all
+    items. A new item has the largest priority ever given, before that 1.0. If all masses are zero
+    (``eps=0``) the draw is uniform, with weights of 1.
 
-    On a storage of this package the priorities are in the storage's own memory. Where that is a
-    directory, every process sees the one tree: collectors give initial priorities, and several
-    learners sample and update at once. Two samplers over one shared directory have the same alpha
-    and eps. Other storages (and a second sampler on one that is not shared) get a table that
-    belongs to this sampler alone.
+    Storages of this package keep the priorities in their own memory. In a directory all processes
+    share one tree: collectors give initial priorities, several learners sample and update at once.
+    All samplers of a shared directory have the same alpha and eps. For other storages (and a second
+    sampler of a storage that is not shared) the sampler keeps a table of its own.
 
     Args:
-        max_capacity: elements that priorities are kept for. Only a table of the sampler's own needs
-            it.
+        max_capacity: elements that a table of its own has room for.
         alpha: priority exponent, at least 0; 0 is uniform.
         beta: exponent of the importance weights, at least 0.
         eps: added to every priority, at least 0.
-        dtype: of the weights, ``torch.float`` or ``torch.double``, and what they are computed in.
+        dtype: of the weights and their computation, ``torch.float`` or ``torch.double``.
             Priorities and masses are float64 in any case.
-        reduction: how the priority of an item with several (a stored trajectory) becomes one:
-            ``"max"``, ``"min"``, ``"mean"``, ``"median"`` (of an even number the lower of the two
-            in the middle) or ``"sum"``.
-        max_priority_within_buffer: a new item has the largest priority of the items that are there
-            and that it does not overwrite, in place of the largest ever given. Every process that
-            writes into a shared directory has to ask for it.
-        device: None or the CPU; the tree is in shared memory, and not on a GPU.
+        reduction: how several priorities of an item (a stored trajectory) become one: ``"max"``,
+            ``"min"``, ``"mean"``, ``"median"`` (of an even number the lower of the two in the
+            middle) or ``"sum"``.
+        max_priority_within_buffer: a new item has the largest priority of the items that it leaves
+            in the buffer, not the largest ever given. Every process that writes into a shared
+            directory has to ask for it.
+        device: None or the CPU; the tree is in shared memory.
 
     Raises:
         ValueError: ``alpha``, ``beta`` or ``eps`` below 0 or no finite number, ``max_capacity``
@@ -70,9 +68,8 @@ class PrioritizedSampler(PriorityStore):
 
     Cost: draw, gather and weights of 256 items are one native call of about ten microseconds; it
         grows with the logarithm of the capacity, to base 16. With ``max_priority_within_buffer`` a
-        write of items without a priority looks at the items written since the last one, and at the
-        masses of all of them (a millisecond for a million) when the largest has gone, or where
-        others have set priorities since; see `MaxPriority`.
+        write without priorities looks at the items written since the last one, and at all masses
+        (a millisecond a million) if the largest is gone or others have set priorities.
 
     Example:
         >>> import torch
@@ -122,7 +119,7 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def max_capacity(self) -> int:
-        """Elements that a table of the sampler's own has room for."""
+        """Elements that a table of its own has room for."""
         return self._max_capacity
 
     @property
@@ -137,16 +134,12 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def max_priority_within_buffer(self) -> bool:
-        """Whether only what is there counts for the priority of a new item."""
+        """Whether a new item gets the largest priority in the buffer, not the largest ever."""
         return self._within
 
     @property
     def beta(self) -> float:
-        """Exponent of the importance weights.
-
-        Raises:
-            ValueError: below 0, or no finite number.
-        """
+        """Exponent of the importance weights; ValueError: below 0, or no finite number."""
         return self._beta
 
     @beta.setter
@@ -156,14 +149,7 @@ class PrioritizedSampler(PriorityStore):
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw; see `Sampler.sample`.
-
-        Returns:
-            Indices, and the weights under ``"_weight"`` and ``"priority_weight"``, one tensor.
-
-        Raises:
-            EmptyBufferError: nothing to draw from.
-        """
+        """Draw; see `Sampler.sample`. Weights are under ``"_weight"`` and ``"priority_weight"``."""
         ring: Ring | None = ring_of(storage)
         if not len(storage) and (ring is None or not batch_size):  # else the draw waits, or raises
             raise EmptyBufferError(NOTHING_THERE)
@@ -176,9 +162,9 @@ class PrioritizedSampler(PriorityStore):
         return in_storage(storage, elements), info
 
     def _weights(self, elements: torch.Tensor, weights: Any) -> torch.Tensor:
-        """The core's weights in our dtype; float64 from the masses, if unchanged since the draw."""
+        """The core's weights in our dtype; in float64, computed again from unchanged masses."""
         ring = self.ring()
-        assert ring is not None  # something was drawn from it
+        assert ring is not None  # a draw has found it
         least = ring.tree.p_min
         if self.dtype is torch.float32 or not least:
             return weights.to(self.dtype)  # type: ignore[no-any-return]
@@ -206,11 +192,10 @@ class PrioritizedSampler(PriorityStore):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave; the items have to be there already.
+        """Load a state, after the items.
 
         Raises:
-            ValueError: the priorities are those of a storage of another capacity; nothing was
-                changed.
+            ValueError: the storage had another capacity; nothing was changed.
         """
         beta = from_zero("_beta", state_dict["_beta"])
         raw, largest = state_dict["_priorities"], state_dict["_max_priority"]
@@ -225,7 +210,7 @@ class PrioritizedSampler(PriorityStore):
         self._beta = beta
 
     def _load(self, raw: Floats, largest: float | None) -> None:
-        """Have these, and the largest that was ever given, in place of what is there."""
+        """Replace all priorities, and the largest that was ever given."""
         if self._greatest is not None:
             self._greatest.forget()
         if self._table is not None:
@@ -235,14 +220,14 @@ class PrioritizedSampler(PriorityStore):
         assert ring is not None
         present = ring.live.committed()
         present = present[~np.isnan(raw[present])]
-        if largest is not None and len(present):  # that of an item that is gone: seen, then not
+        if largest is not None and len(present):  # of an item that is gone: set, then replaced
             ring.update(present[:1], np.array([largest]))
         ring.update(present, raw[present])
         if ring.seat.is_alone():
             ring.restore(ring.head % ring.capacity, ring.write_count, largest)
 
     def _fitted(self, raw: Floats) -> Floats:
-        """Priorities of a state as ``[elements]``; a ring that grows may have another size."""
+        """Priorities of a state as ``[elements]``; a ring that grows may be of another size."""
         if self._ring is None:
             return raw
         storage, elements = self._known, self._ring.elements
@@ -277,7 +262,7 @@ class PrioritizedSampler(PriorityStore):
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
         state = dict(saved)
-        if loaded is not None and loaded.in_place:  # the buffer there knows its priorities better
+        if loaded is not None and loaded.in_place:  # the directory has the newer priorities
             self.beta = state["_beta"]
             return
         if loaded is not None and loaded.moment is not None:
@@ -294,11 +279,11 @@ class PrioritizedSampler(PriorityStore):
             f"reduction={self.reduction})"
         )
 
-    # -- TorchRL's names for what is inside ----------------------------------------------------
+    # -- TorchRL's private names ---------------------------------------------------------------
 
     @property
     def _max_priority(self) -> tuple[float | None, int | None]:
-        """The largest raw priority, and the element that has it, or had it when this was asked."""
+        """The largest raw priority, and an element that has it, or had it at the last call."""
         ring = self.ring()
         if ring is None or (self._within and not ring.length):
             return None, None
@@ -315,13 +300,13 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def _sum_tree(self) -> torch.Tensor:
-        """Masses of all elements, ``[elements]``, 0 where there is no item; a copy."""
+        """A copy of all masses, ``[elements]``, 0 without an item."""
         ring = self.ring()
         mass = np.zeros(self._max_capacity) if ring is None else ring.tree.mass()
         return torch.from_numpy(mass).to(self.dtype)
 
     @property
     def _min_tree(self) -> torch.Tensor:
-        """The same, with the largest number of the dtype where there is no item."""
+        """The same, with the largest number of the dtype without an item."""
         mass = self._sum_tree
         return torch.where(mass > 0, mass, torch.finfo(self.dtype).max)

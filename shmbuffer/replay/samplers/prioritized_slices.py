@@ -1,4 +1,4 @@
-"""Slices of trajectories, drawn by the priority of their first step."""
+"""Slices of trajectories, drawn by the priority of the first step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import drawn_by, lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.arguments import refuse
-from shmbuffer.replay.samplers.slicing.cutting import Cuts, places
+from shmbuffer.replay.samplers.slicing.cutting import Cuts, consecutive, places
 from shmbuffer.replay.storages.indexing import ravel
 
 if TYPE_CHECKING:
@@ -22,34 +22,33 @@ if TYPE_CHECKING:
     from shmbuffer.numpy.arrays import Flags, Floats, Ints
     from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
-_ROUNDS = 4  # of drawing any item and keeping what a slice can begin with; then exactly, in O(n)
-_SPARE = 2  # drawn for each slice that is wanted
-_PIECE = 1024  # trajectories that are looked at together
+_ROUNDS = 4  # of rejection sampling; then exactly, in O(items)
+_SPARE = 2  # items drawn for each slice
+_PIECE = 1024  # trajectories to look at together
 
 
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """Slices as of a `SliceSampler`, that begin at item i in proportion to its mass.
 
-    ``mass = (priority + eps) ** alpha``, as for `PrioritizedSampler`, whose priorities, weights and
-    sharing it has. A slice begins where it has room: with ``strict_length``, the last
-    ``slice length - 1`` steps of a trajectory are never the first of one, whatever their priority.
-    Of a trajectory whose priorities are all zero nothing is drawn, unless they are all zero
-    everywhere.
-
-    Every step of a slice has the weight of its first.
+    Priorities, masses, weights and sharing are those of a `PrioritizedSampler`. A slice begins
+    where it has room: with ``strict_length``, never at the last ``slice length - 1`` steps of a
+    trajectory, whatever their priority. A trajectory whose priorities are all zero is never drawn,
+    unless all priorities are zero. Every step of a slice has the weight of the first.
 
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: see
             `PrioritizedSampler`.
         **slices: see `SliceSampler`; all but ``pad_output`` and ``use_gpu``. With a ``span`` short
-            trajectories are drawn in spite of ``strict_length``; its left side is left out, with a
+            trajectories are drawn in spite of ``strict_length``. Its left side is ignored, with a
             warning: a slice begins at an item.
 
     Raises:
-        SliceArgumentsError, ValueError, RuntimeError, NotImplementedError: as these two.
+        SliceArgumentsError, ValueError, NotImplementedError: as these two.
+        RuntimeError: as these two; and a sample with ``eps=0``, if the priorities of all items that
+            a slice can begin with are 0, but not all priorities.
 
-    Cost: items are drawn from the tree, and those kept that a slice can begin with: O(log
-        capacity) each. Where hardly any can, O(items). And see `SliceSampler`.
+    Cost: O(log capacity) a slice; O(items) if slices can begin at hardly any item. And see
+        `SliceSampler`.
 
     Example:
         >>> import torch
@@ -93,38 +92,25 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         if self.span.left:
             warnings.warn(
                 f"span={slices['span']!r}: slices of a PrioritizedSliceSampler begin at the item "
-                "that was drawn, so nothing is cut off at the left; give (False, ...)",
+                "that was drawn, so nothing is cut off at the left; pass (False, ...)",
                 stacklevel=3,
             )
             self.span = self.span._replace(left=False)
 
-    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Draw; see `SliceSampler.sample`.
-
-        Returns:
-            What that gives, and the weights under ``"_weight"`` and ``"priority_weight"``, one
-            tensor ``[n]``.
-
-        Raises:
-            RuntimeError: also where ``eps`` is 0 and the priorities of all items that a slice can
-                begin with are 0, but not those of others.
-        """
-        return SliceSampler.sample(self, storage, batch_size)
-
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Where the next slices begin."""
+        """The next slices."""
         self._allowed(table, steps)
         chosen, weights = self._by_rejection(storage, table, count, steps)
         if len(chosen) < count:
             more, their = self._exactly(table, count - len(chosen), steps)
             chosen, weights = np.concatenate((chosen, more)), torch.cat((weights, their))
         trajectories = table.of_rows(chosen)
-        return Cuts(trajectories, chosen - table.starts[trajectories], weights)
+        return Cuts(trajectories, chosen - table.starts(trajectories), weights)
 
     def _by_rejection(
         self, storage: Any, table: Trajectories, count: int, steps: int
     ) -> tuple[Ints, torch.Tensor]:
-        """Rows that the tree has drawn and a slice can begin with; perhaps fewer than ``count``."""
+        """Rows drawn from the tree that a slice can begin with; perhaps fewer than ``count``."""
         rows, weights, missing = [], [], count
         for _ in range(_ROUNDS):
             index, info = PrioritizedSampler.sample(self, storage, _SPARE * missing)
@@ -138,12 +124,12 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.concatenate(rows), torch.cat(weights)
 
     def _can_begin(self, table: Trajectories, drawn: Ints, steps: int) -> Ints:
-        """Which of some rows (-1: none) a slice can begin with: positions in ``drawn``."""
+        """Positions in ``drawn`` of the rows (-1: none) that a slice can begin with."""
         at = np.flatnonzero(drawn >= 0)
         rows = drawn[at]
         trajectories = table.of_rows(rows)
-        room = self._room(table.lengths[trajectories], steps)
-        kept = rows - table.starts[trajectories] < room
+        room = self._room(table.lengths(trajectories), steps)
+        kept = rows - table.starts(trajectories) < room
         zero = kept & (self._tree.priorities(table.elements_of(rows)) == 0)
         if zero.any():
             wanted = self._wanted(table, trajectories[zero], steps)
@@ -151,7 +137,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return at[kept]
 
     def _exactly(self, table: Trajectories, count: int, steps: int) -> tuple[Ints, torch.Tensor]:
-        """Rows that a slice can begin with, drawn from a sum over all of them. O(items)."""
+        """Rows that a slice can begin with, drawn from the sum over all of them. O(items)."""
         rows, mass = self._candidates(table, steps)
         before = np.cumsum(mass)
         if not before[-1] > 0:
@@ -173,8 +159,9 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         trajectories = allowed[np.arange(len(allowed))]
         wanted = self._or_all(table, self._wanted(table, trajectories, steps), steps)
         trajectories = trajectories[wanted]
-        rows = _rows(table, trajectories, self._room(table.lengths[trajectories], steps))
-        if not self._tree.p_sum > 0:  # as of a `PrioritizedSampler`: uniformly
+        room = self._room(table.lengths(trajectories), steps)
+        rows, _ = consecutive(table.starts(trajectories), room)
+        if not self._tree.p_sum > 0:  # uniform, as in `PrioritizedSampler`
             return rows, np.ones(len(rows))
         return rows, self._tree.mass(table.elements_of(rows))
 
@@ -190,19 +177,19 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.where(lengths < self._shortest(steps), 0, room)
 
     def _shortest(self, steps: int) -> int:
-        """As TorchRL has it: slices that may be cut off may also be of a trajectory that short."""
+        """As in TorchRL: slices that may be cut off may be of a trajectory that short."""
         return 1 if self.span.right else super()._shortest(steps)
 
     def _wanted(self, table: Trajectories, trajectories: Ints, steps: int) -> Flags:
-        """Bool ``[n]``: which of these have a positive priority. O(their items)."""
+        """Which of these trajectories have a positive priority, bool ``[n]``. O(their items)."""
         each, at = np.unique(trajectories, return_inverse=True)
-        lengths = table.lengths[each]
-        rows = _rows(table, each, lengths)
+        lengths = table.lengths(each)
+        rows, stops = consecutive(table.starts(each), lengths)
         some = self._tree.priorities(table.elements_of(rows)) != 0
-        return np.logical_or.reduceat(some, np.cumsum(lengths) - lengths)[at]
+        return np.logical_or.reduceat(some, stops - lengths)[at]
 
     def _or_all(self, table: Trajectories, wanted: Flags, steps: int) -> Flags:
-        """The same; all of them, where no trajectory that may be drawn from has one. O(items)."""
+        """The same; all of them if no trajectory to draw from has one. O(items)."""
         if wanted.any():
             return wanted
         allowed = self._allowed(table, steps)
@@ -219,13 +206,5 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     @property
     def _tree(self) -> PriorityTree:
         ring = self.ring()
-        assert ring is not None  # `PrioritizedSampler.sample` has found it
+        assert ring is not None  # a draw has found it
         return ring.tree
-
-
-def _rows(table: Trajectories, trajectories: Ints, counts: Ints) -> Ints:
-    """So many rows of each trajectory from its first on."""
-    stops = np.cumsum(counts)
-    total = int(stops[-1]) if len(stops) else 0
-    rows: Ints = np.arange(total) + np.repeat(table.starts[trajectories] - (stops - counts), counts)
-    return rows

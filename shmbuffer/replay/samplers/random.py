@@ -23,7 +23,7 @@ from shmbuffer.replay.storages.storage import ring_of
 
 
 class RandomSampler(Sampler, metaclass=WithOrWithout):
-    """Every item that is there is as likely as any other. With replacement.
+    """Draws every item with the same probability, with replacement.
 
     Args:
         replacement: False makes a `SamplerWithoutReplacement` instead.
@@ -52,11 +52,7 @@ class RandomSampler(Sampler, metaclass=WithOrWithout):
             )
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw; see `Sampler.sample`.
-
-        Raises:
-            EmptyBufferError: nothing to draw from.
-        """
+        """Draw; see `Sampler.sample`."""
         ring = ring_of(storage)
         if ring is not None and (batch_size or ring.length):
             elements, tickets, _ = draw_from(ring, batch_size, draw_key(self, storage), None)

@@ -1,10 +1,9 @@
-"""Which of several learners this is, and what becomes of a seed that all of them share.
+"""The rank of a learner, which makes its draws differ from those of others with the same seed.
 
     key of a draw = mixed(63 bits of torch's default generator, rank)
 
-Rank 0 leaves the bits as they are. What comes from a generator that was given is never changed, and
-neither is what is drawn from a buffer of this process alone. No process id and no incarnation
-enters a draw, so that a run can be repeated.
+Rank 0 leaves the bits as they are, and so does a generator that was passed in, or a buffer that is
+not shared. A draw depends on no process id and no incarnation, so a run can be repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from shmbuffer.numpy.arrays import Ints
 
 UNKNOWN = -1
-"""In the place of a rank: it is asked for at the next draw."""
+"""Instead of a rank: the next draw finds it out."""
 
 _BITS = 2**64 - 1
 _KEY = 2**63 - 1
@@ -38,11 +37,7 @@ def require_rank(rank: Any) -> int | None:
 
 
 def known_rank(given: int | None) -> int | None:
-    """``given``, else torch.distributed's, else that in the variable RANK; None: nothing says it.
-
-    Raises:
-        ValueError: RANK is no number.
-    """
+    """``given``, else torch.distributed's, else that in the variable RANK, else None."""
     if given is not None:
         return given
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -72,12 +67,9 @@ def _scrambled(bits: Any) -> Any:
 
 
 class Share(NamedTuple):
-    """One learner's part of a pass that several share.
+    """One learner's share of a pass: one of every ``world_size`` places in a row."""
 
-    Of ``world_size`` places that follow each other every learner has one; which one differs from
-    pass to pass. It follows from the place itself, and not from how many there are.
-    """
-
+    # Which one differs from pass to pass. It depends on the place, not on their number.
     rank: int
     world_size: int
     seed: int
@@ -85,7 +77,7 @@ class Share(NamedTuple):
     """Of the pass, from 0."""
 
     def of(self, places: Ints, *, shuffle: bool, even: bool) -> Ints:
-        """Those of some places that are ours, in their order; ``even``: as many as all have."""
+        """Our share of some places, in order; ``even``: as many as every learner has."""
         common = mixed(self.seed & _KEY, self.number + 1)
         block, at = np.divmod(places, self.world_size)
         turn = np.zeros(len(places), np.int64)
@@ -103,15 +95,11 @@ class Share(NamedTuple):
 
 
 def share_rank(given: int | None, world_size: int) -> int:
-    """The rank of a learner that shares its passes.
-
-    Raises:
-        ValueError: nothing says it, or it is not below ``world_size``.
-    """
+    """The rank of a learner that shares its passes; ValueError if unknown or too large."""
     rank = known_rank(given)
     if rank is None and world_size > 1:
         raise ValueError(
-            f"{world_size} learners share a pass, and nothing says which of them this is: give the "
+            f"{world_size} learners share a pass, and the rank of this one is unknown: give the "
             "sampler or the buffer rank=, initialize torch.distributed, or set the variable RANK"
         )
     if (rank or 0) >= world_size:
@@ -125,21 +113,12 @@ def share_rank(given: int | None, world_size: int) -> int:
 def rank_of_draws(
     storage: Any, generator: torch.Generator | None, given: int | None, *, shared: bool
 ) -> int:
-    """What is mixed into the draws of a sampler from now on; 0 leaves them as they are.
-
-    Warns where a living handle of another process began with the same random state.
-
-    Args:
-        storage: what is drawn from.
-        generator: the buffer's; None is torch's default one.
-        given: the buffer's ``rank``.
-        shared: whether the buffer says that others have it too.
-    """
+    """The rank to mix into draws; warns if another process draws from the same random state."""
     engine = getattr(storage, "open_engine", None)
     seat = None if engine is None else engine.seat
     if seat is not None and not seat.is_ours():
         seat.rejoin()
-    shared = shared or getattr(storage, "shared", False)  # another's storage may not say it
+    shared = shared or getattr(storage, "shared", False)  # a foreign storage may not have it
     if not (shared or (seat is not None and seat.was_joined())):
         return 0
     rank = 0 if generator is not None else known_rank(given) or 0

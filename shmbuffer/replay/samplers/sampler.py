@@ -1,4 +1,4 @@
-"""What every sampler offers: indices of items, and what is known about the draw."""
+"""The base of all samplers: they give indices of items, and facts about the draw."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -16,18 +16,21 @@ from shmbuffer.replay.checkpoints import Checkpoints
 from shmbuffer.replay.samplers.rank import UNKNOWN, mixed, rank_of_draws
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
+if TYPE_CHECKING:
+    from shmbuffer.numpy.arrays import Ints
+
 NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
 ATTEMPTS = 16
-"""How often a draw is made again, where others write over what it chose, before it gives up."""
+"""How often a draw is repeated, if others overwrite its choice, before it fails."""
 
 
 class WithOrWithout(type):
-    """Makes ``RandomSampler(replacement=False)`` the sampler that draws without replacement."""
+    """Makes ``RandomSampler(replacement=False)`` a `SamplerWithoutReplacement`."""
 
     _without_replacement: Any
 
     def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
-        """A sampler; one that is derived from such a class draws with replacement."""
+        """A sampler; derived classes draw with replacement."""
         if replacement:
             return super().__call__(*args, **options)
         if "_without_replacement" not in vars(cls):
@@ -39,11 +42,10 @@ class WithOrWithout(type):
 
 
 class Sampler(Checkpoints):
-    """Who draws.
+    """Draws items.
 
-    A sampler of your own needs ``sample``; the buffer then reads the items at the indices that it
-    gives. Those of this package draw, gather and validate in one call of the C core, where the
-    storage lies on a ring.
+    A sampler of your own needs ``sample``; the buffer reads the items at its indices. Those of this
+    package draw, gather and validate in one call of the C core, if the storage has a ring.
 
     Source: ``torchrl.data.replay_buffers.Sampler``.
     """
@@ -51,11 +53,11 @@ class Sampler(Checkpoints):
     _rng: torch.Generator | None = None
     """The buffer's generator; None is torch's default one."""
     _rank_in_draws: int = UNKNOWN
-    """What is mixed into its draws: 0 nothing, `UNKNOWN` until the first draw."""
+    """Mixed into draws: 0 changes nothing, `UNKNOWN` until the first draw."""
     _rank_given: tuple[int | None, bool] = None, False
-    """The buffer's ``rank``, and whether it says that others have it too."""
+    """The buffer's ``rank``, and whether it is treated as shared."""
     _own_rank: int | None = None
-    """The ``rank`` that the sampler itself was given."""
+    """The sampler's own ``rank``."""
 
     @property
     def _given_rank(self) -> int | None:
@@ -65,26 +67,24 @@ class Sampler(Checkpoints):
         """Draw.
 
         Args:
-            storage: where from.
+            storage: the storage to draw from.
             batch_size: how many items.
 
         Returns:
             Element indices: int64 ``[batch_size]``, or a tuple of ``ndim`` of them; and a dict of
             tensors ``[batch_size]`` that become part of the sample.
+
+        Raises:
+            EmptyBufferError: nothing to draw from.
         """
         raise NotImplementedError(f"{type(self).__name__} has no sample()")
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """Whether `sample` would give a batch now.
-
-        Args:
-            storage: where from.
-            batch_size: how many items.
-        """
+        """Whether `sample` would give a batch now."""
         return len(storage) > 0
 
     def _sampleable_count(self, storage: Any, batch_size: int) -> int:
-        """How many different draws there are: items, or places where a slice can begin."""
+        """How many different draws are possible: items, or places where a slice can begin."""
         return len(storage)
 
     def add(self, index: Any) -> None:
@@ -109,66 +109,44 @@ class Sampler(Checkpoints):
 
     @property
     def ran_out(self) -> bool:
-        """Whether the draw before ended a pass, and an iteration over the buffer with it.
-
-        Settable where there are passes: False begins a new one.
-        """
+        """Whether the last draw ended a pass; can be set to False if the sampler has passes."""
         return False
 
     def _position(self) -> Any:
-        """What `_rewind` needs to take back the draws from here on.
-
-        Cheap; None where draws leave no trace. A batch that was prefetched and is never delivered
-        is taken back.
-        """
+        """What `_rewind` needs to take back later draws; cheap. None if draws change nothing."""
         return None
 
     def _rewind(self, position: Any) -> None:
-        """As if nothing had been drawn since `_position`."""
+        """Take back all draws since `_position`, as of prefetched batches never delivered."""
 
     def _to_plain(self, position: Any, before: Any) -> Any:
-        """A position as a save holds it; ``before`` is the one before it in the save, or None.
-
-        Without it, batches that were made ahead are drawn again after a load.
-        """
+        """A position for a save, after ``before``; TypeError: prefetched batches are redrawn."""
         if position is not None:
             raise TypeError(f"the position of a {type(self).__name__} has no plain form")
 
     def _of_plain(self, plain: Any, before: Any) -> Any:
-        """The position again."""
+        """The position from `_to_plain`."""
         return None
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """What takes the place of a draw whose items were written over before they were read.
-
-        Returns:
-            As `sample`. Another draw; where there are passes, the same places with what they hold
-            now, so that nothing is left out and nothing comes twice.
-        """
+        """Draw again, as items were overwritten; in a pass, the same places as they are now."""
         return self.sample(storage, len(index[0] if isinstance(index, tuple) else index))
 
     def _divide(self, worker: int, workers: int, rank: int, seed: int) -> None:
-        """Share each pass with the other workers of this learner.
-
-        Args:
-            worker: which of them this is, from 0.
-            workers: how many there are.
-            rank: of the learner.
-            seed: the same in all of them, and another one each time that they are started.
-        """
+        """Share each pass with other workers of this learner; all get the same ``seed``."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the sampler knows beyond its arguments."""
+        """The state of the sampler, without its arguments."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave."""
+        """Load a state."""
 
     def _empty(self) -> None:
         """The storage was emptied."""
 
     def _loaded_into(self, storage: Any) -> None:
-        """The state that was loaded is of the items that ``storage`` has now."""
+        """The loaded state belongs to the items in ``storage`` now."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # another process, another learner
@@ -181,12 +159,12 @@ def lanes_of(storage: Any) -> tuple[int, ...]:
     """Sizes of a storage's dimensions after the first; ``()`` where it has one dimension."""
     if isinstance(storage, RingBacked):
         return storage.lanes()
-    ndim = getattr(storage, "ndim", 1)  # somebody else's: TorchRL asks for its shape
+    ndim = getattr(storage, "ndim", 1)  # a foreign storage: TorchRL uses its shape
     return tuple(storage.shape[1:ndim]) if ndim > 1 else ()
 
 
 def in_storage(storage: Any, elements: torch.Tensor) -> Any:
-    """Elements as an index of ``storage``: a tuple of coordinates where there are lanes."""
+    """Elements as an index of ``storage``: coordinates if it has lanes."""
     lanes = lanes_of(storage)
     return unravel(elements, lanes) if lanes else elements
 
@@ -199,22 +177,15 @@ _gate = threading.RLock()  # reentrant: a signal handler may fork while its thre
 
 
 def between_forks(call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
-    """What a call answers that uses a generator of torch, with no fork of this process meanwhile.
-
-    A generator has a mutex. A child that is forked while another thread draws inherits it locked,
-    and its first draw would wait for ever.
-    """
+    """Call a function that uses a generator of torch, with no fork of this process meanwhile."""
+    # A child forked while another thread draws would inherit the generator's mutex locked.
     with _gate:
         return call(*arguments, **options)
 
 
 def draw_key(sampler: Sampler, storage: Any) -> int:
-    """One key of 63 bits for a draw, from the sampler's generator or torch's default one.
-
-    `torch.manual_seed` decides it, and on a shared buffer the rank of this learner: see `rank`.
-
-    Cost: 0.5 µs; the tensor that torch fills is kept, one a thread, and read where it is.
-    """
+    """One key of 63 bits for a draw, from the sampler's generator and the `rank`; 0.5 µs."""
+    # The tensor that torch fills is kept, one a thread, and read in place.
     if rank := sampler._rank_in_draws:
         rank = ask_rank(sampler, storage)
     try:
@@ -230,15 +201,21 @@ def draw_key(sampler: Sampler, storage: Any) -> int:
 
 
 def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-    """What a function of torch draws for a sampler that has asked for its rank."""
+    """Draw with a function of torch, for a sampler that knows its rank."""
     generator = sampler._rng
     if sampler._rank_in_draws > 0:
         generator = torch.Generator().manual_seed(draw_key(sampler, None))
     return between_forks(call, *arguments, generator=generator)
 
 
+def random_numbers(sampler: Sampler, count: int) -> Ints:
+    """Random numbers below 2**62; modulo the number of choices, the bias is below 2**-30."""
+    numbers: Ints = drawn_by(sampler, torch.randint, 2**62, (count,)).numpy()
+    return numbers
+
+
 def ask_rank(sampler: Sampler, storage: Any) -> int:
-    """What is mixed into the draws of a sampler: decided once a process, at its first draw."""
+    """The rank to mix into draws, found out at the first draw of a process."""
     if sampler._rank_in_draws < 0:
         sampler._rank_in_draws = between_forks(
             rank_of_draws,
@@ -256,7 +233,7 @@ def _forget_ranks() -> None:
         sampler._rank_in_draws = UNKNOWN
 
 
-# Methods of C: Ctrl-C comes in at the start of a function.
+# Methods of C, because Ctrl-C may interrupt the start of a Python function.
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )

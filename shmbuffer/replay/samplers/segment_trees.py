@@ -1,4 +1,4 @@
-"""Trees of sums and of minima in this process's memory, with the nodes of the C core's tree."""
+"""Trees of sums and of minima in the memory of this process, on the C core's tree."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class SegmentTree:
-    """Numbers by index, and what they are together in any range, in O(log size).
+    """Numbers by index, and their sum or minimum over any range, in O(log size).
 
-    An index, and what belongs to it, may be a number, an array or a tensor; the answer comes as the
-    index came. It is not shared: `PrioritizedSampler` keeps the tree that processes share.
+    Indices and values may be numbers, arrays or tensors; a result has the type of the index. The
+    tree is not shared; that of a `PrioritizedSampler` is.
 
     Args:
         size: how many numbers, at least 1.
@@ -36,32 +36,28 @@ class SegmentTree:
 
     @property
     def size(self) -> int:
-        """How many numbers there are."""
+        """How many numbers the tree has."""
         return self._size
 
     @property
     def capacity(self) -> int:
-        """The power of two above ``size``, as of TorchRL's trees."""
+        """The power of two above ``size``, as in TorchRL."""
         return 1 << self._size.bit_length()
 
     @property
     def identity_element(self) -> float:
-        """What stands where nothing was set."""
+        """The number at indices that were never set."""
         return float(np.finfo(self._dtype).max) if self._least else 0.0
 
     def __len__(self) -> int:
         return self._size
 
     def at(self, index: Any) -> Any:
-        """The numbers at ``index``.
-
-        Raises:
-            IndexError: out of range.
-        """
+        """The numbers at ``index``; IndexError: out of range."""
         return _like(index, self._nodes[self._places(index)].astype(self._dtype))
 
     def update(self, index: Any, value: Any) -> None:
-        """Set numbers; where an index is named twice the last one counts.
+        """Set numbers; for an index that is given twice, the last one counts.
 
         Args:
             index: ``[n]``, or one.
@@ -84,10 +80,7 @@ class SegmentTree:
     __setitem__ = update
 
     def query(self, left: Any, right: Any) -> Any:
-        """The sum, or the smallest, of the numbers from ``left`` to before ``right``.
-
-        Beyond both ends there is nothing: an empty range gives `identity_element`.
-        """
+        """The sum or minimum from ``left`` to before ``right``; `identity_element` if empty."""
         ends = [_numbers(end, np.int64).clip(0, self._size) for end in (left, right)]
         first, end = (np.ascontiguousarray(one) for one in np.broadcast_arrays(*ends))
         found = np.empty(first.size)
@@ -125,11 +118,9 @@ class _Sums(SegmentTree):
     _least = False
 
     def scan_lower_bound(self, value: Any) -> Any:
-        """The first index up to which, itself included, the numbers sum up to ``value``.
+        """The first index at which the running sum reaches ``value``, an int or int64 ``[n]``.
 
-        Returns:
-            An int, or int64 ``[n]``; ``size`` where all together are less. Where numbers are
-            negative it may be any.
+        It is ``size`` if the sum of all is less, and undefined with negative numbers.
         """
         values = _numbers(value, np.float64)
         found = np.empty(values.size, np.int64)
@@ -140,10 +131,7 @@ class _Sums(SegmentTree):
 
 
 class SumSegmentTreeFp32(_Sums):
-    """Sums of float32 numbers; added up in float64.
-
-    Args:
-        size: how many numbers, at least 1.
+    """Sums of float32 numbers, computed in float64; see `SegmentTree`.
 
     Example:
         >>> from shmbuffer import SumSegmentTreeFp32
@@ -168,10 +156,7 @@ class SumSegmentTreeFp64(_Sums):
 
 
 class MinSegmentTreeFp32(SegmentTree):
-    """The smallest of float32 numbers.
-
-    Args:
-        size: how many numbers, at least 1.
+    """Minima of float32 numbers; see `SegmentTree`.
 
     Example:
         >>> from shmbuffer import MinSegmentTreeFp32
@@ -188,7 +173,7 @@ class MinSegmentTreeFp32(SegmentTree):
 
 
 class MinSegmentTreeFp64(SegmentTree):
-    """The smallest of float64 numbers; see `MinSegmentTreeFp32`.
+    """Minima of float64 numbers; see `MinSegmentTreeFp32`.
 
     Source: ``torchrl.data.replay_buffers.MinSegmentTreeFp64``.
     """
@@ -207,7 +192,7 @@ def _numbers(value: Any, dtype: type[np.generic]) -> NDArray[Any]:
 
 
 def _like(given: Any, values: NDArray[Any]) -> Any:
-    """Values in the form of what was asked for."""
+    """Values in the form of the index."""
     if isinstance(given, torch.Tensor):
         return torch.from_numpy(values).reshape(given.shape).to(given.device)
     return values.reshape(np.shape(given)) if np.ndim(given) else values[0].item()

@@ -14,8 +14,8 @@ from shmbuffer.replay.samplers.sampler import (
     Sampler,
     WithOrWithout,
     ask_rank,
-    drawn_by,
     in_storage,
+    random_numbers,
 )
 from shmbuffer.replay.samplers.slicing.arguments import at_least_one, check_together
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
-_NUMBERS = 2**62  # random numbers below this, modulo what is wanted: the bias is below 2**-30
 _SHOWN = (
     *("num_slices", "slice_len", "end_key", "end_keys", "traj_key", "truncated_key"),
     *("strict_length", "pad_output", "span"),
@@ -44,52 +43,50 @@ class SliceArgumentsError(TypeError, ValueError):
 
 
 class SliceSampler(Sampler, metaclass=WithOrWithout):
-    """Slices of trajectories: a trajectory is chosen, then where the slice begins in it.
+    """Slices of trajectories: draws a trajectory, then a place in it for the slice to begin.
 
-    Every trajectory that is long enough is as likely as any other, and in it every slice. With
-    replacement. A batch is one slice behind the other.
+    Every trajectory that is long enough is equally likely, and so is every slice in it; with
+    replacement. A batch is a concatenation of slices.
 
-    - A slice is contiguous in time and of one trajectory. It never lies across the place where the
-      ring writes next, nor across a place without an item. In a buffer that several collectors
-      write, it is of one of them, and of one life of it.
-    - Its last step is marked ``True`` under ``truncated_key`` and ``done`` beside it;
-      ``terminated`` beside it stays what is stored. Where there is an entry ``init_key``, the first
-      step is marked there. They are entries of a `TensorDictReplayBuffer`'s sample, and in the
-      ``info`` of any.
-    - The newest item of each collector ends a trajectory that is still open, or that its death has
-      left open: slices that reach it are truncated there like any other.
+    - A slice is contiguous in time and from one trajectory. It never crosses the ring's head, nor a
+      slot without an item. With several collectors it is from one life of one of them.
+    - Its last step is marked ``True`` under ``truncated_key``, and under ``done`` next to it;
+      ``terminated`` next to it is as stored. Items with an entry ``init_key`` have it ``True`` on
+      the first step. The marks are entries of a `TensorDictReplayBuffer`'s sample, and of ``info``.
+    - The newest item of a collector ends an open trajectory, as does a collector's death: slices
+      that reach it are truncated there.
 
-    Trajectories end where ``end_key`` (or one of ``end_keys``) is true, or where ``traj_key``
-    changes; where both are given, at both. Without either, the ids under ``("collector",
-    "traj_ids")`` or ``"episode"`` are used where the items have them, else ``("next", "done")``. A
-    flag of several numbers is true where any of them is.
+    Trajectories end where ``end_key`` (or one of ``end_keys``) is true and where ``traj_key``
+    changes. With neither, the ids under ``("collector", "traj_ids")`` or ``"episode"`` are used if
+    the items have them, else ``("next", "done")``. A flag of several numbers is true if any of them
+    is. Changes are seen if they are made by a write, or by an assignment to the buffer or storage;
+    changes through a view of the memory, ``rb[:]["done"][3] = True``, are not.
 
     Args:
         num_slices: slices of a batch; the batch size is a multiple of it.
         slice_len: steps of a slice; the batch size is a multiple of it. Exactly one of the two.
         end_key: flag of the last step of a trajectory.
-        end_keys: several, combined with or; those that the items have not are left out.
-        traj_key: id of the trajectory. Where the items have it not, end keys are used.
+        end_keys: several flags, combined with or; missing ones are ignored.
+        traj_key: id of the trajectory; if the items lack it, end keys are used.
         step_key: number of the step, for ``fragmented``.
-        fragmented: the items of a trajectory lie anywhere; ``traj_key`` and ``step_key`` put them
-            in order. A step that is missing cuts. Of each collector for itself.
-        ends: bool ``[items]``, in place of what is stored: the storage is taken as a full circle,
-            so that the first item follows the last one unless that is an end. Needs
-            ``cache_values=True``.
+        fragmented: a trajectory's items are anywhere, in the order of ``step_key``, for each
+            collector separately. A missing step cuts.
+        ends: bool ``[items]``, instead of stored flags; the first item follows the last one unless
+            that is an end. Needs ``cache_values=True``.
         trajectories: integers ``[items]``, the same with ids.
-        cache_values: while nothing is written, items that are objects are not read again. Of
-            tensors and records only what was written is read in any case.
+        cache_values: do not read items that are objects again while nothing is written. Of tensors
+            and records only new ones are read in any case.
         truncated_key: see above; None marks nothing.
         init_key: see above; None marks nothing.
-        strict_length: True draws from trajectories that are long enough only. False takes shorter
-            ones whole, and the batch is shorter than was asked for.
+        strict_length: draw only from trajectories that are long enough. False takes shorter ones
+            whole, which makes the batch shorter.
         pad_output: repeat the last step of a short slice, so that the batch has its size; real
             steps are ``True`` under ``("collector", "mask")``, ``[n]``. Needs
             ``strict_length=False``.
         compile: accepted; nothing here is compiled.
-        span: let slices be cut off at the beginning or end of a trajectory, so that its first and
-            last steps are drawn as often as others: True down to one step, an int i down to
-            ``slice length - i``. A tuple: at its beginning, at its end.
+        span: cut slices off at the beginning or end of a trajectory, so that its first and last
+            steps are drawn as often as others: True down to one step, an int i down to
+            ``slice length - i``. A tuple: at the beginning, at the end.
         use_gpu: accepted; trajectories are found on the CPU.
 
     Raises:
@@ -99,14 +96,10 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         RuntimeError: arguments that exclude each other, or ``ends`` or ``trajectories`` without
             ``cache_values``.
 
-    A change of what is stored is seen where it was a write, or an assignment to the buffer or its
-    storage. One through a view of the memory, ``rb[:]["done"][3] = True``, is not.
-
-    Cost: 80 ns an item that was written since the draw before, and 60 to 100 µs a batch of 256,
-        however large the buffer is.
-        The first draw looks at every slot, 50 ms a million; one after a write into named slots, or
-        in place, at every slot's word, 2 ms a million. 12 to 16 bytes an item. Items that are
-        objects, and those of a storage of somebody else's, are all read again for each draw.
+    Cost: 60 to 100 µs a batch of 256, whatever the capacity, and 80 ns for each item written since
+        the last draw. The first draw reads every slot, 50 ms a million; one after a write into
+        named slots, or in place, every slot's word, 2 ms a million. 12 to 16 bytes an item. Every
+        draw reads all objects, and all items of a storage of your own, again.
 
     Example:
         >>> import torch
@@ -133,7 +126,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
 
     step_key: Key | None = "step_count"  # of the class too, as in TorchRL
     fragmented: bool = False
-    _in_core: bool = True  # where its slices are cut, if they have their full length
+    _in_core: bool = True  # slices of full length are cut by the core
 
     def __init__(
         self,
@@ -163,22 +156,8 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             )
         self.num_slices = at_least_one("num_slices", num_slices)
         self.slice_len = at_least_one("slice_len", slice_len)
-        check_together(
-            end_key=end_key,
-            end_keys=end_keys,
-            traj_key=traj_key,
-            step_key=step_key,
-            fragmented=fragmented,
-            ends=ends,
-            trajectories=trajectories,
-            cache_values=cache_values,
-            strict_length=strict_length,
-            pad_output=pad_output,
-        )
         self.end_key = end_key
         self.end_keys = None if end_keys is None else tuple(end_keys)
-        if end_key is None and end_keys is None and ends is None and trajectories is None:
-            self.end_key = DONE
         self.traj_key = traj_key
         self.step_key = step_key
         self.fragmented = bool(fragmented)
@@ -190,6 +169,9 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         self.compile = compile
         self.span = Span.of(span)
         self.use_gpu = use_gpu
+        check_together(self, ends, trajectories)
+        if end_key is None and end_keys is None and ends is None and trajectories is None:
+            self.end_key = DONE
         self._marks = Marks.of(truncated_key, init_key)
         self._boundaries = Boundaries(
             end_key=end_key,
@@ -201,7 +183,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             cache_values=self.cache_values,
             others=self._marks.paths,
         )
-        self._asked = 0  # the last batch size, of which `_again` makes one more
+        self._asked = 0  # the last batch size, for `_again`
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -213,15 +195,15 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             batch_size: steps of all slices together.
 
         Returns:
-            Element indices int64 ``[n]``, or a tuple of ``ndim`` of them, and the marks of the
-            steps, bool ``[n, *shape]`` (``[n, 1]`` where nothing of the kind is stored), by tuples
-            as keys; with a ring ``"index_generation"``, int64 ``[n]``. n is ``batch_size`` where
-            every slice has its full length.
+            Element indices int64 ``[n]``, or a tuple of ``ndim`` of them; and the marks of the
+            steps, bool ``[n, *shape]`` (``[n, 1]`` if no such flag is stored), under tuples, and,
+            with a ring, ``"index_generation"``, int64 ``[n]``. n is ``batch_size`` if every slice
+            has its full length.
 
         Raises:
             EmptyBufferError: nothing to draw from.
-            RuntimeError: ``batch_size`` is no multiple, no trajectory is long enough, or nothing
-                says where one ends.
+            RuntimeError: ``batch_size`` is no multiple, no trajectory is long enough, or the items
+                have no entry that ends one.
             ValueError: ``span`` would leave nothing of a slice.
         """
         count, steps = self._sizes(batch_size)
@@ -248,20 +230,20 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         with self._boundaries.lock:
             try:
                 table = self._boundaries.of(storage).table
-            except (EmptyBufferError, KeyError, RuntimeError):  # it cannot be sampled
+            except (EmptyBufferError, KeyError, RuntimeError):  # as `sample` would raise
                 return 0
             found = table.long(self._shortest(steps))
-            lengths = table.lengths[found[np.arange(len(found))]]
+            lengths = table.lengths(found[np.arange(len(found))])
         return int(np.maximum(lengths - steps + 1, 1).sum())
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """Whether trajectories that may be drawn from make a batch."""
+        """Whether these trajectories make a batch."""
         return len(allowed) > 0
 
     def _from_columns(
         self, storage: Any, count: int, steps: int
     ) -> tuple[Any, dict[Any, Any]] | None:
-        """Slices of their full length, where the core reads the flags; None: another way."""
+        """Slices of full length, cut and marked by the core; None if it cannot read the flags."""
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
         with self._boundaries.lock:
@@ -284,20 +266,20 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return in_storage(storage, elements), info
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
-        """The elements of slices at random, into memory that is there."""
-        which, begins = self._numbers(count), self._numbers(count)
+        """Write the elements of random slices to an address."""
+        which, begins = random_numbers(self, count), random_numbers(self, count)
         if not table.slices_at(which, begins, steps, out):
-            self._allowed(table, steps)  # says why there is none
+            self._allowed(table, steps)  # raises
 
     def _draw(
         self, storage: Any, steps: int, choose: Callable[[Trajectories], Cuts]
     ) -> tuple[Any, dict[Any, Any]]:
-        """Choose slices that are still there once their flags were read."""
+        """Choose slices, and read their flags; again if they are overwritten meanwhile."""
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
         for attempt in range(ATTEMPTS):
             if attempt > 1 and ring is not None:
-                ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
+                ring.totals()  # waits for the mutex, so for a writer that is marking slots
             with self._boundaries.lock:
                 bounds = self._boundaries.of(storage)
                 table = bounds.table
@@ -323,7 +305,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return in_storage(storage, torch.from_numpy(elements)), info
 
     def _overtaken(self, ring: Ring, position: Any) -> None:
-        """What was chosen since that position was written over."""
+        """What was chosen since that position was overwritten."""
         self._rewind(position)
 
     def _sizes(self, batch_size: int) -> tuple[int, int]:
@@ -339,13 +321,13 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return (value, batch_size // value) if steps is None else (batch_size // value, value)
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Where the next slices are cut out."""
+        """The next slices."""
         allowed = self._allowed(table, steps)
-        chosen = allowed[self._numbers(count) % len(allowed)]
+        chosen = allowed[random_numbers(self, count) % len(allowed)]
         return Cuts(chosen, self._begins(table, chosen, steps))
 
     def _allowed(self, table: Trajectories, steps: int) -> Long:
-        """Trajectories that may be drawn from."""
+        """Trajectories to draw from; RuntimeError if there are none."""
         allowed = table.long(self._shortest(steps))
         if not len(allowed):
             raise RuntimeError(
@@ -360,17 +342,12 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return steps if self.strict_length else 1
 
     def _begins(self, table: Trajectories, chosen: Ints, steps: int) -> Ints:
-        """A step of each trajectory to begin at, uniformly over those that are possible."""
-        first, count = places(table.lengths[chosen], steps, self.span)
-        return first + self._numbers(len(chosen)) % count
-
-    def _numbers(self, count: int) -> Ints:
-        """Random numbers below `_NUMBERS`."""
-        numbers: Ints = drawn_by(self, torch.randint, _NUMBERS, (count,)).numpy()
-        return numbers
+        """A step of each trajectory to begin at, uniformly over the possible ones."""
+        first, count = places(table.lengths(chosen), steps, self.span)
+        return first + random_numbers(self, len(chosen)) % count
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
-        """Another draw of the last size; of short slices the index does not tell it."""
+        """Another draw of the same size, which the index of short slices does not tell."""
         rows = len(index[0] if isinstance(index, tuple) else index)
         whole = self.strict_length and not any(self.span)
         return self.sample(storage, rows if whole else self._asked)

@@ -25,27 +25,28 @@ if TYPE_CHECKING:
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     """One slice of every trajectory that is long enough, then the next pass.
 
-    Which slice of a trajectory it is, is drawn again in every pass. The last batch of a pass is
-    shorter where the slices do not go up; after it `ran_out` is True, which ends an iteration over
-    the buffer.
+    Each pass draws other slices. The last batch of a pass may be short; after it `ran_out` is True,
+    which ends an iteration over the buffer.
 
-    What is written in the middle of a pass:
-
-    - What this buffer writes begins a new pass, as in TorchRL.
-    - What others write into a shared storage joins at the next pass, so that a pass ends also while
-      they go on writing. A trajectory whose first item has been written over is left out.
+    A write of this buffer begins a new pass, as in TorchRL. Writes of others into a shared storage
+    join at the next pass, so that a pass ends although they go on writing; a trajectory whose first
+    item was overwritten is left out.
 
     Args:
-        drop_last: leave out the last batch of a pass where it would be short.
+        drop_last: leave out the last batch of a pass if it would be short.
         shuffle: a new random order each pass; False is the order of age.
-        world_size: how many learners share a pass; see `SamplerWithoutReplacement`. Each trajectory
-            belongs to one of them. It is exact as long as nothing is written.
+        world_size: number of learners that share a pass, each trajectory drawn by one of them,
+            exactly so as long as nothing is written; see `SamplerWithoutReplacement`.
         rank: see there.
         seed: see there.
         **slices: see `SliceSampler`; all but ``fragmented``, ``pad_output``, ``span`` and
             ``step_key``. ``cache_values`` is True.
 
-    Cost: a new pass is O(trajectories), a draw costs what it draws; and see `SliceSampler`.
+    Raises:
+        ValueError: as these two; and a sample with ``drop_last``, of more slices than there are
+            trajectories.
+
+    Cost: O(trajectories) for a new pass, else what is drawn; and see `SliceSampler`.
 
     Example:
         >>> import torch
@@ -85,18 +86,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     # -- drawing -------------------------------------------------------------------------------
 
-    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Draw; see `SliceSampler.sample`.
-
-        Returns:
-            The next slices of the pass, or those that are left of it.
-
-        Raises:
-            ValueError: with ``drop_last``, a batch has more slices than there are trajectories;
-                nothing has changed.
-        """
-        return SliceSampler.sample(self, storage, batch_size)
-
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
         """The next ``count`` of the pass."""
         allowed = self._allowed(table, steps)
@@ -116,7 +105,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if len(left) < max(least, 1):
             self._pass = Pass(whole=whole, ran_out=True)
         else:
-            heads = table.elements_of(table.starts[left])
+            heads = table.elements_of(table.starts(left))
             self._pass = Pass(heads, 0, whole, table.rows, tickets=_tickets(ring, heads))
         self._written = False
         return Cuts(chosen, self._begins(table, chosen, steps))
@@ -134,15 +123,15 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             return None
         rows = table.rows_of(now.order)
         trajectories = table.of_rows(rows)
-        same = (rows >= 0) & (rows == table.starts[trajectories])
-        same &= table.lengths[trajectories] >= self._shortest(steps)
+        same = (rows >= 0) & (rows == table.starts(trajectories))
+        same &= table.lengths(trajectories) >= self._shortest(steps)
         if now.tickets is not None and ring is not None:
             same &= _tickets(ring, now.order) == now.tickets
         left: Ints = trajectories[same]
         return left
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
-        """As many slices, of any trajectories but each at most once; the pass stays as it is."""
+        """As many slices, of different trajectories; the pass does not change."""
         steps = self._sizes(self._asked)[1]
         count = -(-len(index[0] if isinstance(index, tuple) else index) // steps)
 
@@ -156,13 +145,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is: a state that is loaded goes on with the trajectories that were left.
+        """Where the pass is; see `SamplerWithoutReplacement.state_dict`.
 
-        Returns:
-            ``_heads``, int64, the first element of each trajectory that is left, in order, or None
-            between two passes; ``_trajectories``, how many the pass has; ``len_storage``, items of
-            the storage; ``drop_last``; ``_ran_out``. ``_sample_list`` is None: TorchRL, whose
-            trajectories have other numbers, begins a new pass.
+        ``_heads`` has the first element of each trajectory that is left, or is None between two
+        passes, ``_trajectories`` their number in the pass. ``_sample_list`` is None: TorchRL, whose
+        trajectories have other numbers, begins a new pass.
         """
         state = super().state_dict()
         return {
@@ -173,11 +160,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave; of TorchRL's, ``drop_last`` and ``_ran_out``.
+        """Load a state; of TorchRL's, ``drop_last`` and ``_ran_out``.
 
-        A storage with another number of items than the pass had begins a new one.
+        If the storage has another number of items than the pass had, a new pass begins.
         """
-        # Without tickets: what was loaded into the storage has others.
+        # Without tickets: the items that were loaded have others.
         super().load_state_dict({**state_dict, "_sample_list": state_dict.get("_heads")})
         self._pass = self._pass._replace(whole=int(state_dict.get("_trajectories", 0)))
 

@@ -245,7 +245,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         assert ring is not None
         rows = self._shared.take(ring, consumer, table, self._wanted, self._lease_s())
         trajectories = table.of_rows(rows)
-        return Cuts(trajectories, rows - table.starts[trajectories])
+        return Cuts(trajectories, rows - table.starts(trajectories))
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
         before = self._windows.position
@@ -267,7 +267,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         if len(rows) < count:
             self._windows.help()
         trajectories = table.of_rows(rows)
-        fresh = Cuts(trajectories, rows - table.starts[trajectories])
+        fresh = Cuts(trajectories, rows - table.starts(trajectories))
         if len(rows) == count:
             return fresh
         try:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import slots
 from shmbuffer.replay.compat.samplers import moved_pass, read_pass, write_numbers
 from shmbuffer.replay.samplers.passes import (
     Pass,
@@ -20,7 +19,7 @@ from shmbuffer.replay.samplers.passes import (
 )
 from shmbuffer.replay.samplers.rank import Share, require_rank, share_rank
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, ask_rank, drawn_by, lanes_of
-from shmbuffer.replay.storages.indexing import ravel
+from shmbuffer.replay.storages.indexing import ravel, tickets_at
 from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
@@ -32,45 +31,40 @@ if TYPE_CHECKING:
 
 
 class SamplerWithoutReplacement(Sampler):
-    """Every item that is there once, then the next pass.
+    """Every item once, then the next pass.
 
     10 items by 3 are batches of 3, 3, 3 and 1; with ``drop_last`` 3, 3 and 3. After the last batch
     of a pass `ran_out` is True, which ends an iteration over the buffer; the next draw begins a new
-    pass with what is there by then. A pass that is left in the middle goes on where it was.
+    pass. An iteration that stops in the middle of a pass is continued by the next one.
 
-    What is written in the middle of a pass:
+    Writes in the middle of a pass:
 
-    - Where the storage grows, a new pass begins with everything, as in TorchRL. What other
-      processes add to a shared storage joins at the next pass instead, so that a pass ends also
-      while they go on writing.
-    - A place that is written over is drawn once in the pass, with what it holds then. One that
-      holds no item when its turn comes is left out.
-    - A storage that was emptied begins a new pass.
+    - If the storage grows, a new pass begins, as in TorchRL. Items that other processes add to a
+      shared storage join at the next pass instead, so that a pass ends although they go on writing.
+    - A slot that is overwritten is drawn once, with its item at that time; one without an item is
+      left out.
+    - Emptying the storage begins a new pass.
 
     The pass belongs to this sampler, in this process. With ``world_size`` several learners share
-    each pass: every item is drawn by one of them. Their parts differ by one item at most, and by
-    none with ``drop_last``, so that all make equally many batches. Who draws what follows from
-    ``seed``, rank, place and number of the pass, and not from any generator. It is exact as long as
-    all begin the same passes, each at the same length of the storage: one that begins a pass anew,
-    because it wrote in the middle, is a pass ahead of the others. A place that is written over
-    stays with its learner.
-
-    Where the storage is shared, a sample has the tickets of its items under
-    ``"index_generation"``.
+    each pass: every item is drawn by one of them. Their shares differ by at most one item, with
+    ``drop_last`` by none, so that all make equally many batches. ``seed``, rank, slot and number of
+    the pass decide the shares, no generator does. Shares are exact if all learners begin the same
+    passes at the same length of the storage: a learner whose own write begins a new pass is one
+    pass ahead of the others. An overwritten slot stays with its learner.
 
     Args:
-        drop_last: leave out the last batch of a pass where it would be short. The buffer needs a
-            ``batch_size`` then.
+        drop_last: leave out the last batch of a pass if it would be short; the buffer then needs a
+            ``batch_size``.
         shuffle: a new random order each pass; False is the order of the storage.
-        world_size: how many learners share a pass; None: this one has it alone.
+        world_size: number of learners that share a pass; None: it is not shared.
         rank: which of them this is, from 0; None is the buffer's, else torch.distributed's, else
             that in the variable ``RANK``.
-        seed: of the passes that are shared, the same in each of the learners.
+        seed: of shared passes, the same in all learners.
 
     Raises:
         ValueError: ``world_size`` is no int or below 1, or ``rank`` is not below it.
 
-    Cost: O(items) for a new pass; a draw costs what it draws.
+    Cost: O(items) for a new pass, else what is drawn.
 
     Example:
         >>> import torch
@@ -107,9 +101,9 @@ class SamplerWithoutReplacement(Sampler):
             )
         self._begun = 0  # passes that were shared
         self._pass = Pass()
-        self._storage: weakref.ref[Any] | None = None  # what the pass is of
+        self._storage: weakref.ref[Any] | None = None  # of the pass
         self._written = False  # our buffer has written since the last draw
-        self._loaded = False  # the pass came from a state: it is compared with the storage once
+        self._loaded = False  # the pass was loaded, and is still to be compared with the storage
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -117,12 +111,12 @@ class SamplerWithoutReplacement(Sampler):
         """Draw; see `Sampler.sample`.
 
         Returns:
-            The next ``batch_size`` items of the pass, or what is left of it.
+            The next ``batch_size`` items of the pass, or the rest of it; of a shared storage with
+            ``"index_generation"``.
 
         Raises:
             EmptyBufferError: nothing to draw from.
-            ValueError: with ``drop_last``, a batch is larger than what is there; nothing has
-                changed.
+            ValueError: with ``drop_last``, a batch is larger than the storage's content.
         """
         if self.world_size is None:
             ask_rank(self, storage)
@@ -159,11 +153,11 @@ class SamplerWithoutReplacement(Sampler):
         return count >= self._least(batch_size)
 
     def _least(self, wanted: int) -> int:
-        """How many there have to be for a batch of so many."""
+        """How many a batch of so many needs."""
         return max(1, wanted if self.drop_last else 1)
 
     def _has_changed(self, storage: Any, ring: Ring | None, now: Pass) -> bool:
-        """Whether the pass is not one of this storage as it is now."""
+        """Whether the storage has changed so that a new pass begins."""
         assert now.order is not None
         if self._storage is not None and self._storage() is not storage:
             return True
@@ -172,11 +166,11 @@ class SamplerWithoutReplacement(Sampler):
             return length != now.items
         if self._loaded:
             return length != now.items or bool((now.order >= ring.elements).any())
-        # Fewer is no sign: a place that is being written over holds no item for the moment.
+        # Fewer is no sign: a slot that is being overwritten holds no item for a moment.
         return length > now.items and (self._written or not storage.shared)
 
     def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
-        """All that is there, in the order of a new pass. O(capacity)."""
+        """All items, in the order of a new pass. O(capacity)."""
         places = places_of(storage, ring)
         ours = self._ours(places)
         if self.drop_last and len(ours) < batch_size:
@@ -193,7 +187,7 @@ class SamplerWithoutReplacement(Sampler):
         return Pass(self._in_order(ours), 0, len(ours), len(places))
 
     def _ours(self, places: Ints) -> Ints:
-        """Of what a pass goes through, this learner's share."""
+        """This learner's share of these places."""
         if self.world_size is None:
             return places
         rank = share_rank(self._given_rank, self.world_size)
@@ -201,7 +195,7 @@ class SamplerWithoutReplacement(Sampler):
         return share.of(places, shuffle=self.shuffle, even=self.drop_last)
 
     def _in_order(self, ours: Ints) -> Ints:
-        """The order of a new pass, which begins."""
+        """Begin a pass: its places in their order."""
         if self.world_size is not None:
             self._begun += 1
         elif self.shuffle:
@@ -209,24 +203,21 @@ class SamplerWithoutReplacement(Sampler):
         return ours
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """The places of a draw with what they hold now: they were written over before being read.
-
-        Waits for those that are being written, up to 5 s; what holds no item then is left out.
-        """
+        """The places of a draw with the items that they hold now, or will within 5 s."""
         ring: Ring | None = ring_of(storage)
         elements = ravel(index, lanes_of(storage))
         if ring is None:
             return index, {}
         wait_for(ring, elements)
-        words = ring.live.words[elements // ring.width]
-        held = slots.committed(words)
+        tickets = tickets_at(ring, elements // ring.width)
+        held = tickets >= 0
         if not held.any():
             return self.sample(storage, len(elements))
-        return described(storage, elements[held], slots.tickets(words[held]))
+        return described(storage, elements[held], tickets[held])
 
     @property
     def ran_out(self) -> bool:
-        """Whether the draw before was the last one of a pass."""
+        """Whether the last draw ended a pass."""
         return self._pass.ran_out
 
     @ran_out.setter
@@ -275,13 +266,12 @@ class SamplerWithoutReplacement(Sampler):
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is: a state that is loaded goes on with exactly what was left.
+        """Where the pass is; `load_state_dict` continues it.
 
         Returns:
-            ``len_storage``, items of the pass; ``_sample_list``, int64, the elements that are left
-            in their order, or None between two passes; ``drop_last``; ``_ran_out``; with
-            ``world_size`` ``_begun``, how many passes were begun; and ``_written``, where our
-            buffer has written since the last draw.
+            ``len_storage``, items of the pass; ``_sample_list``, int64, the elements that are left,
+            in order, or None between two passes; ``drop_last``; ``_ran_out``; with ``world_size``
+            ``_begun``, the number of passes begun; ``_written``, if our buffer has written since.
         """
         left = self._pass.left()
         known = {} if self.world_size is None else {"_begun": self._begun}
@@ -296,9 +286,9 @@ class SamplerWithoutReplacement(Sampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave, or TorchRL's.
+        """Load a state, also TorchRL's.
 
-        A storage with another number of items than the pass had begins a new one.
+        If the storage has another number of items than the pass had, a new pass begins.
         """
         left = state_dict["_sample_list"]
         order = None
@@ -321,7 +311,7 @@ class SamplerWithoutReplacement(Sampler):
 
     @property
     def len_storage(self) -> int:
-        """How many items there were when the pass began; of slices, at its last draw."""
+        """Items of the storage when the pass began; for slices, at the last draw."""
         return self._pass.items
 
     def __getstate__(self) -> dict[str, Any]:

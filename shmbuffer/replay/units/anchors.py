@@ -112,8 +112,8 @@ class Trajectories:
         if held is not None and drawn is not None and (held != drawn.numpy().reshape(-1)).any():
             return None
         trajectories = table.of_rows(rows)
-        first = table.starts[trajectories]
-        last = first + table.lengths[trajectories] - 1
+        first = table.starts(trajectories)
+        last = first + table.lengths(trajectories) - 1
         return Anchors(storage, ring, found, elements, rows, first, last, held)
 
 

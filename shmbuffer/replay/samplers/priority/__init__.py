@@ -1,1 +1,1 @@
-"""What a sampler knows of priorities: where they are, what is one, and the largest of them."""
+"""The priorities of a sampler: where they are, and how they change."""

@@ -1,4 +1,4 @@
-"""Where a sampler's priorities are, and who changes them."""
+"""Where the priorities of a sampler are, and how they change."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.memory import slots
 from shmbuffer.numpy.indices import are_written
 from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, check_raw, from_zero
 from shmbuffer.replay.samplers.priority.table import PriorityTable, raw_of
 from shmbuffer.replay.samplers.sampler import Sampler, lanes_of
-from shmbuffer.replay.storages.indexing import ravel
+from shmbuffer.replay.storages.indexing import ravel, tickets_at
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.storage import ring_of
 
@@ -26,19 +25,11 @@ _REALS = (torch.float32, torch.float64)
 
 
 class PriorityStore(Sampler):
-    """A sampler that has priorities: all of it but the draw.
+    """A sampler with priorities; the draw is left to `PrioritizedSampler`."""
 
-        a storage of this package   its ring keeps them, for one sampler; in a directory, for all
-        any other storage           a table of the sampler's own, as large as the storage
-        a second sampler            the same, where the storage is not shared
-
-    Args:
-        max_capacity: elements that a table of its own has room for.
-        alpha: priority exponent.
-        eps: added to every priority.
-        within: new items get the largest priority that is there, not the largest ever given.
-    """
-
+    # a storage of this package   its ring keeps them, for one sampler; in a directory, for all
+    # any other storage           a table of the sampler's own, as large as the storage
+    # a second sampler            the same, if the storage is not shared
     def __init__(self, max_capacity: int, alpha: float, eps: float, within: bool) -> None:
         if int(max_capacity) < 1:
             raise ValueError(f"max_capacity has to be at least 1, got {max_capacity}")
@@ -46,23 +37,19 @@ class PriorityStore(Sampler):
         self._alpha = from_zero("alpha", alpha)
         self._eps = from_zero("eps", eps)
         self._within = bool(within)
-        self._follows = False  # alpha and eps are the storage's, whatever they are by now
-        self._storage: weakref.ref[Any] | None = None  # what the indices are of
-        self._ring: Ring | None = None  # that has our priorities, of the storage
-        self._waits_for: weakref.ref[Any] | None = None  # a storage that has no ring yet
-        self._table: PriorityTable | None = None  # or that has them, of our own
+        self._follows = False  # alpha and eps are taken from the storage
+        self._storage: weakref.ref[Any] | None = None  # that indices refer to
+        self._ring: Ring | None = None  # of the storage, with our priorities
+        self._waits_for: weakref.ref[Any] | None = None  # a storage without a ring so far
+        self._table: PriorityTable | None = None  # of our own, instead of the ring
         self._greatest: MaxPriority | None = None
 
     @property
     def alpha(self) -> float:
-        """Priority exponent.
-
-        Setting it recomputes every mass from the raw priorities: O(capacity), and exact, also away
-        from 0.
+        """Priority exponent. Setting it recomputes every mass, exactly, also from 0; O(capacity).
 
         Raises:
-            ValueError: below 0, or too large for the priorities that are there; nothing was
-                changed.
+            ValueError: below 0, or too large for the priorities; nothing was changed.
         """
         ring = self.ring()
         return self._alpha if ring is None else ring.tree.alpha
@@ -83,24 +70,24 @@ class PriorityStore(Sampler):
 
     @property
     def default_priority(self) -> float:
-        """The priority of a new item; see the class."""
+        """The priority of a new item."""
         if self._greatest is not None:
             return self._greatest.default()
         ring = self.ring()
         return 1.0 if ring is None else ring.tree.default_priority
 
     def ring(self) -> Ring | None:
-        """Where the priorities are; None before there is anything to keep them for."""
+        """The ring with the priorities; None so far."""
         ring = self._bound()
         return ring if self._table is None else self._table.ring
 
     @property
     def _known(self) -> Any:
-        """The storage that the indices are of, if there is one."""
+        """The storage that indices refer to, if any."""
         return None if self._storage is None else self._storage()
 
     def _set(self, alpha: float | None, eps: float | None) -> None:
-        """Set one of them or both; None: that one stays."""
+        """Set one or both; None leaves one."""
         ring = self.ring()
         if ring is not None:
             ring.tree.set_alpha(alpha, eps)
@@ -110,16 +97,13 @@ class PriorityStore(Sampler):
     # -- a storage -----------------------------------------------------------------------------
 
     def bind(self, storage: Any) -> bool:
-        """Use the priorities of ``storage``'s ring, if it has one that is free for this sampler.
-
-        Priorities that were given before the storage was known go with it.
+        """Keep the priorities in ``storage``'s ring, if it is free for this sampler; else a table.
 
         Returns:
-            Whether it does; if not, the sampler keeps a table of its own.
+            Whether the ring keeps them; priorities from before move there.
 
         Raises:
-            ValueError: the storage is shared, and its priorities are kept with another alpha or
-                eps.
+            ValueError: the storage is shared, with another alpha or eps.
         """
         if not isinstance(storage, RingBacked):
             self._keep_table(storage)
@@ -152,26 +136,26 @@ class PriorityStore(Sampler):
         return True
 
     def _bound(self) -> Ring | None:
-        """The storage's ring that has our priorities; bound now, if it has come since."""
+        """The storage's ring with our priorities; bound now if it is new."""
         storage = None if self._waits_for is None else self._waits_for()
         if storage is not None:
             self.bind(storage)
         return self._ring
 
     def _agrees(self, storage: Any) -> bool:
-        """Whether the storage's alpha and eps are accepted: in a copy, or of a directory."""
+        """Whether the storage's alpha and eps are accepted: in a pickled copy, or if equal."""
         if self._follows or not storage.shared:
             return self._follows
         settings = storage.engine().settings
         return bool((settings.alpha, settings.eps) == (self._alpha, self._eps))
 
     def _attach_ring(self, ring: Ring) -> None:
-        """Decide what new items in this ring get."""
+        """Set the priority of new items in this ring."""
         self._greatest = MaxPriority(ring) if self._within else None
         ring.tree.initial = None if self._greatest is None else self._greatest.default
 
     def release(self, storage: Any) -> None:
-        """Leave ``storage``'s priorities to the next sampler; they stay as they are."""
+        """Leave ``storage``'s priorities, unchanged, to the next sampler."""
         if getattr(storage, "_table_owner", None) is not None and storage._table_owner() is self:
             storage._table_owner = None
             if self._ring is not None:
@@ -181,15 +165,15 @@ class PriorityStore(Sampler):
         self._storage = self._ring = self._table = self._greatest = self._waits_for = None
 
     def lose_ring(self, alpha: float, eps: float) -> None:
-        """The storage has forgotten its form: another ring comes, with the same alpha and eps."""
+        """The storage will make another ring, with the same alpha and eps."""
         self._alpha, self._eps = alpha, eps
         self._ring, self._greatest, self._waits_for = None, None, self._storage
 
     def _keep_table(self, storage: Any) -> PriorityTable:
-        """A table of our own, with what is there already."""
+        """The table of our own, as large as the storage, with its items."""
         table = self._table
         known = self._known if storage is None else storage
-        ring = ring_of(known)  # of a list without a limit: as large as it is by now
+        ring = ring_of(known)  # a list without a limit has its present size
         size = getattr(known, "max_size", 0) if ring is None else ring.elements
         capacity = max(self._max_capacity, size)
         if table is None or table.ring.elements < capacity:
@@ -205,7 +189,7 @@ class PriorityStore(Sampler):
             self._storage = weakref.ref(storage)
             if ring is not None:
                 table.add(ring.live.committed())
-                storage.attach(self)  # to hear of writes by others
+                storage.attach(self)  # to be told of writes by others
         if ring is None:
             table.fit(len(storage))
         return table
@@ -213,20 +197,16 @@ class PriorityStore(Sampler):
     # -- priorities ----------------------------------------------------------------------------
 
     def add(self, index: Any) -> None:
-        """An item was written at ``index``: it gets the default priority."""
+        """Give the new item at ``index`` the default priority."""
         self.extend(index)
 
     def extend(self, index: Any) -> None:
-        """Items were written at ``index``: they get the default priority. -1 is left out.
-
-        Nothing to do where the storage's ring keeps the priorities: it has given them in the write
-        itself.
-        """
+        """Give new items the default priority, unless the ring has; -1 is left out."""
         if self._bound() is None:
             self._renew(index)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """The items at ``index`` get the default priority."""
+        """Give the items at ``index`` the default priority."""
         if storage is not None:
             self.bind(storage)
         if self._bound() is None:
@@ -244,13 +224,12 @@ class PriorityStore(Sampler):
         """Set the priorities of items.
 
         Args:
-            index: element indices: an int, ``[n]`` or ``[n, 1]``; ``[n, ndim]`` or a tuple of
-                ``ndim`` where there are lanes. Entries of -1 are left out. An index that stands
-                twice: the last wins.
+            index: element indices: an int, ``[n]`` or ``[n, 1]``; with lanes ``[n, ndim]`` or a
+                tuple of ``ndim``. -1 is left out. Of equal indices the last one counts.
             priority: a number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
-            storage: what the indices refer to, where the sampler does not know it yet.
-            generation: the tickets of a sample, ``[n]``: an item that was written over since is
-                left alone, and counted. None sets whatever is there, as TorchRL does.
+            storage: the storage of the indices, if the sampler does not know it yet.
+            generation: the tickets of a sample, ``[n]``: an item that was overwritten since is
+                left alone, and counted. None sets any item, as TorchRL does.
 
         Returns:
             How many were applied and how many were stale.
@@ -260,8 +239,8 @@ class PriorityStore(Sampler):
             IndexError: out of range; nothing was changed.
             RuntimeError: sizes of ``index`` and ``priority`` differ; nothing was changed.
 
-        Cost: one native call, which reads tensors where they are: int64 indices and generations,
-            float32 or float64 priorities, contiguous.
+        Cost: one native call; contiguous tensors (int64 indices and generations, float32 or
+            float64 priorities) are read in place.
         """
         ring = self._bound() if self._ring is None else self._ring
         if ring is not None:
@@ -276,7 +255,7 @@ class PriorityStore(Sampler):
         tickets = None if generation is None else ravel(generation, ())
         try:
             return self._update(elements, raw, tickets)
-        except IndexError:  # -1 is looked for only here
+        except IndexError:  # only now look for -1
             written = are_written(elements, lanes)
             if written.all():
                 raise
@@ -286,13 +265,13 @@ class PriorityStore(Sampler):
     def _update_in_place(
         self, ring: Ring, index: Any, priority: Any, generation: Any
     ) -> PriorityUpdate | None:
-        """Sets priorities that are tensors of the core's own form; None: something else, or bad."""
+        """Set priorities from tensors that the core can read; None: others, or out of range."""
         if not (
             type(index) is torch.Tensor
             and type(priority) is torch.Tensor
             and ring.width == 1
             and self._greatest is None
-            # Of one number a flag may say that it is the negative.
+            # A single number may be a view with the negative bit set.
             and (count := index.numel()) == priority.numel() > 1
             and index.dtype is torch.int64
             and priority.dtype in _REALS
@@ -345,11 +324,9 @@ class PriorityStore(Sampler):
         ring = ring_of(self._known)
         if ring is None:
             return PriorityUpdate(table.update(elements, raw), 0)
-        # Items of the storage: the table follows them.
-        words = ring.live.words[elements // ring.width]
-        there = slots.committed(words)
-        if tickets is not None:
-            there &= slots.tickets(words) == tickets
+        # The table follows the items of the storage.
+        now = tickets_at(ring, elements // ring.width)
+        there = now >= 0 if tickets is None else (now >= 0) & (now == tickets)
         applied = table.update(elements[there], raw[there])
         return PriorityUpdate(applied, len(elements) - applied)
 

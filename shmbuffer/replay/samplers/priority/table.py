@@ -1,8 +1,7 @@
-"""A table of priorities that belongs to one sampler: for storages that keep none for it.
+"""A sampler's own table of priorities, for storages that keep none.
 
-It is a ring without leaves: an item of the storage has a slot of the same number here, committed
-when it is marked, and the ring's tree holds its priority. One implementation of the tree serves
-both.
+It is a ring without leaves, so that one tree implementation serves both: the slot of an element is
+committed when the element is marked.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PriorityTable:
-    """Priorities of elements ``0 .. capacity - 1``, of this process."""
+    """Priorities of elements ``0 .. capacity - 1``, in this process."""
 
     def __init__(self, capacity: int, alpha: float, eps: float) -> None:
         self._engine = Engine.anonymous(Settings(capacity=capacity, checksum=False, reserve=False))
@@ -27,21 +26,21 @@ class PriorityTable:
         self.ring.tree.bind(alpha, eps)
 
     def mark(self, elements: Ints) -> None:
-        """These were written: they get the default priority."""
+        """Give these elements the default priority."""
         if len(elements):
             self.ring.place(np.unique(elements), (), in_place=False)
 
     def add(self, elements: Ints) -> None:
-        """Mark those of them that are not marked yet."""
+        """Mark the elements that are not marked yet."""
         self.mark(elements[~self.ring.live.holds(elements)])
 
     def update(self, elements: Ints, priorities: Floats) -> int:
-        """Set priorities; elements that were never marked are marked. How many were set."""
+        """Set priorities, and mark new elements. How many were set."""
         self.add(elements)
         return self.ring.update(elements, priorities)[0]
 
     def fit(self, count: int) -> None:
-        """Have elements ``0 .. count - 1`` and no others: those of a storage with a length only."""
+        """Have exactly the elements ``0 .. count - 1``, as a storage without a ring has."""
         if self.ring.length == count:
             return
         kept = self.ring.live.committed()
@@ -54,7 +53,7 @@ class PriorityTable:
             self.add(np.arange(count))
 
     def load(self, priorities: Floats, largest: float | None) -> None:
-        """Have these and no others."""
+        """Have exactly these."""
         self.ring.empty()
         known = np.nonzero(~np.isnan(priorities[: self.ring.elements]))[0]
         self.update(known, priorities[known])
@@ -62,7 +61,7 @@ class PriorityTable:
 
 
 def raw_of(ring: Ring) -> Floats:
-    """Raw priorities of all elements of a ring, NaN where there is no item."""
+    """Raw priorities of all elements of a ring, NaN without an item."""
     raw = np.full(ring.elements, np.nan)
     present = ring.live.committed()
     raw[present] = ring.tree.priorities(present)

@@ -1,4 +1,4 @@
-"""What samplers of slices are given, and what does not go together."""
+"""Checks of the arguments of slice samplers."""
 
 from __future__ import annotations
 
@@ -6,27 +6,15 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
-
-    from shmbuffer.replay.samplers.slicing.entries import Key
 
 
 def check_together(
-    *,
-    end_key: Key | None,
-    end_keys: Sequence[Key] | None,
-    traj_key: Key | None,
-    step_key: Key | None,
-    fragmented: bool,
-    ends: torch.Tensor | None,
-    trajectories: torch.Tensor | None,
-    cache_values: bool,
-    strict_length: bool,
-    pad_output: bool,
+    sampler: Any, ends: torch.Tensor | None, trajectories: torch.Tensor | None
 ) -> None:
-    """RuntimeError, ValueError where arguments of a `SliceSampler` exclude each other."""
+    """RuntimeError, ValueError if arguments of a `SliceSampler` exclude each other."""
+    end_key, end_keys = sampler.end_key, sampler.end_keys
+    traj_key, step_key = sampler.traj_key, sampler.step_key
     if end_key is not None and end_keys is not None:
         raise RuntimeError(
             f"end_key and end_keys exclude each other, got {end_key!r} and {end_keys!r}; "
@@ -35,7 +23,7 @@ def check_together(
     for name, given in (("ends", ends), ("trajectories", trajectories)):
         if given is None:
             continue
-        if not cache_values:
+        if not sampler.cache_values:
             raise RuntimeError(
                 f"{name} never change, so they need cache_values=True; got cache_values=False"
             )
@@ -47,12 +35,12 @@ def check_together(
             )
     if ends is not None and trajectories is not None:
         raise RuntimeError("ends and trajectories exclude each other; give one of the two")
-    if pad_output and strict_length:
+    if sampler.pad_output and sampler.strict_length:
         raise ValueError(
             "pad_output=True fills up slices of short trajectories, which strict_length=True "
             "never draws; give strict_length=False"
         )
-    if fragmented and (step_key is None or ends is not None or trajectories is not None):
+    if sampler.fragmented and (step_key is None or ends is not None or trajectories is not None):
         raise ValueError(
             "fragmented=True puts items in order by traj_key and step_key: it needs a "
             f"step_key, got {step_key!r}, and takes neither ends nor trajectories"
@@ -62,14 +50,14 @@ def check_together(
 
 
 def refuse(cls: type, given: dict[str, Any], *names: str) -> None:
-    """TypeError where a derived class is given arguments that it does not have."""
+    """TypeError for arguments that a derived class does not have."""
     for name in names:
         if name in given:
             raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}")
 
 
 def at_least_one(name: str, value: int | None) -> int | None:
-    """The number, as an int; TypeError, ValueError where it is none."""
+    """The number, as an int; TypeError, ValueError if it is not one."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What ends a trajectory, as the user says it, and the trajectories that follow from it."""
+"""The user's rules for where trajectories end, and the trajectories that follow from them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from shmbuffer.replay.samplers.slicing.entries import (
     ObjectEntries,
     RecordEntries,
     any_of,
+    key_of,
     path_of,
 )
 from shmbuffer.replay.samplers.slicing.following import Following, put_in_order
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _EMPTY = "the storage is empty: write something before sampling"
 DONE: KeyPath = ("next", "done")
-#: Where ids of trajectories are looked for; the first one is what TorchRL's collectors write.
+#: Where trajectory ids are looked for; TorchRL's collectors write the first one.
 USUAL_IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("episode",))
 
 
@@ -51,59 +52,38 @@ Keys = tuple[KeyPath | None, tuple[KeyPath, ...]]  # of the id, and of the flags
 
 
 class _OtherKeysError(Exception):
-    """Newer items have other entries, so that something else ends trajectories: of all of them."""
+    """Newer items have other entries, so that all trajectories have to be cut again."""
 
 
 class Found(NamedTuple):
-    """The trajectories of a storage, and what it was like when they were found."""
+    """The trajectories of a storage at one moment."""
 
     table: Trajectories
     entries: Entries
-    """How to read the flags of its items."""
+    """Read the flags of its items."""
     storage: weakref.ref[Any]
     mover: Any
     following: Following | None
-    """What keeps the table up to date; None where it is made from all items each time."""
+    """Keeps the table up to date; None if it is made from all items each time."""
     moment: tuple[int, int, int] | None
 
 
 class Boundaries:
-    """Where trajectories end.
-
-    - ``end_key`` or ``end_keys``: at an item with a flag that is set.
-    - ``traj_key``: where the id changes. Together with end keys: at both.
-    - neither: at the ids under ``("collector", "traj_ids")`` or ``"episode"``, else at
-      ``("next", "done")``.
-    - ``ends`` or ``trajectories``: as these tensors say, whatever is stored.
-    - ``step_key``: an id's items lie anywhere, and this is their order.
-
-    Args:
-        end_key: see above.
-        end_keys: those that the items have, combined with or; empty: none ends one.
-        traj_key: see above. Where the items have it not, end keys are used.
-        step_key: None where items lie in their order.
-        ends: bool ``[slots, *lanes]``.
-        trajectories: integers ``[slots, *lanes]``.
-        cache_values: while nothing is written objects are not read again.
-        others: entries that will be asked for as well.
-        begins: flags of items that begin a trajectory, whatever is before them; those that the
-            items have not are left out.
-        windows: what cuts the trajectories of a ring into windows.
-    """
+    """Where trajectories end; see `SliceSampler` for the arguments that it has too."""
 
     def __init__(
         self,
         *,
-        end_key: Key | None,
-        end_keys: Sequence[Key] | None,
-        traj_key: Key | None,
-        step_key: Key | None,
-        ends: torch.Tensor | None,
-        trajectories: torch.Tensor | None,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        step_key: Key | None = None,  # None: items are in order
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
         cache_values: bool,
-        others: Sequence[KeyPath],
-        begins: Sequence[KeyPath] = (),
-        windows: Windows | None = None,
+        others: Sequence[KeyPath],  # entries that are read as well
+        begins: Sequence[KeyPath] = (),  # flags of first items; those that items lack are ignored
+        windows: Windows | None = None,  # that the trajectories of a ring are cut into
     ) -> None:
         self._all_ends = end_keys is not None
         given = () if end_keys is None else tuple(path_of(key) for key in end_keys)
@@ -121,14 +101,7 @@ class Boundaries:
         self._lock: AbstractContextManager[Any] | None = None
 
     def of(self, storage: Any) -> Found:
-        """The trajectories of a storage as it is now.
-
-        A change of what is stored is seen if it was made by a write, or by an assignment to the
-        buffer or its storage; one through a view of the memory is not.
-
-        Cost: see `Following`. Of objects, and of a storage of somebody else's, every item is read
-            each time, unless ``cache_values`` and nothing was written.
-        """
+        """The trajectories of a storage now; a change through a view of the memory is not seen."""
         with self.lock:
             for attempt in range(ATTEMPTS):
                 try:
@@ -143,10 +116,10 @@ class Boundaries:
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Held while a table is asked: another thread may look again."""
+        """Held while a table is used: another thread may look again."""
         if self._lock is None or self._process != os.getpid():
             self._process, self._lock = os.getpid(), threading.RLock()
-            self.forget()  # of a fork: nobody knows how far another thread was
+            self.forget()  # after a fork: another thread may have been in the middle of a look
             if self._windows is not None:
                 self._windows.forget()
         return self._lock
@@ -164,7 +137,7 @@ class Boundaries:
         ring: Ring | None = ring_of(storage)
         mover = storage.mover() if isinstance(storage, RingBacked) else None
         wait_for_items(storage, ring, _EMPTY)
-        # Read before anything else: what is written from here on makes another moment.
+        # Read before anything else: a later write makes another moment.
         moment = None if ring is None else (ring.head, ring.write_count, ring.length)
         seen = self._seen
         if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
@@ -252,7 +225,7 @@ class Boundaries:
         return ids, steps, what
 
     def _of_foreign(self, entries: Entries, count: int) -> Trajectories:
-        """Of a storage without a ring: in the order of its indices."""
+        """The trajectories of a storage without a ring, in the order of its indices."""
         if self._given:
             return self._given.trajectories(np.arange(count), max(count, 1), 1, None)
         table, slots = Trajectories(max(count, 1), 1), np.arange(count)
@@ -282,12 +255,12 @@ class Boundaries:
 
     @property
     def _paths(self) -> tuple[KeyPath, ...]:
-        """Every entry that may be asked for."""
+        """Every entry that may be read."""
         named = tuple(path for path in (self._ids, self._step) if path is not None)
         return tuple(dict.fromkeys((*self._ends, *USUAL_IDS, DONE, *self._others, *named)))
 
     def _keys_as_before(self, entries: Entries) -> Keys:
-        """`_keys`; an error where they are others than those of the items before."""
+        """`_keys`; _OtherKeysError if earlier items had others."""
         keys = self._keys(entries)
         before, self._asked = self._asked, keys
         if before is not None and before != keys:
@@ -295,7 +268,7 @@ class Boundaries:
         return keys
 
     def _keys(self, entries: Entries) -> Keys:
-        """The entries that are looked at, of those that the items have."""
+        """The entries of the items that decide."""
         if self._all_ends and not self._ends:
             return None, ()
         wanted = () if self._ends else USUAL_IDS
@@ -322,4 +295,4 @@ class Boundaries:
 
 
 def _names(paths: Sequence[KeyPath | None]) -> str:
-    return ", ".join(repr(path[0] if len(path) == 1 else path) for path in paths if path)
+    return ", ".join(repr(key_of(path)) for path in paths if path)

@@ -1,9 +1,9 @@
-"""Flags that lie in columns of a ring, which the core reads where they are.
+"""Flags in the columns of a ring, which the core reads in place.
 
-    Boundaries ──▶ cuts     which columns say where trajectories begin
-    Marks      ──▶ Shown    which flags a sample shows, and their memory
+    Boundaries ──▶ cuts     the columns by which trajectories are cut
+    Marks      ──▶ Shown    the flags of a sample, and their memory
 
-Where a flag is stored as something else than numbers the same is done entry by entry.
+Flags that are not stored as numbers are read entry by entry instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.replay.samplers.slicing.entries import LeafEntries
+from shmbuffer.replay.samplers.slicing.entries import LeafEntries, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ _AS_STORED, _AND_LAST, _AND_FIRST = range(3)
 def cuts_of(
     entries: Entries, ids: KeyPath | None, ends: Sequence[KeyPath], begins: Sequence[KeyPath]
 ) -> Ints | None:
-    """Where the columns lie by which trajectories are cut; None: not all of them do."""
+    """Addresses of the columns by which trajectories are cut; None if one is not a column."""
     if not isinstance(entries, LeafEntries):
         return None
     wanted = [(path, _ENDS) for path in ends] + ([] if ids is None else [(ids, _IDS)])
@@ -47,12 +47,9 @@ def cuts_of(
 
 
 class Shown:
-    """The flags of a sample, by where they are stored.
+    """The flags of a sample, by where they are stored."""
 
-    Args:
-        forms: key, address or 0, shape and role of each.
-    """
-
+    # Of each flag: key, address or 0, shape, role.
     def __init__(self, forms: list[tuple[Key, int, tuple[int, ...], int]]) -> None:
         self._forms = [(key, shape) for key, _, shape, _ in forms]
         self._at = np.zeros((len(forms), 4), np.int64)
@@ -62,7 +59,7 @@ class Shown:
 
     @classmethod
     def of(cls, marks: Marks, entries: Entries) -> Shown | None:
-        """None: a flag is no boolean that lies in a column."""
+        """None if a flag is not a column of booleans."""
         if not isinstance(entries, LeafEntries):
             return None
         stored: dict[KeyPath, torch.Tensor] = {}
@@ -78,8 +75,8 @@ class Shown:
             column = stored.get(path)
             if column is not None:
                 shape = entries.shape(path)
-            key = path[0] if len(path) == 1 else path
-            forms.append((key, 0 if column is None else column.data_ptr(), shape, role))
+            address = 0 if column is None else column.data_ptr()
+            forms.append((key_of(path), address, shape, role))
 
         if marks.truncated is not None:
             three = marks.truncated, marks.done, marks.terminated
@@ -93,7 +90,7 @@ class Shown:
     def read(
         self, follower: Any, elements: torch.Tensor, steps: int
     ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
-        """The flags of slices, and tickets; None: an item is not there any more."""
+        """The flags of slices, and tickets; None if an item is gone."""
         count = elements.numel()
         found: dict[Any, torch.Tensor] = {
             key: torch.empty((count, *shape), dtype=torch.bool) for key, shape in self._forms

@@ -21,8 +21,7 @@ class Cuts(NamedTuple):
     trajectories: Ints
     """int64 ``[slices]``."""
     begins: Ints
-    """int64 ``[slices]``: step of the trajectory at which each begins; below 0 it is cut off at
-    the left."""
+    """int64 ``[slices]``: step of the trajectory; below 0 the slice is cut off at the left."""
     weights: torch.Tensor | None = None
     """``[slices]``, where there are any."""
 
@@ -37,9 +36,9 @@ class SliceRows(NamedTuple):
     first: Flags
     """bool ``[n]``: the first step of each slice."""
     last: Flags
-    """bool ``[n]``: the last step of each slice that is no padding."""
+    """bool ``[n]``: the last real step of each slice."""
     mask: Flags | None
-    """bool ``[n]``: False where it is padding. None where nothing was filled up."""
+    """bool ``[n]``: False for padding; None without padding."""
 
 
 class Span(NamedTuple):
@@ -59,7 +58,7 @@ class Span(NamedTuple):
         return cls(*sides)
 
     def check(self, steps: int) -> None:
-        """ValueError where it would leave nothing of a slice of ``steps``."""
+        """ValueError if nothing would be left of a slice of ``steps``."""
         for name, side in (("left", self.left), ("right", self.right)):
             if side is not True and side >= steps > 0:
                 raise ValueError(
@@ -68,16 +67,12 @@ class Span(NamedTuple):
                 )
 
     def off(self, side: Side, lengths: Ints) -> Ints:
-        """Steps that may be missing of slices of these lengths, int64 ``[slices]``."""
+        """How many steps may be cut off slices of these lengths, int64 ``[slices]``."""
         return lengths - 1 if side is True else np.minimum(int(side), lengths - 1)
 
 
 def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
-    """Where a slice can begin in trajectories of these lengths.
-
-    Returns the first step (0, or below it where slices may be cut off at the left), and how many
-    steps from there on, int64 ``[n]`` each.
-    """
+    """The first step that a slice can begin at (below 0: cut off at the left), and how many."""
     whole = np.minimum(lengths, steps)
     left = span.off(span.left, whole)
     return -left, lengths - whole + 1 + left + span.off(span.right, whole)
@@ -85,10 +80,10 @@ def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
 
 def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> SliceRows:
     """The rows of slices of at most ``steps`` steps."""
-    lengths = table.lengths[cuts.trajectories]
+    lengths = table.lengths(cuts.trajectories)
     end = np.minimum(cuts.begins + np.minimum(lengths, steps), lengths)
     begin = np.maximum(cuts.begins, 0)
-    first, count = table.starts[cuts.trajectories] + begin, end - begin
+    first, count = table.starts(cuts.trajectories) + begin, end - begin
     if pad:
         step = np.arange(steps)
         rows = first[:, None] + np.minimum(step, count[:, None] - 1)
@@ -99,10 +94,15 @@ def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> SliceR
             (step == count[:, None] - 1).ravel(),
             (step < count[:, None]).ravel(),
         )
-    stops = np.cumsum(count)
-    total = int(stops[-1]) if len(stops) else 0
-    rows = np.arange(total) + np.repeat(first - (stops - count), count)
-    is_first, is_last = np.zeros((2, total), np.bool_)
+    rows, stops = consecutive(first, count)
+    is_first, is_last = np.zeros((2, len(rows)), np.bool_)
     is_first[stops - count] = True
     is_last[stops - 1] = True
     return SliceRows(rows, count, is_first, is_last, None)
+
+
+def consecutive(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Runs of so many numbers from each first one on, and where each run stops."""
+    stops = np.cumsum(counts)
+    rows = np.arange(counts.sum()) + np.repeat(first - (stops - counts), counts)
+    return rows, stops

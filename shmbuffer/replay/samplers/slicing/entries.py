@@ -1,8 +1,8 @@
-"""Single entries of the items of a storage, without the rest of them.
+"""Single entries of the items of a storage, read without the rest of the item.
 
-A slice sampler looks at one or two small entries (``done``, the id of a trajectory) of every item,
-and at some flags of the items that it has drawn. Where the leaves are tensors only these are read;
-objects are read whole, once, and records once each, and only the entries are kept.
+A slice sampler reads one or two small entries (``done``, a trajectory id) of every item, and some
+flags of the items that it draws. Tensors are read where they are. Objects are read whole, all at
+once, and records once each; only the entries are kept.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots as slot_words
+from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.nodes import LEAF, KeyPath
 from shmbuffer.replay.form.nodes import is_collection
 
@@ -35,6 +36,11 @@ def path_of(key: Key) -> KeyPath:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
+def key_of(path: KeyPath) -> Key:
+    """A path as a key of a TensorDict."""
+    return path[0] if len(path) == 1 else path
+
+
 class Entries(ABC):
     """Entries of the items of a storage, by path."""
 
@@ -44,7 +50,7 @@ class Entries(ABC):
 
     @abstractmethod
     def read(self, slots: Ints) -> None:
-        """Items are new in these slots."""
+        """Read the new items of these slots."""
 
     @abstractmethod
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
@@ -56,7 +62,7 @@ class Entries(ABC):
 
 
 class LeafEntries(Entries):
-    """Entries of tensors that lie in a storage: of a million flags, one megabyte is read."""
+    """Entries of tensors, read where they are stored."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -67,15 +73,15 @@ class LeafEntries(Entries):
 
     @property
     def elements(self) -> int:
-        """Of the storage."""
+        """Elements of the storage."""
         return self._rows.ring.elements
 
     def shape(self, path: KeyPath) -> tuple[int, ...]:
-        """Of an entry of one element."""
+        """The shape of an entry of one element."""
         return tuple(self._rows.leaves.leaves[self._at[path]].shape)
 
     def column(self, path: KeyPath) -> torch.Tensor | None:
-        """All of an entry, where it lies in one piece of this machine's memory."""
+        """An entry of all elements; None unless it is contiguous in memory."""
         at, sharing = self._at[path], self._rows.ring.schema.sharing
         if at in self._rows.leaves.objects or (sharing and path in sharing.paths):
             return None
@@ -87,13 +93,12 @@ class LeafEntries(Entries):
         return path in self._at
 
     def read(self, slots: Ints) -> None:
-        """See `Entries.read`: they lie in the storage."""
+        """See `Entries.read`; nothing is kept."""
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
         """See `Entries.at`."""
         width = self._rows.ring.width
-        elements = slots if width == 1 else (slots[:, None] * width + np.arange(width)).ravel()
-        found = self._rows.take(self._at[path], elements)
+        found = self._rows.take(self._at[path], elements_of(slots, width))
         return as_numbers(found).reshape(len(slots), width, -1)
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
@@ -102,7 +107,7 @@ class LeafEntries(Entries):
 
 
 class ObjectEntries(Entries):
-    """Entries of items that are objects: TensorDicts in a list, or what ``get`` gives."""
+    """Entries of items that are objects, read through ``get``."""
 
     def __init__(self, storage: Any, slots: Ints, paths: Sequence[KeyPath]) -> None:
         items = storage.get(torch.from_numpy(slots))
@@ -132,10 +137,7 @@ class ObjectEntries(Entries):
 
 
 class RecordEntries(Entries):
-    """Entries of the items of a byte ring: read once, and remembered by the ticket of the write.
-
-    So only new records are read, and of each only the entries that are asked for are decompressed.
-    """
+    """Entries of records, read once and kept by ticket; other entries are not decompressed."""
 
     def __init__(self, store: RecordStore, paths: Sequence[KeyPath]) -> None:
         self._store = store
@@ -179,8 +181,8 @@ class _Column:
 
     def __init__(self, path: KeyPath, capacity: int) -> None:
         self._path = path
-        self._lacks = np.zeros(capacity, np.bool_)  # of an item that was read and does not have it
-        self._without = 0  # how many those are
+        self._lacks = np.zeros(capacity, np.bool_)  # items that were read and do not have it
+        self._without = 0  # how many
         self.values: NDArray[Any] = np.zeros((capacity, 1, 0), np.bool_)
         self.shape: tuple[int, ...] | None = None
 
@@ -190,7 +192,7 @@ class _Column:
         self._lacks[slots] = False
 
     def put(self, slots: Ints, leaves: Sequence[Any] | NDArray[Any]) -> None:
-        """Remember what the items in these slots have; None where one has nothing."""
+        """Keep the entries of the items in these slots; None: an item has none."""
         there = np.array([leaf is not None for leaf in leaves], np.bool_)
         self.lose(slots)
         self._lacks[slots] = ~there
@@ -201,11 +203,10 @@ class _Column:
         shape = tuple(tensors[0].shape) if self.shape is None else self.shape
         for tensor in tensors:
             if tensor.shape != shape:
-                name = self._path[0] if len(self._path) == 1 else self._path
                 raise RuntimeError(
-                    f"the entry {name!r} says where trajectories end, and is of shape "
-                    f"{list(tensor.shape)} in one item and {list(shape)} in another; give it one "
-                    "shape in all of them"
+                    f"the entry {key_of(self._path)!r} ends trajectories, and its shape is "
+                    f"{list(tensor.shape)} in one item and {list(shape)} in another; give it the "
+                    "same shape in all items"
                 )
         numbers = as_numbers(torch.stack(tensors)).reshape(len(tensors), 1, -1)
         if self.shape is None:
@@ -222,7 +223,7 @@ class _Column:
 
 
 def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
-    """One entry of a batch, or of a list of items; None where it is not there, or is no tensor."""
+    """One entry of a batch, or of a list of items; None if it is missing or not a tensor."""
     if isinstance(data, (list, tuple)):
         parts = [pick(item, path) for item in data]
         there = [part for part in parts if part is not None]
@@ -239,7 +240,7 @@ def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
 
 
 def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
-    """A tensor's numbers for numpy: the same memory where that is possible."""
+    """A tensor as an array, in the same memory if possible."""
     tensor = tensor.detach()
     if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
         tensor = tensor.float()  # numpy does not know them
@@ -248,7 +249,7 @@ def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def any_of(numbers: NDArray[Any]) -> Flags:
-    """Where any number of an item is not 0: ``[slots, lanes]``."""
+    """Whether any number of an item is not 0, ``[slots, lanes]``."""
     if numbers.shape[-1] != 1:
         return np.asarray(numbers.any(-1))
     return numbers[..., 0] if numbers.dtype == np.bool_ else numbers[..., 0] != 0

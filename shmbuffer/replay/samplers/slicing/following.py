@@ -1,19 +1,17 @@
-"""The trajectories of a ring, kept up to date with what is written: a look costs what has changed.
+"""The trajectories of a ring, kept up to date with writes: a look costs what has changed.
 
-    ring ──▶ Follower            what was committed and what went, since this process looked last
+    ring ──▶ Follower            what was committed and what went, since the last look
                  └──▶ cuts           between which of the new items a trajectory ends (boundaries)
                           └──▶ Trajectories
 
-What several collectors, or streams of one, have written in turn is followed source by source, so
-that nothing follows an item that is not of the same collector, of the same life of it, and of the
-same stream. A slot without an item cuts all of them, because nobody knows whose item is missing.
-Nothing follows the newest item, and what lies on both sides of the ring's last slot is not cut
-there.
+Items that several collectors, or streams of one, have written in turn are followed source by
+source: an item only ever follows one of the same collector, the same life of it, and the same
+stream. A slot without an item cuts all trajectories, because its source is unknown. Nothing follows
+the newest item, and the end of the ring's memory cuts nothing.
 
-Writers go on while somebody looks. What is written from then on has tickets from the head that was
-seen, so a draw checks its own: where all are older, nothing of what was seen of them has changed.
-What was seen of others does not matter: a cut is between two items, and only who holds both of
-them crosses it.
+Writers go on during a look. Later writes have tickets from the head that was seen, so a draw checks
+its own tickets: where all are older, nothing that was seen of these items has changed. Other items
+do not matter: a cut is between two items, and only a draw of both can cross it.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shmbuffer._native import _core
+from shmbuffer.numpy.indices import elements_of
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.samplers.slicing.columns import Shown
 
-_PIECE = 2**15  # items that are told of together: what is made of them stays in the second cache
-_MOVED = 64  # trajectories that may make room for an item; from there on items are sorted first
+_PIECE = 2**15  # items to follow together, so that the arrays stay in the second-level cache
+_MOVED = 64  # trajectories that may make room for an item; beyond that items are sorted first
 
 
 class Fresh(NamedTuple):
@@ -48,19 +47,11 @@ class Fresh(NamedTuple):
     sources: NDArray[np.uint64]
     """``[n]``."""
     reach: Ints
-    """int64 ``[n]``: how many slots before each are no hole."""
+    """int64 ``[n]``: how many slots before each hold items."""
 
 
 class Following:
-    """The trajectories of one ring.
-
-    Args:
-        ring: may be written by anybody meanwhile.
-
-    Cost: the first look is one at each slot: 50 ms a million. A later one costs what was written
-        and what went, and what was written behind a write that was under way. A write into named
-        slots, also one in place, has every slot's word looked at: 2 ms a million.
-    """
+    """The trajectories of one ring; `SliceSampler` has the costs of a look."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -68,7 +59,7 @@ class Following:
         self._follower = _core.Follower(self.native)
         self.table = Trajectories(ring.capacity, ring.width)
         self._again = False
-        self._is_mixed = False  # steps come in no order
+        self._is_mixed = False  # steps arrive unordered
         self._cuts: tuple[Ints, int] | None = None  # and the address
         self.shown: Shown | None = None
 
@@ -77,26 +68,21 @@ class Following:
         self._follower.forget()
 
     def cut_by(self, windows: _core.Windows) -> None:
-        """Cut what comes from here on into windows; in turn: nothing behind an unfinished write."""
+        """Cut new items into windows, in ticket order: none beyond an unfinished write."""
         self._follower.in_turn()
         self.table.cut_by(windows)
 
     def cut_at(self, columns: Ints | None) -> None:
-        """Trajectories begin where these columns say, see `cuts_of`; None: `catch_up` is told."""
+        """Cut by these columns, see `cuts_of`; None: by what `catch_up` is given."""
         self._cuts = None if columns is None else (columns, columns.ctypes.data)
 
     @property
     def pending(self) -> int:
-        """Writes that were under way at the last look."""
+        """Writes in progress at the last look."""
         return self._follower.pending
 
     def catch_up(self, cuts: Callable[[Ints, Ints], Flags]) -> None:
-        """Follow items in the order in which they were written.
-
-        Args:
-            cuts: of slots, and of the slot that each follows (-1: none), bool ``[n, lanes]``:
-                whether a trajectory begins there.
-        """
+        """Follow items in write order; ``cuts(slots, before)`` says where a trajectory begins."""
         table, seen = self.table, None
         if self._cuts is not None:
             columns, at = self._cuts
@@ -110,7 +96,7 @@ class Following:
                 around = None
                 if table.windows is None:
                     around = table.around(changed, self.ring.live.sources[changed])
-                if around is None:  # somebody else's item, or a lap of them: all are told of again
+                if around is None:  # another source's item, or a lap of them: begin again
                     self._follower.forget()
                     self._again = True
                     continue
@@ -124,14 +110,7 @@ class Following:
                 table.append(slots, sources, cuts(slots, follows), self._follower.settled)
 
     def catch_up_by_step(self, steps_of: Callable[[Ints], tuple[Ints, Ints, str]]) -> None:
-        """Follow items by id and number of the step, wherever they lie.
-
-        Args:
-            steps_of: of slots: ids and steps, int64 ``[n * lanes]``, and their names.
-
-        Raises:
-            RuntimeError: a step of a trajectory is there twice.
-        """
+        """Follow items by ``steps_of(slots)``: ids, steps, and the names of both."""
         table, width = self.table, self.ring.width
         for changed, fresh in self._looks():
             table.drop(changed)
@@ -143,7 +122,7 @@ class Following:
                 parts = itertools.chain(parts, (found,))
             before, moved = table.rows, table.moved
             for slots, sources, _ in parts:
-                elements = (slots[:, None] * width + np.arange(width)).ravel()
+                elements = elements_of(slots, width)
                 ids, steps, what = steps_of(slots)
                 by_lane = sources.repeat(width)
                 if self._is_mixed:
@@ -168,17 +147,14 @@ class Following:
     def flags(
         self, elements: torch.Tensor, steps: int
     ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
-        """Of slices; see `Shown.read`."""
+        """The flags of slices; see `Shown.read`."""
         assert self.shown is not None
         return self.shown.read(self._follower, elements, steps)
 
     def _looks(
         self, seen: tuple[bool, bytes, bytes] | None = None
     ) -> Iterator[tuple[Ints, Iterator[Fresh]]]:
-        """What has changed, until nothing has. Whatever is raised, the next look is a first one.
-
-        ``seen``: what a look has found before.
-        """
+        """Changes until there are none, from ``seen`` on; after an error all is looked at again."""
         follower, table = self._follower, self.table
         try:
             while True:
@@ -187,7 +163,7 @@ class Following:
                 if seen is None:
                     return
                 anew, gone, changed = seen
-                self._again = anew  # it takes a while, and others have written meanwhile
+                self._again = anew  # a first look is slow, and others have written meanwhile
                 if anew:
                     table.clear()
                 table.drop(np.frombuffer(gone, np.int64))
@@ -217,11 +193,7 @@ def put_in_order(
     steps: Ints,
     what: str,
 ) -> None:
-    """Put items where their steps belong; ``what`` has the names of ids and steps.
-
-    Raises:
-        RuntimeError: a step of a trajectory is there twice.
-    """
+    """Insert items by step; RuntimeError, with the names in ``what``, if a step is there twice."""
     twice = table.insert(elements, sources, ids, steps)
     if twice is not None:
         at, there = twice

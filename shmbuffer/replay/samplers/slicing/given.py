@@ -1,4 +1,4 @@
-"""Trajectories as the user gives them: a flag or an id for each item, whatever is stored."""
+"""Trajectories given by the user: a flag or an id for each item, independent of the stored ones."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 class Given:
-    """What ends a trajectory.
-
-    Args:
-        ends: bool ``[items]``; or None, and
-        ids: integers ``[items]``.
-    """
+    """Given ends, bool ``[items]``, or ids, integers ``[items]``; both may be None."""
 
     def __init__(self, ends: torch.Tensor | None, ids: torch.Tensor | None) -> None:
         self._ends, self._ids = ends, ids
@@ -34,14 +29,7 @@ class Given:
     def trajectories(
         self, there: Ints, capacity: int, width: int, head: int | None
     ) -> Trajectories:
-        """Of slots ``there``. Where all hold items the first one comes after the last one.
-
-        Args:
-            there: int64, increasing.
-            capacity: slots.
-            width: elements of a slot.
-            head: of the ring: a trajectory ends where it writes next. None: there is no ring.
-        """
+        """Of slots ``there``; the ring's head ends a trajectory. A full storage is a circle."""
         table = Trajectories(capacity, width)
         table.head = head
         slots = int(there[-1]) + 1 if len(there) else 0
@@ -53,13 +41,13 @@ class Given:
             cut[head % capacity - 1] = True
         for lane in range(width):
             order = there
-            if is_full:  # it begins behind its last end
+            if is_full:  # begin behind the last end
                 ends = np.flatnonzero(cut[:, lane])
                 order = np.roll(there, -int(ends[-1]) - 1) if len(ends) else there
             begins = np.ones(len(order), np.bool_)
             begins[1:] = cut[order[:-1], lane] | ((order[1:] - order[:-1]) % capacity != 1)
             nothing = np.zeros(len(order), np.int64)
-            steps = np.arange(len(order)) + np.cumsum(begins)  # one is missing where it is cut
+            steps = np.arange(len(order)) + np.cumsum(begins)  # a missing step cuts
             table.insert(order * width + lane, nothing.view(np.uint64), nothing, steps)
         return table
 

@@ -1,4 +1,4 @@
-"""What a sample says about the steps of its slices: where one begins, and where it was cut."""
+"""The flags that a sample has for its steps: where a slice begins, and where it was cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from shmbuffer.replay.samplers.slicing.entries import Key, path_of
+from shmbuffer.replay.samplers.slicing.entries import Key, key_of, path_of
 
 if TYPE_CHECKING:
     from shmbuffer.numpy.arrays import Ints
@@ -19,13 +19,11 @@ MASK: KeyPath = ("collector", "mask")
 
 
 class Marks(NamedTuple):
-    """The entries that are marked.
+    """The entries that are marked."""
 
-    ``truncated`` and ``done`` are true on the last step of a slice and where they are stored so;
-    ``terminated`` is as it is stored. ``init`` is true on the first step and where it is stored so,
-    and is there only where it is stored. A mark has the shape of the entry that is stored, else
-    that of another of the three, else ``[n, 1]``.
-    """
+    # On the last step of a slice ``truncated`` and ``done`` are true, on the first ``init``, if it
+    # is stored; otherwise, as is ``terminated``, they are as stored. A mark has the shape of the
+    # stored entry, else that of another of the first three, else ``[n, 1]``.
 
     truncated: KeyPath | None
     done: KeyPath
@@ -34,7 +32,7 @@ class Marks(NamedTuple):
 
     @classmethod
     def of(cls, truncated_key: Key | None, init_key: Key | None) -> Marks:
-        """``done`` and ``terminated`` stand beside ``truncated_key``."""
+        """With ``done`` and ``terminated`` next to ``truncated_key``."""
         truncated = None if truncated_key is None else path_of(truncated_key)
         beside = truncated[:-1] if truncated is not None else ()
         return cls(
@@ -67,21 +65,17 @@ class Marks(NamedTuple):
             if found.mask is not None:  # padding is no step: nothing is cut there
                 truncated = truncated & _each(torch.from_numpy(found.mask), truncated)
             done, terminated = stored.get(self.done, nothing), stored.get(self.terminated, nothing)
-            marks[_key(self.truncated)] = truncated | _each(last, truncated)
-            marks[_key(self.done)] = done | _each(last, done)
-            marks[_key(self.terminated)] = terminated
+            marks[key_of(self.truncated)] = truncated | _each(last, truncated)
+            marks[key_of(self.done)] = done | _each(last, done)
+            marks[key_of(self.terminated)] = terminated
         if self.init is not None and self.init in stored:
             init = stored[self.init]
-            marks[_key(self.init)] = init | _each(torch.from_numpy(found.first), init)
+            marks[key_of(self.init)] = init | _each(torch.from_numpy(found.first), init)
         if found.mask is not None:
             marks[MASK] = torch.from_numpy(found.mask)
         return marks
 
 
-def _key(path: KeyPath) -> Key:
-    return path[0] if len(path) == 1 else path
-
-
 def _each(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """``[n]`` so that it can be combined with ``[n, *shape]``."""
+    """``[n]`` in a form that broadcasts with ``[n, *shape]``."""
     return rows.reshape(-1, *(1,) * (like.dim() - 1))

@@ -1,12 +1,12 @@
-"""How far ahead of the writers a draw chooses, so that it reads what it chose.
+"""How far ahead of the writers a draw chooses, so that its items are still there to be read.
 
-        ┌ the next slots that are written over
-    head▼    margin      windows that are chosen
+        ┌ overwritten next
+    head▼    margin      windows to choose from
     ────┼───────────────┼──────────────────────── ... ──┤ newest
 
-Windows within the margin are lost: they would be written over before they are read. There is none
-until a draw was overtaken. Then it is what was written meanwhile, doubled with each attempt that
-follows; each draw halves it.
+Windows within the margin are given up: they would be overwritten before they are read. The margin
+is 0 until a draw is overtaken. Then it is as large as what was written meanwhile, and doubles with
+each further attempt; each draw halves it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Race:
         self._began = _moment(ring)
 
     def is_overtaken(self, ring: Ring) -> None:
-        """What was chosen was written over before it was read."""
+        """The choice was overwritten before it was read."""
         before, now = self._began, _moment(ring)
         self._began = now
         # A write into named slots takes the tickets of a lap, and no slot of another item.
@@ -39,7 +39,7 @@ class Race:
             self._margin = min(max(written, 2 * self._margin), ring.capacity // 2)
 
     def newest(self, ring: Ring) -> int:
-        """So many slots, the newest ones, are chosen from."""
+        """How many of the newest slots to choose from."""
         if not self._margin:
             return ring.capacity
         reach = ring.length if ring.schema.record_bytes else ring.capacity
@@ -47,7 +47,7 @@ class Race:
 
 
 def _moment(ring: Ring) -> tuple[int, int]:
-    """The head, and how far the oldest items have gone."""
+    """The head, and the position of the oldest item."""
     head = ring.head
     if ring.schema.record_bytes:
         return head, int(ring.seat.control.runtime["byte_tail"][0])
