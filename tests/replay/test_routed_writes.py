@@ -206,7 +206,7 @@ def test_slices_end_there_though_flags_are_kept() -> None:
 @pytest.mark.parametrize(
     ("lists", "keys", "error", "message"),
     [
-        (True, {}, RuntimeError, "a ListStorage cannot change items where they are"),
+        (True, {}, RuntimeError, "a ListStorage cannot change items in place"),
         (False, {"end_key": "end"}, KeyError, "the items have no entry 'end'"),
         (False, {"end_key": "x"}, TypeError, "'x' is torch.int64, not bool"),
         (False, {"end_key": ("next", "truncated")}, ValueError, "the keys have to differ"),

@@ -50,9 +50,7 @@ class Vault:
         self, buffer: ReplayBuffer, bank: int, ledger: Ledger | None, order: str | int
     ) -> Standing:
         """Takes in a bank's ledger, follows its order, and reports the state of the shard."""
-        storage = buffer.storage
-        assert isinstance(storage, RingBacked)
-        engine = shareable(storage)
+        engine = shareable(buffer.storage, "a shard needs")
         if bank >= self._bank:
             self._bank = bank
             if ledger is not None:

@@ -19,14 +19,12 @@ from shmbuffer.replay.storages.list import ListStorage
 
 
 class ConditionalUpdateResult(NamedTuple):
-    """What became of `ReplayBuffer.update_if_present`."""
+    """The result of `ReplayBuffer.update_if_present`."""
 
     updated: torch.Tensor
     """bool ``[n]``: the items that were changed."""
     version_rejected: torch.Tensor | None = None
-    """bool ``[n]``: those that were there, with a version that the given one does not come after.
-
-    None where no versions were compared."""
+    """bool ``[n]``: the items with a newer version; None if no versions were compared."""
 
     @property
     def updated_count(self) -> int:
@@ -35,26 +33,24 @@ class ConditionalUpdateResult(NamedTuple):
 
     @property
     def version_rejected_count(self) -> int:
-        """Items that were there, and have a newer version."""
+        """Items with a newer version."""
         return 0 if self.version_rejected is None else int(self.version_rejected.sum())
 
     @property
     def stale_count(self) -> int:
-        """Items that had been written over, or forgotten."""
+        """Items that were overwritten, or forgotten."""
         return self.updated.numel() - self.updated_count - self.version_rejected_count
 
 
 class StorageOrder(Parts):
-    """The part of a buffer that is about its items as they lie there."""
+    """Reads and changes items where they are."""
 
     def __getitem__(self, index: Any) -> Any:
         """Items by index, through ``collate_fn`` and the transforms.
 
-        Returns:
-            The items. On a buffer that is shared: validated copies of what is committed. Else an
-            int or a slice gives views of the storage.
+        Of a shared buffer they are validated copies; else an int or a slice gives views.
         """
-        if isinstance(index, str) or _is_key(index):
+        if is_key(index):
             return self[:][index]
         index, below = self._split(index)
         data = self._fetch(index)
@@ -65,8 +61,8 @@ class StorageOrder(Parts):
         return self._transformed(data)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Change items where they are; their priority and the write count stay."""
-        if isinstance(index, str) or _is_key(index):
+        """Change items in place; their priorities and the write count stay."""
+        if is_key(index):
             if self._storage.knows((index,) if isinstance(index, str) else index):
                 self.set_(index, value)
             else:
@@ -81,31 +77,17 @@ class StorageOrder(Parts):
             self._put(index, value)
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> Self:
-        """Change one entry of every item: ``rb[:][key] = value``.
-
-        The rest of an item stays, also while others write; its priority and the write count too.
-
-        Args:
-            key: of an entry that is there; nested as a tuple.
-            value: ``[len, ...]``, or what can be expanded to it.
-
-        Returns:
-            The buffer.
-
-        Raises:
-            KeyError: no such entry.
-            SchemaMismatchError: another dtype or shape.
-        """
+        """Change one entry of every item, ``rb[:][key] = value``; see `set_at_`."""
         return self.set_at_(key, value, slice(None))
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> Self:
         """Change one entry of some items: ``rb[index][key] = value``.
 
-        The rest of an item stays, also while others write; its priority and the write count too.
+        Other entries, priorities and the write count stay, also while others write.
 
         Args:
-            key: of an entry that is there; nested as a tuple.
-            value: as ``rb[index][key]`` gives it, or what can be expanded to it.
+            key: of an existing entry; nested as a tuple.
+            value: as ``rb[index][key]`` gives it, or a value that expands to it.
             index: as for reading.
 
         Returns:
@@ -114,7 +96,7 @@ class StorageOrder(Parts):
         Raises:
             KeyError: no such entry.
             SchemaMismatchError: another dtype or shape.
-            IndexError: a place that holds no item.
+            IndexError: there is no item.
         """
         path = (key,) if isinstance(key, str) else key
         self._storage.change(index, value, path, dim_extend=self.dim_extend)
@@ -127,18 +109,15 @@ class StorageOrder(Parts):
         *,
         keys_to_update: Sequence[str | tuple[str, ...]] | None = None,
     ) -> Self:
-        """Change several entries of every item.
+        """Change several entries of every item; see `set_`.
 
         Args:
             input_dict_or_td: entries, each ``[len, ...]``.
-            clone: accepted as in TorchRL; values are always copied.
+            clone: accepted; values are always copied.
             keys_to_update: only these.
 
         Returns:
             The buffer.
-
-        Raises:
-            KeyError, SchemaMismatchError: as `set_`.
         """
         for key, value in input_dict_or_td.items():
             if keys_to_update is None or key in keys_to_update:
@@ -155,23 +134,23 @@ class StorageOrder(Parts):
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> ConditionalUpdateResult:
-        """Change entries of the items of a sample that have not been written over since.
+        """Change entries of the items of a sample that have not been overwritten since.
 
-        Nobody can put another item there between the look at it and the change. An item that was
-        changed has another generation afterwards: to change it again, sample it again.
+        Comparison and change are atomic. A changed item has another generation: to change it again,
+        sample it again.
 
         Args:
             index: ``sample["index"]``: int64 ``[n]``, or ``[n, ndim]``.
             generation: ``sample["index_generation"]``: int64 ``[n]``.
-            patch: TensorDict or dict of the entries that are to change, each ``[n, ...]``.
-            version_key: entry of the items, one number each, that says which version an item has.
-                An item with a newer one is left alone, else it gets ``version`` with the patch.
-                Where an item is named twice, the highest version counts.
+            patch: TensorDict or dict of the new entries, each ``[n, ...]``.
+            version_key: entry of the items that holds their version, one number. An item with a
+                newer one is left alone, others get ``version`` with the patch. If an item comes
+                twice, the highest version counts.
             version: of the patch: one number, or ``[n]``.
-            require_newer: leave an item with the same version alone too.
+            require_newer: leave items with the same version alone, too.
 
         Returns:
-            What was updated.
+            The items that were changed.
 
         Raises:
             KeyError: no such entry.
@@ -187,10 +166,8 @@ class StorageOrder(Parts):
             )
         rejected = None
         if version_key is not None:
-            patch, path = (
-                changes_of(patch),
-                ((version_key,) if isinstance(version_key, str) else tuple(version_key)),
-            )
+            patch = changes_of(patch)
+            path = (version_key,) if isinstance(version_key, str) else tuple(version_key)
             if path in patch:
                 raise ValueError(f"{version_key!r} is the version_key, and in the patch; leave it")
             generation, versions, lost = compared(
@@ -201,41 +178,23 @@ class StorageOrder(Parts):
         return ConditionalUpdateResult(torch.from_numpy(updated), rejected)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
-        """Every item in storage order: ``rb[:end]``.
-
-        Args:
-            end: read the first ``end`` only.
-
-        Returns:
-            A batch; see `__getitem__`. It is as large as the buffer; `iter_in_order` bounds memory.
-        """
+        """``rb[:end]``: the items in storage order, as one batch; see also `iter_in_order`."""
         return self[:end]
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """Write every item again in storage order: ``rb[:end] = data``.
+        """``rb[:end] = data``: write every item, or the first ``end``, again in storage order.
 
-        The cursor, the write count and the priorities stay.
-
-        Args:
-            data: as many items as there are, or as ``end`` says.
-            end: write the first ``end`` only.
+        Cursor, write count and priorities stay.
 
         Raises:
-            SchemaMismatchError: other leaves. A new key adds a column where the buffer is not
-                shared.
+            SchemaMismatchError: other leaves; in a buffer that is not shared, a new key adds a
+                column.
             ValueError: another number of items.
         """
         self[:end] = data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Items in storage order, ``chunk`` slots at a time: copies, bounded memory.
-
-        Args:
-            chunk: slots in a batch.
-
-        Yields:
-            Batches, through ``collate_fn`` and the transforms.
-        """
+        """Yield copies of the items in storage order, in batches of ``chunk`` slots."""
         for data in self._storage.iter_in_order(chunk):
             yield self._transformed(self._collate(data))
 
@@ -244,11 +203,11 @@ class StorageOrder(Parts):
         if not len(self._transform):
             return data
         if is_collection(data) and isinstance(self._storage, ListStorage):
-            data = data.copy()  # what a transform sets in it is not set in the item
+            data = data.copy()  # a transform must not change the stored item
         return self._transform(data)
 
     def _add_column(self, key: str | tuple[str, ...], value: Any) -> None:
-        """An entry that is new, for every item."""
+        """Add a new entry to every item."""
         data = self._fetch(slice(None))
         if not hasattr(data, "clone"):
             raise TypeError(
@@ -260,7 +219,7 @@ class StorageOrder(Parts):
         self._put(slice(None), data)
 
     def _split(self, index: Any) -> tuple[Any, tuple[Any, ...]]:
-        """The part of an index that is for the storage, and what to do with what it selects."""
+        """The part of an index for the storage, and the rest, for the items."""
         ndim = self._storage.ndim
         if not (isinstance(index, tuple) and len(index) > ndim):
             return index, ()
@@ -279,7 +238,7 @@ class StorageOrder(Parts):
         if self.dim_extend:
             value = swap_dims(value, self.dim_extend)
         if isinstance(self._storage, ListStorage) and isinstance(value, TensorDictBase):
-            value = value.exclude(*OWN_KEYS)  # a sample that is put back
+            value = value.exclude(*OWN_KEYS)  # of a sample
         self._storage.put(index, value, in_place=True)
 
 
@@ -292,6 +251,7 @@ def swap_dims(data: Any, dim: int) -> Any:
     return tree_map(swapped, data, is_leaf=is_collection)
 
 
-def _is_key(index: Any) -> bool:
-    """A nested key: a tuple of strings."""
-    return isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
+def is_key(index: Any) -> bool:
+    """Whether an index is a key: a string, or a tuple of strings."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return bool(parts) and all(isinstance(part, str) for part in parts)

@@ -1,10 +1,10 @@
-"""Batches that were made ahead, in a save: the next ones of who goes on from it.
+"""Prefetched batches in a save: the next ones after a load.
 
-    <path>/shmbuffer.ahead.jsonl, .data     see `values`; there where buffer_metadata.json says so
+    <path>/shmbuffer.ahead.jsonl, .data     if listed in buffer_metadata.json; see `values`
 
-Beside them the sampler and the generator are saved as the caller has seen them, so that a load may
-leave the batches out and draw them again: it has to where the items have other places or tickets,
-and a buffer without ``prefetch`` does.
+Sampler and generator are saved as of the last delivered batch, so that a load may ignore the
+batches and draw them again. It has to if the items have other places or tickets, and without
+``prefetch`` it does.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ _AHEAD = "shmbuffer.ahead"
 
 
 def write_ahead(directory: Path, made: list[Made], now: Draws, sampler: Sampler) -> bool:
-    """Write batches, each with where the draws stand behind it.
-
-    Returns:
-        Whether that is done: objects and tensors on a GPU have no place in these files, nor has
-        what a sampler of the user's remembers.
-    """
+    """Write batches and positions; False: they hold objects, GPU tensors, or foreign positions."""
     values, before = [], None
     try:
         for at, (batch, order) in enumerate(made):
@@ -53,19 +48,19 @@ def write_ahead(directory: Path, made: list[Made], now: Draws, sampler: Sampler)
 
 
 def read_ahead(directory: Path) -> list[Any]:
-    """What `write_ahead` wrote, for `restored`."""
+    """Read what `write_ahead` wrote, for `restored`."""
     with reading(directory / f"{_AHEAD}.jsonl"):
         found = list(read_values(directory, _AHEAD, allow_pickle=False))
         for (_, info), ends_pass, _, state in found:
             if not isinstance(info, (dict, TensorDictBase)) or not isinstance(ends_pass, bool):
-                raise ValueError("a batch has no info, or does not say whether it ends a pass")
+                raise ValueError("a batch has no info, or no flag for the end of a pass")
             if state is not None:
                 torch.Generator().set_state(state)  # is it one?
     return found
 
 
 def fits(saved: list[Any], loaded: Loaded | list[Loaded | None] | None) -> bool:
-    """Whether batches are of the items that a storage, or each of several, has now."""
+    """Whether batches are of the present items of one storage, or of several."""
     if isinstance(loaded, list):
         return all(fits(saved, one) for one in loaded)
     if loaded is None or loaded.shift:
@@ -75,13 +70,7 @@ def fits(saved: list[Any], loaded: Loaded | list[Loaded | None] | None) -> bool:
 
 
 def restored(saved: list[Any], draws: Draws, sampler: Sampler) -> tuple[list[Made], Draws]:
-    """Batches, and where the draws stand behind them.
-
-    Args:
-        saved: what `read_ahead` gave.
-        draws: where they stand before them.
-        sampler: whose they are.
-    """
+    """The batches of `read_ahead`, and the position after them; ``draws`` is the one before."""
     made, position = [], None
     for batch, ends_pass, plain, state in saved:
         made.append(Made(batch, Order(partial(tuple, batch), ends_pass, draws)))
@@ -91,7 +80,7 @@ def restored(saved: list[Any], draws: Draws, sampler: Sampler) -> tuple[list[Mad
 
 
 def _on_the_cpu(value: Any) -> Packed:
-    """A value in parts; TypeError where a tensor is on a device that a reader may not have."""
+    """A value in parts; TypeError if a tensor is not on the CPU."""
     return pack(value, _bytes_of)
 
 

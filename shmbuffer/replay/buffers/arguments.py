@@ -1,7 +1,6 @@
-"""Arguments that TorchRL's constructors have and this release does not act on yet.
+"""Arguments of TorchRL's constructors that this release does not support.
 
-Their names are accepted, so that a script changes one import line; a value that asks for something
-is refused with a sentence, so that nothing is silently left out.
+Their defaults are accepted, so that a script changes one import line only; other values are errors.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _INSTEAD = {
 
 
 def refuse(cls: str, given: dict[str, Any]) -> None:
-    """Check arguments that are not there yet."""
+    """Refuse unknown arguments, and values that are not supported."""
     for name, value in given.items():
         if name not in _DEFAULTS:
             raise TypeError(f"{cls}() got an unexpected keyword argument {name!r}")

@@ -1,4 +1,4 @@
-"""A buffer to a file of columns, and back."""
+"""A buffer as a file of columns, and back."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Columnar(Parts):
         def __init__(self, **options: Any) -> None: ...
 
     def to_parquet(self, path: str | os.PathLike[str], *, compression: str = "none") -> int:
-        """Write all items into a Parquet file, the oldest first: the extra ``parquet``.
+        """Write all items into a Parquet file, oldest first; needs the extra ``parquet``.
 
-        A leaf is a column: a number, a fixed-size list of numbers, or, where it is several uint8,
-        a fixed-size binary. Dots join nested keys. `from_parquet` gives the items back bit for bit,
-        in their form; other programs read plain columns. Priorities and cursor are not in there:
-        `dumps` saves those. The file appears as a whole, on the disk.
+        A leaf is a column: a number, a fixed-size list of numbers, or, of several uint8, a
+        fixed-size binary. Dots join nested keys. `from_parquet` restores the items bit for bit, in
+        their form; other programs read plain columns. Priorities and cursor are left out (see
+        `dumps`). The file appears as a whole, on the disk.
 
         Args:
-            path: the file; one that is there is replaced.
+            path: the file; an existing one is replaced.
             compression: ``"none"``, ``"zstd"``, ``"lz4"`` or ``"snappy"``.
 
         Returns:
-            How many items were written. What others write over meanwhile is left out.
+            How many items were written; those that others overwrite meanwhile are left out.
 
         Raises:
-            TypeError: the storage has no tensors, or text beside them.
-            MissingExtra: pyarrow is not installed; the message says how to.
-            OSError: no room, or no permission; what was there is as it was.
+            TypeError: the storage has no tensors, or also text.
+            MissingExtra: pyarrow is not installed; the message has the command.
+            OSError: no room, or no permission; the existing file stays.
 
         Cost: all bytes once; memory for 64 MiB of items.
         """
@@ -53,21 +53,21 @@ class Columnar(Parts):
         storage: Storage | Callable[[int], Storage] | None = None,
         **options: Any,
     ) -> Self:
-        """A buffer with the items of a Parquet file, in their order: the extra ``parquet``.
+        """A buffer with the items of a Parquet file, in order; needs the extra ``parquet``.
 
         Args:
-            path: the file, written by `to_parquet` or another program: columns of numbers, of
-                fixed-size lists or binaries, or structs of these. A dot in a name nests.
-            storage: where they go; or what makes it, called with the number of items. None is a
-                `LazyTensorStorage` of that number.
+            path: the file, of `to_parquet` or another program: columns of numbers, fixed-size lists
+                or binaries, or structs of these. A dot in a name nests.
+            storage: for the items, or a function of their number that makes one; None is a
+                `LazyTensorStorage`.
             **options: of the buffer.
 
         Raises:
             FileNotFoundError: no such file.
-            SchemaMismatchError: a column is something else, or has rows without a value.
-            MissingExtra: pyarrow is not installed; the message says how to.
+            SchemaMismatchError: another type of column, or rows without a value.
+            MissingExtra: see `to_parquet`.
 
-        Cost: all bytes once; memory for 64 MiB of them beside the storage.
+        Cost: all bytes once; 64 MiB of memory besides the storage.
         """
         file = columns.File(path)
         ndim = 1 + len(file.lanes)

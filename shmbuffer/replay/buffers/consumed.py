@@ -1,10 +1,10 @@
-"""What consumers were given, in a save: which items each of them is done with.
+"""Consumers in a save: the items that each of them has acknowledged.
 
-    <path>/shmbuffer.consumers.jsonl, .data   there where buffer_metadata.json says so: `values`
+    <path>/shmbuffer.consumers.jsonl, .data   if listed in buffer_metadata.json; see `values`
 
-What the saver holds under a lease counts as acknowledged: it trains on it, or has done so in what
-it saves beside. What others hold is to be given again. An item that is to be acknowledged several
-times comes as often as it still has to. What `ReplayBuffer.consumers` counts begins again at 0.
+Items under a lease of the saving process count as acknowledged, because it trains on them. Those of
+other processes are delivered again. An item to be acknowledged several times is delivered as often
+as is left. The counts of `ReplayBuffer.consumers` begin at 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONSUMERS = "shmbuffer.consumers"
 
 
 def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> bool:
-    """Write how each consumer stands to the items of a moment; False: there is none."""
+    """Write what each consumer has acknowledged at a moment; False: there is no consumer."""
     if ring is None or not ring.consumers:
         return False
     values = []
@@ -61,17 +61,17 @@ def read_consumed(directory: Path) -> list[dict[str, Any]]:
         (found,) = read_values(directory, _CONSUMERS, allow_pickle=False)
         for one in found:
             if not isinstance(one["name"], str) or one["done"].dtype is not torch.int64:
-                raise ValueError("a consumer has no name, or does not say what it is done with")
+                raise ValueError("a consumer has no name, or no items that it is done with")
             one["times"], one["holds"] = int(one["times"]), bool(one["holds"])
             none = torch.zeros(0, dtype=torch.int64)  # of saves before these two
             begun, acks = one.setdefault("begun", none), one.setdefault("acks", none)
             if {begun.dtype, acks.dtype} != {torch.int64} or begun.shape != acks.shape:
-                raise ValueError("a consumer does not say how often it has acknowledged")
+                raise ValueError("a consumer has no counts of acknowledgements")
     return list(found)
 
 
 def restore_consumed(ring: Ring | None, saved: list[dict[str, Any]], loaded: Loaded) -> None:
-    """Each consumer begins with the items that were loaded, less those that it is done with."""
+    """Start each consumer with the loaded items that it has not acknowledged."""
     if ring is None or loaded.in_place:
         return
     there = {one.name: one for one in ring.consumers.status()}

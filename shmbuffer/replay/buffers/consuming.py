@@ -31,31 +31,30 @@ _BYTES = 8  # of each
 
 
 class Consuming(Parts):
-    """The part of a buffer whose items are consumed."""
+    """Acknowledges items, and shows consumers."""
 
     @eager
     def ack(self, batch: Any) -> Acknowledged:
-        """Say that the items of a batch are trained on: its consumer is not given them again.
+        """Acknowledge the items of a batch, so that the consumer does not get them again.
 
-        Each item counts by itself, and an `ack` may be repeated after an error. An item that was
-        given again or written over since is refused and counted.
+        Each item counts separately, and an `ack` may be repeated after an error. An item that was
+        delivered again or overwritten since is refused and counted.
 
         Args:
-            batch: a sample with ``lease=``, or its ``info``, or part of them; or what `leased`
-                gave. It may have been pickled, or saved, meanwhile. Only the entries ``"index"``,
-                ``"index_generation"`` and ``"index_lease"`` are looked at.
+            batch: a sample with ``lease=``, its ``info``, or part of either; or what `leased`
+                gave; also pickled or saved meanwhile. Only the entries ``"index"``,
+                ``"index_generation"`` and ``"index_lease"`` are read.
 
         Returns:
-            `Acknowledged`: how many are acknowledged under the lease that they came with, and how
-                many came too late: others have been given them, or they were written over.
+            `Acknowledged`: how many were acknowledged under their lease, and how many too late.
 
         Raises:
-            KeyError: ``batch`` has no such entries.
+            KeyError: ``batch`` lacks these entries.
             ConsumerError: the consumer was removed.
             TypeError: the sampler has no consumer.
 
-        Cost: one native call; 0.1 µs an item more for a lazy stack whose items were looked at, and
-        2 µs for one of which items were taken out, or that was put together of several.
+        Cost: one native call; 0.1 µs an item more for a lazy stack whose items were read, and 2 µs
+            for one that lost items, or was put together of several.
         """
         if (rows := _as_they_are(batch)) is not None:
             return self._consumer().ack_rows(self._storage, rows)
@@ -64,11 +63,10 @@ class Consuming(Parts):
         return self._consumer().ack(self._storage, leases, index, tickets)
 
     def leased(self) -> dict[str, torch.Tensor]:
-        """Every item that this handle was given and has not acknowledged, for `ack`.
+        """Every item that this handle holds under a lease, for `ack`.
 
-        Plain tensors: saved with ``dumps(path, extra={"leased": rb.leased()})``, they let a learner
-        that starts again acknowledge what its save had trained on, as long as nobody else has been
-        given it.
+        Saved with ``dumps(path, extra={"leased": rb.leased()})``, it lets a restarted learner
+        acknowledge what its save had trained on, unless others got it meanwhile.
 
         Returns:
             ``"index"``, ``"index_generation"`` and ``"index_lease"``, int64 ``[n]``.
@@ -80,14 +78,14 @@ class Consuming(Parts):
         return dict(zip(_KEYS, found, strict=True))
 
     def consumers(self) -> list[ConsumerStatus]:
-        """How each consumer of the buffer stands: position, counts, and who holds what."""
+        """The state of each consumer: position, counts, and the items that clients hold."""
         ring = ring_of(self._storage)
         return [] if ring is None else ring.consumers.status()
 
     def remove_consumer(self, name: str) -> bool:
-        """Remove a consumer: writers do not wait for it any more. Returns whether it was there.
+        """Remove a consumer, so that writers do not wait for it; returns whether it existed.
 
-        Learners that use it get a `ConsumerError` with their next call.
+        The next call of a learner that uses it is a `ConsumerError`.
         """
         ring: Ring | None = ring_of(self._storage)
         return ring is not None and ring.consumers.remove(name)
@@ -109,7 +107,7 @@ class Consuming(Parts):
         """A draw that leases what it takes, where the sampler consumes."""
         if not consumes(self._sampler):
             if lease is not None:
-                self._consumer()  # says that there is none
+                self._consumer()  # raises
             return draw
         if lease is not None:
             nanoseconds(lease)  # a ValueError before anything is taken
@@ -125,7 +123,7 @@ class Consuming(Parts):
 
 
 def _as_they_are(batch: Any) -> list[torch.Tensor] | None:
-    """The entries of a sample where they are as the core takes them, else None."""
+    """The entries of a sample, if the core can read them in place; else None."""
     entries: Any = None
     if type(batch) is TensorDict:
         entries = batch._tensordict
@@ -165,7 +163,7 @@ def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor]
 
 
 def _first_of_item(batch: Any, key: str) -> torch.Tensor:
-    """One row an item: where items have dimensions, each of their rows says the same."""
+    """One row an item, the first if items have dimensions."""
     try:
         found = batch[key]
     except (KeyError, TypeError, IndexError):

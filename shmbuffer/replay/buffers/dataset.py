@@ -3,8 +3,8 @@
     worker 0 ── sample ──┐
     worker 1 ── sample ──┴─▶ DataLoader, pinned ──▶ loop ──▶ priorities, by index and generation
 
-A worker opens the directory by itself and draws as a learner of its own. Of n workers, worker i of
-rank r has the rank r * n + i, and torch's default generator as the loader has seeded it.
+Each worker opens the directory and draws as a learner of its own: of n workers, worker i of rank r
+has the rank r * n + i, and torch's default generator with the loader's seed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _IN_THE_PIPE = 1 << 20  # bytes
 
 
 class Batches(IterableDataset[Any]):
-    """What ``as_dataset`` returns; see there."""
+    """See ``ReplayBuffer.as_dataset``."""
 
     def __init__(self, buffer: Any, **options: Any) -> None:
         self._buffer, self._options = buffer, options
         self._rank = known_rank(buffer._rank_given) or 0
-        self._is_ours = True  # no worker has drawn from it
+        self._is_ours = True  # not in a worker
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -40,11 +40,11 @@ class Batches(IterableDataset[Any]):
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
-        """The batch as it is; the loader's default would take it apart."""
+        """The batch unchanged; the loader's default would take it apart."""
         return batch if get_worker_info() is None else _Sent(batch)
 
     def _become(self, worker: Any) -> None:
-        """Once in each worker, where the buffer came by fork or pickled: be a learner by itself."""
+        """In each worker, once: become a learner of its own."""
         buffer, count = self._buffer, worker.num_workers
         buffer._rank_given = self._rank * count + worker.id
         buffer.generator = None  # a copy of it would draw the same in all of them
@@ -54,11 +54,10 @@ class Batches(IterableDataset[Any]):
 
 
 class _Sent:
-    """A batch on its way out of a worker, which arrives as itself.
+    """A batch on its way out of a worker; it is unpickled as itself."""
 
-    A small TensorDict goes through the pipe. Torch's way is a file in memory for each leaf, which
-    takes ten times as long and pays for large ones.
-    """
+    # A small TensorDict goes through the pipe. Torch would make a file in memory for each leaf,
+    # which takes ten times as long, and only pays for large ones.
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch

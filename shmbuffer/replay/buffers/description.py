@@ -1,4 +1,4 @@
-"""The description of a buffer in its directory, from which ``attach`` makes the same again."""
+"""The description of a buffer in its directory, from which ``attach`` makes the same one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def describe(buffer: Any) -> None:
-    """Writes into the buffer's directory what kind of buffer it is, unless that is there already.
-
-    Cost: nothing where the storage is not in a directory; else a file lock, once.
-    """
+    """Write the kind of the buffer into its directory, if any, unless it is there already."""
     storage, engine = buffer.storage, buffer.storage.open_engine
     if engine is None and isinstance(storage, RingBacked):
         known = weakref.ref(buffer)
@@ -32,7 +29,7 @@ def describe(buffer: Any) -> None:
 
 
 def _described(buffer: Any, settings: Settings) -> Settings:
-    """With the description of a buffer; None: it is gone."""
+    """The settings with the description of a buffer, unless that is gone."""
     if buffer is None:
         return settings
     if "buffer" not in settings.extra:

@@ -1,4 +1,4 @@
-"""The items of a sample, by a plan: drawn in one call, chosen and fetched, or out of a queue."""
+"""The items of a sample: drawn in one call, chosen and fetched, or taken out of a queue."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.numpy import limits
-from shmbuffer.numpy.indices import unravel
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.sample_info import ANCHORS
 from shmbuffer.replay.checkpoints import has_its_own
-from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, in_storage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,16 +23,13 @@ if TYPE_CHECKING:
     from shmbuffer.replay.buffers.prefetch import Batch
 
 Choice = tuple[Any, dict[Any, Any]]
-"""What a sampler gives: indices, and what is known about the draw."""
+"""A sampler's answer: indices, and facts about the draw."""
 
 
 def drawn(
     plan: Plan, count: int, *, pins: bool, key: int | None = None, beta: float | None = None
 ) -> Batch:
-    """Draw, gather, validate and weigh in one native call; only where ``plan.draws``.
-
-    By the sampler's key and beta, where they are not given.
-    """
+    """Draw, gather, validate and weigh in one native call; only if ``plan.draws``."""
     storage, by_priority = plan.storage, plan.by_priority
     key = draw_key(plan.sampler, storage) if key is None else key
     if by_priority is None:
@@ -44,17 +40,13 @@ def drawn(
         data, index, tickets, weights = storage.draw(count, key, beta)
     if by_priority is not None and by_priority.dtype is not torch.float32:
         weights = by_priority._weights(index, weights)
-    lanes = lanes_of(storage)
-    return data, plan.info.entries(unravel(index, lanes) if lanes else index, weights, tickets)
+    return data, plan.info.entries(in_storage(storage, index), weights, tickets)
 
 
 def chosen(
     plan: Plan, index: Any, known: dict[Any, Any], again: Callable[[Any], Choice] | None = None
 ) -> Batch:
-    """The items that a sampler has chosen; it is asked again if one was overwritten meanwhile.
-
-    By ``again``, where a buffer has more to say about it.
-    """
+    """The items of a choice; chosen again, by ``again`` if given, if one was overwritten."""
     for _ in range(ATTEMPTS):
         known = _tracked(plan, index, known)
         data = _held(plan, index, known)
@@ -67,7 +59,7 @@ def chosen(
 
 
 def expanded(plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
-    """What the unit makes of what was drawn; it is drawn again if one was overwritten meanwhile."""
+    """A draw as expanded by the unit; drawn again if an item was overwritten meanwhile."""
     if plan.unit is None:
         return index, known
     for _ in range(ATTEMPTS):
@@ -86,12 +78,11 @@ def _written_over(plan: Plan) -> IndexError:
 
 
 def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
-    """The oldest items of a queue, as the storage has them; None if it is a queue no more."""
-    lanes = lanes_of(plan.storage)
+    """The oldest items of a queue; None if it is no queue any more."""
 
     def read(elements: NDArray[np.int64], generation: NDArray[np.int64]) -> Batch | None:
         index, tickets = torch.from_numpy(elements), torch.from_numpy(generation)
-        where = unravel(index, lanes) if lanes else index
+        where = in_storage(plan.storage, index)
         data = _held(plan, where, {GENERATION: tickets})
         return None if data is None else (data, plan.info.entries(where, None, tickets))
 
@@ -99,10 +90,7 @@ def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
 
 
 def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
-    """With the tickets of what was chosen, where a sample says them and its sampler does not.
-
-    Samplers do where others share the storage.
-    """
+    """With tickets, if the sample has them and the sampler, on its own storage, does not."""
     backed = plan.ring_backed
     if not plan.info.generation or GENERATION in known or backed is None or backed.shared:
         return known
@@ -111,7 +99,7 @@ def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _held(plan: Plan, index: Any, known: dict[Any, Any]) -> Any:
-    """The items at ``index``; None if one of them is another by now, or gone."""
+    """The items at ``index``; None if one was overwritten or is gone."""
     storage = plan.storage
     if plan.limits.ring is not None:
         plan.limits.ring.require_linked()

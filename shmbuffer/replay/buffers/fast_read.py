@@ -1,9 +1,9 @@
 """The fast way out: a sample is drawn, gathered, validated and weighed in one native call.
 
-    sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict over what it has filled
-                    └─ with out=: into the tensors of a sample that is not needed any more
+    sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict of the filled tensors
+                    └─ with out=: into the tensors of an old sample
 
-For TensorDicts of tensors, with nothing between them and the caller.
+For TensorDicts of tensors that need no further step.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from shmbuffer.replay.storages.tensor import TensorStorage
 
 NO_OUT = (
-    "sample(out=...) is there where one native call makes the sample: items are TensorDicts of "
+    "sample(out=...) needs a sample that one native call can make: items are TensorDicts of "
     "tensors of one shape in the ring's own memory, with one storage dimension, and there is no "
     "collate_fn, transform, pin_memory, prefetch or include_info; call sample() without out="
 )
 
 
 class FastRead:
-    """What a buffer of TensorDicts asks first."""
+    """The first way to a sample of TensorDicts."""
 
     __slots__ = ("_by_priority", "_info", "_node", "_rows", "_sampler", "_storage", "refills")
 
     def __init__(
         self,
-        storage: TensorStorage,  # whose rows they are: it may get others
-        rows: Rows,  # where the payload lies
-        sampler: Sampler,  # whose generator decides the draw
-        by_priority: PrioritizedSampler | None,  # the sampler, where it draws by priority
-        info: SampleInfo,  # what a sample has beside the items
+        storage: TensorStorage,  # which may get other rows
+        rows: Rows,
+        sampler: Sampler,
+        by_priority: PrioritizedSampler | None,  # the sampler, if it draws by priority
+        info: SampleInfo,
     ) -> None:
         assert type(rows.leaves.node) is TensorDictNode
         self._storage, self._rows, self._node = storage, rows, rows.leaves.node
@@ -53,7 +53,7 @@ class FastRead:
         self.refills = OutputReuse()
 
     def sample(self, count: int) -> tuple[Any, dict[str, Any]] | None:
-        """Draw; a TensorDict ``[count]`` and its info. None: the storage has got other rows."""
+        """Draw; a TensorDict ``[count]`` and its info. None: the storage has other rows."""
         rows, by_priority = self._rows, self._by_priority
         if self._storage._mover is not rows:
             return None

@@ -1,13 +1,11 @@
 """The fast way in: a batch is checked and written in one native call.
 
     data ──▶ write ──▶ one call of the C core ──▶ index
-               └─ None ──▶ convert ──▶ the same call, of what `Leaves.match` has made of the data
-                              └─ None: refused, or to be waited for: the storage writes it, and says
-                                 what is wrong
+               └─ None ──▶ convert ──▶ the same call, after `Leaves.match`
+                              └─ None: the storage writes it, waits, or raises
 
-There are no rules here beside theirs: what is taken is what they would have taken, and what they do
-more than that (columns that are new, watchers, a priority that the sampler chooses) is looked for
-before every call.
+It accepts what the storage would accept. What only the storage does (new columns, watchers, a
+priority that the sampler chooses) is excluded before every call.
 """
 
 from __future__ import annotations
@@ -37,20 +35,16 @@ _REALS = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class FastWrite:
-    """What a buffer calls first."""
+    """The first way in."""
 
     __slots__ = ("_form", "_key", "_priority", "_ring", "_rows", "_storage", "_tree")
 
     def __init__(
         self,
-        # whose rows they are: it may get others, and somebody may begin to watch it
-        storage: TensorStorage,
-        rows: NativeRows,  # where the payload lies
-        # keys of the items, as `tree_of` gives them; None: an item is one leaf
-        tree: tuple[Any, ...] | None,
-        # entry of the data whose numbers become the items' priorities; None: they get the default
-        # one
-        key: str | tuple[str, ...] | None,
+        storage: TensorStorage,  # which may get other rows, or watchers
+        rows: NativeRows,
+        tree: tuple[Any, ...] | None,  # of the keys, as of `tree_of`; None: an item is one leaf
+        key: str | tuple[str, ...] | None,  # entry with priorities; None: the default priority
     ) -> None:
         self._storage, self._rows, self._ring = storage, rows, rows.ring
         self._tree, self._key = tree, key
@@ -82,11 +76,7 @@ class FastWrite:
         return cls(storage, rows, tree, key)
 
     def write(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
-        """Write a batch, or one item.
-
-        Returns:
-            Its index, int64 ``[n]``, or an int; None: it is to be converted, refused or waited for.
-        """
+        """Write a batch, or one item; None: it has to be converted, refused or waited for."""
         ring, storage = self._ring, self._storage
         if ring.tree.initial is not None or storage._mover is not self._rows or storage._watchers:
             return None
@@ -107,10 +97,7 @@ class FastWrite:
         return None
 
     def convert(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
-        """`write` of data that need a conversion; None: the storage has to look at them.
-
-        Nothing is converted where `write` would not take it, or several numbers make a priority.
-        """
+        """Convert data and `write` them; None: the storage has to."""
         key, given = self._key, None
         beside = isinstance(key, str) and not isinstance(self._priority, int)
         if beside and (isinstance(data, Mapping) or is_collection(data)):
@@ -119,7 +106,7 @@ class FastWrite:
                 return None
         try:
             _, values, count = self._rows.leaves.match(data, single)
-        except SchemaMismatchError:  # said by the storage, unless it takes another form now
+        except SchemaMismatchError:  # the storage raises it, unless it accepts another form now
             return None
         plain: Any = values[0] if self._tree is None else as_dict(self._tree, iter(values))
         if given is not None:
@@ -131,7 +118,7 @@ class FastWrite:
 
 
 def _forms(leaves: Leaves) -> tuple[Any, ...]:
-    """Of each leaf the shape of an item; an array, a number and a tensor of its dtype."""
+    """For each leaf the shape of an item; an array, a number and a tensor of its dtype."""
     return tuple(
         (
             tuple(leaf.shape),

@@ -1,4 +1,4 @@
-"""What a buffer is made of: its parts, how they are exchanged, and what is done to all at once."""
+"""The parts of a buffer, how they are exchanged, and what is done to all at once."""
 
 from __future__ import annotations
 
@@ -22,15 +22,24 @@ from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.transforms import Compose, Transform
 from shmbuffer.replay.units import SampleUnit
 from shmbuffer.replay.writers import Writer
+from shmbuffer.replay.writers.writer import write_count_of
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine, RateLimiter
 
 
-def shareable(storage: RingBacked) -> Engine:
+def ring_backed(storage: Storage, what: str) -> RingBacked:
+    """The storage, if it is one of this package; else a TypeError: ``what`` it is needed for."""
+    if isinstance(storage, RingBacked):
+        return storage
+    raise TypeError(f"{what} a storage of this package; {type(storage).__name__} is not one")
+
+
+def shareable(storage: Storage, what: str) -> Engine:
     """The engine of a storage, which keeps both sides in step."""
+    backed = ring_backed(storage, what)
     try:
-        return storage.engine()
+        return backed.engine()
     except RuntimeError as error:
         if isinstance(error, ShmBufferError):
             raise
@@ -38,7 +47,7 @@ def shareable(storage: RingBacked) -> Engine:
 
 
 class Parts:
-    """A storage, a sampler, a writer, a chain of transforms, and the plan made from them."""
+    """Storage, sampler, writer and transforms, and the plan made from them."""
 
     _storage: Storage
     _sampler: Sampler
@@ -50,13 +59,13 @@ class Parts:
     _batch_size: int | None
     _dim_extend: int | None
     _generator: torch.Generator | None
-    _rank_given: int | None  # which of several learners this is, as far as it was said
+    _rank_given: int | None  # of this learner among several, if given
     _prefetcher: Prefetcher | None
     _shared: bool
     _pin_memory: bool
     _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
-    _makers: dict[str, Any] | None  # of the parts, where they are not made yet
-    _also_chooses = ""  # what chooses beside the sampler, in words; by parts then
+    _makers: dict[str, Any] | None  # of the parts; None once they are made
+    _also_chooses = ""  # what chooses items besides the sampler; then samples are made by parts
     _closed = False
     _mapping = "dict"  # what a plain dict is in the data
     _priority_key: str | tuple[str, ...] | None = None  # entry of the data that holds priorities
@@ -68,23 +77,18 @@ class Parts:
 
     @property
     def sampler(self) -> Sampler:
-        """Who draws."""
+        """Draws items."""
         return self._sampler
 
     @property
     def writer(self) -> Writer:
-        """Who decides where the next item goes."""
+        """Places new items."""
         return self._writer
 
     def set_storage(
         self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None
     ) -> Storage:
-        """Use another storage from now on; the one before is returned.
-
-        Args:
-            storage: the new one, with what is in it.
-            collate_fn: the new one; None is the default one.
-        """
+        """Use another storage, with its items, and another ``collate_fn``; returns the old one."""
         self._drop_prefetched()
         before = self._storage
         if isinstance(self._sampler, PrioritizedSampler):
@@ -95,14 +99,13 @@ class Parts:
         return before
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Use another sampler from now on; the one before is returned.
+        """Use another sampler; returns the old one.
 
-        A `PrioritizedSampler` that takes over from another finds the priorities that are there;
-        where there were none, every item gets the default priority.
+        A `PrioritizedSampler` takes over existing priorities; without any, all items get the
+        default one.
 
         Raises:
-            ValueError: the storage is shared, and its priorities are kept with another alpha or
-                eps.
+            ValueError: the storage is shared, with priorities of another alpha or eps.
         """
         self._drop_prefetched()
         if isinstance(self._sampler, PrioritizedSampler):
@@ -110,16 +113,12 @@ class Parts:
         return self._replace("_sampler", sampler)  # type: ignore[no-any-return]
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Use another writer from now on; the one before is returned.
-
-        Raises:
-            RuntimeError: the storage is shared, and this writer cannot be.
-        """
+        """Use another writer; returns the old one. RuntimeError: it cannot share the storage."""
         self._drop_prefetched()
         return self._replace("_writer", writer)  # type: ignore[no-any-return]
 
     def _replace(self, name: str, part: Any) -> Any:
-        """Have another part; the one before is returned. One that does not fit is not taken."""
+        """Exchange a part, unless the new one does not fit; returns the old one."""
         before = getattr(self, name)
         setattr(self, name, part)
         try:
@@ -144,7 +143,7 @@ class Parts:
     def generator(self, generator: torch.Generator | None) -> None:
         self._generator = generator
         for part in (self._storage, self._sampler, self._writer):
-            part._rng = generator  # TorchRL's name: parts of others read it
+            part._rng = generator  # TorchRL's name, for foreign parts
         self._ask_rank()
 
     def set_rng(self, generator: torch.Generator | None) -> None:
@@ -153,7 +152,7 @@ class Parts:
 
     @property
     def shared(self) -> bool:
-        """Whether reads are validated, and samples say their generation."""
+        """Whether reads are validated, and samples have ``index_generation``."""
         return self._shared or self._storage.shared
 
     def share(self, shared: bool = True) -> Self:
@@ -176,7 +175,7 @@ class Parts:
 
     @property
     def plan(self) -> Plan:
-        """Which ways the data take now, and why no shorter ones; to be printed."""
+        """The ways that data take now, and why no shorter ones; to be printed."""
         return self._planned()
 
     @property
@@ -197,41 +196,33 @@ class Parts:
 
     @property
     def write_count(self) -> int:
-        """Elements written so far through ``add`` and ``extend``, by everybody."""
-        return int(getattr(self._writer, "write_count", getattr(self._writer, "_write_count", 0)))
+        """Elements written so far through ``add`` and ``extend``, by all processes."""
+        return write_count_of(self._writer)
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """What keeps writers and samplers in step, for all processes; None: nothing.
-
-        It can be set while everything runs; a ratio counts from then on.
+        """Keeps writers and samplers in step, for all processes; can be set at any time.
 
         Raises:
             TypeError: set, and the storage is not one of this package.
             RuntimeError: set, and the items are objects of this process (`ListStorage`).
-            ValueError: set, and ``min_size`` is larger than the buffer, or a queue was asked for
-                where there are priorities.
+            ValueError: set, and ``min_size`` is larger than the buffer, or a prioritized buffer
+                would be a queue.
         """
         engine = getattr(self._storage, "open_engine", None)
         return None if engine is None else engine.limiter
 
     @rate_limiter.setter
     def rate_limiter(self, limiter: RateLimiter | None) -> None:
-        storage = self._storage
-        if not isinstance(storage, RingBacked):
-            raise TypeError(
-                f"a rate_limiter needs a storage of this package; {type(storage).__name__} is not "
-                "one"
-            )
-        shareable(storage).set_limiter(limiter)
+        shareable(self._storage, "a rate_limiter needs").set_limiter(limiter)
 
     def append_transform(self, transform: Transform, *, invert: bool = False) -> Self:
         """Add a transform at the end.
 
         Args:
-            transform: called with every sample and every ``rb[i]``; its ``inv``, if it has one,
-                with what is written.
-            invert: turn it round: it is called with what is written.
+            transform: called with every sample and every ``rb[i]``; its ``inv``, if any, with
+                new data.
+            invert: call the transform with new data instead.
 
         Returns:
             The buffer.
@@ -249,9 +240,8 @@ class Parts:
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget every item; the cursor goes to 0.
 
-        The next write may bring items of another form (keys, dtypes, shapes) if no other handle has
-        the buffer: it defines them, here or in the process that the buffer is pickled to
-        meanwhile. Where another process has it, the form stays.
+        If no other handle has the buffer, the next write may have another form (keys, dtypes,
+        shapes), which it defines.
 
         Args:
             empty_write_count: set the write count to 0 too.
@@ -268,12 +258,12 @@ class Parts:
 
     @eager
     def __len__(self) -> int:
-        """Elements that are there."""
+        """Number of elements."""
         return len(self._storage)
 
     def stats(self) -> dict[str, Any]:
         """One flat dict: TorchRL's keys, and what the engine counts."""
-        if self._makers is not None:  # to look at a buffer does not make its parts
+        if self._makers is not None:  # stats do not make the parts
             storage = self._makers["storage"]
             empty = {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "utilization": 0.0}
             capacity = storage.max_size if isinstance(storage, Storage) else 0
@@ -295,17 +285,17 @@ class Parts:
         }
 
     def flush(self) -> None:
-        """Make what is committed survive a power cut. Returns when it is on the disk.
+        """Write all committed items to disk, so that they survive a power cut.
 
         Raises:
-            DurabilityError: the disk did not take it.
+            DurabilityError: the disk has failed.
         """
         engine = self._storage.open_engine
         if engine is not None:
             engine.flush()
 
     def close(self) -> None:
-        """Leave the buffer; what was committed stays in its directory. Idempotent."""
+        """Leave the buffer; committed items stay in its directory. Idempotent."""
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._storage.close()
@@ -320,18 +310,18 @@ class Parts:
     # -- inside --------------------------------------------------------------------------------
 
     def _ask_rank(self) -> None:
-        """Have the sampler's next draw ask which of several learners this is."""
+        """Have the sampler's next draw find out the rank."""
         self._sampler._rank_in_draws = UNKNOWN
         self._sampler._rank_given = self._rank_given, self._shared
 
     def _draws(self) -> Draws:
-        """Where they stand."""
+        """The position of the draws."""
         generator = self._generator
         state = None if generator is None else between_forks(generator.get_state)
         return Draws(self._sampler._position(), generator, state)
 
     def _go_to(self, draws: Draws) -> None:
-        """Have the next draw be the one from there."""
+        """Continue drawing from a position."""
         with self._plan.choosing():
             self._sampler._rewind(draws.position)
             if draws.generator is not None and draws.state is not None:
@@ -350,11 +340,11 @@ class Parts:
         if isinstance(storage, TensorStorage):
             storage.mapping = self._mapping
         elif not isinstance(storage, RingBacked):
-            storage.attach(self)  # the ring of ours gives new items their priority
+            storage.attach(self)  # a ring gives new items their priority itself
         self._make_plan()
 
     def _make_plan(self) -> Plan:
-        """Decide which way the data take, from the parts as they are now."""
+        """Make the plan from the present parts."""
         describe(self)
         if isinstance(self._sampler, PrioritizedSampler | Consumes):
             self._sampler.bind(self._storage)
@@ -362,12 +352,12 @@ class Parts:
         return self._plan
 
     def _planned(self) -> Plan:
-        """The plan; another one where the storage has got a ring since, or other rows."""
+        """The plan; a new one if the storage has a new ring or new rows."""
         found = self._plan
         return found if found.is_current() else self._make_plan()
 
     def _collate(self, data: Any) -> Any:
-        """A batch from what the storage gave."""
+        """A batch from items of the storage."""
         if self._collate_fn is None:
             return self._storage.collate(data)
         return self._collate_fn(self._storage.uncollated(data))

@@ -1,20 +1,20 @@
-"""Which way data take through a buffer: decided once from its parts, and read in one place.
+"""The way of data through a buffer: decided once from its parts, and read in one place.
 
     write    fast       one native call checks and writes a batch (`FastWrite`)
              whole      storage.append: a batch with its priorities, whole or not at all
-             by parts   writer ──▶ storage.set, then the sampler is told
+             by parts   writer ──▶ storage.set ──▶ sampler.extend
     sample   fast       one native call draws, gathers and weighs (`FastRead`), a TensorDict over it
              whole      storage.draw does the same for any items, then collate_fn and transforms
              by parts   sampler.sample ──▶ storage.get
 
 Always true
-  1. A plan does not change. The buffer makes another one where a part is exchanged, and where the
-     storage has got a ring, another ring, or rows of another form since.
-  2. A shorter way does what the longer ones do. Where it cannot, it answers None and the next
+  1. A plan does not change. The buffer makes another one if a part is exchanged, or if the storage
+     has a new ring or rows of another form.
+  2. A shorter way does the same as the longer ones. If it cannot, it returns None and the next
      longer one is taken.
   3. A plan knows why a way is not shorter: ``print(buffer.plan)``.
 
-Transforms may be appended at any time, so the list of them is looked at before each call.
+Transforms may be appended at any time, so their list is read before each call.
 """
 
 from __future__ import annotations
@@ -42,34 +42,19 @@ _OWN_TABLE = "the sampler keeps priorities in a table of its own"
 
 
 class Plan:
-    """The ways of one buffer; see the module.
+    """The ways of one buffer; see the module."""
 
-    Args:
-        buffer: whose parts know each other already.
-
-    Attributes:
-        storage: where the items are.
-        ring_backed: the storage, where it is one of this package.
-        sampler: who draws.
-        by_priority: the sampler, where it draws by priority.
-        unit: what makes something else of what is drawn; None: nothing.
-        transforms: as they are now, and will be.
-        prefetcher: what makes batches ahead; None: nothing.
-        payload: what moves the items of a ring-backed storage; None before the first write.
-        shared: whether somebody else may write over items.
-        info: what samples have beside their items.
-        limits: what they wait for.
-        limiter_version: of ``limits``; ``[0]`` is 0 where nothing was ever limited.
-        rewrites: whether data are not written as they come, transforms left aside.
-        fast_write: the fast way in; None: there is none.
-        appends: whether a batch is written whole.
-        gives_priorities: whether a write gives the items their priorities.
-        tells_sampler: whether the sampler is told what was written.
-        fast_read: the fast way out; None: there is none.
-        draws: whether a batch is drawn whole.
-        why_write: why there is no shorter way in; empty where there is none.
-        why_sample: the same of the way out.
-    """
+    fast_write: FastWrite | None
+    fast_read: FastRead | None
+    appends: bool  # whether a batch is written whole
+    draws: bool  # whether a batch is drawn whole
+    why_write: str  # why there is no shorter way in; empty if there is none
+    why_sample: str  # the same for the way out
+    gives_priorities: bool  # whether a write gives the items their priorities
+    tells_sampler: bool  # whether the sampler is told of writes
+    rewrites: bool  # whether data are changed before they are written, apart from transforms
+    info: SampleInfo  # entries of samples besides their items
+    limits: Limits  # that samples wait for
 
     def __init__(self, buffer: Any) -> None:
         self.storage: Storage = buffer._storage
@@ -93,7 +78,7 @@ class Plan:
     def _choose_write(
         self, writer: Writer, dim_extend: int, priority_key: str | tuple[str, ...] | None
     ) -> None:
-        """Which way in."""
+        """Choose the way in."""
         storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
         rule = Sampler if by_priority is None else PrioritizedSampler
         tells = type(sampler).add is not rule.add or type(sampler).extend is not rule.extend
@@ -130,7 +115,7 @@ class Plan:
         )
 
     def _choose_sample(self, buffer: Any) -> None:
-        """Which way out."""
+        """Choose the way out."""
         storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
         writer, prefetcher = buffer._writer, self.prefetcher
         uniform = type(sampler).sample is RandomSampler.sample
@@ -176,12 +161,12 @@ class Plan:
         self.limits = Limits(self.ring_backed, chooses)
 
     def is_current(self) -> bool:
-        """Whether the items are still where they were."""
+        """Whether the storage has the same ring and rows."""
         backed = self.ring_backed
         return backed is None or self.payload is (backed._mover or backed.mover())
 
     def choosing(self) -> AbstractContextManager[Any]:
-        """Held while the sampler is asked, where threads make batches ahead."""
+        """Held while the sampler draws, if threads prefetch batches."""
         return nullcontext() if self.prefetcher is None else self.prefetcher.choosing
 
     def __repr__(self) -> str:
@@ -208,7 +193,7 @@ def _name(part: Any) -> str:
 
 
 def _first(*reasons: tuple[bool, str]) -> str:
-    """The first reason that holds; empty if none does."""
+    """The first reason that holds, or an empty string."""
     return next((words for holds, words in reasons if holds), "")
 
 

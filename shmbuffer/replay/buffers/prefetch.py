@@ -1,12 +1,12 @@
-"""Batches that are made ahead, in threads, and come in the order in which they were drawn.
+"""Batches that threads make ahead, delivered in the order in which they were drawn.
 
     sample()  ◀── oldest batch ◀── gather, collate, transform ◀── draw
                                    in a worker                    in the caller's thread
 
-The thread that samples draws when a batch is ordered, so a seed gives the same batches with and
-without prefetching, and a pass without replacement is one pass. Orders stop at its end: what is
-written before the next pass is part of that. Draws that were never delivered can be taken back, so
-that a checkpoint, or another sampler, finds the state of what the caller has seen.
+The caller's thread draws when a batch is ordered, so a seed gives the same batches with and without
+prefetching. Orders stop at the end of a pass, so that items written before the next pass are part
+of it. Draws that were never delivered can be taken back: a checkpoint, or another sampler, starts
+from the last delivered batch.
 """
 
 from __future__ import annotations
@@ -25,25 +25,19 @@ Batch = tuple[Any, dict[str, Any]]
 
 
 class Draws(NamedTuple):
-    """Where the draws of a buffer stand."""
+    """The position of a buffer's draws."""
 
-    position: Any
-    """The sampler's; see `Sampler._position`."""
+    position: Any  # of the sampler; see `Sampler._position`
     generator: torch.Generator | None
-    """The buffer's."""
-    state: torch.Tensor | None
-    """The generator's."""
+    state: torch.Tensor | None  # of the generator
 
 
 class Order(NamedTuple):
     """A batch that was drawn."""
 
-    make: Callable[[], Batch]
-    """Gathers and transforms it; called once, in any thread."""
+    make: Callable[[], Batch]  # gathers and transforms it; called once, in any thread
     ends_pass: bool
-    """Whether the sampler has run out with it."""
-    before: Draws
-    """Where a drop of it, and of what was ordered later, goes back to."""
+    before: Draws  # to go back to if this order and later ones are dropped
 
 
 class Made(NamedTuple):
@@ -54,7 +48,7 @@ class Made(NamedTuple):
 
 
 class Prefetcher:
-    """A queue of batches that are being made: ``depth`` ahead, in as many threads."""
+    """A queue of ``depth`` batches that are being made, in as many threads."""
 
     def __init__(
         self, depth: int, order: Callable[[], Order], go_to: Callable[[Draws], None]
@@ -63,16 +57,16 @@ class Prefetcher:
         self._order = order
         self._go_to = go_to
         self._lock = RLock()
-        #: Held while the sampler is asked: a worker may do so again while the next batch is drawn.
+        #: Held while the sampler draws: a worker may draw again while the next batch is drawn.
         self.choosing = RLock()
         self._queue: deque[tuple[Order, Future[Batch]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
-        self._change: Future[Any] | None = None  # the last one: what is ordered now waits for it
-        self.ran_out = False  # the batch that was delivered last has ended a pass
+        self._change: Future[Any] | None = None  # the last one, which new orders wait for
+        self.ran_out = False  # the last delivered batch has ended a pass
 
     def next(self) -> Batch:
-        """The oldest batch; the next ones are ordered before it is waited for."""
+        """Order the next batches, then wait for the oldest one."""
         self._own()
         with self._lock:
             self._fill()
@@ -81,26 +75,23 @@ class Prefetcher:
         return future.result()
 
     def submit(self, change: Callable[[], Any]) -> Future[Any]:
-        """Have something done behind the batches that were ordered so far.
-
-        Those that are ordered later wait for it, and raise what it raises.
-        """
+        """Make a change after the batches ordered so far; later ones wait, and raise its error."""
         self._own()
         with self._lock:
             before = [future for _, future in self._queue]
             before += [] if self._change is None else [self._change]
-            # The threads take one call after the other: what it waits for has begun before it.
+            # The threads take calls in order: the futures that it waits for have begun before it.
             self._change = self._threads().submit(_behind, before, change)
             return self._change
 
     def wait_for_changes(self) -> None:
-        """Return when what was submitted is done."""
+        """Return when submitted changes are done."""
         self._own()
         with self._lock:
             wait([] if self._change is None else [self._change])
 
     def settle(self) -> None:
-        """Return when everything is made and done; raises what one of them has raised."""
+        """Return when all batches and changes are done; raises their errors."""
         self._own()
         with self._lock:
             futures = [future for _, future in self._queue]
@@ -111,7 +102,7 @@ class Prefetcher:
                 future.result()
 
     def drop(self) -> None:
-        """Forgets what was ordered and not delivered; returns when no worker is at it any more."""
+        """Drop batches that were not delivered; returns when no worker makes one."""
         self._own()
         with self._lock:
             futures = [future for _, future in self._queue]
@@ -122,12 +113,7 @@ class Prefetcher:
 
     @contextmanager
     def waiting(self) -> Iterator[list[Made]]:
-        """Nothing is ordered or delivered meanwhile.
-
-        Yields:
-            What was made ahead, and is delivered next. If making one of them has failed, it and
-            what was ordered later are forgotten.
-        """
+        """Hold orders and deliveries; yields the next batches, up to one that has failed."""
         self._own()
         with self._lock:
             for at, (_, future) in enumerate(self._queue):
@@ -137,7 +123,7 @@ class Prefetcher:
             yield [Made(future.result(), order) for order, future in self._queue]
 
     def put_back(self, made: list[Made]) -> None:
-        """Delivers these next; nothing was ordered."""
+        """Deliver these batches next; there are no orders."""
         self._own()
         with self._lock:
             for batch, order in made:
@@ -154,18 +140,18 @@ class Prefetcher:
                 self._executor = None
 
     def __len__(self) -> int:
-        """Batches that are being made, or wait."""
+        """Batches that are being made or wait."""
         return len(self._queue)
 
     def _own(self) -> None:
-        """Threads do not survive a fork: what they make is the parent's."""
+        """After a fork, start anew: the threads and their batches are the parent's."""
         if self._pid != os.getpid():
             self._lock, self.choosing = RLock(), RLock()
             self._executor, self._change, self._pid = None, None, os.getpid()
             self._forget(0)
 
     def _forget(self, first: int) -> None:
-        """Takes back what was ordered from there on."""
+        """Take back the orders from ``first`` on."""
         if len(self._queue) > first:
             self._go_to(self._queue[first][0].before)
         while len(self._queue) > first:

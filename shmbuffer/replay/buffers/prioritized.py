@@ -14,7 +14,7 @@ from shmbuffer.replay.storages import ListStorage, Storage
 
 
 class Prioritized(ReplayBuffer):
-    """A buffer that makes its `PrioritizedSampler` itself."""
+    """A buffer that makes its own `PrioritizedSampler`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Prioritized(ReplayBuffer):
         if sampler is not None:
             name = type(self).__name__
             raise ValueError(
-                f"{name} makes its own sampler from alpha, beta and eps; to bring one along, use "
+                f"{name} makes its own sampler from alpha, beta and eps; for another one use "
                 f"{name.replace('Prioritized', '')}(sampler=...)"
             )
         storage = ListStorage(DEFAULT_CAPACITY) if storage is None else made(storage)
@@ -50,7 +50,7 @@ class Prioritized(ReplayBuffer):
 
     @property
     def prioritized_sampler(self) -> Sampler:
-        """Who draws by priority: `ReplayBuffer.sampler`."""
+        """The same as `ReplayBuffer.sampler`."""
         return self._sampler
 
 
@@ -65,10 +65,10 @@ class PrioritizedReplayBuffer(Prioritized):
         eps: added to every priority.
         dtype: of the weights.
         storage: where the items are; None is a ``ListStorage(1000)``.
-        sampler: has to be None: the arguments above make it.
-        sampler_device: None or the CPU; see ``device`` of `PrioritizedSampler`.
-        sync: accepted. TorchRL keeps a private tree for the learner where it is False; here every
-            process sees the one tree.
+        sampler: has to be None.
+        sampler_device: ``device`` of the `PrioritizedSampler`.
+        sync: accepted. With False TorchRL keeps a private tree for the learner; here all processes
+            share one tree.
         reduction: see `PrioritizedSampler`.
         **kwargs: see `ReplayBuffer`.
 
@@ -92,24 +92,14 @@ class TensorDictPrioritizedReplayBuffer(Prioritized, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
 
     A sample has ``"index"`` and its importance weights, one tensor under ``"_weight"`` (TorchRL up
-    to 0.10) and ``"priority_weight"`` (since 0.11, read by its losses).
-    ``update_tensordict_priority`` takes a sample back with an entry ``priority_key``. An entry of
-    that name in what is written is its initial priority.
-
-    In a directory (`LazyMemmapStorage`) the priorities are shared by all processes, and survive
-    them.
+    to 0.10) and ``"priority_weight"`` (since 0.11, read by its losses). Send it back, with an entry
+    ``priority_key``, to ``update_tensordict_priority``. That entry in new data is the initial
+    priority. In a directory (`LazyMemmapStorage`) all processes share the priorities.
 
     Args:
-        alpha: priority exponent; 0 is uniform.
-        beta: exponent of the importance weights.
+        alpha, beta, eps, storage, sampler_device, sync, dtype, reduction: see
+            `PrioritizedReplayBuffer`.
         priority_key: entry that holds priorities.
-        eps: added to every priority.
-        storage: where the items are; None is a ``ListStorage(1000)``.
-        reduction: how several priorities of an item become one: ``"max"``, ``"min"``, ``"mean"``,
-            ``"median"``.
-        sampler_device: None or the CPU; see ``device`` of `PrioritizedSampler`.
-        sync: accepted, as in `PrioritizedReplayBuffer`.
-        dtype: of the weights.
         **kwargs: see `ReplayBuffer`.
 
     Example:

@@ -1,4 +1,4 @@
-"""Priorities as entries of TensorDicts: of what is written, and of a sample that comes back."""
+"""Priorities as entries of TensorDicts: of new data, and of samples that come back."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ Key = str | tuple[str, ...]
 def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | None:
     """Raw priorities in a batch, or an item, of rows; None if there are none."""
     if isinstance(data, dict):
-        priority = data.get(key)
+        priority: Any = data.get(key)
         if priority is None and type(key) is tuple:
-            priority = _entry(nest(data), key)
+            priority = nest(data)
+            for name in key:
+                priority = priority.get(name) if hasattr(priority, "get") else None
     elif is_collection(data):
         priority = data.get(key, None)
     else:
@@ -38,7 +40,7 @@ def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | 
 
 
 def in_items(items: Sequence[Any], key: Key, how: str) -> NDArray[np.float64] | None:
-    """Raw priorities in TensorDicts, one each; None where one of them has none."""
+    """Raw priorities of TensorDicts, one each; None if one has none."""
     found = [item.get(key, None) for item in items if is_collection(item)]
     if len(found) < len(items) or not items or any(one is None for one in found):
         return None
@@ -46,7 +48,7 @@ def in_items(items: Sequence[Any], key: Key, how: str) -> NDArray[np.float64] | 
 
 
 def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:
-    """What a sample of items of any shapes says of each of them: index, ticket, priority."""
+    """Index, ticket and priority of each item of a lazy stack."""
     items = data.tensordicts
     rows: dict[Any, torch.Tensor] = {}
     for name in (INDEX, GENERATION):
@@ -59,14 +61,14 @@ def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:
 
 
 def one_each(entry: torch.Tensor) -> torch.Tensor:
-    """An entry of a sample ``[n]``, where it was expanded to the batch size of an item."""
+    """An entry of a sample as ``[n]``, without the batch size of an item."""
     while entry.dim() > 1:
         entry = entry[..., 0]
     return entry
 
 
 def no_index(data: TensorDictBase) -> KeyError:
-    """What ``update_tensordict_priority`` raises of a sample that does not say its index."""
+    """The error of ``update_tensordict_priority`` for a sample without index."""
     return KeyError(
         f"update_tensordict_priority needs the entry {INDEX!r} that a sample has; "
         f"this TensorDict has {sorted(map(str, data.keys()))}"
@@ -74,7 +76,7 @@ def no_index(data: TensorDictBase) -> KeyError:
 
 
 def say_what_is_missing(key: Key, data: TensorDictBase) -> None:
-    """Warn the caller of ``update_tensordict_priority`` of a sample without priorities."""
+    """Warn the caller of ``update_tensordict_priority`` that a sample has no priorities."""
     names = ((one,) if isinstance(one, str) else one for one in data.keys(True))
     there = sorted(".".join(name) for name in names if name[0] not in OWN_KEYS)
     warnings.warn(
@@ -83,9 +85,3 @@ def say_what_is_missing(key: Key, data: TensorDictBase) -> None:
         "their entry with the buffer's priority_key",
         stacklevel=3 + FRAMES,
     )
-
-
-def _entry(data: Any, key: Key) -> Any:
-    for name in (key,) if isinstance(key, str) else key:
-        data = data.get(name) if hasattr(data, "get") else None
-    return data

@@ -1,4 +1,4 @@
-"""Weights that a learner hands to its collectors, beside the buffer: published, and looked for."""
+"""Weights that a learner publishes for its collectors, next to the buffer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from shmbuffer.memory import Leaf, weights
 from shmbuffer.memory.weights import TIMEOUT_S, Weights
-from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.buffers.parts import Parts, ring_backed
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.tensors import (
     NO_TENSOR,
@@ -19,41 +19,40 @@ from shmbuffer.replay.form.tensors import (
     is_number,
     torch_dtype,
 )
-from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
     from shmbuffer.memory.seat import Seat
 
 
 class Publishing(Parts):
-    """The part of a buffer that hands weights over."""
+    """Publishes weights."""
 
     @eager
     def publish(
         self, state_dict: Mapping[str, Any], step: int, *, timeout: float = TIMEOUT_S
     ) -> int:
-        """Make these weights the newest, for every process that has the buffer.
+        """Make these weights the newest, for all processes that have the buffer.
 
-        They are there as a whole or not at all, also if this process is killed here, and stay in
-        the directory until the next ones come. No reader is waited for, and none waits.
+        They appear as a whole or not at all, even if this process is killed, and stay in the
+        directory until the next publish. Publisher and readers never wait for each other.
 
         Args:
-            state_dict: tensors by name, as ``Module.state_dict()`` gives them; nested mappings (a
-                TensorDict) stay nested. From a GPU they are copied. No other thread may change
-                them meanwhile.
-            step: how far the learner is; given back by `newest`. It may go back.
-            timeout: seconds to wait for another process that publishes right now.
+            state_dict: tensors by name, as of ``Module.state_dict()``; nested mappings (a
+                TensorDict) stay nested. Those on a GPU are copied. No other thread may change them
+                meanwhile.
+            step: the learner's step, returned by `newest`; any number.
+            timeout: seconds to wait for another process that is publishing.
 
         Returns:
-            The version: 1, 2, ... It only grows, also across restarts. The consumer's version, by
-            which a `StalenessAwareSampler` measures, is this one from then on, if it was smaller.
+            The version: 1, 2, ..., growing across restarts. The consumer's version, for a
+            `StalenessAwareSampler`, becomes this one if it was smaller.
 
         Raises:
-            SchemaMismatchError: not the names, dtypes and shapes of the first publish; the error
-                names the first that differs, and nothing was changed.
-            AttachTimeout: another process is in the middle of publishing, and stopped; ``pids``.
-            SpaceError: no room for two copies. Only of the first publish.
-            TypeError: a value is no tensor; or the storage is not one of this package.
+            SchemaMismatchError: other names, dtypes or shapes than in the first publish; the error
+                names the first difference, and nothing was changed.
+            AttachTimeout: another process has stopped in the middle of publishing; ``pids``.
+            SpaceError: no room for two copies, in the first publish.
+            TypeError: a value is no tensor, or the storage is not one of this package.
             ShmBufferError: the buffer has no directory.
 
         Cost: 0.1 ms, and a copy and a checksum of the tensors.
@@ -67,22 +66,19 @@ class Publishing(Parts):
 
     @eager
     def newest(self, than: int | None = None) -> Weights | None:
-        """The newest weights that any process has published, if they are newer than ``than``.
-
-        Args:
-            than: a version that is known already.
+        """The newest published weights, if they are newer than version ``than``.
 
         Returns:
             `Weights`: ``version``, ``step`` and ``state_dict`` with tensors of the caller's own,
-            as ``Module.load_state_dict`` takes them; None if there is nothing newer.
+            for ``Module.load_state_dict``; None if there is no newer version.
 
         Raises:
-            CorruptBufferError: something else has written over them, or over their file.
+            CorruptBufferError: another program has overwritten the weights, or their file.
             BufferUnlinkedError: the directory was removed; noticed within a second.
-            TypeError, ShmBufferError: as of `publish`.
+            TypeError, ShmBufferError: as `publish`.
 
-        Cost: about a microsecond where there is nothing newer, some ten before the first write to
-        the buffer; else a copy and a checksum of them.
+        Cost: a microsecond if there is no newer version (ten before the first write to the
+            buffer), else a copy and a checksum.
         """
         found = weights.newest(self._seat(), than)
         if found is None:
@@ -90,27 +86,22 @@ class Publishing(Parts):
         leaves = found.form.leaves
         tensors = [
             torch.from_numpy(part).view(torch_dtype(leaf.dtype)).reshape(leaf.shape)
-            if leaf.nbytes  # else torch may not look at it as another dtype
+            if leaf.nbytes  # torch cannot view an empty tensor as another dtype
             else torch.empty(leaf.shape, dtype=torch_dtype(leaf.dtype))
             for leaf, part in zip(leaves, found.parts(), strict=True)
         ]
         return Weights(found.version, found.step, weights.nested(leaves, tensors))
 
     def _seat(self) -> Seat:
-        """Where weights are handed over."""
-        storage = self._storage
-        if not isinstance(storage, RingBacked):
-            raise TypeError(
-                "weights are handed over beside a storage of this package, in its directory; "
-                f"{type(storage).__name__} is not one"
-            )
+        """The seat in the directory of the buffer."""
+        storage = ring_backed(self._storage, "publish and newest need")
         if not storage.shared:
             raise weights.nowhere(storage.where)
         return storage.engine().seat
 
 
 def _bytes(path: tuple[str, ...], value: Any) -> torch.Tensor:
-    """A tensor on the CPU whose bytes lie in a row."""
+    """A contiguous tensor on the CPU."""
     try:
         if not is_number(value):
             raise TypeError("only tensors and arrays can be published")

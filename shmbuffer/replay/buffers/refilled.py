@@ -1,9 +1,9 @@
-"""A sample that is reused: ``sample(out=...)`` makes no tensor where it was used before.
+"""A sample that is reused: ``sample(out=...)`` fills its tensors again.
 
-    first call      what fits is kept, anything else in it is made new or dropped; all is noted
-    from then on    compared with what was noted, one by one, and filled by one native call
+    first call     tensors that fit are kept, others replaced or dropped; all entries are noted
+    later calls    entries are compared with the notes, and filled by one native call
 
-New memory costs more than the copy where items are large: every page of it is a fault.
+For large items new memory costs more than the copy: every page is a fault.
 """
 
 from __future__ import annotations
@@ -22,26 +22,21 @@ from shmbuffer.replay.buffers.sample_info import SampleInfo
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
 
-_KEPT = 16  # samples that are known at a time
+_KEPT = 16  # samples to remember
 
 _Form = tuple[torch.dtype, torch.Size]
 
 
 class Refilled:
-    """One sample, and the tensors in it.
-
-    Raises:
-        ValueError: items that are not made of TensorDicts and tensors.
-        RuntimeError: ``out`` is locked, and something else is in it.
-    """
+    """One sample, and the tensors in it."""
 
     def __init__(
         self,
         out: TensorDict,  # the sample
-        count: int,  # its items
+        count: int,  # of items
         leaves: Leaves,  # of an item
-        info: SampleInfo,  # what else is in it
-        gone: Callable[[Any], object],  # called when nobody has the sample any more
+        info: SampleInfo,  # other entries
+        gone: Callable[[Any], object],  # called when the sample is deleted
     ) -> None:
         self._out = weakref.ref(out, gone)
         self._form = leaves, info
@@ -58,11 +53,10 @@ class Refilled:
         assert isinstance(leaves.node, TensorDictNode)
         self._take(out, leaves.node, forms, names)
         self.index = _entry(out, (INDEX,), (torch.int64, lead))  # int64 ``[count]``
-        # int64 ``[count]``, also where the sample does not show them
+        # int64 ``[count]``, even if they are no entry of the sample
         self.tickets = _entry(out, ticket_keys, (torch.int64, lead))
-        # the entry: the same tensor, or one of another dtype
-        self.shown: torch.Tensor | None = None
-        # float32 ``[count]``, of the draw; None where it is uniform
+        self.shown: torch.Tensor | None = None  # the entry with the weights
+        # float32 ``[count]``, of the draw, the same tensor if possible; None if it is uniform
         self.weights: torch.Tensor | None = None
         if info.weight_dtype is not None:
             form = (info.weight_dtype, lead)
@@ -76,7 +70,7 @@ class Refilled:
             self._tensors.append(self.shown)
 
     def fits(self, out: TensorDict, leaves: Leaves, info: SampleInfo) -> bool:
-        """Whether it is this sample, of this form, and nobody has put anything else in it."""
+        """Whether it is this sample, of this form, with the noted entries."""
         if self._out() is not out or self._form != (leaves, info):
             return False
         for entries, size, noted in self._noted:
@@ -88,7 +82,7 @@ class Refilled:
         return True
 
     def changed(self) -> None:
-        """Say that the tensors hold something else, for graphs that had kept them."""
+        """Tell autograd that the tensors have changed."""
         increment_version(self._tensors)
 
     def _take(
@@ -98,7 +92,7 @@ class Refilled:
         forms: Iterator[_Form],
         others: frozenset[str] = frozenset(),
     ) -> None:
-        """Have in ``data`` what is below ``node``, and nothing else but what ``others`` name."""
+        """Make ``data`` have the entries of ``node``, and no others besides ``others``."""
         for key in data._tensordict.keys() - node.items.keys() - others:
             del data[key]
         for key, child in node.pairs:
@@ -124,13 +118,13 @@ class Refilled:
 
 
 class OutputReuse:
-    """The samples that one buffer has filled before."""
+    """The samples that one buffer has filled."""
 
     def __init__(self) -> None:
         self._known: dict[int, Refilled] = {}
 
     def of(self, out: Any, count: int, leaves: Leaves, info: SampleInfo) -> Refilled:
-        """What `Refilled` says of ``out``, noted or looked for now."""
+        """The `Refilled` of ``out``, known or new."""
         found = self._known.get(id(out))
         if found is not None and found.fits(out, leaves, info):
             return found
@@ -150,7 +144,7 @@ class OutputReuse:
 
 
 def _entry(data: TensorDict, names: tuple[str, ...], form: _Form) -> torch.Tensor:
-    """A tensor of that form, under these names in ``data``: the one there, or a new one."""
+    """A tensor of that form, under these names in ``data``: the present one, or a new one."""
     dtype, shape = form
     value: Any = data._tensordict.get(names[0]) if names else None
     if not (

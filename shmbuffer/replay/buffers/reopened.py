@@ -1,4 +1,4 @@
-"""A buffer made again from what its directory says."""
+"""A buffer made again from the description in its directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAMILY: dict[str, type[ReplayBuffer]] = {
         TensorDictPrioritizedReplayBuffer,
     )
 }
-"""The classes that a directory may name; any other name is read as one of these."""
+"""The classes that a directory may name; others are read as one of these."""
 
 RECORDS: dict[str, type[LazyStackStorage] | type[CompressedListStorage]] = {
     cls.family: cls for cls in (LazyStackStorage, CompressedListStorage)
@@ -40,11 +40,7 @@ _DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
 
 
 def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
-    """The buffer of an open directory, with the class and the arguments that were recorded.
-
-    Returns a buffer of the recorded class; where none was recorded, a
-    `TensorDictPrioritizedReplayBuffer` if there are priorities, else a `TensorDictReplayBuffer`.
-    """
+    """The buffer of an open directory, with the recorded class and arguments, or usual ones."""
     settings, ring = engine.settings, engine.ring()
     extra = recorded.of_buffer(settings, engine.where)
     prioritized = settings.alpha is not None or (ring is not None and ring.tree.prioritized)
@@ -62,14 +58,14 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     if extra.get("track_generations"):
         arguments["writer"] = cls.default_writer(track_generations=True)
 
-    # The exponent as it is now: it may have been changed since it was recorded.
+    # The present exponent: it may have been changed since it was recorded.
     alpha = settings.alpha if ring is None or not ring.tree.prioritized else ring.tree.alpha
     priorities: dict[str, Any] = {
         "alpha": _DEFAULT_ALPHA if alpha is None else alpha,
         "beta": _DEFAULT_BETA if extra.get("beta") is None else extra["beta"],
         "eps": settings.eps if ring is None or not ring.tree.prioritized else ring.tree.eps,
     }
-    instead = None  # of the sampler that the class makes itself
+    instead = None  # a sampler to replace the one that the class makes
     if issubclass(cls, Prioritized):
         arguments.update(priorities)
         instead = overrides.pop("sampler", None)
@@ -92,7 +88,7 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
 
 
 def _require_same(sampler: PrioritizedSampler, priorities: dict[str, Any], where: str) -> None:
-    """ValueError where a sampler has another alpha or eps than its directory."""
+    """ValueError if a sampler has another alpha or eps than its directory."""
     for name in ("alpha", "eps"):
         given, kept = getattr(sampler, name), priorities[name]
         if given != kept:

@@ -1,4 +1,4 @@
-"""The buffer: a storage, a sampler and a writer, and what goes in and out of them."""
+"""The buffer: a storage, a sampler and a writer, and the data that go in and out."""
 
 from __future__ import annotations
 
@@ -40,57 +40,54 @@ class ReplayBuffer(
 ):
     """A replay buffer made of three parts.
 
-    Where all parts are of this package, a batch is one native call: ``extend`` is claim, copy,
-    commit; ``sample`` is draw, gather and validate. Parts of your own work through `Storage`,
-    `Sampler` and `Writer`.
+    If all parts are of this package, a batch is one native call: ``extend`` is claim, copy, commit;
+    ``sample`` is draw, gather and validate. Parts of your own derive from `Storage`, `Sampler` and
+    `Writer`.
 
     Args:
-        storage: where the items are; None is a ``ListStorage(1000)``. Or something to call that
-            makes one.
-        sampler: who draws; None is a `RandomSampler`.
-        writer: who decides where the next item goes; None is a `RoundRobinWriter`.
-        collate_fn: called with what the storage gives for a batch; None takes it as it is (a list
+        storage: where the items are, or a function that makes one; None is a ``ListStorage(1000)``.
+        sampler: draws items; None is a `RandomSampler`.
+        writer: places new items; None is a `RoundRobinWriter`.
+        collate_fn: called with the storage's items of a batch; None takes them as they are (a list
             is stacked).
-        pin_memory: have samples in pinned memory, gathered there at once. A sample is the caller's
-            for as long as any part of it is held, and its memory is used again when the transfers
-            from it have ended; see docs/memory.md. Without a GPU a warning, and ordinary memory.
-        prefetch: make that many batches ahead, in as many threads; needs ``batch_size``. What is in
-            a batch is drawn when it is ordered, in the caller's thread; see `Prefetcher`. Also on a
-            shared buffer. Its rows are whole items that were there when it was made, and may have
-            been written over while it waited, as while the caller works with it.
+        pin_memory: gather samples in pinned memory. It is reused once no part of a sample is held
+            and the transfers from it have ended; see docs/memory.md. Without a GPU there is a
+            warning, and ordinary memory.
+        prefetch: make so many batches ahead, in as many threads, also on a shared buffer; needs
+            ``batch_size``. The items of a batch are drawn when it is ordered, in the caller's
+            thread; they may be overwritten while the batch waits.
         transform: called with every sample and every ``rb[i]``; one, several, or a `Compose`. See
             `append_transform`.
-        transform_factory: called without arguments for the transform, in place of ``transform``,
-            when the buffer is first used.
+        transform_factory: makes the transform when the buffer is first used, instead of
+            ``transform``.
         batch_size: of ``sample()`` and of iteration.
         dim_extend: dimension of the data along which ``extend`` appends; None is
             ``storage.ndim - 1``.
-        checkpointer: of the storage; None leaves the storage's own.
+        checkpointer: of the storage; None keeps the storage's own.
         generator: of the draws; None is torch's default one.
-        rank: which of several learners this handle is, from 0; None: torch.distributed's, else that
-            in the variable ``RANK``, else 0. Draws from torch's default generator on a shared
-            buffer differ by rank, those of rank 0 being what they are without.
-        shared: treat the buffer as shared also where its storage is in anonymous memory: samples
-            carry ``index_generation``, reads are validated copies. A storage in a directory is
-            shared by itself.
+        rank: of this learner among several, from 0; None: torch.distributed's, else that in the
+            variable ``RANK``, else 0. Draws from torch's default generator on a shared buffer
+            differ by rank; rank 0 draws as without one.
+        shared: treat the buffer as shared even in anonymous memory: samples carry
+            ``index_generation``, reads are validated copies. A directory is always shared.
         compilable: accepted; the calls are marked for `torch.compile` either way.
-        delayed_init: make the parts when the buffer is first used: it can be pickled before that
-            with whatever makes them. None is True where there is a ``transform_factory``.
+        delayed_init: make the parts when the buffer is first used, so that it can be pickled
+            before that with their factories. None is True with a ``transform_factory``.
         weight_key: name of the importance weights in a sample; None is ``"_weight"`` and
             ``"priority_weight"``, one tensor under both.
-        rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer; see
-            `RateLimiter`. It is the directory's, and so everybody's. None leaves what is set there.
-        sample_unit: what a batch has of each item that is drawn: a `Sequence` of steps, or one
-            transition over n of them (`NStep`); None is the item. Batch sizes count what is drawn.
+        rate_limiter: keeps writers and samplers in step, or makes a queue of the buffer; see
+            `RateLimiter`. It belongs to the directory. None keeps its present limiter.
+        sample_unit: what a batch has for each item drawn: a `Sequence` of steps, or one transition
+            over n of them (`NStep`); None is the item. Batch sizes count the draws.
         consume_after_n_samples: a `ConsumingSampler` with that ``max_sample_count``; not with
             ``prefetch``, or another sampler.
         **later: ``service_backend``, ``service_backend_options``, ``transport``,
-            ``transport_options``: known from TorchRL, not there yet.
+            ``transport_options`` of TorchRL, so far only with their defaults.
 
     Raises:
-        NotImplementedError: one of ``later`` asks for something.
+        NotImplementedError: one of ``later`` is not the default.
         ValueError: ``prefetch``, or a sampler with ``drop_last``, without a batch size.
-        TypeError: both ``transform`` and ``transform_factory``, or an argument nobody knows.
+        TypeError: both ``transform`` and ``transform_factory``, or an unknown argument.
 
     Example:
         >>> import torch
@@ -105,7 +102,7 @@ class ReplayBuffer(
     """
 
     family: ClassVar[str] = "ReplayBuffer"
-    """The name under which a directory remembers this class and those derived from it."""
+    """The name of this class, and of those derived from it, in a directory."""
     default_writer: ClassVar[type[RoundRobinWriter]] = RoundRobinWriter
 
     def __init__(
@@ -138,7 +135,7 @@ class ReplayBuffer(
             raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
         if prefetch and batch_size is None:
             raise ValueError(
-                f"prefetch={prefetch} makes batches ahead, so it has to know their size: give "
+                f"prefetch={prefetch} makes batches ahead and has to know their size: give "
                 "batch_size to the constructor"
             )
         if consume_after_n_samples is not None:
@@ -173,7 +170,7 @@ class ReplayBuffer(
             self._make_parts()
 
     def _make_parts(self) -> None:
-        """Make what the constructor was given the makers of. Once."""
+        """Make the parts, once."""
         makers, self._makers = self._makers, None
         assert makers is not None
         storage, sampler, writer = (makers[name] for name in ("storage", "sampler", "writer"))
@@ -198,12 +195,12 @@ class ReplayBuffer(
         self._join()
         limiter = makers["rate_limiter"]
         if limiter is not None and not limiter.says_the_same(self.rate_limiter):
-            self.rate_limiter = limiter  # else the ratio would start from zero
+            self.rate_limiter = limiter  # only then does the ratio start from zero
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # Asked only for what is not there: a part, before the first use of a delayed buffer.
+            # Called for missing attributes only: the parts of a delayed buffer.
             if name in _PARTS and self.__dict__.get("_makers") is not None:
                 self._make_parts()
                 return self.__dict__[name]
@@ -245,8 +242,8 @@ class ReplayBuffer(
 
         Args:
             data: the item.
-            timeout: seconds to wait for others. None: 5 s for a slot that is being written, and as
-                long as it takes for a `RateLimiter`.
+            timeout: seconds to wait for others. None: 5 s for a slot that is being written, and
+                without end for a `RateLimiter`.
             streams: number of its stream; see `extend`.
 
         Returns:
@@ -255,10 +252,10 @@ class ReplayBuffer(
         Raises:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
                 was changed. A plain number takes the dtype of its leaf, if that can hold it.
-            TypeError: None; to a TensorDict buffer, a tuple or list, whose parts have no names.
-            ValueError: a priority that a TensorDict buffer finds in the data is NaN, infinite or
-                negative; nothing was changed.
-            RingOverrunError: the ring came round to a slot that a living writer is filling.
+            TypeError: None; for a TensorDict buffer a tuple or list, whose parts have no names.
+            ValueError: a priority in the data of a TensorDict buffer is NaN, infinite or negative;
+                nothing was changed.
+            RingOverrunError: a living writer is still filling the next slot.
             RateLimitTimeout, RateLimitError: samples have to be drawn first; nothing was changed.
 
         Cost: one native call.
@@ -286,29 +283,26 @@ class ReplayBuffer(
 
         Args:
             data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data). A list
-                is a stack of items; a tuple or dict is a PyTree.
-            update_priority: of TensorDict buffers; has to be None here.
-            timeout: as of `add`.
-            streams: which of this handle's environments each item is from, so that no slice mixes
+                is a stack of items; a tuple or dict is a PyTree. An empty list writes nothing.
+            update_priority: for TensorDict buffers only.
+            timeout: see `add`.
+            streams: the environment of this handle that each item is from, so that no slice mixes
                 two of them: integers ``[n]`` (a list, an array, a tensor) from 0 to 2**24 - 1, or
-                one int for the whole batch; None: 0. Where the storage has lanes, one int: each
-                lane is a stream already. They count the items that transforms have left.
-            stream_dim: data that have a dimension for the streams: 0 for ``[streams, T, ...]``, 1
-                for ``[T, streams, ...]``. The items are stored step by step, in the streams 0, 1,
-                ...; the index has the form of the data.
+                one int for the batch; None: 0. With lanes only one int: each lane is a stream. They
+                are for the items after the transforms.
+            stream_dim: the dimension of streams in the data: 0 for ``[streams, T, ...]``, 1 for
+                ``[T, streams, ...]``. The items are stored step by step, in streams 0, 1, ...; the
+                index has the form of the data.
 
         Returns:
-            Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``. Of more
-            items than the capacity the last ones stay. None, where a transform has kept all data
-            back (one that waits for more steps), is no index: ``[0]``.
+            Indices, int64 ``[n]``; with lanes ``[n * lanes, ndim]``; ``[0]`` if a transform keeps
+            all data back. If there are more items than the capacity, the last ones stay.
 
         Raises:
-            SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
-                was changed.
-            TypeError: None; an empty list writes nothing. Streams that are no integers, or of a
-                storage or writer that keeps none; nothing was changed.
-            ValueError: other streams than ``n``, or out of range; nothing was changed.
-            RingOverrunError, RateLimitTimeout, RateLimitError: as `add`.
+            SchemaMismatchError, TypeError, RingOverrunError, RateLimitTimeout, RateLimitError: as
+                `add`.
+            TypeError, ValueError: ``streams`` are no integers, out of range, not ``n``, or of a
+                storage or writer without streams; nothing was changed.
 
         Cost: one native call; 0.6 µs a leaf more where something has to be converted.
         """
@@ -348,7 +342,7 @@ def _consuming(sampler: Any, count: Any, prefetch: int | None) -> Any:
 
 
 def made(part: Any) -> Any:
-    """A part, or what makes one."""
+    """A part, or the result of its factory."""
     if isinstance(part, (Storage, Sampler, Writer)):
         return part
     if not callable(part):

@@ -1,4 +1,4 @@
-"""Room that is held for a rollout, from before it begins until its items are committed."""
+"""Room that is reserved before a rollout begins, until its items are committed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ if TYPE_CHECKING:
 
 
 class Reservation:
-    """Room for items to come, of one handle. Made by `ReplayBuffer.reserve`, or `resume`.
+    """Room for future items, made by `ReplayBuffer.reserve` or `resume`.
 
-    It holds room and the limiter's credit, and no slot: the place of its items is taken when they
-    are committed. With ``with``, what is not committed is given back at the end of the block. It
-    ends with its handle, whatever happens to the process.
+    It holds room and the limiter's credit, but no slot: `commit` places the items. The end of a
+    ``with`` block aborts it, unless it was committed; the end of its handle or process does, too.
 
         with rb.reserve(32, version=policy.version) as room:
             room.commit(collect(32))
 
     Attributes:
         items: how many may be committed.
-        version: of the policy that makes them; None: nobody has said.
+        version: of the policy that makes them, or None.
         refused: items of the last `commit` that were too old.
     """
 
@@ -55,9 +54,9 @@ class Reservation:
     ) -> None:
         self._engine = engine
         self._rb = rb
-        self._name = name  # None: nobody has written yet, so that there is nothing to hold
+        self._name = name  # None: nothing was written yet, and nothing is reserved
         self._incarnation = engine.seat.incarnation
-        self._over = ""  # what has ended it here
+        self._over = ""  # how it ended here
         self._pieces = None if pieces is None else self._kept(pieces)
         self.items = items
         self.version = version
@@ -65,12 +64,12 @@ class Reservation:
 
     @property
     def id(self) -> int | None:
-        """Its number, which no other one ever has; None before the first write to the buffer."""
+        """Its unique number; None before the first write to the buffer."""
         return None if self._name is None else self._name // RESERVATIONS
 
     @property
     def ended(self) -> bool:
-        """Whether it was committed or given back, through this object."""
+        """Whether this object has committed or aborted it."""
         return bool(self._over)
 
     def commit(
@@ -83,30 +82,30 @@ class Reservation:
         timeout: float | None = None,
         **given: Any,
     ) -> Any:
-        """Write items, whole or not at all, into the room that was reserved; it ends with that.
+        """Write items into the reserved room, whole or not at all; this ends the reservation.
 
-        Fewer items than were reserved give the rest back. What has been appended comes first.
-        Where an error is raised before anything was written, the reservation stays.
+        Appended pieces come first; unused room is given back. After an error before the write, the
+        reservation continues.
 
         Args:
-            data: the items, as `extend` takes them; None: what has been appended is all.
-            version: of the policy, of each item or of all; None: that of the reservation. Items
-                that are more than the limiter's ``max_staleness`` versions behind the consumer's
-                are refused, and counted: in ``refused``, and in ``rb.stats()``.
+            data: the items, as for `extend`; None: the appended pieces are all.
+            version: of the policy, one for each item or for all; None: that of the reservation.
+                Items more than the limiter's ``max_staleness`` versions behind the consumer's are
+                refused, and counted in ``refused`` and ``rb.stats()``.
             priority: of each item, for `update_priority` after the write.
-            whole: ``data`` is all of it, what was appended included: the pieces are dropped.
-            timeout: as of `extend`. Nobody is waited for but a writer who is in the same slots.
+            whole: ``data`` contains the appended pieces, which are dropped.
+            timeout: as for `extend`; the only wait is for a writer in the same slots.
             **given: more arguments of `extend`.
 
         Returns:
-            The index of what was written, as `extend` gives it. Of nothing: int64 ``[0]``.
+            The index, as of `extend`; int64 ``[0]`` if nothing was written.
 
         Raises:
-            ReservationLostError: it was committed or given back, its time is over, its handle came
+            ReservationLostError: it was committed or aborted, its lease is over, its handle came
                 through fork, or its holder was taken for dead.
-            ValueError: more items, or bytes, than were reserved; versions for other items than
-                there are. Nothing was changed.
-            SchemaMismatchError, RingOverrunError: as of `extend`; nothing was changed.
+            ValueError: more items or bytes than reserved, or another number of versions than items.
+                Nothing was changed.
+            SchemaMismatchError, RingOverrunError: as `extend`; nothing was changed.
         """
         self._require_held("commit")
         data = self._with_pieces(data, whole)
@@ -120,20 +119,19 @@ class Reservation:
         return index
 
     def append(self, data: Any) -> None:
-        """Keep items of a rollout that is not finished, so that another process can go on with it.
+        """Keep items of an unfinished rollout, so that another process can continue it.
 
-        They lie in a file of their own: samples see them with `commit` only. They are there when
-        this returns, also if the process is killed then.
+        They are in a file of their own, which survives the process; samples see them after
+        `commit`.
 
         Args:
-            data: a batch, of what a record can have: tensors, arrays, text, numbers, dicts and
-                lists of them.
+            data: a batch of tensors, arrays, text, numbers, dicts and lists of them.
 
         Raises:
-            ReservationLostError: as of `commit`.
+            ReservationLostError: as `commit`.
             ShmBufferError: the buffer has no directory, or no items yet.
-            TypeError: a value that could only be pickled.
-            SpaceError: there is no room for the file; nothing was appended.
+            TypeError: a value could only be pickled.
+            SpaceError: no room for the file; nothing was appended.
         """
         self._require_held("append")
         batch = Encoder().encode(data, single=True)
@@ -142,11 +140,7 @@ class Reservation:
 
     @property
     def pieces(self) -> list[Any]:
-        """What has been appended, in order; copies.
-
-        Raises:
-            ReservationLostError, BufferClosedError: as of `commit`.
-        """
+        """Copies of the appended batches, in order; raises as `commit`."""
         if self._pieces is None:
             return []
         self._require_held("pieces")
@@ -154,7 +148,7 @@ class Reservation:
         return [decoder.items(join([body]))[0] for _, body in self._pieces.read()]
 
     def abort(self) -> None:
-        """Give the room back, and drop what was appended. Does nothing once it has ended."""
+        """Give the room back, and drop the appended pieces; does nothing once it has ended."""
         if self._over:
             return
         if not self._is_ours():
@@ -162,13 +156,13 @@ class Reservation:
             return
         self._over = "was given back"
         if self._pieces is not None:
-            self._pieces.remove()  # first: if we die now, nobody goes on with it
+            self._pieces.remove()  # first: if we die now, no process continues it
             self._pieces.close()
         if self._name is not None and self._is_ours() and (ring := self._engine.ring()):
             ring.reservations.give_back(self._name)
 
     def _committed(self, data: Any, ages: Any, timeout: float | None, given: Any) -> Any:
-        """Once more, where the consumer's version went on while the items were copied."""
+        """Write; again if the consumer's version has changed while items were copied."""
         while True:
             kept, oldest, refused = self._young(data, ages)
             with suppress(TooOld), within(timeout):
@@ -181,7 +175,7 @@ class Reservation:
     def _written(self, data: Any, oldest: int | None, given: Any) -> Any:
         if self._name is None and (ring := self._engine.ring()) is not None:
             self._name = ring.reservations.reserve(self.items)
-        if self._name is None:  # nobody has written, and this write is like any other
+        if self._name is None:  # nothing was written yet: an ordinary write
             return self._rb.extend(data, **given)
         ring = self._engine.ring()
         assert ring is not None
@@ -193,7 +187,7 @@ class Reservation:
         return index
 
     def _young(self, data: Any, ages: Any) -> tuple[Any, int | None, int]:
-        """What is not too old, or None; the oldest version in it; and how many items are."""
+        """The items that are not too old, or None; their oldest version; how many are too old."""
         if ages is None:
             return data, None, 0
         limiter, now = self._engine.limiter, consumer_version.read(self._engine.seat)
@@ -214,7 +208,7 @@ class Reservation:
 
     def _with_pieces(self, data: Any, whole: bool) -> Any:
         if whole and data is None:
-            raise ValueError("commit(whole=True) is given all of the items; give them")
+            raise ValueError("commit(whole=True) needs all of the items; give them")
         before = [] if whole else self.pieces
         found = before if data is None else [*before, data]
         if not found:
@@ -246,7 +240,7 @@ class Reservation:
         return pieces
 
     def _see_off(self) -> None:
-        """The file goes, then what says that it is committed."""
+        """Remove the file, then the note that it is committed."""
         if self._pieces is None:
             return
         self._pieces.remove()
@@ -284,7 +278,7 @@ class Reservation:
                 self._let_go()
 
     def _let_go(self) -> None:
-        """As if we had died: the room is free, the pieces are for others."""
+        """Free the room and leave the pieces to others, as if we had died."""
         self._over = "was let go"
         if self._name is not None and self._is_ours() and (ring := self._engine.ring()):
             ring.reservations.give_back(self._name)
@@ -296,7 +290,7 @@ class Reservation:
         return f"Reservation(id={self.id}, items={self.items}, {state})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a reservation is one handle's: reserve in the process that commits")
+        raise TypeError("a reservation belongs to one handle: reserve in the process that commits")
 
 
 def _rows(data: Any, which: NDArray[np.bool_]) -> Any:
@@ -311,7 +305,7 @@ def _rows(data: Any, which: NDArray[np.bool_]) -> Any:
 
 
 def _joined(batches: list[Any]) -> Any:
-    """Batches one behind the other."""
+    """Batches as one batch."""
     first = batches[0]
     if len(batches) == 1:
         return first

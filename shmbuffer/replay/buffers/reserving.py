@@ -1,4 +1,4 @@
-"""Reserving room before a rollout, and going on with what dead processes began."""
+"""Reserving room before a rollout, and continuing rollouts of dead processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from shmbuffer.memory.partials import Partial, Pieces
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.replay.buffers.parts import Parts, shareable
 from shmbuffer.replay.buffers.reservation import Reservation
-from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
     from typing import Any
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reserving(Parts):
-    """The part of a buffer that holds room for items to come."""
+    """Reserves room for items."""
 
     def reserve(
         self,
@@ -31,33 +30,33 @@ class Reserving(Parts):
         lease: float | None = None,
         version: int | None = None,
     ) -> Reservation:
-        """Hold room for ``n`` items that a rollout is about to make.
+        """Reserve room for ``n`` items that a rollout is about to make.
 
-        It waits as a write of them would: for a queue that is full, a ratio, ``max_staleness``.
-        From then on others are admitted as if the items were there, and `Reservation.commit` does
-        not wait for the other side any more. A reservation has no slot, so a slow rollout stops
-        nobody. A handle may hold many, all handles 4096.
+        It waits as a write of them would: for a full queue, a ratio, ``max_staleness``. Then the
+        limiter counts the items as written, and `Reservation.commit` no longer waits for it. A
+        reservation has no slot, so a slow rollout does not hold up others. There are 4096
+        reservations for all handles.
 
         Args:
-            n: items, of a storage with lanes steps; at most the capacity.
-            bytes: of the byte ring, where items have any size; headers included (some 200 bytes an
-                item beside its tensors). None: bytes are not held, and `commit` waits for them.
-            timeout: seconds to wait; None: as long as it takes.
-            lease: seconds until it ends by itself, also while the machine sleeps. None: it ends
-                when this handle does, or its process.
-            version: of the policy that makes the items; `Reservation.commit` compares it.
+            n: items (steps, of a storage with lanes), at most the capacity.
+            bytes: bytes of records, headers included (about 200 an item besides its tensors).
+                None reserves no bytes, and `commit` waits for them.
+            timeout: seconds to wait; None: without end.
+            lease: seconds until it ends, also while the machine sleeps. None: it ends with this
+                handle, or its process.
+            version: of the policy that makes the items, for `Reservation.commit`.
 
         Returns:
             The reservation: commit it, or abort it.
 
         Raises:
-            RateLimitTimeout, RateLimitError: as of `extend`; nothing is held.
+            RateLimitTimeout, RateLimitError: as `extend`; nothing is reserved.
             ShmBufferError: all reservations are in use.
-            ValueError: more items than there is room for; no number.
-            TypeError, RuntimeError: the storage is not one that processes can share.
+            ValueError: more items than there is room for, or an invalid number.
+            TypeError, RuntimeError: processes cannot share the storage.
 
-        Cost: some microseconds. Before the first write to a buffer whose items are not known
-            nothing can be full, and nothing is held: `Reservation.commit` is a write then.
+        Cost: some microseconds. Before the first write to a buffer nothing is reserved:
+            `Reservation.commit` is then a write.
         """
         n = _whole("n", n)
         engine, ring = self._shared_ring()
@@ -84,9 +83,9 @@ class Reserving(Parts):
         return Reservation(self, engine, n, name, version)
 
     def partials(self) -> list[Partial]:
-        """Rollouts whose process died, or closed its handle, between `append` and `commit`.
+        """Rollouts whose process died, or closed its handle, before `commit`; see `resume`.
 
-        One process may go on with each: `resume`. Costs a look at each file.
+        Cost: a look at each file.
         """
         engine, ring = self._shared_ring()
         directory = engine.seat.ground.directory
@@ -104,17 +103,17 @@ class Reserving(Parts):
         return found
 
     def resume(self, partial: Partial | int, timeout: float | None = None) -> Reservation:
-        """Go on with a rollout of somebody who died: its pieces are `Reservation.pieces`.
+        """Continue the rollout of a dead process, as the only one; see `Reservation.pieces`.
 
-        Room is reserved as by `reserve`, for as many items as its owner had reserved.
+        It reserves as much room as the dead process had.
 
         Args:
             partial: one of `partials`, or its id.
-            timeout: seconds to wait for room; None: as long as it takes.
+            timeout: seconds to wait for room; None: without end.
 
         Raises:
-            ReservationLostError: it is committed, or gone, or another process goes on with it.
-            RateLimitTimeout, RateLimitError: as of `reserve`; the pieces stay for others.
+            ReservationLostError: it is committed, gone, or continued by another process.
+            RateLimitTimeout, RateLimitError: as `reserve`; the pieces stay for others.
         """
         number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
         engine, ring = self._shared_ring()
@@ -144,12 +143,7 @@ class Reserving(Parts):
         return Reservation(self, engine, told.reserved, name, told.version, pieces)
 
     def _shared_ring(self) -> tuple[Engine, Ring | None]:
-        storage = self._storage
-        if not isinstance(storage, RingBacked):
-            raise TypeError(
-                f"reserve needs a storage of this package; {type(storage).__name__} is not one"
-            )
-        engine = shareable(storage)
+        engine = shareable(self._storage, "reserve needs")
         return engine, engine.ring()
 
     def _reserved(
@@ -160,12 +154,12 @@ class Reserving(Parts):
         except ShmBufferError as error:
             if "reservations" not in error.parts:
                 raise
-        engine.seat.reap_dead()  # all are in use: by the dead, perhaps
+        engine.seat.reap_dead()  # dead processes may hold some
         self._forget_done(engine, ring)
         return ring.reservations.reserve(n, nbytes, seconds=lease)
 
     def _forget_done(self, engine: Engine, ring: Ring) -> None:
-        """Of those who died between their commit and the end of their files."""
+        """Clean up after processes that died after their commit, before removing their files."""
         done, directory = ring.reservations.done(), engine.seat.ground.directory
         if done and directory is not None:
             for number in set(done).difference(partials.numbers(directory)):
@@ -174,7 +168,7 @@ class Reserving(Parts):
                 self._see_off(engine, ring, number)
 
     def _see_off(self, engine: Engine, ring: Ring, number: int) -> None:
-        """Removes a file that has nothing, or nothing more to give, unless somebody holds it."""
+        """Remove a file that is empty or committed, unless another process holds it."""
         directory = engine.seat.ground.directory
         pieces = None if directory is None else Pieces.take(directory, number)
         if pieces is not None:

@@ -1,4 +1,4 @@
-"""What a sample says beside its items: index, importance weights, generation."""
+"""The entries of a sample besides its items: index, importance weights, generation."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX, WEIGHT_KE
 from shmbuffer.replay.form.deferred import amended
 from shmbuffer.replay.form.nodes import unlocked
 
-ANCHORS = "_anchors"  # index of what the sampler drew, until what a unit made of it is read
+ANCHORS = "_anchors"  # index of the draw, until the unit's items are read
 
 
 class SampleInfo(NamedTuple):
-    """Which entries the samples of a buffer have beside their items."""
+    """The entries of a buffer's samples besides their items."""
 
-    weight_keys: tuple[str, ...]
-    """Names of the weights, one tensor."""
-    weight_dtype: torch.dtype | None
-    """Of the weights; None where the draw is uniform, and there are none."""
-    generation: bool
-    """Whether they say their generation: somebody else may write over the items, or it is asked."""
+    weight_keys: tuple[str, ...]  # one tensor under all of them
+    weight_dtype: torch.dtype | None  # None: there are no weights
+    generation: bool  # whether samples have ``index_generation``
 
     def entries(self, index: Any, weights: Any, tickets: Any) -> dict[str, Any]:
-        """The entries of a sample; weights or tickets that are None leave theirs out."""
+        """The entries of a sample, without those that are None."""
         found = {INDEX: index}
         if weights is not None:
             for key in self.weight_keys:
@@ -37,7 +34,7 @@ class SampleInfo(NamedTuple):
         return found
 
     def of_choice(self, index: Any, known: Mapping[Any, Any]) -> dict[str, Any]:
-        """The entries of a sample, from what a sampler knows about what it chose."""
+        """The entries of a sample, from a sampler's choice."""
         others = dict(known)
         weights = [others.pop(key) for key in WEIGHT_KEYS if key in others]
         others.pop(ANCHORS, None)
@@ -48,7 +45,7 @@ class SampleInfo(NamedTuple):
 
 
 def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
-    """``data`` with index and weights among its entries; anything but a TensorDict as it is."""
+    """A TensorDict with index and weights as entries; other data unchanged."""
     if not isinstance(data, TensorDictBase):
         return data
     dims = data.batch_dims
@@ -62,7 +59,7 @@ def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
                 with unlocked(data):
                     _set_by_item(data.tensordicts, info)
             return data
-        if -1 in data.batch_size:  # nested: of each item there is one index and one weight
+        if -1 in data.batch_size:  # nested: each item has one index and one weight
             data.batch_size = data.batch_size[: list(data.batch_size).index(-1)]
             dims = data.batch_dims
         with unlocked(data):
@@ -87,7 +84,7 @@ def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
 def _places(
     data: TensorDict, info: dict[Any, Any]
 ) -> list[tuple[TensorDict, str, torch.Tensor]] | None:
-    """Where index and weights belong, as they are; None: that is not all there is to do."""
+    """Where to put index and weights unchanged; None if they have to be expanded."""
     size, device = data._batch_size, data._device
     dims, found = len(size), []
     for key, value in info.items():
@@ -109,7 +106,7 @@ def _places(
 
 
 def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:
-    """Set row i of each entry in item i, whatever shape the item has."""
+    """Set row i of each entry in item i, of any shape."""
     for key, values in info.items():
         rows = torch.as_tensor(values).unbind(0)
         for item, row in zip(items, rows, strict=True):

@@ -1,12 +1,12 @@
-"""Samples: drawn now or ahead, iterated over, and the priorities that they bring back.
+"""Samples: drawn now or ahead, iterated over, and the priorities that come back.
 
              ┌─ fast (TensorDict buffers) ─▶ FastRead
     sample ──┼─ whole ─▶ drawn ─────────────────────┐
              ├─ by parts ─▶ sampler.sample ─▶ chosen ─┼─▶ collate_fn ─▶ transforms ─▶ pinned memory
              └─ out of a queue ─▶ taken ─────────────┘
 
-The plan says which; where a limiter is set, or the call asks for it, it is waited for first. What a
-`SampleUnit` makes of the draw is read in its place, and becomes the batch behind ``collate_fn``.
+The plan decides. A rate limiter, or ``min_size``, is waited for first. A `SampleUnit` replaces the
+draw before it is read, and assembles the batch after ``collate_fn``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims
 from shmbuffer.replay.buffers.consuming import Consuming
 from shmbuffer.replay.buffers.drawing import Choice, chosen, drawn, expanded, taken
+from shmbuffer.replay.buffers.parts import ring_backed
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.eager import FRAMES, eager
 from shmbuffer.replay.samplers.taking import consumes
-from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
     from shmbuffer.replay.buffers.dataset import Batches
@@ -52,16 +52,15 @@ class Sampling(Consuming):
         """Draw a batch.
 
         Args:
-            batch_size: how many items; None is the constructor's. Where both are given and differ,
-                this one wins and a warning says so.
-            return_info: return ``(data, info)``; info has ``"index"``, and, where there are any,
-                the weights and ``"index_generation"``.
-            min_size: wait until so many items are there.
-            timeout: seconds to wait, for them, for a `RateLimiter`, and for a batch of a consumer;
-                None: as long as it takes.
-            lease: of a sampler with a consumer: seconds until the items are given to others, unless
+            batch_size: how many items; None is the constructor's, another number warns.
+            return_info: return ``(data, info)``; info has ``"index"`` and, if any, the weights and
+                ``"index_generation"``.
+            min_size: wait until the buffer has so many items.
+            timeout: seconds to wait, for ``min_size``, a `RateLimiter`, or a batch of a consumer;
+                None: without end.
+            lease: for a sampler with a consumer: seconds until the items are given to others, unless
                 `ack` comes first; ``math.inf``: until this handle is closed, or its process ends.
-                None: they are acknowledged before they are returned.
+                None acknowledges them at once.
 
         Returns:
             The data ``[batch_size, ...]`` in the form in which they were written.
@@ -69,7 +68,7 @@ class Sampling(Consuming):
         Raises:
             EmptyBufferError: nothing to draw from.
             RateLimitTimeout, RateLimitError: items have to be written first.
-            RuntimeError: no batch size anywhere.
+            RuntimeError: no batch size.
 
         Cost: one native call; 0.4 µs a leaf for the tensors that it fills.
         """
@@ -78,10 +77,7 @@ class Sampling(Consuming):
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples, until the sampler has run out; a `RandomSampler` never does.
-
-        A pass that was left in the middle goes on where it was.
-        """
+        """Samples to the end of the sampler's pass, without end if it has none."""
         if self._batch_size is None:
             raise RuntimeError("iteration needs a batch size: give batch_size to the constructor")
         return self._batches(self.sample)
@@ -94,7 +90,7 @@ class Sampling(Consuming):
         min_size: int | None = None,
         timeout: float | None = None,
     ) -> Batches:
-        """The batches of this buffer, for torch's ``DataLoader``.
+        """The batches of this buffer as a data set for torch's ``DataLoader``.
 
             data = rb.as_dataset(256)
             loader = DataLoader(
@@ -104,34 +100,32 @@ class Sampling(Consuming):
                 batch["td_error"] = learn(batch)
                 rb.update_tensordict_priority(batch)
 
-        Each worker opens the buffer by itself, by fork or by its path, and draws batches of its
-        own: the seed is the loader's, mixed with rank and worker as the ranks of several learners
-        are. A `generator` of the buffer counts in this process only. A `SamplerWithoutReplacement`
-        shares each pass among the workers, and the loader ends with it; other samplers never end.
-        With a ``world_size`` of its own every pass of new workers has the same order: use
-        ``persistent_workers=True``.
+        Each worker opens the buffer itself and draws its own batches, from the loader's seed mixed
+        with rank and worker; a `generator` of the buffer applies to this process only. Workers
+        share each pass of a `SamplerWithoutReplacement`, which ends the loader; other samplers
+        never end. With a ``world_size`` of its own, every pass of new workers has the same order:
+        use ``persistent_workers=True``.
 
-        Batches are whole, so the loader takes ``batch_size=None``, and the ``collate_fn`` of the
-        data set: its own would take a TensorDict apart. Priorities go back from the loop, by index
-        and generation, as those of any sample; batches wait in the loader, two for each worker
-        unless ``prefetch_factor`` says otherwise, so they come that much later.
+        Batches are whole: pass ``batch_size=None`` and the data set's ``collate_fn``, because the
+        loader's own takes TensorDicts apart. Priorities go back from the loop as usual. They are
+        later by the batches in the loader, two a worker unless ``prefetch_factor`` is set.
 
         Args:
-            batch_size: how many items; None is the constructor's.
-            return_info: see `sample`: pairs ``(data, info)``.
-            min_size: see `sample`.
-            timeout: see `sample`.
+            batch_size: see `sample`, as are the others.
+            return_info: see there.
+            min_size: see there.
+            timeout: see there.
 
         Returns:
-            The data set. Ask for it where the process has its rank. With ``num_workers=0`` it gives
-            what an iteration over the buffer gives.
+            The data set. Create it where the process has its rank. With ``num_workers=0`` it is the
+            same as iterating over the buffer.
 
         Raises:
-            RuntimeError: no batch size anywhere.
+            RuntimeError: no batch size.
 
-        Cost: a TensorDict of up to 1 MB comes through a pipe, in 0.4 ms; what is larger, or has
-            text or objects in it, through shared memory of torch's, in 2 ms or more. `sample` takes
-            30 µs: workers pay where a transform takes longer than the way.
+        Cost: 0.4 ms for a TensorDict of up to 1 MB, through a pipe; 2 ms or more, through torch's
+            shared memory, for a larger one, or text or objects. `sample` takes 30 µs: workers only
+            pay for slow transforms.
         """
         from shmbuffer.replay.buffers.dataset import Batches
 
@@ -141,7 +135,7 @@ class Sampling(Consuming):
         return Batches(self, batch_size=batch_size, **options)
 
     def _batches(self, sample: Callable[[], Any]) -> Iterator[Any]:
-        """What ``sample`` gives, to the end of the pass."""
+        """Samples to the end of the pass."""
         if self._passes.ran_out:
             self._passes.ran_out = False
         delivered = False
@@ -150,18 +144,18 @@ class Sampling(Consuming):
                 batch = sample()
             except EmptyBufferError:
                 if delivered and consumes(self._sampler):
-                    return  # the consumer was given every item, and nobody writes
+                    return  # the consumer has every item, and there is no writer
                 raise
             delivered = True
             yield batch
 
     @property
     def _passes(self) -> Any:
-        """Who knows where a pass ends; looked up each time: the sampler may be exchanged."""
+        """Tells where a pass ends; looked up each time, as the sampler may be exchanged."""
         return self._sampler if self._prefetcher is None else self._prefetcher
 
     def next(self) -> Any:
-        """The next sample of an iteration over the buffer; None at its end; then the next pass."""
+        """The next sample of an iteration over the buffer; None at the end of a pass."""
         if self._iterator is None:
             self._iterator = iter(self)
         data = next(self._iterator, None)
@@ -174,11 +168,11 @@ class Sampling(Consuming):
         """Change priorities.
 
         Args:
-            index: what a sample or a write gave: ``[n]``, ``[n, ndim]``, an int.
-            priority: ``[n]`` or one number; finite and not negative. Of several dimensions, with
-                ``dim_extend``: as the batch was given, ``[lanes, n]``.
-            generation: ``index_generation`` of the sample, ``[n]``: an item that was written over
-                since is left alone, and counted as stale. None sets whatever is there.
+            index: of a sample or a write: ``[n]``, ``[n, ndim]``, an int.
+            priority: ``[n]`` or one number; finite and not negative. With ``dim_extend`` also in
+                the form of the batch, ``[lanes, n]``.
+            generation: ``index_generation`` of the sample, ``[n]``: an item that was overwritten
+                since is left alone, and counted as stale. None sets any item.
 
         Returns:
             `PriorityUpdate`: how many were applied, and how many were stale.
@@ -228,11 +222,7 @@ class Sampling(Consuming):
                 raise
         if min_size is not None and (min_size := as_int("min_size", min_size)) < 0:
             raise ValueError(f"min_size has to be at least 0, got {min_size}")
-        if not isinstance(self._storage, RingBacked):
-            raise TypeError(
-                "min_size and timeout need a storage of this package; "
-                f"{type(self._storage).__name__} is not one"
-            )
+        ring_backed(self._storage, "min_size and timeout need")
         with deadline.within(timeout):
             turn = limits.turn(count, min_size or 0)
             if turn is None:
@@ -264,11 +254,11 @@ class Sampling(Consuming):
             return Order(partial(self._gathered, index, known), self._sampler.ran_out, before)
 
     def _choose(self, count: int) -> Choice:
-        """What the next batch has: indices, and what is known about the draw."""
+        """Choose the next batch."""
         return expanded(self._planned(), *self._sampler.sample(self._storage, count))
 
     def _choose_again(self, index: Any) -> Choice:
-        """What takes the place of a choice that was overwritten before it was read."""
+        """Choose again, instead of a choice that was overwritten before it was read."""
         return expanded(self._planned(), *self._sampler._again(self._storage, index))
 
     def _gathered(self, index: Any, known: dict[Any, Any]) -> Batch:
@@ -277,14 +267,14 @@ class Sampling(Consuming):
         return self._finished(*batch)
 
     def _finished(self, data: Any, info: dict[str, Any]) -> Batch:
-        """Items as the user gets them: collated, transformed, in pinned memory."""
+        """The user's batch: items collated, assembled, transformed, in pinned memory."""
         data = self._collate(data)
         if self._plan.unit is not None:
             data, info = self._plan.unit.assemble(data, info)
         return self._passed_on(data, info)
 
     def _passed_on(self, data: Any, info: dict[str, Any]) -> Batch:
-        """A collated batch as the user gets it."""
+        """A collated batch, transformed and in pinned memory."""
         if self._transform.transforms:
             data = self._transform(data)
         if self._pin_memory:

@@ -2,17 +2,16 @@
 
     <path>/
       storage/              see the storage's checkpointer
-      sampler/, writer/     where they know something beyond their arguments
-      rng_state/            of the generator, if there is one
-      transform.t           state of the transforms, if they have any
-      buffer_metadata.json  batch size, and who wrote this
-      shmbuffer.extra.*     what the user saves with it; see `extra`
-      shmbuffer.consumers.* what consumers are done with; see `consumed`
-      shmbuffer.ahead.*     batches that were made ahead; see `ahead`
+      sampler/, writer/     if they have a state
+      rng_state/            of the generator, if any
+      transform.t           state of the transforms, if any
+      buffer_metadata.json  batch size, and the program that wrote this
+      shmbuffer.extra.*     saved by the user; see `extra`
+      shmbuffer.consumers.* progress of consumers; see `consumed`
+      shmbuffer.ahead.*     prefetched batches; see `ahead`
       shmbuffer.files.json  the list of these files
 
-Storage, sampler and writer are of one moment. The directory is seen whole or not at all; see
-`publication`.
+Storage, sampler and writer are of one moment. The directory appears as a whole; see `publication`.
 """
 
 from __future__ import annotations
@@ -60,12 +59,9 @@ from shmbuffer.replay.work_directory import is_being_published, located
 _PREFETCHED = "prefetch.pkl"  # TorchRL's batches that were made ahead
 _TRANSFORM = "transform.t"
 _RNG = "rng_state"
-_EXTRA, _AHEAD, _CONSUMERS = (
-    "extra",
-    "ahead",
-    "consumers",
-)  # what may be beside, under our key of the metadata
-# Files of TorchRL's that would be taken for part of a newer save which has none of that name.
+# Files of ours, listed under our key of the metadata.
+_EXTRA, _AHEAD, _CONSUMERS = "extra", "ahead", "consumers"
+# Files of an older save by TorchRL, to be removed where the new save has none of that name.
 _STALE = (_PREFETCHED, _TRANSFORM, f"{_RNG}/meta.json", f"{_RNG}/rng_state.memmap")
 _ATTEMPTS = 5  # at loading what another process replaces at the same time
 
@@ -85,32 +81,29 @@ class Saving(Saves, Parts):
         """Save everything into a directory, in TorchRL's layout, which TorchRL loads too.
 
         Items, priorities, cursor and counts are of one moment, also while other processes write. A
-        crash at any time leaves the save that was in ``path`` before, or this one; so does a full
-        disk.
+        crash or a full disk leaves the earlier save in ``path``, or this one.
 
-        Where ``path / "storage"`` is the ``scratch_dir`` of the storage nothing is copied: the
-        items are made durable, and what is in the directory is the live buffer, not a moment of it.
+        If ``path / "storage"`` is the ``scratch_dir`` of the storage, nothing is copied: the items
+        are made durable, and the directory has the live buffer, not a moment of it.
 
         Args:
-            path: the directory; it is made if it is not there. Files of an earlier save in it are
-                replaced, files of somebody else stay.
-            extra: what `loads` is to give back, of the same moment as far as this process decides
-                it: networks, optimizers, schedulers by their ``state_dict()``, random states,
-                counts. Tensors, arrays, numbers, text, None, and dicts, lists and tuples of them;
-                nothing is pickled. Shared tensors are saved each by itself.
-            on_progress: called with a `ProgressReport` some times a second: first of what is
-                copied, then of what is synced. What it raises comes out of this call, and the save
-                that was there before stays.
+            path: the directory, made if needed. An earlier save in it is replaced, other files
+                stay.
+            extra: returned by `loads`: the ``state_dict()`` of networks, optimizers, schedulers,
+                random states, counts. Tensors, arrays, numbers, text, None, and dicts, lists and
+                tuples of them; nothing is pickled. Tensors that share memory are saved separately.
+            on_progress: called with a `ProgressReport` several times a second, while data are
+                copied and then synced. If it raises, this call does, and the earlier save stays.
 
         Raises:
-            RuntimeError: nothing was written to the storage yet.
-            TypeError: something in the items could only be pickled (see `ListStorageCheckpointer`),
-                or in ``extra``, where its place is named; the save that was there before stays.
-            ValueError: ``extra`` has more than 128 levels, or an int of more than 4,300 digits; its
-                place is named, and nothing was written.
-            BufferExistsError: another buffer has its files there.
-            BufferInUseError: another process is saving there right now.
-            SpaceError, OSError: no room, or no permission; what was there is as it was.
+            RuntimeError: the storage was never written to.
+            TypeError: an item (see `ListStorageCheckpointer`) or a value in ``extra`` could only be
+                pickled; the earlier save stays.
+            ValueError: ``extra`` has more than 128 levels, or an int of more than 4,300 digits;
+                nothing was written.
+            BufferExistsError: the directory has another buffer's files.
+            BufferInUseError: another process is saving there.
+            SpaceError, OSError: no room, or no permission; the earlier save stays.
 
         Cost: all bytes once, straight into files, and a sync of each.
         """
@@ -153,7 +146,7 @@ class Saving(Saves, Parts):
 
     @contextmanager
     def _as_delivered(self, directory: Path, beside: list[str]) -> Iterator[None]:
-        """The draws stand where the caller has seen them; what was made ahead is saved beside."""
+        """Take the draws back to the last delivered batch, and save the prefetched ones."""
         prefetcher = self._prefetcher
         if prefetcher is None:
             yield
@@ -172,32 +165,31 @@ class Saving(Saves, Parts):
                 self._go_to(now)
 
     def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> Any:
-        """Put what `dumps` saved, here or in TorchRL, in place of what is there.
+        """Replace the content of the buffer by a save of `dumps`, or of TorchRL.
 
-        Everything comes back by value: items and their places, cursor and counts, priorities, the
-        sampler's position, the generator's state, the transforms' state; and the batch size, unless
-        the save has none. A storage that nothing was written to is defined by the save. Batches
-        that were made ahead here are thrown away, and those of the save come next. TorchRL's own
-        (``prefetch.pkl``) are ignored: they are pickled, and nothing is unpickled here.
+        It restores items and their places, cursor and counts, priorities, the states of sampler,
+        generator and transforms, and the batch size, if saved. The save defines an empty storage.
+        Prefetched batches of this buffer are dropped, and those of the save come next. Nothing is
+        unpickled, so TorchRL's prefetched batches (``prefetch.pkl``) are ignored.
 
         Args:
             path: the directory.
-            on_progress: see `dumps`. What it raises comes out of this call: before the first byte
-                has changed, or with a note that the buffer is empty now.
+            on_progress: see `dumps`. If it raises, nothing was changed, or a note on the exception
+                tells that the buffer is empty now.
 
         Returns:
-            The ``extra`` of `dumps`, its tensors on the CPU; None where there was none.
+            The ``extra`` of `dumps`, its tensors on the CPU; else None.
 
         Raises:
             FileNotFoundError: no buffer was saved there.
-            SchemaMismatchError: the buffer's leaves are others; nothing was changed.
+            SchemaMismatchError: the buffer has other leaves; nothing was changed.
             ValueError: more items than there is room for (nothing was changed); or something that
                 could only be unpickled.
             BufferInUseError: other processes use the buffer; nothing was changed.
             CorruptBufferError: the files are damaged.
             ShmBufferError: the buffer is a queue (``max_times_sampled``); nothing was changed.
 
-        Cost: all bytes once; none where ``path / "storage"`` is the storage's ``scratch_dir``.
+        Cost: all bytes once; none if ``path / "storage"`` is the storage's ``scratch_dir``.
         """
         self._require_no_queue("loads")
         self._drop_prefetched()
@@ -205,7 +197,7 @@ class Saving(Saves, Parts):
             return self._loads_one_save(Path(path).absolute())
 
     def _loads_one_save(self, path: Path) -> Any:
-        """`loads`, again where another process saves there meanwhile."""
+        """`loads`, repeated if another process saves there meanwhile."""
         for attempt in range(_ATTEMPTS):
             finish(path)
             before = _identity(path)
@@ -224,24 +216,15 @@ class Saving(Saves, Parts):
         )
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have ``hook(data, path=path)`` change what is saved of the storage.
-
-        See `StorageCheckpointerBase.register_save_hook`. Hooks are not saved themselves.
-        """
+        """See `StorageCheckpointerBase.register_save_hook`. Hooks are not saved."""
         self._storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have ``hook(data, out=destination)`` change what is loaded into the storage.
-
-        See `StorageCheckpointerBase.register_load_hook`. Hooks are not saved themselves.
-        """
+        """See `StorageCheckpointerBase.register_load_hook`. Hooks are not saved."""
         self._storage.register_load_hook(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: items, priorities, cursor, counts, transforms, generator.
-
-        In memory; tensors and numbers.
-        """
+        """Items, priorities, cursor, counts, transforms and generator, as tensors and numbers."""
         self._drop_prefetched()
         rng = self._generator
         return {
@@ -254,10 +237,10 @@ class Saving(Saves, Parts):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave, in place of what is there.
+        """Replace the content of the buffer by a state.
 
         Raises:
-            SchemaMismatchError: the buffer's leaves are others.
+            SchemaMismatchError: the buffer has other leaves.
             ValueError: it has another capacity.
             ShmBufferError: the buffer is a queue (``max_times_sampled``); nothing was changed.
         """
@@ -274,7 +257,7 @@ class Saving(Saves, Parts):
             self._seed_with(state, torch.device(device))
 
     def _require_no_queue(self, what: str) -> None:
-        """Before anything is emptied: a queue is written at its end only."""
+        """ShmBufferError before anything is changed: a queue is written at its end only."""
         limiter = self.rate_limiter
         if limiter is not None and limiter.max_times_sampled is not None:
             raise ShmBufferError(
@@ -318,11 +301,11 @@ class Saving(Saves, Parts):
         return extra
 
     def _seeded(self) -> dict[str, Saving]:
-        """The parts with a generator that is saved, by the name of its directory."""
+        """The buffers whose generators are saved, by the name of the directory."""
         return {_RNG: self}
 
     def _seed_with(self, state: torch.Tensor, device: torch.device) -> None:
-        """Give the generator this state; a new one, where there is none for such a state."""
+        """Set the state of the generator, or of a new one if it is on another device."""
         if self._generator is None or self._generator.device.type != device.type:
             self.generator = torch.Generator(device)
         assert self._generator is not None
@@ -334,7 +317,7 @@ def _is_still(path: Path, save: tuple[int, int, int] | None) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
-    """Which save it is: every one has a file of its own."""
+    """The identity of a save: each one writes a new file."""
     try:
         found = os.stat(path / METADATA)
     except OSError:

@@ -1,9 +1,9 @@
-"""What TorchRL's services offer, of a buffer in this process; and changes made in the background.
+"""The interface of TorchRL's services for a local buffer, and changes in the background.
 
     sample() ◀── batches ordered before ──▶ the change ──▶ batches ordered after
 
-A change that is submitted waits for the batches that were ordered before it, and those that are
-ordered after it wait for the change. Without ``prefetch`` there is nothing to wait for.
+A submitted change waits for the batches that were ordered before it, and later ones wait for the
+change. Without ``prefetch`` there is no wait.
 """
 
 from __future__ import annotations
@@ -25,37 +25,33 @@ from shmbuffer.replay.buffers.parts import Parts
 
 
 class Serving(Parts):
-    """The part of a buffer that waits, and says whether it would have to."""
+    """Waits for background work, and tells whether a sample would wait."""
 
     def start(self) -> Self:
-        """The buffer, which was started by its constructor.
-
-        Raises:
-            BufferClosedError: it was closed.
-        """
+        """The buffer, which its constructor has started; BufferClosedError: it was closed."""
         self._require_alive("started")
         return self
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was not closed, by `shutdown` or `close`."""
+        """Whether it is open; `shutdown` and `close` end it."""
         return not self._closed
 
     @property
     def service_backend(self) -> str:
-        """``"direct"``: a handle of this process. `RayReplayBuffer` is served by an actor."""
+        """``"direct"``: a handle of this process; a `RayReplayBuffer` is served by an actor."""
         return "direct"
 
     def client(self) -> Any:
-        """The buffer. Another process opens its directory with `attach`, or gets it by pickle."""
+        """The buffer; another process uses `attach`, or a pickled one."""
         return self
 
     @classmethod
     def as_remote(cls, remote_config: dict[str, Any] | None = None) -> Any:
-        """The class as one of Ray's actors; `RayReplayBuffer` is the way to share memory with it.
+        """The class as a Ray actor; a `RayReplayBuffer` shares memory with it.
 
         Args:
-            remote_config: arguments of ``ray.remote``; None asks for one CPU.
+            remote_config: arguments of ``ray.remote``; None is one CPU.
 
         Raises:
             ImportError: Ray is not installed.
@@ -69,45 +65,31 @@ class Serving(Parts):
         return remote
 
     def synchronize(self) -> None:
-        """Wait for the batches that are made ahead, and for the changes that were submitted.
-
-        The batches stay, and are delivered next.
-
-        Raises:
-            Exception: what one of them has raised.
-        """
+        """Wait for prefetched batches, which stay, and submitted changes; raises their errors."""
         if self._prefetcher is not None:
             self._prefetcher.settle()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """`synchronize`, then `close`. Idempotent.
-
-        Args:
-            timeout: accepted, as in TorchRL.
-
-        Raises:
-            Exception: what `synchronize` raises; the buffer is closed then too.
-        """
+        """`synchronize`, then `close`, also after an error. Idempotent; ``timeout`` is accepted."""
         try:
             self.synchronize()
         finally:
             self.close()
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether ``sample(batch_size)`` would give a batch now, without waiting for anybody.
+        """Whether ``sample(batch_size)`` would give a batch now, without waiting.
 
-        It looks at what the sampler draws from (slices that are long enough, batches that are
-        whole) and at a `RateLimiter`. Others may write and draw before the sample is made.
+        That depends on the sampler (slices long enough, whole batches) and on a `RateLimiter`.
+        Others may write and draw before the sample is made.
 
         Args:
             batch_size: how many items; None is the constructor's.
 
         Raises:
-            RuntimeError: no batch size anywhere; or a sampler cannot make batches of this size, or
-                of these items, at any time.
+            RuntimeError: no batch size; or the sampler can never make such a batch of these items.
 
-        Cost: a microsecond; for slices as much as to look for them, see `SliceSampler`; with a
-        consumer what was given back is looked through, too.
+        Cost: a microsecond; for slices see `SliceSampler`; a consumer also looks through the items
+            that were given back.
         """
         if batch_size is None:
             batch_size = self._batch_size
@@ -129,22 +111,12 @@ class Serving(Parts):
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> Future[ConditionalUpdateResult]:
-        """`update_if_present`, behind the batches that are made ahead already.
+        """`update_if_present` after the batches ordered so far; later batches see the change.
 
-        Those that are ordered later see the change. What was submitted is not to be written to
-        before it is done; what is on a GPU is read behind what that was given to do so far.
-
-        Args:
-            index: see `update_if_present`; so are the others.
-            generation: see there.
-            patch: see there.
-            version_key: see there.
-            version: see there.
-            require_newer: see there.
+        Do not write to the arguments before it is done; those on a GPU are read in stream order.
 
         Returns:
-            What `update_if_present` returns, or raises, is the future's. Without ``prefetch`` it is
-            done.
+            A future of what `update_if_present` returns; without ``prefetch`` it is done.
 
         Raises:
             BufferClosedError: the buffer was closed.
@@ -166,7 +138,7 @@ class Serving(Parts):
     # -- inside --------------------------------------------------------------------------------
 
     def _admits(self, count: int) -> bool:
-        """Whether a sample of so many items would not wait for a limiter."""
+        """Whether the rate limiter admits a sample of so many items now."""
         limits = self._planned().limits
         if not limits.hold:
             return True
@@ -175,7 +147,7 @@ class Serving(Parts):
 
     @property
     def _is_queue(self) -> bool:
-        """Whether samples come out of a queue, which no sampler is asked for."""
+        """Whether samples come out of a queue, without a sampler."""
         ring = self._plan.limits.ring
         return ring is not None and ring.flow.is_queue
 
@@ -191,7 +163,7 @@ class Serving(Parts):
 
 
 def done(call: Callable[[], Any]) -> Future[Any]:
-    """What a call returns or raises, as a future that is done."""
+    """A finished future with the result or the error of a call."""
     future: Future[Any] = Future()
     try:
         future.set_result(call())
@@ -201,7 +173,7 @@ def done(call: Callable[[], Any]) -> Future[Any]:
 
 
 def _staged(update: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """What to change with, copied from a GPU behind what its stream has to do; and when that is."""
+    """Arguments, copied from a GPU in stream order, and the event of the copy."""
     found: list[torch.Tensor] = []
 
     def copied(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Streams of a write, as the user gives them: with each item, or as a dimension of the data."""
+"""Streams of a write, given for each item or as a dimension of the data."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def taken_in(streams: Any, plan: Plan, storage: Storage, writer: Writer) -> int | Streams:
-    """What the user has given as ``streams``, checked as far as it can be without the data.
-
-    Raises:
-        TypeError, ValueError: see `checked`; or the items of this buffer have no streams.
-    """
+    """The user's ``streams``, checked; TypeError if the items of this buffer have none."""
     found = checked(streams)
     if not plan.appends or not isinstance(storage, RingBacked):
         raise TypeError(
@@ -37,22 +33,7 @@ def taken_in(streams: Any, plan: Plan, storage: Storage, writer: Writer) -> int 
 
 
 def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
-    """Items from data whose leading dimensions are streams and time.
-
-    Args:
-        data: ``[streams, T, ...]``, or ``[T, streams, ...]``: a tensor, an array, a TensorDict, or
-            a PyTree of them.
-        dim: of the two, which the streams are: 0 or 1.
-        ndim: of the storage.
-
-    Returns:
-        The items ``[T * streams, ...]``, step by step; the stream of each; and T with the number of
-        streams.
-
-    Raises:
-        ValueError: ``dim`` is another, the storage has several dimensions, or the leaves do not
-            have these two; nothing was written.
-    """
+    """Items ``[T * streams, ...]`` step by step, their streams, and both sizes, from a PyTree."""
     leaves, form = tree_flatten(data, is_leaf=is_collection)
     lead, streams = steps_and_streams([tuple(_lead(leaf)) for leaf in leaves], dim, ndim)
     if dim == 0:
@@ -66,7 +47,7 @@ def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[i
 def as_given(index: torch.Tensor, lead: tuple[int, int], dim: int) -> torch.Tensor:
     """The index of `in_time_order`'s items in the form of the data."""
     if index.numel() != lead[0] * lead[1]:
-        return index  # a transform has kept some of them back
+        return index  # a transform has kept some back
     shaped = index.view(lead)
     return shaped.t() if dim == 0 else shaped
 

@@ -1,4 +1,4 @@
-"""Buffers whose samples are TensorDicts that say where their rows come from."""
+"""Buffers of TensorDicts, whose samples have their index and weights as entries."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ from shmbuffer.replay.writers import TensorDictRoundRobinWriter
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` for TensorDicts: samples say their index, data bring their priority.
+    """A `ReplayBuffer` for TensorDicts: samples have their index, data may have a priority.
 
     A priority in ``data[priority_key]`` becomes the item's, in the same write.
 
-    Data may also come as a dict of tensors or numpy arrays (nested, or with tuple keys), which is
-    the fastest way in; it is the same as the TensorDict with these entries. Numbers, lists of them
-    and arrays of other libraries (JAX) are converted. A plain number takes the dtype of its leaf if
-    that can hold it; what else differs in dtype is refused.
+    A dict of tensors or numpy arrays (nested, or with tuple keys) is written like the TensorDict
+    with these entries, and faster. Numbers, lists of them and arrays of other libraries (JAX) are
+    converted. A plain number takes the dtype of its leaf if that can hold it; other differences of
+    dtype are errors.
 
-    A sample has, beside the data:
+    A sample has these entries, which are never stored. If an item has a batch size of its own, they
+    are expanded to it.
 
     | key | shape, dtype | when |
     |---|---|---|
     | ``"index"`` | ``[n]`` int64, or ``[n, ndim]`` | always |
     | ``"_weight"``, ``"priority_weight"`` | ``[n]`` float32, one tensor | prioritized |
     | ``"index_generation"`` | ``[n]`` int64 | shared, or the writer tracks generations |
-
-    Where one item has a batch size of its own, they are expanded to it. They are never stored.
 
     Args:
         priority_key: entry of the data and of samples that holds priorities.
@@ -69,7 +68,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     default_writer = TensorDictRoundRobinWriter
     _mapping = "tensordict"
     _priority_key: str | tuple[str, ...]
-    _said_what_is_missing = False  # priorities, of a sample that came back without
+    _said_what_is_missing = False  # warned of a sample without priorities
 
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **kwargs: Any) -> None:
         self._priority_key = priority_key
@@ -103,21 +102,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Args:
             tensordicts: a TensorDict ``[n, *lanes]``, a dict, or a list of TensorDicts.
-            update_priority: False leaves priorities in the data alone: items get the default one.
-            timeout: see `ReplayBuffer.add`.
-            streams: see `ReplayBuffer.extend`.
-            stream_dim: see `ReplayBuffer.extend`.
+            update_priority: False ignores priorities in the data: items get the default one.
+            timeout: see `ReplayBuffer.extend`.
+            streams: see there.
+            stream_dim: see there.
 
-        Returns:
-            Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``.
-
-        Raises:
-            ValueError: a priority is NaN, infinite or negative; nothing was changed.
-            TypeError: None, or a tuple, whose parts have no names.
-            SchemaMismatchError, RingOverrunError, RateLimitTimeout, RateLimitError: see
-                `ReplayBuffer.extend`.
-
-        Cost: one native call; 0.6 µs a leaf more where something has to be converted.
+        Returns and raises as `ReplayBuffer.extend`; a tuple is a TypeError, too.
         """
         if streams is not None or stream_dim is not None:
             return self._in_streams(  # type: ignore[no-any-return]
@@ -148,33 +138,31 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Draw a batch.
 
         Args:
-            batch_size: how many items; None is the constructor's.
-            return_info: return ``(data, info)``.
+            batch_size: see `ReplayBuffer.sample`.
+            return_info: see there.
             include_info: False leaves index and weights out of the sample; they are in ``info``.
-            out: a sample that is not needed any more, to become this one: its tensors are filled
-                again, its own entries are dropped. Any TensorDict ``[batch_size]`` will do. Only
-                where one native call makes the sample; see ``ValueError``.
-            min_size: wait until so many items are there.
-            timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.
-            lease: see `ReplayBuffer.sample`.
+            out: a sample that is no longer needed: its tensors are filled again, other entries are
+                dropped. Any TensorDict ``[batch_size]`` will do.
+            min_size: see there.
+            timeout: see there.
+            lease: see there.
 
         Returns:
-            A TensorDict ``[batch_size]`` with the entries of the table above; ``out``, where it was
-            given. Where the items are tensorclasses (or, with a storage of somebody else's, no
-            TensorDicts), index and weights are in ``info`` only.
+            A TensorDict ``[batch_size]`` with the entries of the class's table; ``out``, if given.
+            For tensorclasses, and items of your own storage that are no TensorDicts, index and
+            weights are in ``info`` only.
 
         Raises:
-            EmptyBufferError: nothing to draw from.
-            RateLimitTimeout, RateLimitError: items have to be written first.
-            RuntimeError: no batch size anywhere, or a transform has changed the batch size, so that
-                index and weights do not fit (take them from ``return_info=True`` then).
+            EmptyBufferError, RateLimitTimeout, RateLimitError: see there.
+            RuntimeError: no batch size, or a transform has changed it, so that index and weights do
+                not fit (then take them from ``return_info=True``).
             TypeError: ``out`` is no TensorDict.
-            ValueError: ``out`` has another batch size; or items are no TensorDicts of tensors, of
-                one shape and in the ring's own memory; or ``include_info=False``, several storage
-                dimensions, a ``collate_fn``, a transform, ``pin_memory`` or ``prefetch`` is asked
-                for as well.
+            ValueError: ``out`` has another batch size, or the sample takes more than one native
+                call: ``out`` works for TensorDicts of tensors of one shape in the ring's own
+                memory, one storage dimension, and no ``include_info=False``, ``collate_fn``,
+                transform, ``pin_memory`` or ``prefetch``.
 
-        Cost: one native call; 0.4 µs a leaf for the tensors that it fills, nothing with ``out``.
+        Cost: one native call; 0.4 µs a leaf for new tensors, nothing with ``out``.
         """
         count = self._batch_size if batch_size is None else None
         if count is None:
@@ -225,18 +213,17 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
         """Set the priorities of a sample from its entry ``priority_key``.
 
-        Where the sample has ``"index_generation"``, items that were written over since are left
-        alone and counted. Without an entry ``priority_key`` the items get the default priority, as
-        in TorchRL, and a warning says so once.
+        With ``"index_generation"``, items that were overwritten since are left alone and counted.
+        Without an entry ``priority_key`` the items get the default priority, as in TorchRL, and one
+        warning is given.
 
         Args:
             data: a sample, or part of one: entries ``"index"`` and ``priority_key``. Several
-                priorities an item (a stored trajectory) are reduced by the sampler's ``reduction``;
-                those of a window go to the item that was drawn, see `Sequence`.
+                priorities of an item (a stored trajectory) are reduced by the sampler's
+                ``reduction``; those of a window go to the item that was drawn, see `Sequence`.
 
         Returns:
-            How many were applied and how many were stale; zeros where the sampler knows no
-            priorities.
+            How many were applied and how many were stale; zeros if the sampler has no priorities.
 
         Raises:
             KeyError: no entry ``"index"``.
@@ -279,7 +266,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # -- inside --------------------------------------------------------------------------------
 
     def _taken_in(self, data: Any, single: bool) -> Any:
-        """The data, as those see them who take no dict apart: as TensorDicts."""
+        """Dicts as TensorDicts, for transforms and storages that do not take them apart."""
         return super()._taken_in(self._named(data, single), single)
 
     def _named(self, data: Any, single: bool) -> Any:

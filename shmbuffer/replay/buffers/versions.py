@@ -1,7 +1,6 @@
-"""Patches that count only if they are newer than what an item says of itself.
+"""Patches that apply only to items with an older version.
 
-An item is compared as it is under its ticket, and changed if it has that ticket still: in between
-nothing has happened to it.
+An item is compared under its ticket, and changed only if it still has that ticket.
 """
 
 from __future__ import annotations
@@ -28,12 +27,7 @@ def compared(
     *,
     newer: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, NDArray[np.bool_]]:
-    """Compare versions with those that the items of a sample have.
-
-    Returns:
-        The tickets of those that are to be changed, int64 ``[n]``, -1 for the rest; the versions in
-        the form of the entry; and which of the items that are still there have lost, bool ``[n]``.
-    """
+    """Tickets of items to change, else -1; versions to store; which present items are newer."""
     elements, column, now = storage.entry(index, path)
     tickets, stored = ravel(generation, ()), column.reshape(-1)
     if len(stored) != len(elements):

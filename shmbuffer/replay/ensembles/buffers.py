@@ -1,4 +1,4 @@
-"""Several buffers: what is done to all of them, and what is written into one of them."""
+"""Several buffers: calls for all of them, and writes into one of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shmbuffer.replay.writers import Writer
 
 
 class Buffers(Changes):
-    """Buffers, and three ensembles that always have the parts that these buffers have now."""
+    """Buffers, and three ensembles of the parts that these buffers have at the time."""
 
     _sampler: SamplerEnsemble
     _writer: WriterEnsemble
@@ -45,14 +45,10 @@ class Buffers(Changes):
     def set_storage(
         self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None
     ) -> Storage:
-        """Use other storages from now on; the ensemble of those before is returned.
-
-        Args:
-            storage: a `StorageEnsemble`.
-            collate_fn: of the ensemble, the new one; None is the default one.
+        """Use other storages, and another ``collate_fn``; returns the ensemble of the old ones.
 
         Raises:
-            TypeError: it is no `StorageEnsemble`.
+            TypeError: ``storage`` is no `StorageEnsemble`.
             ValueError: it has another number of members.
         """
         before = self._exchange("storage", storage, StorageEnsemble)
@@ -60,27 +56,11 @@ class Buffers(Changes):
         return before  # type: ignore[no-any-return]
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Use other samplers from now on; the ensemble of those before is returned.
-
-        Args:
-            sampler: a `SamplerEnsemble`; its ``p`` and numbers hold from now on.
-
-        Raises:
-            TypeError: it is no `SamplerEnsemble`.
-            ValueError: it has another number of members; or see `ReplayBuffer.set_sampler`.
-        """
+        """Use the samplers of a `SamplerEnsemble`, and its choice; see `set_storage`."""
         return self._exchange("sampler", sampler, SamplerEnsemble)  # type: ignore[no-any-return]
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Use other writers from now on; the ensemble of those before is returned.
-
-        Args:
-            writer: a `WriterEnsemble`.
-
-        Raises:
-            TypeError: it is no `WriterEnsemble`.
-            ValueError: it has another number of members.
-        """
+        """Use the writers of a `WriterEnsemble`; see `set_storage`."""
         return self._exchange("writer", writer, WriterEnsemble)  # type: ignore[no-any-return]
 
     def _exchange(self, name: str, new: Any, cls: type[Ensemble]) -> Any:
@@ -102,15 +82,7 @@ class Buffers(Changes):
 
     @eager
     def add(self, data: Any, timeout: float | None = None, *, streams: int | None = None) -> Any:
-        """Write one item into the buffer that its entry ``routing_key`` names.
-
-        Args:
-            data: the item.
-            timeout: see `extend`.
-            streams: see `extend`.
-
-        Returns and raises as `extend`.
-        """
+        """Write one item into the buffer of its ``routing_key``; see `extend`."""
         if self._routing_key is None:
             raise RuntimeError(refusal("an item was given to the ensemble"))
         if not isinstance(data, TensorDictBase) or data.batch_dims:
@@ -127,22 +99,22 @@ class Buffers(Changes):
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> Any:
-        """Write each item of a batch into the buffer that ``routing_key`` or ``routing_dim`` names.
+        """Write each item of a batch into the buffer of its ``routing_key`` or ``routing_dim``.
 
         Args:
             data: a TensorDict ``[...]``; it is flattened.
             update_priority: see `TensorDictReplayBuffer.extend`.
-            timeout: seconds to wait for others, in all; see `ReplayBuffer.add`.
-            streams: of the items ``[n]``, in the order of the flat data; see `ReplayBuffer.extend`.
-            stream_dim: has to be None here.
+            timeout: seconds to wait, in all; see `ReplayBuffer.add`.
+            streams: of the flat items, ``[n]``; see `ReplayBuffer.extend`.
+            stream_dim: has to be None.
 
         Returns:
             A TensorDict ``[n]``, in the order of the flat data: ``"buffer_ids"``, ``"index"`` in
-            that buffer, and, where samples of every buffer have it, ``"index_generation"``.
+            that buffer, and, if samples of all buffers have it, ``"index_generation"``.
 
         Raises:
-            RuntimeError: the ensemble has neither of the two; write into ``ensemble[i]``.
-            TypeError, ValueError: the data do not name buffers; nothing was changed.
+            RuntimeError: the ensemble has neither; write into ``ensemble[i]``.
+            TypeError, ValueError: invalid numbers of buffers; nothing was changed.
             SchemaMismatchError, ...: see `ReplayBuffer.extend`; other buffers may have been written
                 already.
         """
@@ -184,7 +156,7 @@ class Buffers(Changes):
     def _draws_now(self, count: int) -> bool:
         sampler = self._sampler
         share, rest = divmod(count, sampler.num_buffer_sampled)
-        most = share if sampler.sample_from_all else count  # all rows may be of one buffer
+        most = share if sampler.sample_from_all else count  # one buffer may get all rows
         return not rest and sampler._all_can(
             self._storage._members,
             share,
@@ -192,7 +164,7 @@ class Buffers(Changes):
         )
 
     def _can_give(self, at: int, share: int) -> bool:
-        """Whether there are so many rows of a buffer."""
+        """Whether a buffer has so many rows to give."""
         rb = self._members[at]
         return rb._is_queue or bool(self._sampler._members[at].can_sample(rb._storage, share))
 
@@ -200,7 +172,7 @@ class Buffers(Changes):
 
     @property
     def generator(self) -> torch.Generator | None:
-        """Of the choice of buffers, and, where it is set, of the draws in all of them."""
+        """Of the choice of buffers, and, once it is set, of all draws."""
         return self._generator
 
     @generator.setter
@@ -218,11 +190,7 @@ class Buffers(Changes):
         return super().share(shared)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget the items of every buffer; see `ReplayBuffer.empty`.
-
-        Raises:
-            RuntimeError: the writer of one is an `ImmutableDatasetWriter`; nothing was changed.
-        """
+        """`ReplayBuffer.empty` for each buffer, unless one has an `ImmutableDatasetWriter`."""
         self._drop_prefetched()
         self._writer.require_no_data_set()
         for rb in self._members:
@@ -230,7 +198,7 @@ class Buffers(Changes):
         self._turns.forget()
 
     def stats(self) -> dict[str, Any]:
-        """TorchRL's keys, of all buffers together, and ``num_buffers``."""
+        """TorchRL's keys, summed over all buffers, and ``num_buffers``."""
         each = [rb.stats() for rb in self._members]
         size, capacity = (sum(one[name] for one in each) for name in ("size", "capacity"))
         return {
@@ -262,24 +230,15 @@ class Buffers(Changes):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything of every buffer, in memory; see `ReplayBuffer.state_dict`."""
-        own = [
-            {
-                "_transforms": rb._transform.state_dict(),
-                "_rng": None
-                if rb._generator in (None, self._generator)
-                else rb._generator.get_state(),
-            }
-            for rb in self._members
-        ]
+        own = []
+        for rb in self._members:
+            rng = rb._generator
+            state = None if rng is None or rng is self._generator else rng.get_state()
+            own.append({"_transforms": rb._transform.state_dict(), "_rng": state})
         return {**super().state_dict(), "_buffers": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave, in place of what is there.
-
-        Raises:
-            ValueError: it is of another number of buffers; nothing was changed. Or see
-                `ReplayBuffer.load_state_dict`.
-        """
+        """See `ReplayBuffer.load_state_dict`; ValueError: another number of buffers."""
         for rb in self._members:
             rb._drop_prefetched()
         super().load_state_dict(state_dict)

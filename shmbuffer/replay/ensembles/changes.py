@@ -1,7 +1,8 @@
-"""What is changed in several buffers: each item in the one that it is from."""
+"""Changes of items in several buffers, each in its own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -26,7 +27,7 @@ Key = str | tuple[str, ...]
 
 
 class Changes(ReplayBuffer, Ensemble):
-    """The part of an ensemble that changes items which are there."""
+    """Changes the items of an ensemble."""
 
     _what = "buffer"
     _members: tuple[ReplayBuffer, ...]
@@ -36,14 +37,14 @@ class Changes(ReplayBuffer, Ensemble):
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         """RuntimeError: change ``ensemble[i][index]``."""
         raise RuntimeError(
-            f"the ensemble was told to change {index!r}, and not in which of its buffers: "
+            f"the ensemble was told to change {index!r}, but not in which of its buffers: "
             "ensemble[i][index] = data"
         )
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> NoReturn:
         """RuntimeError: change ``ensemble[i]``."""
         raise RuntimeError(
-            f"the ensemble was told to change {key!r}, and not in which of its buffers: "
+            f"the ensemble was told to change {key!r}, but not in which of its buffers: "
             "ensemble[i].set_at_(key, value, index)"
         )
 
@@ -58,23 +59,10 @@ class Changes(ReplayBuffer, Ensemble):
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> Any:
-        """Change entries of the items of a sample that have not been written over since.
+        """`ReplayBuffer.update_if_present`, each item in its buffer.
 
-        Args:
-            index: ``sample["index"]``.
-            generation: ``sample["index_generation"]``.
-            patch: TensorDict or dict of the entries that are to change, with the shape of the
-                sample in front.
-            version_key: see `ReplayBuffer.update_if_present`.
-            version: one number, or one for each item, of the same leading shape.
-            require_newer: see there.
-
-        Returns:
-            `ConditionalUpdateResult` for the sample, flat.
-
-        Raises:
-            RuntimeError: a buffer keeps no generations; see `ReplayBuffer.update_if_present`. Other
-                buffers may have been changed already.
+        ``patch`` and ``version`` have the leading shape of the sample; the result is flat. After an
+        error, other buffers may have been changed.
         """
         patch = patch if isinstance(patch, TensorDictBase) else TensorDict(patch)
         entries = dict(patch.items(True, True))
@@ -91,30 +79,15 @@ class Changes(ReplayBuffer, Ensemble):
                 require_newer=require_newer,
             )
             results.append((part.rows, result))
-        updated = torch.zeros(sum(len(rows) for rows, _ in results), dtype=torch.bool)
-        rejected = None if version_key is None else torch.zeros_like(updated)
-        for rows, result in results:
-            updated[rows] = result.updated
-            if rejected is not None and result.version_rejected is not None:
-                rejected[rows] = result.version_rejected
-        return ConditionalUpdateResult(updated, rejected)
+        count = sum(len(rows) for rows, _ in results)
+        return together(count, results, compared=version_key is not None)
 
     @eager
     def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
-        """Set the priorities of a sample, each in the buffer that its item is from.
+        """`TensorDictReplayBuffer.update_tensordict_priority`, each item in its buffer.
 
-        Args:
-            data: a sample, or part of one: entries ``"index"`` and the ``priority_key`` of the
-                buffers. See `TensorDictReplayBuffer.update_tensordict_priority`.
-
-        Returns:
-            How many were applied and how many were stale, in all buffers together. Buffers without
-            priorities count none.
-
-        Raises:
-            KeyError: no entry ``"index"``.
-            ValueError: NaN, infinite or negative; what belongs to other buffers may have been
-                changed.
+        The result is the sum over all buffers; those without priorities count none. After an error,
+        other buffers may have been changed.
         """
         index = data.get(INDEX, None)
         if index is None:
@@ -150,20 +123,18 @@ class Changes(ReplayBuffer, Ensemble):
         terminated_key: Key | None = ("next", "terminated"),
         truncated_key: Key | None = ("next", "truncated"),
     ) -> None:
-        """End every trajectory that is open, before collectors begin again after a resume.
+        """End every open trajectory, before collectors begin again after a resume.
 
         The newest item of each stream of each collector, in every buffer, becomes the end of its
-        trajectory; unless it is one already, it is truncated. Slices never cross from a collector
-        to its successor, so that they need no call; a consumer of the flags does. No collector may
-        write meanwhile. A data set that is not written to (`ImmutableDatasetWriter`) stays as it
-        is. Batches that were made ahead stay as they are.
+        trajectory; unless it is one already, it is truncated. Readers of the flags need it, slices
+        do not: they never cross from a collector to its successor. No collector may write
+        meanwhile. A data set (`ImmutableDatasetWriter`) and prefetched batches do not change.
 
         Args:
             end_key: flag of the last step of a trajectory; becomes True.
-            terminated_key: flag of a step that has ended by itself; is only read. None, and where
-                the items have it not: none has.
-            truncated_key: flag of a step that was cut off; becomes True where the step was neither
-                an end nor terminated. None, and where the items have it not: nothing says so.
+            terminated_key: flag of a step that ends by itself, read only; may be None or missing.
+            truncated_key: flag of a step that was cut off; becomes True if the step was neither an
+                end nor terminated. May be None or missing.
 
         Raises:
             RuntimeError: a storage that cannot change items in place; nothing was changed.
@@ -188,6 +159,21 @@ class Changes(ReplayBuffer, Ensemble):
             rb.update_if_present(index=newest.index, generation=newest.tickets, patch=patch)
             if isinstance(rb._sampler, SliceSampler):
                 rb._sampler._boundaries.forget()
+
+
+def together(
+    count: int,
+    results: Iterable[tuple[torch.Tensor, ConditionalUpdateResult]],
+    *,
+    compared: bool,  # whether versions were
+) -> ConditionalUpdateResult:
+    """The result for ``count`` items from those for some rows each."""
+    updated, rejected = torch.zeros((2, count), dtype=torch.bool)
+    for rows, result in results:
+        updated[rows] = result.updated
+        if result.version_rejected is not None:
+            rejected[rows] = result.version_rejected
+    return ConditionalUpdateResult(updated, rejected if compared else None)
 
 
 def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:

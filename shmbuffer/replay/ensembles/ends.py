@@ -1,4 +1,4 @@
-"""The newest item of each stream, and what makes it the end of its trajectory."""
+"""The newest item of each stream, as the end of its trajectory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots
+from shmbuffer.numpy.indices import elements_of
 from shmbuffer.replay.samplers.sampler import in_storage
 from shmbuffer.replay.storages import Storage
 
@@ -17,21 +18,15 @@ Key = str | tuple[str, ...]
 class Newest(NamedTuple):
     """Items of a storage."""
 
-    index: Any
-    """As `Storage.get` takes it."""
+    index: Any  # for `Storage.get`
     tickets: torch.Tensor
-    """int64 ``[n]``."""
 
 
 def newest_of_streams(storage: Storage) -> Newest | None:
-    """The newest item of each stream of each collector; None where nothing is there.
-
-    Raises:
-        RuntimeError: the items cannot be changed where they are.
-    """
+    """The newest item of each stream of each collector, or None; RuntimeError: not changeable."""
     if not storage.supports_conditional_update:
         raise RuntimeError(
-            f"end_streams: a {type(storage).__name__} cannot change items where they are; use a "
+            f"end_streams: a {type(storage).__name__} cannot change items in place; use a "
             "LazyTensorStorage or a LazyMemmapStorage. Nothing was changed"
         )
     ring = storage.ring()
@@ -43,13 +38,13 @@ def newest_of_streams(storage: Storage) -> Newest | None:
     found = held[np.unique(ring.live.sources[held], return_index=True)[1]]
     if not len(found):
         return None
-    elements = (found[:, None] * ring.width + np.arange(ring.width)).ravel()
+    elements = elements_of(found, ring.width)
     tickets = np.repeat(slots.tickets(words[found]), ring.width)
     return Newest(in_storage(storage, torch.from_numpy(elements)), torch.from_numpy(tickets))
 
 
 def patch_of(data: Any, end: Key, terminated: Key | None, truncated: Key | None) -> dict[Any, Any]:
-    """What makes ends of these items; see `Changes.end_streams` for what it raises."""
+    """The patch that makes ends of these items; raises as `Changes.end_streams`."""
     keys = [end, *(key for key in (terminated, truncated) if key is not None)]
     if len(set(keys)) < len(keys):
         raise ValueError(f"end_streams: the keys have to differ, got {keys}. Nothing was changed")

@@ -1,13 +1,12 @@
-"""Several buffers as one to sample from: each row of a sample is from one of them.
+"""Several buffers sampled as one: each row of a sample is from one of them.
 
     ensemble[i].extend(data)  ──▶  buffer i
 
-    ensemble.sample()  ──▶  sampler: which buffers, and what in them
+    ensemble.sample()  ──▶  sampler: which buffers, and their items
                        ──▶  each buffer: rows, its collate_fn, its transform
-                       ──▶  collate_fn of the list of them, transform  ──▶  [rows, batch / rows]
+                       ──▶  collate_fn of the list of rows, transform  ──▶  [rows, batch / rows]
 
-Each buffer reads and validates its rows as it does for samples of its own, so what it shares with
-other processes is never torn here either.
+Each buffer reads and validates its rows as for its own samples, so shared items are never torn.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tensordict import TensorDictBase
 from shmbuffer.memory import deadline
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.buffers import ReplayBuffer, drawing
-from shmbuffer.replay.buffers.access import _is_key
+from shmbuffer.replay.buffers.access import is_key
 from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.buffers import Buffers
@@ -48,44 +47,39 @@ Collate = Callable[[Any], Any]
 class ReplayBufferEnsemble(Buffers):
     """Several buffers, sampled as one.
 
-    A sample is ``[rows, batch_size / rows]``, each row from one buffer; `SamplerEnsemble` says how
-    buffers are chosen. Of TensorDicts it has the entries that a `TensorDictReplayBuffer` gives,
-    where ``"index"`` is a nested TensorDict: ``("index", "buffer_ids")`` and ``("index",
-    "index")``. Rows that differ in keys or shapes are stacked lazily. Samples go back to
-    `update_tensordict_priority`, which finds the buffers.
+    A sample is ``[rows, batch_size / rows]``, each row from one buffer, chosen by a
+    `SamplerEnsemble`. Of TensorDicts it has the entries of a `TensorDictReplayBuffer`'s sample,
+    ``"index"`` being a nested TensorDict of ``"buffer_ids"`` and ``"index"``. Rows that differ in
+    keys or shapes are stacked lazily. Samples go back to `update_tensordict_priority`.
 
     Write into the buffers: ``ensemble[i].extend(data)``. ``ensemble[i]`` is the i-th buffer,
-    ``ensemble[:, index]`` reads the same places of all, any other index gives an ensemble of those
-    that it names. Its ``len`` is the number of buffers; ``stats()`` counts items.
+    ``ensemble[:, index]`` reads from all, any other index gives an ensemble of some. Its ``len`` is
+    the number of buffers; ``stats()`` counts items. It can be pickled if its buffers can.
 
     Args:
         *rbs: the buffers.
-        storages: in place of buffers, together with ``samplers`` and ``writers``: what to make
-            them of.
-        samplers: see there. ``p``, ``sample_from_all`` and ``num_buffer_sampled`` may be given to
-            it, or here.
+        storages: instead of buffers, with ``samplers`` and ``writers``: the parts to make them of.
+        samplers: see there; may have ``p``, ``sample_from_all`` and ``num_buffer_sampled`` already.
         writers: see there.
         transform: called with every sample, after those of the buffers.
-        batch_size: of ``sample()`` and of iteration, in items of all buffers together.
-        collate_fn: called with the list of what the buffers gave; None stacks it.
-        collate_fns: one for each buffer, or None for its own.
-        p: see `SamplerEnsemble`; so are ``sample_from_all`` and ``num_buffer_sampled``.
+        batch_size: of ``sample()`` and of iteration, over all buffers.
+        collate_fn: called with the list of the buffers' rows; None stacks them.
+        collate_fns: one for each buffer; None keeps its own.
+        p: see `SamplerEnsemble`.
         sample_from_all: see there.
         num_buffer_sampled: see there.
-        routing_key: entry of the data with the number of the buffer that an item is for: has
-            ``ensemble.extend(data)`` write each item there.
-        routing_dim: the same for data whose dimension ``routing_dim`` has an entry for each buffer.
-        generator: of the choice and of the draws in all buffers. None leaves the buffers theirs.
+        routing_key: entry of the data with the number of the buffer for an item; allows
+            ``ensemble.extend(data)``.
+        routing_dim: the same, for data with a dimension of one entry a buffer.
+        generator: of the choice and of all draws. None leaves the buffers theirs.
         shared: see `ReplayBuffer`.
-        **kwargs: see `ReplayBuffer`.
+        **kwargs: see there.
 
     Raises:
         RuntimeError: both buffers and parts.
-        TypeError: neither, or something that is no buffer.
+        TypeError: neither, or an argument that is no buffer.
         NotImplementedError: a ``sample_unit``, also of one of the buffers.
-        ValueError: parts of different numbers; both ``routing_key`` and ``routing_dim``.
-
-    It can be passed to another process where each of its buffers can.
+        ValueError: different numbers of parts; both ``routing_key`` and ``routing_dim``.
 
     Example:
         >>> import torch
@@ -204,55 +198,59 @@ class ReplayBufferEnsemble(Buffers):
     ) -> Any:
         """Draw a batch.
 
-        What limits samples of a buffer (`RateLimiter`) limits the rows that are of it: each waits,
-        and counts, as a sample of that buffer does. Out of a queue come its oldest items. Batches
-        are made ahead (``prefetch``) only where no buffer is limited.
+        Each row waits for the `RateLimiter` of its buffer, and counts, as a sample of that buffer
+        does; rows of a queue are its oldest items. Prefetching needs buffers without a limiter.
 
         Args:
             batch_size: how many items in all; None is the constructor's.
-            return_info: return ``(data, info)``; info is a TensorDict with ``"index"`` and what
-                the samplers of the buffers know.
+            return_info: return ``(data, info)``; info is a TensorDict, of an
+                `OfflineToOnlineReplayBuffer` a dict.
             include_info: False leaves index and weights out of a sample of TensorDicts.
-            min_size: not there; ask the buffers.
-            timeout: seconds to wait for a `RateLimiter`, in all; None: as long as it takes.
-            lease: not there; ask the buffers.
+            min_size: for an `OfflineToOnlineReplayBuffer`: wait until the online part has so many
+                items, if it has a share.
+            timeout: seconds to wait, in all; None: without end.
+            lease: for the buffers only.
 
         Returns:
-            ``[rows, batch_size / rows, ...]``.
+            ``[rows, batch_size / rows, ...]``; of an `OfflineToOnlineReplayBuffer`
+            ``[batch_size, ...]``, rows of the data set first.
 
         Raises:
-            RuntimeError: no batch size anywhere; it cannot be divided among the rows (also a
-                ValueError); a transform has changed the batch size, so that index and weights do
-                not fit.
-            EmptyBufferError: nothing to draw from in a buffer that was chosen.
-            RateLimitTimeout, RateLimitError: items have to be written first into a buffer that was
-                chosen; the sample counts for nothing.
+            RuntimeError: no batch size; it cannot be divided among the rows (also a ValueError); a
+                transform has changed it, so that index and weights do not fit.
+            EmptyBufferError: nothing to draw from in a chosen buffer.
+            RateLimitTimeout, RateLimitError: items have to be written into a chosen buffer first.
             NotImplementedError: ``min_size``.
 
-        Cost: a draw and a read for each row; rows are copied once more to be stacked.
+        Cost: a draw and a read for each row, and a copy to stack them.
         """
         self._delivering(lease, self._next)
-        if min_size is not None:
-            raise NotImplementedError(
-                "a sample of an ensemble has no min_size: wait for the items of each buffer, "
-                "ensemble[i].sample(min_size=...), or give the buffers a RateLimiter(min_size=...)"
-            )
+        draw = self._drawing(min_size)
         with deadline.within(timeout):
-            data, info = self._next(self._count(batch_size))
+            data, info = draw(self._count(batch_size))
         if include_info is not False and isinstance(data, TensorDictBase):
-            data, info = with_infos(data, info)  # type: ignore[arg-type] # a TensorDict here
+            data, info = self._with_info(data, info)
         return (data, info) if return_info else data
+
+    def _drawing(self, min_size: int | None) -> Callable[[int], Batch]:
+        if min_size is None:
+            return self._next
+        raise NotImplementedError(
+            "a sample of an ensemble has no min_size: wait for the items of each buffer, "
+            "ensemble[i].sample(min_size=...), or give the buffers a RateLimiter(min_size=...)"
+        )
+
+    def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
+        return with_infos(data, info)
 
     # -- the buffers ---------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """A buffer, an ensemble of some of them, or items of one or several.
+        """A buffer, ``ensemble[i]``; its items, ``ensemble[i, index]``; or an ensemble.
 
-        Returns:
-            ``ensemble[i]``: the buffer. ``ensemble[i, index]``: its items. ``ensemble[:, index]``:
-            those of each, stacked as a sample is. ``ensemble[1:]``: an ensemble.
+        ``ensemble[:, index]`` has the items of each, stacked as in a sample.
         """
-        if isinstance(index, str) or _is_key(index):
+        if is_key(index):
             return self[:, :][index]
         if not isinstance(index, tuple) or len(index) == 1:
             return Ensemble.__getitem__(self, index)
@@ -277,18 +275,18 @@ class ReplayBufferEnsemble(Buffers):
         )
 
     def read_all_in_order(self, end: int | None = None) -> Any:
-        """Every item of every buffer in storage order: ``ensemble[:, :end]``."""
+        """``ensemble[:, :end]``: every item of every buffer in storage order."""
         return self[:, :end]
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Items in storage order, one buffer after the other; see `ReplayBuffer.iter_in_order`."""
+        """`ReplayBuffer.iter_in_order` of one buffer after the other."""
         for rb in self._members:
             yield from rb.iter_in_order(chunk)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _next(self, count: int) -> Batch:
-        """The next batch; where one of the buffers is limited it is not made ahead."""
+        """The next batch, not made ahead if a buffer has a limiter."""
         if not self._turns.are_needed():
             return super()._next(count)
         self._drop_prefetched()
@@ -297,12 +295,12 @@ class ReplayBufferEnsemble(Buffers):
         return self._turns.sample(chosen, share, partial(self._drawn, share), self._joined)
 
     def _drawn(self, share: int, at: int) -> Row:
-        """A row as the sampler of its buffer chooses it."""
+        """A row, chosen by the sampler of its buffer."""
         index, known = self._sampler._draw(at, self._members[at]._storage, share)
         return self._row(at, index, dict(known))
 
     def _row(self, at: int, index: Any, known: dict[Any, Any]) -> Row:
-        """A row that its buffer reads and validates."""
+        """A row, read and validated by its buffer."""
         rb = self._members[at]
         return at, *drawing.chosen(rb.plan, local(index, rb._storage), known)
 
@@ -329,10 +327,7 @@ class ReplayBufferEnsemble(Buffers):
         return self._finished(batches, stack_infos(buffer_ids, infos, self._fillings()))
 
     def _fillings(self) -> dict[str, float]:
-        """What rows of other buffers have where those of one have weights or tickets.
-
-        Weights of 1, they are drawn uniformly; tickets of -1, nobody else writes there.
-        """
+        """For rows without: weights of 1, as drawn uniformly, and tickets of -1, as not shared."""
         found: dict[str, float] = {}
         for rb in self._members:
             if isinstance(rb._sampler, PrioritizedSampler):
@@ -343,13 +338,13 @@ class ReplayBufferEnsemble(Buffers):
         return found
 
     def _finished_row(self, at: int, data: Any) -> Any:
-        """What one buffer has read, through its ``collate_fn`` and its transforms."""
+        """Items of one buffer, through its ``collate_fn`` and its transforms."""
         rb, collate = self._members[at], self._collate_fns[at]
         data = rb._collate(data) if collate is None else collate(rb._storage.uncollated(data))
         return rb._transform(data) if len(rb._transform) else data
 
     def _items(self, at: int, index: Any) -> Any:
-        """Items of one buffer, as a sample of it would have them."""
+        """Items of one buffer, by index, as in its samples."""
         rb = self._members[at]
         if self._collate_fns[at] is None or is_one(index):
             return rb[index]
@@ -385,10 +380,10 @@ def _made_of(
                 writer=writer,
                 transform=None if storages._transforms is None else storages._transforms[at],
                 collate_fn=None if collate_fns is None else collate_fns[at],
-                # One that leaves out what does not fill a batch has to know how large it is.
+                # A sampler with drop_last needs the size of a batch.
                 batch_size=share if getattr(sampler, "drop_last", False) else None,
             )
         )
         if mapping is not None:
-            storage.mapping = mapping  # as its first buffer reads data
+            storage.mapping = mapping  # as in its first buffer
     return tuple(made)

@@ -1,4 +1,4 @@
-"""The members of an ensemble: in a list, or those that its buffers have now."""
+"""The members of an ensemble: a list, or the present parts of its buffers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,15 @@ from shmbuffer.replay.checkpoints import apply_part, dump_part, read_part
 
 
 class Ensemble:
-    """Several storages, samplers or writers as one, indexed by the numbers of their buffers.
+    """Several storages, samplers or writers as one, each saved under its number."""
 
-    Each is saved for itself, in a directory or under a key that is its number.
-    """
-
-    _what: ClassVar[str]
-    """What a member is, for messages."""
+    _what: ClassVar[str]  # the name of a member in messages
     _members: Sequence[Any]
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, tuple):
             if len(index) != 1:
-                raise IndexError(
-                    f"a {self._what} has no items, so {index!r} names nothing in there"
-                )
+                raise IndexError(f"a {self._what} has no items, so {index!r} selects nothing")
             index = index[0]
         if is_everything(index):
             return self
@@ -38,7 +32,7 @@ class Ensemble:
         raise NotImplementedError
 
     def __len__(self) -> int:
-        """How many members there are."""
+        """How many members it has."""
         return len(self._members)
 
     def __repr__(self) -> str:
@@ -49,7 +43,7 @@ class Ensemble:
         return {str(at): member.state_dict() for at, member in enumerate(self._members)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave."""
+        """Load a state."""
         for at, member in enumerate(self._members):
             member.load_state_dict(state_dict[str(at)])
 
@@ -67,7 +61,7 @@ class Ensemble:
 
 
 class PartsOf(Sequence[Any]):
-    """The storage, sampler or writer of each buffer, which may be exchanged at any time."""
+    """The present storage, sampler or writer of each buffer."""
 
     def __init__(self, buffers: Sequence[Any], name: str) -> None:
         self._buffers, self._name = buffers, name
@@ -79,7 +73,7 @@ class PartsOf(Sequence[Any]):
         return len(self._buffers)
 
     def __reduce__(self) -> Any:
-        return list, (list(self),)  # alone, the parts leave the buffers behind
+        return list, (list(self),)  # the parts without the buffers
 
 
 def named(index: Any, count: int, what: str) -> int | list[int]:
@@ -98,8 +92,7 @@ def named(index: Any, count: int, what: str) -> int | list[int]:
     numbers = np.asarray(index)
     if numbers.ndim > 1:
         raise RuntimeError(
-            f"the {what}s of an ensemble lie in one row, so an index has one dimension; this one "
-            f"has {numbers.ndim}"
+            f"an index of the {what}s of an ensemble has one dimension; this one has {numbers.ndim}"
         )
     if numbers.dtype == np.bool_ and numbers.shape == (count,):
         numbers = np.nonzero(numbers)[0]
@@ -112,5 +105,5 @@ def named(index: Any, count: int, what: str) -> int | list[int]:
 
 
 def is_everything(index: Any) -> bool:
-    """Whether an index names all members in their order."""
+    """Whether an index selects all members in order."""
     return index is Ellipsis or (isinstance(index, slice) and index == slice(None))

@@ -1,4 +1,4 @@
-"""A data set that stays as it is, and what is collected: each sample has a fixed share of both.
+"""A fixed data set and collected items: each sample has a fixed share of both.
 
 extend(data)  ──▶  the online part
 sample(n)     ──▶  round(fraction * n) rows of the data set, the rest online, in one batch [n]
@@ -6,15 +6,13 @@ sample(n)     ──▶  round(fraction * n) rows of the data set, the rest onli
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
-from shmbuffer.memory import deadline
 from shmbuffer.memory.mixture import Mixture
 from shmbuffer.numpy.keys import INDEX
 from shmbuffer.replay.buffers import TensorDictReplayBuffer, drawing
@@ -22,7 +20,6 @@ from shmbuffer.replay.buffers.plan import Plan
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.buffers.sample_info import with_info
 from shmbuffer.replay.datasets.loading import opened
-from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.one_batch import OneBatch
 from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
 from shmbuffer.replay.ensembles.turns import Row
@@ -34,45 +31,43 @@ from shmbuffer.replay.transforms import Transform
 
 
 class OfflineToOnlineReplayBuffer(TwoParts):
-    """A data set and what is collected beside it, sampled in a fixed proportion.
+    """A data set and collected items, sampled in a fixed proportion.
 
-    ``sample(n)`` has exactly ``round(offline_fraction * n)`` rows of the data set, first, and the
-    rest of the online part, as one flat batch. As long as the online part is empty all rows are of
-    the data set. ``extend`` and ``add`` write into the online part; nothing changes the data set.
+    ``sample(n)`` is one flat batch of exactly ``round(offline_fraction * n)`` rows of the data set,
+    first, and rows of the online part. While the online part is empty, all rows are of the data
+    set. ``extend`` and ``add`` write into the online part; the data set never changes.
 
-    The proportion is one number for all processes that have the online part: `anneal` in one of
-    them, and the next sample of each has it. It is in the part's directory, where it survives them,
-    or in its anonymous memory.
+    All processes with the online part share the proportion: after `anneal` in one of them, the next
+    sample of each has it. It is stored with the online part.
 
-    A sample says its ``"index"``: a number below the capacity of the online part is a place in
-    there, one from there on an item of the data set. Both parts may have priorities, which
-    `update_tensordict_priority` and `update_priority` set in the right one. An importance weight
-    corrects what its own part's priorities favour; that the parts are mixed is meant, and not
-    corrected. Where one part alone has priorities, the rows of the other weigh 1.
+    An ``"index"`` below the capacity of the online part is a place there, others are items of the
+    data set. Both parts may have priorities, set by `update_tensordict_priority` and
+    `update_priority`. An importance weight corrects for the priorities of its own part, not for the
+    proportion. Rows of a part without priorities weigh 1.
 
     Args:
-        offline_dataset: a buffer; a directory (`pathlib.Path`) that a `ReadOnlyStorage` opens; or a
-            name for `load_dataset`, as ``"minari:door/human-v2"`` or ``"parquet:runs.parquet"``. A
-            `ReadOnlyStorage` is mapped once, for all learners.
+        offline_dataset: a buffer; a directory (`pathlib.Path`), opened as a `ReadOnlyStorage`,
+            which all learners share; or a name for `load_dataset`, such as
+            ``"minari:door/human-v2"`` or ``"parquet:runs.parquet"``.
         online_storage: of the online part, with one storage dimension. A `LazyMemmapStorage` is
             shared.
-        online_capacity: in its place: a `LazyTensorStorage` of that size.
-        offline_fraction: share of the data set in a sample, between 0 and 1; of a shared online
-            part, what all began with.
+        online_capacity: instead, the size of a `LazyTensorStorage`.
+        offline_fraction: share of the data set in a sample, between 0 and 1; the same initial value
+            for all handles of a shared online part.
         batch_size: of ``sample()``; and of a data set that is loaded by name.
         transform: called with every sample.
-        online_sampler: who draws from the online part; None is a `RandomSampler`.
+        online_sampler: of the online part; None is a `RandomSampler`.
         priority_key: see `TensorDictReplayBuffer`.
         generator: of the draws in both parts.
-        rank: see `ReplayBuffer`; of the draws in both parts.
+        rank: see `ReplayBuffer`; for both parts.
         prefetch: see there.
         **dataset_kwargs: for `load_dataset`.
 
     Raises:
         ValueError: both or none of ``online_storage`` and ``online_capacity``; a fraction that is
-            not between 0 and 1, or not the one that a shared online part began with; a storage of
-            several dimensions, or without an end; ``dataset_kwargs`` for what is there already.
-        TypeError: ``offline_dataset`` is none of these.
+            not between 0 and 1, or not the initial one of a shared online part; a storage of
+            several dimensions, or without a limit; ``dataset_kwargs`` for a loaded data set.
+        TypeError: another kind of ``offline_dataset``.
 
     Example:
         >>> import torch
@@ -135,7 +130,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         if rank is not None:
             offline._rank_given = rank
         if online_storage.shared:
-            offline.share()  # so that learners of one seed draw by their ranks from it too
+            offline.share()  # so that ranks of one seed draw differently from it, too
         offline._ask_rank()
         self._mixture = _mixture(online_storage, self._base)
         super().__init__(
@@ -157,26 +152,24 @@ class OfflineToOnlineReplayBuffer(TwoParts):
 
     @property
     def offline_fraction(self) -> float:
-        """Share of the data set in the next sample, of this process and of all others."""
+        """Share of the data set in the next sample of every process."""
         return float(self._mixture.fraction)
 
     def anneal(self, step: int, total_steps: int) -> None:
-        """Let the share of the data set fall to 0, as a straight line, for every process.
+        """Set the share of the data set, for every process, falling linearly to 0.
 
         Args:
-            step: where it is on the line, from 0 on.
-            total_steps: where it is 0.
+            step: the present step, from 0.
+            total_steps: the step at which the share is 0.
 
         Raises:
             ValueError: ``total_steps`` below 1, or ``step`` below 0.
-
-        Cost: one store. The process that called it last decides.
         """
         if total_steps < 1 or step < 0:
             raise ValueError(f"anneal: step {step} of {total_steps}; count from 0 to at least 1")
         self._mixture.fraction = self._base * max(0.0, 1.0 - step / total_steps)
 
-    # Under the names by which TorchRL's trainer saves and sets them.
+    # The names by which TorchRL's trainer saves and sets them.
     @property
     def _offline_fraction(self) -> float:
         return self.offline_fraction
@@ -222,15 +215,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         return self.online_buffer.add(data, timeout, streams=streams)
 
     def extend(self, data: Any, **options: Any) -> Any:
-        """Write a batch into the online part; see `TensorDictReplayBuffer.extend`.
-
-        Args:
-            data: the batch.
-            **options: see there.
-
-        Returns:
-            Its indices in the online part, which are also those of a sample.
-        """
+        """Write a batch into the online part; see `TensorDictReplayBuffer.extend`."""
         return self.online_buffer.extend(data, **options)
 
     def empty(self, empty_write_count: bool = True) -> None:
@@ -241,57 +226,22 @@ class OfflineToOnlineReplayBuffer(TwoParts):
 
     # -- sampling ------------------------------------------------------------------------------
 
-    @eager
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,
-        include_info: bool | None = None,
-        *,
-        min_size: int | None = None,
-        timeout: float | None = None,
-        lease: float | None = None,
-    ) -> Any:
-        """Draw a batch of both parts.
+    def _drawing(self, min_size: int | None) -> Callable[[int], Batch]:
+        return partial(self._mixed, min_size=min_size) if min_size else self._next
 
-        Args:
-            batch_size: how many items; None is the constructor's.
-            return_info: return ``(data, info)``.
-            include_info: False leaves index and weights out of a sample of TensorDicts.
-            min_size: wait until the online part has so many items, where it has a share.
-            timeout: seconds to wait, for them and for a `RateLimiter` of the online part; None: as
-                long as it takes.
-            lease: not there.
-
-        Returns:
-            The data ``[batch_size, ...]``, rows of the data set first.
-
-        Raises:
-            EmptyBufferError: nothing in a part that has a share; or in the data set, as long as the
-                online part is empty.
-            RateLimitTimeout, RateLimitError: items have to be written first.
-            RuntimeError: no batch size anywhere; or the parts hold items of different forms.
-
-        Cost: a native call for each part, and one copy of the rows more.
-        """
-        self._delivering(lease, self._next)
-        with deadline.within(timeout):
-            count = self._count(batch_size)
-            data, info = self._mixed(count, min_size) if min_size else self._next(count)
-        if include_info is not False and isinstance(data, TensorDictBase):
-            data = with_info(data, info, by_item=False)
-        return (data, info) if return_info else data
+    def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
+        return with_info(data, info, by_item=False), info
 
     def _next(self, count: int) -> Batch:
         if self._prefetcher is None or count != self._batch_size:
-            return self._mixed(count, None)
+            return self._mixed(count)
         if self._turns.are_needed():
             self._drop_prefetched()
-            return self._mixed(count, None)
+            return self._mixed(count)
         return self._prefetcher.next()
 
     def _shares(self, count: int, *, waits: bool = False) -> Iterator[tuple[int, int]]:
-        """How many rows are of which part."""
+        """The number of rows of each part."""
         of_data = round(self.offline_fraction * count)
         if not waits and not len(self.online_buffer):
             of_data = count
@@ -303,7 +253,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
             for at, share in self._shares(count)
         )
 
-    def _mixed(self, count: int, min_size: int | None) -> Batch:
+    def _mixed(self, count: int, min_size: int | None = None) -> Batch:
         shares = [*self._shares(count, waits=bool(min_size))]
         if not min_size and (one := self._as_one()) is not None:
             data, info = one.sample(shares, (0, self._start))
@@ -316,7 +266,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         return self._joined(rows)
 
     def _as_one(self) -> OneBatch | None:
-        """What makes batches of both parts at once, as their plans are now; None: nothing does."""
+        """Makes batches of both parts at once; None if their present plans do not allow it."""
         plans = [rb.plan for rb in self._members]
         if any(plan.limiter_version[0] for plan in plans):
             return None
@@ -325,7 +275,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         return self._one_batch[1]
 
     def _drawn_from(self, at: int, share: int) -> Batch:
-        """So many items of a part, also where a pass of its sampler ends among them."""
+        """Items of a part, also across the end of a pass."""
         rb = self._members[at]
         plan = rb.plan
         if plan.draws:
@@ -349,7 +299,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         )
 
     def _joined(self, rows: list[Row]) -> Batch:
-        """One batch of the rows of each part, and what is known about them."""
+        """One batch of the rows of both parts."""
         fillings, infos = self._fillings(), []
         for at, _, known in rows:
             where = known[INDEX] + at * self._start
@@ -362,7 +312,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
 
 
 class _MixedSampler(SamplerEnsemble):
-    """The samplers of both parts; what they are mixed in is saved with them."""
+    """The samplers of both parts, saved with the proportion."""
 
     def __init__(self, mixture: Any, *samplers: Sampler) -> None:
         super().__init__(*samplers)
@@ -378,7 +328,7 @@ class _MixedSampler(SamplerEnsemble):
 
 
 def _mixture(storage: Storage, base: float) -> Any:
-    """Where the share is: with the storage, if that is shared memory; else in this process."""
+    """The share, stored with the storage if that is shared memory, else in this process."""
     if isinstance(storage, TensorStorage) or (isinstance(storage, RingBacked) and storage.shared):
         return Mixture(storage.engine(), base)
     return SimpleNamespace(fraction=base)

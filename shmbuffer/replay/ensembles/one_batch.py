@@ -1,9 +1,9 @@
-"""Rows of several buffers in one batch, each gathered to its place: nothing is copied twice.
+"""Rows of several buffers in one batch, gathered in place without a second copy.
 
     buffer 0 ──▶ rows [0, a)    ┐
     buffer 1 ──▶ rows [a, n)    ┘ of the same tensors, index, weights and tickets
 
-For buffers whose items are of one form and are drawn in one native call, with nothing in between.
+For buffers whose items have one form and are drawn in one native call, without further steps.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from shmbuffer.replay.buffers.prefetch import Batch
 
 Shares = Sequence[tuple[int, int]]
-"""The number of a buffer, and how many rows are its own; in the order of the batch."""
+"""Buffers by number, and how many rows of each; in the order of the batch."""
 
 
 class OneBatch:
-    """What two buffers with these plans have in common."""
+    """Batches of two buffers with these plans."""
 
     def __init__(self, plans: Sequence[Plan], weight_keys: tuple[str, ...]) -> None:
         self._plans = plans
         self._weight_keys = weight_keys
         self._leaves = plans[0].payload.leaves
         paths = [leaf.path for leaf in self._leaves.leaves]
-        #: Of each buffer: where its leaves are among the first one's.
+        #: For each buffer, the positions of its leaves among those of the first.
         self._orders = [
             [paths.index(leaf.path) for leaf in plan.payload.leaves.leaves] for plan in plans
         ]
@@ -42,7 +42,7 @@ class OneBatch:
 
     @classmethod
     def of(cls, buffers: Sequence[ReplayBuffer], weight_keys: tuple[str, ...]) -> OneBatch | None:
-        """None where rows have to come one by one."""
+        """None if each buffer has to make its rows separately."""
         plans = [rb.plan for rb in buffers]
         if not all(map(_is_plain, buffers, plans)):
             return None
@@ -89,7 +89,7 @@ class OneBatch:
 
 
 def _is_plain(rb: ReplayBuffer, plan: Plan) -> bool:
-    """Whether a buffer's rows can be filled in at once."""
+    """Whether a buffer's rows can be gathered in place."""
     leaves = getattr(plan.payload, "leaves", None)
     return (
         plan.draws

@@ -1,7 +1,7 @@
-"""The rows of an ensemble's sample: what is known of each, as one TensorDict, and back.
+"""The rows of an ensemble's sample, as one TensorDict, and back.
 
 rows of buffers  ──▶ stacked  ──▶ a sample with its index: buffer_ids [rows], index [rows, n]
-such an index    ──▶ routes   ──▶ for each buffer the items that are its own
+such an index    ──▶ routes   ──▶ the items of each buffer
 data to write    ──▶ routed   ──▶ the buffer of each item
 """
 
@@ -49,7 +49,7 @@ def stack_batches(batches: list[Any]) -> Any:
         return stack(batches)
     except (RuntimeError, TypeError) as error:
         raise RuntimeError(
-            f"what the buffers gave cannot be stacked ({error}); give the ensemble a collate_fn, "
+            f"the rows of the buffers cannot be stacked ({error}); give the ensemble a collate_fn, "
             "which is called with the list of them"
         ) from error
 
@@ -57,7 +57,7 @@ def stack_batches(batches: list[Any]) -> Any:
 def stack_infos(
     buffer_ids: list[int], infos: list[dict[Any, Any]], fillings: dict[str, float]
 ) -> Any:
-    """What is known about each row, as one TensorDict ``[rows]``."""
+    """The info of each row, as one TensorDict ``[rows]``."""
     indices, rows = [], []
     for info in infos:
         index = info[INDEX]
@@ -95,22 +95,17 @@ def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
 class Route(NamedTuple):
     """The part of a sample that is from one buffer."""
 
-    at: int
-    """Which buffer."""
+    at: int  # number of the buffer
     storage: Any
-    """Its storage."""
-    where: torch.Tensor
-    """Index in there: int64 ``[n]``, or ``[n, ndim]`` where there are lanes."""
-    entries: dict[Any, Any]
-    """What belongs to these items: tensors ``[n, ...]``, or a number for all, or None."""
-    rows: torch.Tensor
-    """Which items of the sample they are, int64 ``[n]``: positions in the flat sample."""
+    where: torch.Tensor  # index in the storage: int64 ``[n]``, or ``[n, ndim]`` with lanes
+    entries: dict[Any, Any]  # of these items: tensors ``[n, ...]``, or a number for all, or None
+    rows: torch.Tensor  # positions in the flat sample, int64 ``[n]``
 
 
 def routes(
     index: Any, storage: Any, entries: dict[Any, Any], *, several: bool = False
 ) -> Iterator[Route]:
-    """Divide what belongs to a sample among its buffers."""
+    """Divide the entries of a sample among its buffers."""
     if not isinstance(index, TensorDictBase) or BUFFER_IDS not in index.keys():  # noqa: SIM118
         raise TypeError(
             f"an index of an ensemble is a TensorDict with {BUFFER_IDS!r} and {INDEX!r}, as a "
@@ -147,24 +142,14 @@ def routes(
 
 
 def known_tickets(tickets: torch.Tensor | None) -> torch.Tensor | None:
-    """Tickets int64 ``[n]`` of items ``[n, ...]``; None where they are not known (-1)."""
+    """Tickets int64 ``[n]`` of items ``[n, ...]``; None if one is unknown (-1)."""
     if tickets is None or bool((tickets < 0).any()):
         return None
     return one_each(tickets)
 
 
 def written_tickets(rb: Any, before: int, slots: torch.Tensor) -> torch.Tensor:
-    """Which write has put items where a write has put them.
-
-    Args:
-        rb: their buffer.
-        before: its ring's head before the write.
-        slots: what the write has returned, int64 ``[n]``.
-
-    Returns:
-        Tickets, int64 ``[n]``; -1 where there are none. Where others have written between the two,
-        one may be too low: it is stale.
-    """
+    """Tickets of a write from the ring's head before it; -1: none. Too low if others wrote."""
     ring = ring_of(rb._storage)
     if ring is None or not len(slots):
         return torch.full((len(slots),), -1)
@@ -198,8 +183,8 @@ def routed(
     numbers = data.get(key, None)
     if numbers is None:
         raise KeyError(
-            f"there is no entry {key!r} (routing_key) that says for which buffer an item is; the "
-            f"data have {sorted(map(str, data.keys(True, True)))}"
+            f"there is no entry {key!r} (routing_key) with the buffer of each item; the data have "
+            f"{sorted(map(str, data.keys(True, True)))}"
         )
     if numbers.dtype is torch.bool or numbers.is_floating_point() or numbers.is_complex():
         raise TypeError(f"buffers are numbered by integers, got {numbers.dtype} in {key!r}")
@@ -235,7 +220,7 @@ def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def _of(value: torch.Tensor | None, rows: Any) -> torch.Tensor | None:
-    """What belongs to some rows; a single number belongs to all."""
+    """The entries of some rows; a single number is for all."""
     return value if value is None or value.dim() == 0 else value[rows]
 
 

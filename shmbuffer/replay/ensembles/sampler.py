@@ -1,4 +1,4 @@
-"""Several samplers as one: buffers are chosen first, then each of them draws its share.
+"""Several samplers as one: it chooses buffers, each of which draws its share.
 
     batch_size 12, 3 buffers chosen ──▶ buffer 1: 4 items
                                         buffer 0: 4 items   ──▶ index [3, 4], buffer_ids [3]
@@ -33,22 +33,22 @@ class IndivisibleBatchError(ValueError, RuntimeError):
 
 
 class SamplerEnsemble(Ensemble, Sampler):
-    """The samplers of the buffers of a `ReplayBufferEnsemble`, and how buffers are chosen.
+    """The samplers of a `ReplayBufferEnsemble`, and the choice of buffers.
+
+    ``samplers[i]`` is the i-th, any other index gives an ensemble.
 
     Args:
         *samplers: one for each buffer.
-        p: how often each buffer is chosen, relative to the others: one number each, not negative.
-            A buffer with 0 never is. ``"sampleable"`` takes what each could draw at that moment:
-            its items, or the places where a slice can begin. None: all alike. Can be set later.
+        p: relative frequency of each buffer, not negative. ``"sampleable"`` is the number of
+            possible draws at that moment: items, or places where a slice can begin. None: equal.
+            Can be set later.
         sample_from_all: every batch has a share of every buffer; excludes ``p``.
-        num_buffer_sampled: how many shares a batch is made of; a buffer may have several, or none.
-            None is the number of buffers, and so it is with ``sample_from_all``.
-
-    ``samplers[i]`` is the i-th, any other index gives an ensemble of those that it names.
+        num_buffer_sampled: how many shares a batch has; a buffer may have several, or none. None,
+            and with ``sample_from_all``, it is the number of buffers.
 
     Raises:
         RuntimeError: ``p`` and ``sample_from_all``.
-        ValueError: ``p`` has another length, or a negative number or NaN in it.
+        ValueError: ``p`` has another length, a negative number or NaN.
 
     Source: ``torchrl.data.SamplerEnsemble``.
     """
@@ -76,8 +76,8 @@ class SamplerEnsemble(Ensemble, Sampler):
     def p(self, value: Weights) -> None:
         if value is not None and self.sample_from_all:
             raise RuntimeError(
-                "p says how often buffers are chosen, and sample_from_all=True chooses each of "
-                "them every time; give one of the two"
+                "p says how often buffers are chosen, and sample_from_all=True always chooses all "
+                "of them; give one of the two"
             )
         if value is None or isinstance(value, str):
             if value not in (None, SAMPLEABLE):
@@ -114,20 +114,15 @@ class SamplerEnsemble(Ensemble, Sampler):
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, Any]:
         """Draw from a `StorageEnsemble`.
 
-        Args:
-            storage: where from.
-            batch_size: how many items in all.
-
         Returns:
             A TensorDict ``[rows]`` with ``"buffer_ids"`` int64 ``[rows]`` and ``"index"`` int64
-            ``[rows, batch_size / rows]``, and one with what the samplers know about their draws.
-            Where rows differ in keys or shapes they are stacked lazily.
+            ``[rows, batch_size / rows]``, and one with the infos of the draws. Rows that differ in
+            keys or shapes are stacked lazily.
 
         Raises:
             TypeError: ``storage`` is no `StorageEnsemble`.
-            RuntimeError: the batch cannot be divided by ``num_buffer_sampled`` (also a
-                ValueError), or there is no buffer that can be chosen.
-            EmptyBufferError: nothing to draw from in a buffer that was chosen.
+            RuntimeError: ``num_buffer_sampled`` does not divide the batch (also a ValueError).
+            EmptyBufferError: nothing to draw from in a chosen buffer, or no buffer to choose.
         """
         chosen = self.shares(storage, batch_size)
         share = batch_size // len(chosen)
@@ -135,10 +130,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """Whether every buffer that may be chosen has a share of such a batch to give.
-
-        Where any of several is chosen at random, all of them have to be ready.
-        """
+        """Whether every buffer that may be chosen can give its share of such a batch."""
         share, rest = divmod(batch_size, self.num_buffer_sampled)
         members = storage._members
         return not rest and self._all_can(
@@ -146,7 +138,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         )
 
     def _all_can(self, storages: Sequence[Any], share: int, can: Callable[[int], bool]) -> bool:
-        """Whether this is true of each buffer that may be chosen, and there is one."""
+        """Whether there are buffers to choose, and this is true of all of them."""
         p = None if self.sample_from_all else self._p
         weights: Sequence[Any] = [1] * len(storages) if p is None else list(p)
         if isinstance(p, str):
@@ -155,11 +147,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         return bool(chosen) and all(map(can, chosen))
 
     def shares(self, storage: Any, batch_size: int) -> list[int]:
-        """Which buffers the rows of a batch come from; see `sample` for what it takes and raises.
-
-        Returns:
-            The number of a buffer for each row, ``batch_size / len`` items each.
-        """
+        """The buffer of each row of a batch; raises as `sample`."""
         if not isinstance(storage, StorageEnsemble):
             raise TypeError(
                 f"a SamplerEnsemble draws from a StorageEnsemble, got {type(storage).__name__}"
@@ -174,12 +162,12 @@ class SamplerEnsemble(Ensemble, Sampler):
         return self._choose(storage._members, batch_size // rows)
 
     def _sampleable(self, storages: Sequence[Any], share: int) -> list[int]:
-        """What each buffer could give for a row."""
+        """The number of possible draws in each buffer."""
         each = zip(self._members, storages, strict=True)
         return [sampler._sampleable_count(storage, share) for sampler, storage in each]
 
     def _choose(self, storages: Sequence[Any], share: int) -> list[int]:
-        """The buffer of each row."""
+        """Choose the buffer of each row."""
         count = self.num_buffer_sampled
         if self.sample_from_all:
             return list(range(count))
@@ -198,7 +186,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         return drawn_by(self, torch.multinomial, p, count, True).tolist()
 
     def _draw(self, at: int, storage: Any, count: int) -> tuple[torch.Tensor, dict[Any, Any]]:
-        """One row; where a pass of its sampler ends before it is full, the next pass fills it."""
+        """One row; if a pass of its sampler ends in it, the next pass fills it."""
         if not len(storage):
             raise EmptyBufferError(
                 f"buffer {at} of the ensemble is empty: write into ensemble[{at}] before sampling, "
@@ -212,7 +200,7 @@ class SamplerEnsemble(Ensemble, Sampler):
             indices.append(part)
             infos.append(info)
             missing -= len(part)
-            # Fewer than asked for without the end of a pass (short slices) are the sampler's will.
+            # Fewer items without the end of a pass (short slices) are intended.
             if missing <= 0 or not sampler.ran_out or not len(part):
                 break
         if len(indices) == 1:
@@ -241,21 +229,16 @@ class SamplerEnsemble(Ensemble, Sampler):
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """Set priorities, each in the buffer that its item is from.
+        """`PrioritizedSampler.update_priority`, each item in its buffer.
+
+        The result is the sum over all buffers; those without priorities count none. After an error,
+        other buffers may have been changed.
 
         Args:
             index: ``sample["index"]`` or ``info["index"]``, or a part of it.
             priority: one number for each item, of the same leading shape; or one for all.
             storage: the `StorageEnsemble`.
-            generation: ``sample["index_generation"]``; see `PrioritizedSampler.update_priority`.
-
-        Returns:
-            How many were applied and how many were stale, in all buffers together. Buffers without
-            priorities count none.
-
-        Raises:
-            ValueError, IndexError, RuntimeError: see `PrioritizedSampler.update_priority`; what
-                belongs to other buffers may have been changed.
+            generation: ``sample["index_generation"]``.
         """
         applied = stale = 0
         for part in routes(index, storage, {"priority": priority, "generation": generation}):
@@ -264,7 +247,7 @@ class SamplerEnsemble(Ensemble, Sampler):
             update = self._members[part.at].update_priority(
                 part.where, part.entries["priority"], storage=part.storage, **known
             )
-            if update is not None:  # somebody else's sampler may say nothing
+            if update is not None:  # as of a foreign sampler
                 applied, stale = applied + update.applied, stale + update.stale
         return PriorityUpdate(applied, stale)
 
@@ -280,12 +263,12 @@ class SamplerEnsemble(Ensemble, Sampler):
         return {**super().state_dict(), **self._own_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave."""
+        """Load a state."""
         super().load_state_dict(state_dict)
         self._take_state(state_dict)
 
     def _own_state(self) -> dict[str, Any]:
-        """What is known beside the samplers."""
+        """The state besides those of the samplers."""
         return {"_p": self._p}
 
     def _take_state(self, state: dict[str, Any]) -> None:
@@ -311,7 +294,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         return SamplerEnsemble(*(self._members[at] for at in found), **self.choice(found))
 
     def choice(self, found: list[int]) -> dict[str, Any]:
-        """How buffers are chosen, as the constructor takes it, for some of them."""
+        """The arguments of the constructor for some of the buffers."""
         return {
             "p": self._p[found] if isinstance(self._p, torch.Tensor) else self._p,
             "sample_from_all": self.sample_from_all,

@@ -20,23 +20,17 @@ _METADATA = "metadata.json"
 
 
 class StorageEnsembleCheckpointer(StorageCheckpointerBase):
-    """The members of a `StorageEnsemble`, each with its own checkpointer.
+    """Saves the members of a `StorageEnsemble` one after the other, by their own checkpointers.
 
-        <path>/metadata.json        which members have nothing in them: they are not saved
-        <path>/<number>/            a member
-        <path>/<number>_transform.pt   the state of its transform, if it has one
-
-    Each member is of one moment; the members are saved one after the other.
+        <path>/metadata.json           the numbers of empty members, which are not saved
+        <path>/<number>/               a member
+        <path>/<number>_transform.pt   the state of its transform, if any
 
     Source: ``torchrl.data.StorageEnsembleCheckpointer``.
     """
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
-        """Write each member into a directory that is called by its number.
-
-        Returns:
-            What each member's checkpointer returned; None for those that are empty.
-        """
+        """Save each member; the results of their checkpointers, None for empty ones."""
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
         members = storage._members
@@ -52,10 +46,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         return moments
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
-        """Load each member; those that were empty are emptied.
-
-        Returns:
-            What became of each.
+        """Load each member, and empty those that were empty; what became of each.
 
         Raises:
             ValueError: the checkpoint has another number of members; nothing was changed.
@@ -101,11 +92,10 @@ class StorageEnsemble(Ensemble, Storage):
 
     Args:
         *storages: one for each buffer.
-        transforms: one for each storage, called with what is read from it, or None for none.
+        transforms: one for each storage, called with items read from it, or None.
 
     ``storages[i]`` is the i-th, ``storages[i, index]`` reads from it, ``storages[:, index]`` gives
-    a list with a batch of each; any other index gives an ensemble of those that it names. Its
-    ``len`` is their number.
+    a list with a batch of each; any other index gives an ensemble. Its ``len`` is their number.
 
     Raises:
         TypeError: another number of transforms than of storages.
@@ -137,7 +127,7 @@ class StorageEnsemble(Ensemble, Storage):
 
     @property
     def shared(self) -> bool:
-        """Whether one of them is shared."""
+        """Whether any of them is shared."""
         return any(storage.shared for storage in self._members)
 
     @property
@@ -146,14 +136,7 @@ class StorageEnsemble(Ensemble, Storage):
         return all(storage.initialized for storage in self._members)
 
     def get(self, index: Any) -> list[tuple[int, Any]]:
-        """What a sampler of the ensemble has chosen.
-
-        Args:
-            index: a TensorDict ``[rows]`` with ``"buffer_ids"`` int64 ``[rows]`` and ``"index"``
-                int64 ``[rows, n]`` (``[rows, n, ndim]``).
-
-        Returns:
-            For each row the number of its storage, and the batch from there, transformed.
+        """For each row of an index of `SamplerEnsemble` its storage's number and the batch.
 
         Raises:
             TypeError: another kind of index.
@@ -174,8 +157,8 @@ class StorageEnsemble(Ensemble, Storage):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
         """RuntimeError: say which storage."""
         raise RuntimeError(
-            "a StorageEnsemble does not know for which of its storages the data are: write into "
-            "one of them, ensemble[i].set(index, data)"
+            "a StorageEnsemble cannot choose the storage for the data: write into one of them, "
+            "ensemble[i].set(index, data)"
         )
 
     def add(self, data: Any) -> NoReturn:
@@ -187,11 +170,7 @@ class StorageEnsemble(Ensemble, Storage):
         self.set(0, data)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave.
-
-        Raises:
-            ValueError: it is of another number of storages; nothing was changed.
-        """
+        """Load a state; ValueError: it has another number of storages, nothing was changed."""
         if sorted(state_dict) != sorted(str(at) for at in range(len(self))):
             raise ValueError(
                 f"the state is of storages {sorted(state_dict)}, this ensemble has {len(self)}"
@@ -225,8 +204,5 @@ class StorageEnsemble(Ensemble, Storage):
 
 
 def local(index: torch.Tensor, storage: Any) -> Any:
-    """The index of one row of a sample, as the storage of its buffer takes it.
-
-    Returns int64 ``[n]``, or a tuple of ``ndim`` of them.
-    """
+    """The index of a row for its storage: int64 ``[n]``, or a tuple of ``ndim`` of them."""
     return tuple(index.unbind(-1)) if getattr(storage, "ndim", 1) > 1 else index

@@ -1,10 +1,10 @@
-"""What limits the buffers of an ensemble limits its samples, each row by its own buffer's limiter.
+"""The rate limiters of an ensemble's buffers, each applied to the rows of its buffer.
 
-    which buffers ──▶ every row waits until it may be drawn, and counts
-                  ──▶ rows are drawn ──▶ those of queues are taken ──▶ the sample
+    chosen buffers ──▶ every row waits until it may be drawn, and counts
+                   ──▶ rows are drawn ──▶ those of queues are taken ──▶ the sample
 
-A sample is made as a whole or counts for nothing. What was taken out of a queue for a sample that
-then fails is kept for the next one of this handle.
+A sample that fails does not count. Items that it has taken out of a queue are kept for the next
+sample of this handle.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from shmbuffer.replay.buffers import ReplayBuffer
 
 Row = tuple[int, Any, dict[Any, Any]]
-"""The number of a buffer, items of it, and what is known about them."""
+"""The number of a buffer, items of it, and their info."""
 
 
 class _Taken(NamedTuple):
-    """So many items of a queue, which nobody else gets any more."""
+    """Items taken out of a queue."""
 
     share: int
     batch: Batch
 
 
 class Turns:
-    """Samples of several buffers, each in its turn."""
+    """Samples of several buffers, once each buffer admits its rows."""
 
     def __init__(self, buffers: Sequence[ReplayBuffer]) -> None:
         self._buffers = buffers
-        #: Rows by process and buffer, the oldest first.
+        #: Kept rows by process and buffer, oldest first.
         self._kept: dict[tuple[int, int], deque[_Taken]] = {}
 
     def are_needed(self) -> bool:
@@ -52,7 +52,7 @@ class Turns:
         draw: Callable[[int], Row],
         join: Callable[[list[Row]], Batch],
     ) -> Batch:
-        """A sample, once all of its rows may be drawn."""
+        """A sample, once all of its rows are admitted."""
         turns: list[Turn | None] = []
         taken: list[tuple[int, Batch]] = []
         try:
@@ -60,7 +60,7 @@ class Turns:
                 turns.append(self._buffers[at].plan.limits.turn(share))
             queues = {row: turn.ring for row, turn in enumerate(turns) if turn and turn.is_queue}
             found = dict[int, Row]()
-            # Rows of queues come last: nobody can put them back.
+            # Rows of queues come last: they cannot be put back.
             for row in sorted(range(len(chosen)), key=queues.__contains__):
                 at = chosen[row]
                 batch = self._out_of_queue(at, queues[row], share) if row in queues else None
@@ -78,7 +78,7 @@ class Turns:
             raise
 
     def _out_of_queue(self, at: int, ring: Ring, share: int) -> Batch | None:
-        """A row, of what was kept if there is some; None if it is no queue any more."""
+        """A row, kept or new; None if it is no queue any more."""
         kept = self._kept.get((os.getpid(), at), deque())
         try:
             first = kept.popleft()  # threads may share it
@@ -89,7 +89,7 @@ class Turns:
         kept.appendleft(first)
         raise RuntimeError(
             f"a sample that failed has taken {first.share} items out of the queue of buffer {at}, "
-            f"which are kept for the next sample, and {share} are wanted of it; sample with the "
+            f"which are kept for the next sample, and this one needs {share}; sample with the "
             "earlier batch size first"
         )
 

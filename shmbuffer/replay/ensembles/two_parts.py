@@ -1,13 +1,14 @@
-"""Two buffers under one index: the places of the online part, and behind them the data set's.
+"""Two buffers under one index: the places of the online part, then those of the data set.
 
     0 .. capacity - 1              places of the online part, as its writes return them
     capacity .. capacity + data    items of the data set
 
-What an index names is read in its part, and priorities, generations and patches go there.
+Items are read, and priorities and patches applied, in the part of their index.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from torch.utils._pytree import tree_map
 
 from shmbuffer.numpy.keys import INDEX
 from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.buffers.access import ConditionalUpdateResult, _is_key
+from shmbuffer.replay.buffers.access import is_key
 from shmbuffer.replay.buffers.priority_entry import no_index, one_each
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.ensembles.changes import together
 from shmbuffer.replay.ensembles.ensemble import ReplayBufferEnsemble
 from shmbuffer.replay.ensembles.rows import BUFFER_IDS
 from shmbuffer.replay.form.nodes import is_collection
@@ -34,7 +36,7 @@ class TwoParts(ReplayBufferEnsemble):
 
     @property
     def online_buffer(self) -> ReplayBuffer:
-        """What is collected."""
+        """The online part."""
         return self._members[ONLINE]
 
     @property
@@ -50,8 +52,8 @@ class TwoParts(ReplayBufferEnsemble):
     # -- items by their index ------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """Items by the index that samples and writes give; a slice leaves empty places out."""
-        if isinstance(index, str) or _is_key(index):
+        """Items by the index of samples and writes; a slice leaves empty places out."""
+        if is_key(index):
             return self[:][index]
         start = self._start
         end = start + self.offline_buffer._storage.max_size
@@ -64,25 +66,27 @@ class TwoParts(ReplayBufferEnsemble):
         places = torch.from_numpy(np.arange(end)[index if sliced else as_array(index)].copy())
         if sliced:
             held = torch.ones(len(places), dtype=torch.bool)
-            for at, rb in enumerate(self._members):
-                rows = torch.nonzero((places >= start) == bool(at)).flatten()
-                there: Any = rb._storage.contains
-                held[rows] = there(places[rows] - at * start)
+            for rb, rows, local in self._by_part(places):
+                contains: Any = rb._storage.contains
+                held[rows] = contains(local)
             places = places[held]
-        order, parts = [], []
-        for at, rb in enumerate(self._members):
-            rows = torch.nonzero((places >= start) == bool(at)).flatten()
-            if len(rows):
-                order.append(rows)
-                parts.append(rb[places[rows] - at * start])
+        parts = [(rows, rb[local]) for rb, rows, local in self._by_part(places) if len(rows)]
         if not parts:
             return self._transformed(self.offline_buffer[:0])
-        sorted_ = torch.argsort(torch.cat(order))
-        data = tree_map(lambda leaf: leaf[sorted_], self._collate(parts), is_leaf=is_collection)
-        return self._transformed(data)
+        order = torch.argsort(torch.cat([rows for rows, _ in parts]))
+        data = self._collate([items for _, items in parts])
+        return self._transformed(tree_map(lambda leaf: leaf[order], data, is_leaf=is_collection))
+
+    def _by_part(
+        self, places: torch.Tensor
+    ) -> Iterator[tuple[ReplayBuffer, torch.Tensor, torch.Tensor]]:
+        """Each part, its rows of ``places``, and the index there."""
+        for at, rb in enumerate(self._members):
+            rows = torch.nonzero((places >= self._start) == bool(at)).flatten()
+            yield rb, rows, places[rows] - at * self._start
 
     def _routable(self, index: Any) -> TensorDict:
-        """An index as an ensemble has it."""
+        """An index in the form of an ensemble's."""
         places = torch.as_tensor(index)
         places = one_each(places) if places.dim() > 1 else places.reshape(-1)
         ids = (places >= self._start).long()
@@ -101,10 +105,7 @@ class TwoParts(ReplayBufferEnsemble):
 
     @eager
     def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
-        """Set the priorities of a sample, each in its part.
-
-        See `ReplayBufferEnsemble.update_tensordict_priority`.
-        """
+        """See `ReplayBufferEnsemble.update_tensordict_priority`."""
         index = data.get(INDEX, None)
         if index is None:
             raise no_index(data)
@@ -122,22 +123,9 @@ class TwoParts(ReplayBufferEnsemble):
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> Any:
-        """Change entries of the items of a sample that are in the online part still.
-
-        Args:
-            index: see `ReplayBuffer.update_if_present`; so are the others.
-            generation: see there.
-            patch: see there.
-            version_key: see there.
-            version: see there.
-            require_newer: see there.
-
-        Returns:
-            `ConditionalUpdateResult` for the sample. Items of the data set are not updated.
-        """
+        """`ReplayBuffer.update_if_present` for items of the online part; others do not change."""
         patch = patch if isinstance(patch, TensorDictBase) else TensorDict(patch)
         places = torch.as_tensor(index).reshape(-1)
-        updated = torch.zeros(len(places), dtype=torch.bool)
         rows = torch.nonzero(places < self._start).flatten()
         if isinstance(version, torch.Tensor) and version.numel() > 1:
             version = version.reshape(-1)[rows]
@@ -149,29 +137,24 @@ class TwoParts(ReplayBufferEnsemble):
             version=version,
             require_newer=require_newer,
         )
-        updated[rows] = found.updated
-        if found.version_rejected is None:
-            return ConditionalUpdateResult(updated)
-        rejected = torch.zeros_like(updated)
-        rejected[rows] = found.version_rejected
-        return ConditionalUpdateResult(updated, rejected)
+        return together(len(places), [(rows, found)], compared=version_key is not None)
 
     def _collate(self, data: Any) -> Any:
-        """Rows of the parts behind each other."""
+        """Concatenate the rows of the parts."""
         if len(data) == 1:
             return data[0]
         try:
             return tree_map(lambda *leaves: torch.cat(leaves), *data, is_leaf=is_collection)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise RuntimeError(
-                "the items of the data set and of the online part differ in form, so that they are "
-                f"no batch together: {_differences(*data) or error}; write the same entries, or "
-                "give one of the parts a transform"
+                "the items of the data set and of the online part differ in form and make no "
+                f"batch: {_differences(*data) or error}; write the same entries, or give one of "
+                "the parts a transform"
             ) from error
 
 
 def _differences(*parts: Any) -> str:
-    """Which entries one part has and the other has not."""
+    """The entries that only one of the parts has."""
     if not all(map(is_collection, parts)):
         return ""
     keys = [

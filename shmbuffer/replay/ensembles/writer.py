@@ -1,4 +1,4 @@
-"""Several writers as one, which does not write: each of its members does."""
+"""Several writers as one; only its members write."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from shmbuffer.replay.ensembles.members import Ensemble
 from shmbuffer.replay.ensembles.rows import BUFFER_IDS, routes
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.writers import ImmutableDatasetWriter, Writer
+from shmbuffer.replay.writers.writer import write_count_of
 
 
 class WriterEnsemble(Ensemble, Writer):
@@ -18,7 +19,7 @@ class WriterEnsemble(Ensemble, Writer):
     Args:
         *writers: one for each buffer.
 
-    ``writers[i]`` is the i-th, any other index gives an ensemble of those that it names.
+    ``writers[i]`` is the i-th, any other index gives an ensemble.
 
     Source: ``torchrl.data.WriterEnsemble``.
     """
@@ -30,12 +31,7 @@ class WriterEnsemble(Ensemble, Writer):
         self._members = list(writers)
 
     def register_storage(self, storage: Any) -> None:
-        """Write into the members of ``storage``, each writer into one.
-
-        Raises:
-            TypeError: ``storage`` is no `StorageEnsemble`.
-            ValueError: it has another number of members.
-        """
+        """Register each writer with its member of a `StorageEnsemble` of the same length."""
         if not isinstance(storage, StorageEnsemble):
             raise TypeError(
                 f"a WriterEnsemble writes into a StorageEnsemble, got {type(storage).__name__}"
@@ -56,19 +52,11 @@ class WriterEnsemble(Ensemble, Writer):
 
     @property
     def tracks_generations(self) -> bool:
-        """Whether all of them do."""
+        """Whether all of them track generations."""
         return all(writer.tracks_generations for writer in self._members)
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """See `Writer.generations_of`.
-
-        Args:
-            index: a TensorDict ``[...]`` with ``"buffer_ids"`` and ``"index"``, as a write or a
-                sample has it.
-
-        Returns:
-            Tickets, int64 ``[n]``, in the order of the flat index.
-        """
+        """`Writer.generations_of` for an index of a write or a sample; flat."""
         found = torch.full(index.get(BUFFER_IDS).shape, -1).reshape(-1)
         for part in routes(index, self._storage, {}):
             found[part.rows] = self._members[part.at].generations_of(part.where)
@@ -77,10 +65,7 @@ class WriterEnsemble(Ensemble, Writer):
     @property
     def write_count(self) -> int:
         """Elements written so far into all buffers."""
-        return sum(
-            int(getattr(writer, "write_count", getattr(writer, "_write_count", 0)))
-            for writer in self._members
-        )
+        return sum(map(write_count_of, self._members))
 
     _write_count = write_count
 
@@ -90,7 +75,7 @@ class WriterEnsemble(Ensemble, Writer):
             writer._empty(empty_write_count)
 
     def require_no_data_set(self) -> None:
-        """RuntimeError where one of them cannot be emptied; nothing was."""
+        """RuntimeError if one of them cannot be emptied."""
         for writer in self._members:
             if isinstance(writer, ImmutableDatasetWriter):
                 writer._empty()
@@ -100,8 +85,8 @@ class WriterEnsemble(Ensemble, Writer):
 
 
 def refusal(what: str) -> str:
-    """Why an ensemble is not written to."""
+    """The message for a write into an ensemble."""
     return (
-        f"{what}, which does not know for which of its buffers it is: write into one of them, "
+        f"{what}, which cannot choose the buffer for it: write into one of them, "
         "ensemble[i].extend(data)"
     )

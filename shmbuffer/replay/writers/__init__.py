@@ -1,4 +1,4 @@
-"""Who decides where the next item goes: one writer a file."""
+"""Writers, which place new items: one a file."""
 
 from shmbuffer.replay.writers.immutable import ImmutableDatasetWriter
 from shmbuffer.replay.writers.max_value import TensorDictMaxValueWriter

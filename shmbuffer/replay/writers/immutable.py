@@ -1,4 +1,4 @@
-"""No writes: for a data set that is there already."""
+"""No writes: for a fixed data set."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The best items seen so far: the worst of them makes room for a better one.
+"""The best items so far: a better item replaces the worst one.
 
-    rank of an item  ──  free slot: taken in order
-                     └─  full: above the lowest rank there is, it takes that item's slot; else -1
+    rank of an item  ──  not full: the next free slot
+                     └─  full: above the lowest rank, the slot of that item; else -1
 
-The ranks of what is stored are kept in a heap, lowest first. The heap is a cache: where somebody
-else has written, emptied or loaded the storage meanwhile, it is made again from the items.
+A heap has the ranks of stored items, lowest first. It is a cache, made again from the items after
+the storage was written, emptied or loaded by others.
 """
 
 from __future__ import annotations
@@ -31,31 +31,24 @@ if TYPE_CHECKING:
 class TensorDictMaxValueWriter(Writer):
     """Keeps the items with the highest ranks, as many as the storage has room for.
 
-    An item that is not better than the lowest one there is rejected; equal is not better. Otherwise
-    it takes the place of the lowest, and of equally low ones of the one with the smallest index. A
-    batch is judged item by item in its order, as if each were added alone, and then written once.
+    In a full storage, an item is rejected unless its rank is above the lowest one; then it replaces
+    that item, of several the one with the smallest index. A batch is judged item by item, in order,
+    and then written once. Items may be whole trajectories ``[T]``, with one rank.
 
-    Items may be whole trajectories ``[T]``: the rank is over all of the item's values, and they
-    are kept or rejected as one. The storage has ``ndim=1``.
-
-    On a storage that holds items already (a `TensorStorage`) these are ranked too. `rb[i] = ...`
-    changes an item where it is and leaves its rank as it was.
+    Existing items of a storage (a `TensorStorage`) are ranked too. `rb[i] = ...` changes an item
+    but not its rank. The ranks are in this process: the writer cannot be pickled, and does not
+    write where other processes write (RuntimeError), as a `RoundRobinWriter` does.
 
     Args:
         rank_key: entry that holds the rank; None is ``("next", "reward")``.
         reduction: how several values of an item become its rank: ``"max"``, ``"min"``, ``"mean"``,
-            ``"median"`` (of an even number the lower one of the two in the middle, as torch has
-            it) or ``"sum"``.
+            ``"median"`` (of an even number the lower one of the two in the middle) or ``"sum"``.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
 
     Raises:
-        ValueError: an unknown ``reduction``.
+        ValueError: an unknown ``reduction``; or the storage has more than one dimension.
 
-    The ranks are this process's own, so the writer cannot be passed to another process, and does
-    not write where others write (RuntimeError). A `RoundRobinWriter` does.
-
-    Cost: an item that is rejected costs one comparison, one that is kept the logarithm of the
-        capacity; a batch is one placed write.
+    Cost: one comparison for a rejected item, O(log capacity) for others; one write a batch.
 
     Example:
         >>> import torch
@@ -98,18 +91,13 @@ class TensorDictMaxValueWriter(Writer):
 
     @property
     def write_count(self) -> int:
-        """Items that were accepted so far, also those that better ones have replaced since."""
+        """Items accepted so far, also those that were replaced since."""
         return self._count
 
     _write_count = write_count
 
     def register_storage(self, storage: Any) -> None:
-        """Write into ``storage`` from now on.
-
-        Raises:
-            ValueError: its items have more than one dimension.
-            RuntimeError: it was opened to be shared with other processes.
-        """
+        """Write into ``storage``; RuntimeError if it was opened to be shared."""
         if getattr(storage, "ndim", 1) > 1:
             raise ValueError(
                 f"TensorDictMaxValueWriter needs a storage with ndim=1, this one has "
@@ -124,10 +112,7 @@ class TensorDictMaxValueWriter(Writer):
         super().register_storage(storage)
 
     def add(self, data: Any) -> int | None:
-        """Write one item, a TensorDict of any batch size.
-
-        Returns:
-            Its index; None where it was rejected.
+        """Write one item, a TensorDict of any batch size; its index, or None if rejected.
 
         Raises:
             RuntimeError: ``data`` is no TensorDict, or other processes have the storage open.
@@ -142,16 +127,11 @@ class TensorDictMaxValueWriter(Writer):
         return index
 
     def extend(self, data: Any) -> torch.Tensor:
-        """Write a batch ``[n, ...]``: a TensorDict, or a list of them.
+        """Write a batch ``[n, ...]``: a TensorDict, or a list of them; raises as `add`.
 
         Returns:
-            int64 ``[n]``: where each item is after the call, -1 for those that were rejected or
-            have made room for a better one of the same batch.
-
-        Raises:
-            RuntimeError: ``data`` is no TensorDict, or other processes have the storage open.
-            KeyError: it has no entry ``rank_key``.
-            ValueError: a rank is NaN; nothing was changed.
+            int64 ``[n]``: the place of each item, -1 if it was rejected, or replaced by a better
+            one of the same batch.
         """
         ranks = ranks_of(data, self._rank_key, self._reduction)
         index = torch.full((len(ranks),), -1, dtype=torch.int64)
@@ -175,12 +155,7 @@ class TensorDictMaxValueWriter(Writer):
         return index
 
     def get_insert_index(self, data: Any) -> int | None:
-        """The place for one item, which is taken for it; None where it is rejected.
-
-        The caller writes the item there, and nothing else.
-
-        Raises as `add`.
-        """
+        """Take the place for one item, which the caller writes there; None: rejected. See `add`."""
         rank = rank_of(data, self._rank_key, self._reduction)
         with self._turn:
             self._begin()
@@ -200,7 +175,7 @@ class TensorDictMaxValueWriter(Writer):
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave; the storage has its items already."""
+        """Load a state, after the items."""
         top = [(rank, int(index)) for rank, index in state_dict["_current_top_values"]]
         with self._turn:
             heapq.heapify(top)
@@ -226,7 +201,7 @@ class TensorDictMaxValueWriter(Writer):
     # -- inside --------------------------------------------------------------------------------
 
     def _take(self, rank: Rank) -> int:
-        """The slot for an item that is accepted; the heap has it from now on."""
+        """Take the slot for an accepted item."""
         heap = self._current_top_values
         if not self._room():
             return heapq.heapreplace(heap, (rank, heap[0][1]))[1]
@@ -246,12 +221,12 @@ class TensorDictMaxValueWriter(Writer):
         try:
             self._storage.set(index, data)
         except BaseException:
-            self._seen = None  # the heap has what was not written: make it again
+            self._seen = None  # the heap is wrong: make it again
             raise
         self._seen = _look(self._storage)
 
     def _begin(self) -> None:
-        """Before a write: whether it may be, and with which ranks."""
+        """Before a write: RuntimeError if it is not allowed; else bring the ranks up to date."""
         storage = self._storage
         if storage is None:
             raise RuntimeError(
@@ -259,11 +234,11 @@ class TensorDictMaxValueWriter(Writer):
                 "register_storage() first"
             )
         if getattr(storage, "shared", False) and _others(storage):
-            raise RuntimeError(_shared("somebody else has the storage open"))
+            raise RuntimeError(_shared("another process has the storage open"))
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Rank what is stored, where the heap does not know it."""
+        """Make the heap again, if the storage has changed."""
         storage = self._storage
         seen = _look(storage)
         if seen == self._seen:
@@ -307,7 +282,7 @@ class TensorDictMaxValueWriter(Writer):
 
 
 def _look(storage: Any) -> tuple[int, ...]:
-    """What changes when somebody writes into the storage, empties it or loads it."""
+    """Numbers that change with every write, emptying or loading of the storage."""
     ring = ring_of(storage)
     if ring is None:
         return (len(storage),)

@@ -49,8 +49,8 @@ def _ranks(data: Any, count: int | None, key: Key, reduction: str) -> list[Rank]
     for at, rank in enumerate(ranks):
         if rank != rank:
             raise ValueError(
-                f"the rank of item {at} ({key!r}) is NaN, which is neither better nor worse than "
-                "another; nothing was changed"
+                f"the rank of item {at} ({key!r}) is NaN, which cannot be compared; nothing was "
+                "changed"
             )
     return ranks
 

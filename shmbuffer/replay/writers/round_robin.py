@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 class RoundRobinWriter(Writer):
     """Writes at the cursor, and wraps at the end of the storage.
 
-    Cursor and count belong to the storage where it lies on a ring: every writer on it, in any
-    process, sees and moves the same ones. On a storage of your own the writer keeps them.
+    A storage of this package keeps cursor and count, for all writers in all processes. For a
+    storage of your own the writer keeps them.
 
     Args:
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        track_generations: samples carry ``index_generation``, the ticket of the write that put the
-            item there, also where the buffer is not shared.
+        track_generations: samples have ``index_generation``, the ticket of the item's write, even
+            if the buffer is not shared.
 
     Source: ``torchrl.data.RoundRobinWriter``.
     """
@@ -41,24 +41,16 @@ class RoundRobinWriter(Writer):
         self.track_generations = track_generations
         self._own_cursor = 0
         self._own_count = 0
-        self._count_offset = 0  # a loaded count less what the ring says
+        self._count_offset = 0  # of a loaded count to the ring's
 
     @eager
     def add(self, data: Any) -> int | torch.Tensor:
-        """Write one item ``[*lanes, ...]``.
-
-        Returns:
-            Its index; where the storage has lanes, int64 ``[lanes, ndim]``.
-        """
+        """Write one item ``[*lanes, ...]``; its index, with lanes int64 ``[lanes, ndim]``."""
         return self._write(data, True)  # type: ignore[no-any-return]
 
     @eager
     def extend(self, data: Any) -> torch.Tensor:
-        """Write a batch ``[n, *lanes, ...]``.
-
-        Returns:
-            Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``.
-        """
+        """Write a batch; its indices, int64 ``[n]``, with lanes ``[n * lanes, ndim]``."""
         return self._write(data, False)  # type: ignore[no-any-return]
 
     def _write(self, data: Any, single: bool) -> Any:
@@ -75,14 +67,10 @@ class RoundRobinWriter(Writer):
         return index
 
     def write_at(self, index: Any, data: Any) -> Any:
-        """Write items to given slots, as new ones: `Storage.set`, which counts. The cursor stays.
-
-        Args:
-            index: a slot with one item, or slots ``[n]`` with a batch.
-            data: what to write.
+        """Write a batch of new items to slots ``[n]``, or one item to a slot. The cursor stays.
 
         Returns:
-            ``index``; where the storage has lanes, int64 ``[n * lanes, ndim]``.
+            ``index``; with lanes int64 ``[n * lanes, ndim]``.
         """
         storage = self._storage
         slots = index if isinstance(index, int) else torch.as_tensor(index)
@@ -108,7 +96,7 @@ class RoundRobinWriter(Writer):
 
     @property
     def write_count(self) -> int:
-        """Elements written so far, by everybody."""
+        """Elements written so far, by all processes."""
         ring = ring_of(self._storage)
         return self._own_count if ring is None else int(ring.write_count) + self._count_offset
 
@@ -129,7 +117,7 @@ class RoundRobinWriter(Writer):
         return {"_cursor": self._cursor, "_write_count": self.write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave; the storage has its items already."""
+        """Load a state, after the items."""
         ring = ring_of(self._storage)
         self._own_cursor = int(state_dict["_cursor"])
         self._own_count = int(state_dict["_write_count"])
@@ -160,17 +148,14 @@ class RoundRobinWriter(Writer):
             known = self.write_count if count is None else count
             self.load_state_dict({"_cursor": cursor, "_write_count": known})
         else:
-            self._count_offset = 0  # the storage has brought back its own
+            self._count_offset = 0  # the storage has restored its own
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_storage": None}  # the buffer registers it again
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """`RoundRobinWriter` for TensorDicts.
-
-    TorchRL's stores an entry ``"index"`` in every item; here a sample carries it, and it is not
-    stored.
+    """`RoundRobinWriter` for TensorDicts; unlike TorchRL's it stores no entry ``"index"``.
 
     Source: ``torchrl.data.TensorDictRoundRobinWriter``.
     """

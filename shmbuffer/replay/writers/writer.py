@@ -1,4 +1,4 @@
-"""What every writer offers: a place for each item, and a count."""
+"""The base of all writers: a place for each item, and a count."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shmbuffer.replay.storages.storage import ring_of
 
 
 class Writer(Checkpoints):
-    """Who decides where the next item goes.
+    """Places new items.
 
     A writer of your own needs ``add`` and ``extend``, which call ``self._storage.set(index,
-    data)``; on a ring that is a placed write: whole or not at all, with the default priority.
+    data)``; on a ring that writes a batch whole or not at all, with the default priority.
 
     Args:
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
@@ -35,31 +35,28 @@ class Writer(Checkpoints):
         self._storage = storage
 
     def add(self, data: Any) -> Any:
-        """Write one item. Its index, or None where the writer does not take it."""
+        """Write one item; its index, or None if the writer rejects it."""
         raise NotImplementedError(f"{type(self).__name__} has no add()")
 
     def extend(self, data: Any) -> Any:
-        """Write a batch. Its indices, int64 ``[n]``."""
+        """Write a batch; its indices, int64 ``[n]``."""
         raise NotImplementedError(f"{type(self).__name__} has no extend()")
 
     @property
     def tracks_generations(self) -> bool:
-        """Whether samples say which write put an item there: where the storage is shared, they do.
-
-        A `RoundRobinWriter` may be told to.
-        """
+        """Whether samples have ``index_generation``: if the storage is shared, or if asked for."""
         return bool(getattr(self._storage, "shared", False))
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """Which write has put there what is there now, as ``index_generation`` of a sample says it.
+        """The present ``index_generation`` of slots.
 
         Args:
-            index: slots ``[...]``, or one; or coordinates as a write returns them, ``[..., ndim]``
-                or a tuple, of which the first counts.
+            index: slots ``[...]``, or one; or coordinates of a write, ``[..., ndim]`` or a tuple,
+                of which the first is used.
 
         Returns:
-            Tickets, int64 of the shape of the slots; -1 where there is no item, and everywhere
-            unless `tracks_generations`.
+            Tickets, int64 of the shape of the slots; -1 without an item, and everywhere unless
+            `tracks_generations`.
         """
         slots = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
         ndim = getattr(self._storage, "ndim", 1)
@@ -77,8 +74,13 @@ class Writer(Checkpoints):
         """The storage was emptied."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the writer knows beyond its arguments."""
+        """The state of the writer, without its arguments."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave."""
+        """Load a state."""
+
+
+def write_count_of(writer: Any) -> int:
+    """Elements written so far, also by a writer with TorchRL's private name only."""
+    return int(getattr(writer, "write_count", getattr(writer, "_write_count", 0)))
