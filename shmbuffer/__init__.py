@@ -4,8 +4,8 @@ TorchRL's API, many processes, and nothing lost when any of them is killed.
 
     from shmbuffer import LazyMemmapStorage, TensorDictPrioritizedReplayBuffer, attach
 
-Every public name is here. They are loaded when they are first used (PEP 562), so importing this
-package does not import torch, and neither do the memory floor and the command line.
+Every public name is here, and loaded when it is first used (PEP 562). So this package, the memory
+floor and the command line do not import torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What happens in environments, as transitions in a buffer.
+"""The steps of environments, as transitions in a buffer.
 
-    reset(obs) ──▶ what the action is chosen from
+    reset(obs) ──▶ the observations for the first actions
     step(...)  ──▶ windows of up to n steps, one stream an environment ──▶ buffer.extend
 
 A step becomes an item once the n - 1 steps after it are known, or its episode has ended. NumPy is
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import chain
 from operator import itemgetter
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -30,17 +29,16 @@ Tree = Any
 
 
 class Buffer(Protocol):
-    """What a recorder writes to."""
+    """The buffer of a recorder."""
 
     def extend(self, data: Any, *, streams: Any) -> Any:
-        """Write a batch; ``streams`` says which environment each row is of."""
+        """Write a batch; ``streams`` has the environment of each row."""
 
 
 class _Step(NamedTuple):
     """One step of all environments."""
 
-    before: dict[str, Tree]
-    """What is stored as it was before the step: observation, action, extra entries, version."""
+    before: dict[str, Tree]  # observation, action, extra entries and version before the step
     reward: NDArray[np.float64]
 
 
@@ -57,35 +55,35 @@ class Recorder:
 
     An item has these entries, in arrays ``[n, ...]`` as the environment gives them:
 
-    - ``observation`` and ``action``: a state, and what was done there. An observation may be a
-      dict; the parts of a ``Tuple`` space are given as one.
+    - ``observation`` and ``action``: a state, and the action there. An observation may be a dict,
+      as which the parts of a ``Tuple`` space are given.
     - ``next``: ``observation`` after up to n steps; ``reward``, their discounted sum, float32;
       ``terminated``, ``truncated`` and ``done`` there, bool.
-    - ``gamma``: the discount of what follows, gamma ** steps, float32. The n-step target (Sutton
+    - ``gamma``: the discount of the next value, gamma ** steps, float32. The n-step target (Sutton
       and Barto 2018, equation 7.1) is ``reward + gamma * ~terminated * value(next observation)``.
     - ``policy_version``: int64, `policy_version` when the action was taken.
 
     At the end of an episode the windows get shorter, and none reaches into the next episode. An
     episode that is truncated (by a ``TimeLimit``, say) is not terminated: its last observation is
     stored, and its value counts. All autoreset modes of gymnasium's vector environments are
-    recognized by what they give: final observations in ``info`` (SAME_STEP); a step after the end
-    that only resets, which is not stored (NEXT_STEP, and the wrapper ``Autoreset``); a call of
-    `reset` (DISABLED, and single environments).
+    recognized: by final observations in ``info`` (SAME_STEP); by a step after the end that only
+    resets, which is not stored (NEXT_STEP, and the wrapper ``Autoreset``); by a call of `reset`
+    (DISABLED, and single environments).
 
-    Each environment is a stream of its own, so slices never mix them. A handle takes one recorder:
-    two of them would give their environments the same numbers. For sequences use ``n_step=1``: with
-    more steps the last n items of an episode are all marked as done.
+    Each environment is a stream, so slices never mix them. Use one recorder for a handle: two would
+    give their environments the same streams. For sequences use ``n_step=1``: with more steps the
+    last n items of an episode are all marked as done.
 
     Args:
         buffer: ``ReplayBuffer`` or a relative of it, or the buffer of ``shmbuffer.numpy.attach``.
-        num_envs: environments of a vector environment, which gives arrays ``[num_envs, ...]``;
-            None: a single environment, which gives them without that dimension.
+        num_envs: of a vector environment, with arrays ``[num_envs, ...]``; None: a single
+            environment, with arrays without that dimension.
         n_step: steps of a transition, from 1.
         gamma: discount of one step, from 0 to 1.
 
     Attributes:
-        policy_version: version of the weights that choose the actions; 0 until it is set. Set it to
-            the ``version`` of what ``newest`` returns.
+        policy_version: version of the weights that choose the actions, at first 0. Set it to the
+            ``version`` of the weights from ``newest``.
 
     Raises:
         ValueError: a number is out of range.
@@ -114,9 +112,9 @@ class Recorder:
         """Take the first observations of episodes.
 
         Args:
-            obs: what ``reset`` of the environment returned.
-            mask: bool ``[num_envs]``: which environments were reset; None: all of them. Steps of
-                theirs that no episode's end has completed are written as shorter windows.
+            obs: the observations from ``reset`` of the environment.
+            mask: bool ``[num_envs]``: the environments that were reset; None: all of them. Their
+                unfinished windows are written shorter.
 
         Raises:
             ValueError: the observations or the mask are not of ``num_envs`` environments.
@@ -147,13 +145,13 @@ class Recorder:
         """Record one step of all environments, and write the items that it completes.
 
         Args:
-            obs: what the environment's ``step`` returned, as are the next five but ``action``. A
-                vector environment's arrays are ``[num_envs, ...]``.
-            action: what was done in the observations before.
+            obs: from ``step`` of the environment, as are the next ones but ``action``; of a vector
+                environment ``[num_envs, ...]``.
+            action: the action in the observations before.
             reward: real numbers.
             terminated: bool.
             truncated: bool.
-            info: has the final observations, where the environment resets in the same call.
+            info: has the final observations, if the environment resets in the same call.
             extra: further entries of the items, ``[num_envs, ...]`` each, such as the logarithm of
                 the action's probability.
 
@@ -207,8 +205,8 @@ class Recorder:
     def close(self) -> None:
         """Write the steps that are in no item yet, as shorter windows. The buffer stays open.
 
-        A ``with`` block does so at its end, unless an exception or a signal ends it: a process that
-        is told to stop must not wait for a learner that has stopped already.
+        The end of a ``with`` block does so, unless an exception or a signal ends it: a process that
+        is to stop must not wait for a learner that has stopped.
         """
         if self._now is not None:
             self._write(self._recent, self._open, np.ones_like(self._over), self._now)
@@ -217,12 +215,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
 
@@ -235,10 +228,8 @@ class Recorder:
         terminated: NDArray[np.bool_] | bool = False,
         truncated: NDArray[np.bool_] | bool = False,
     ) -> None:
-        """Write the whole windows that the last step completes, and the shorter ones of ``ending``.
-
-        Of a stream the longer window begins earlier, and is written first.
-        """
+        """Write the windows that the last step completes, and the shorter ones of ``ending``."""
+        # Of a stream the longer window begins earlier, and is written first.
         flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         after = {name: np.broadcast_to(flag, self._num_envs) for name, flag in flags.items()}
         after["observation"] = final
@@ -269,7 +260,7 @@ class Recorder:
         return np.asarray(rows, dtype)
 
     def _rows(self, name: str, values: Tree) -> Tree:
-        """A copy with a row for each environment: they may use their arrays again."""
+        """A copy with a row for each environment, which may reuse its arrays."""
 
         def rows(values: ArrayLike) -> NDArray[Any]:
             if isinstance(values, tuple) and any(map(_has_parts, values)):
@@ -295,7 +286,7 @@ class Recorder:
 def _final(
     now: Tree, done: NDArray[np.bool_], info: Mapping[str, Any], single: bool
 ) -> tuple[Tree, NDArray[np.bool_]]:
-    """The observations that a step led to, and where they are not those of ``now``."""
+    """The observations that a step led to, and where they differ from ``now``."""
     key = next((key for key in _FINAL if key in info), None)
     if key is None:
         return now, np.zeros_like(done)
@@ -328,7 +319,7 @@ def _forms(tree: Tree, path: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def _require_form(now: Tree, before: Tree) -> None:
-    """SchemaMismatchError where a step has other entries than the one before."""
+    """SchemaMismatchError if a step has other entries than the one before."""
     found, expected = _forms(now), _forms(before)
     for name in {**expected, **found}:
         if found.get(name) != expected.get(name):
@@ -348,7 +339,7 @@ def _beside(rows: NDArray[np.bool_], leaf: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _map(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """A tree of what the function makes of the leaves."""
+    """A tree of the function's results for the leaves."""
     if isinstance(trees[0], Mapping):
         return {key: _map(function, *(tree[key] for tree in trees)) for key in trees[0]}
     return function(*trees)

@@ -1,4 +1,4 @@
-"""What can go wrong, one class for each thing that a caller may want to handle.
+"""The errors, one class for each that a caller may want to handle.
 
     ShmBufferError
     ├── UnsupportedPlatformError   not Linux with glibc on x86-64 or aarch64
@@ -12,7 +12,7 @@
     ├── SpaceError                 bytes needed and bytes free (also an OSError, ENOSPC)
     ├── BufferExistsError          a buffer is there already (also FileExistsError, RuntimeError)
     ├── BufferNotFoundError        no buffer is there (also a FileNotFoundError)
-    ├── BufferInUseError           somebody alive uses it: pids
+    ├── BufferInUseError           living processes use it: pids
     ├── BufferClosedError          handle used after close (also a RuntimeError)
     │   └── BufferUnlinkedError    the directory was removed under a running handle
     ├── BufferNeedsRestart         the control page cannot be trusted: all leave, then recover
@@ -25,8 +25,8 @@
     ├── RingOverrunError           a living writer fills the slot we need (also a TimeoutError)
     ├── ReservationLostError       a reservation that is not held any more
     ├── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
-    ├── ConsumerError              no such consumer any more, or it is used in another way: name
-    └── RateLimitError             the other side of a limited buffer cannot go on: pids
+    ├── ConsumerError              the consumer was removed, or is used in another way: name
+    └── RateLimitError             the rate limiter can never admit the call: pids
         └── RateLimitTimeout           it did not in time (also a TimeoutError)
 
 A message says what happened, where, and what to do. Its parts are attributes. Errors cross
@@ -82,7 +82,7 @@ class IncompatibleVersionError(FormatError):
 
 
 class CorruptBufferError(ShmBufferError):
-    """A file of the buffer is damaged; it is refused, never guessed."""
+    """A file of the buffer is damaged."""
 
 
 class UnsafePathError(ShmBufferError):
@@ -90,7 +90,7 @@ class UnsafePathError(ShmBufferError):
 
 
 class UnsafeFilesystemError(ShmBufferError):
-    """Shared maps, file locks or reserved space cannot be relied on there."""
+    """Shared maps, file locks or reserved space are not reliable on this file system."""
 
 
 class ReadOnlyError(ShmBufferError, PermissionError):
@@ -100,8 +100,7 @@ class ReadOnlyError(ShmBufferError, PermissionError):
 class SpaceError(ShmBufferError, OSError):
     """There is not enough room; nothing was left behind.
 
-    Attributes:
-        needed_bytes, free_bytes: what was asked for and what is there.
+    Attributes: ``needed_bytes``, ``free_bytes``.
     """
 
     def __init__(self, message: str, **parts: Any) -> None:
@@ -110,7 +109,7 @@ class SpaceError(ShmBufferError, OSError):
 
 
 class BufferExistsError(ShmBufferError, FileExistsError, RuntimeError):
-    """A buffer is there already and the caller did not say what to do with it."""
+    """There is a buffer already, and the caller did not choose what to do with it."""
 
 
 class BufferNotFoundError(ShmBufferError, FileNotFoundError):
@@ -146,10 +145,7 @@ class ForkedHandleError(ShmBufferError, RuntimeError):
 
 
 class DurabilityError(ShmBufferError, OSError):
-    """A sync failed.
-
-    Data in memory are usable; nothing is promised for a power cut in this epoch.
-    """
+    """A sync failed; data in memory are usable, but may not survive a power cut in this epoch."""
 
 
 class AttachTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - the field's name for it
@@ -157,21 +153,15 @@ class AttachTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - the field's n
 
 
 class LockTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - beside AttachTimeout
-    """A living process holds the buffer's mutex and does not let go.
-
-    Attributes: ``tid``, ``pid``.
-    """
+    """A living process holds the buffer's mutex for too long. Attributes: ``tid``, ``pid``."""
 
 
 class RingOverrunError(ShmBufferError, TimeoutError):
-    """The slot to be written is still being filled by a living writer.
-
-    Attributes: ``pid``, ``state``.
-    """
+    """A living writer is still filling the next slot. Attributes: ``pid``, ``state``."""
 
 
 class ReservationLostError(ShmBufferError):
-    """It was committed or given back, its time is over, or its holder was taken for dead."""
+    """It was committed or given back, its lease is over, or its holder was taken for dead."""
 
 
 class RecordTooLargeError(ShmBufferError, ValueError):
@@ -179,21 +169,15 @@ class RecordTooLargeError(ShmBufferError, ValueError):
 
 
 class ConsumerError(ShmBufferError):
-    """A consumer was removed, or there with another count, or there are eight.
-
-    Attributes: ``name``, of the consumer.
-    """
+    """The consumer was removed, exists with another count, or would be the ninth: ``name``."""
 
 
 class RateLimitError(ShmBufferError):
-    """A limited call can never go on, or is not to wait for a side that nobody is on.
+    """The call can never be admitted, or no client is on the other side and may not be waited for.
 
     Attributes: ``pids``, of the living clients on the other side.
     """
 
 
 class RateLimitTimeout(RateLimitError, TimeoutError):  # noqa: N818 - beside AttachTimeout
-    """The other side of a limited buffer did not go on in time; nothing was changed.
-
-    Attributes: ``pids``, of the living clients on the other side.
-    """
+    """The rate limiter did not admit the call in time; nothing was changed: ``pids``."""

@@ -6,12 +6,11 @@
          └─────newest────────────  weights  ◀──────────────────publish──────────┘
                                      networks, optimizer, number of updates
 
-`serve` holds the coordinator of the buffer and starts the collectors. All that the run knows is in
-that directory: any process, or all of them, may be killed at any time and started again.
+`serve` runs the coordinator of the buffer and starts the collectors. The directory has the state of
+the run: any process, or all of them, may be killed at any time and started again.
 
-Copy what you need: `double_dqn` is the algorithm; `serve`, `collect` and `learn` here are what the
-three kinds of process do; without the lines about the ledger and about `torn`, which are there to
-prove that nothing was lost, they are what any off-policy algorithm needs.
+Copy what you need: `double_dqn` is the algorithm; `serve`, `collect` and `learn` are the processes
+of any off-policy algorithm. The lines about the ledger and `torn` only prove that nothing was lost.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class Config(double_dqn.Config):
     rows_per_write: int = 16
     updates_per_publication: int = 25
     most_steps_ahead: int = 300
-    """How far collectors may be ahead of the learner: the more, the older is their policy."""
+    """How far collectors may be ahead of the learner, so that their policy is not too old."""
     patience_s: float = 60.0
-    """A collector that sees no newer weights for so long ends: nobody learns any more."""
+    """A collector ends after so long without newer weights, because the learner has ended."""
     evaluate_every: int = 2_000
 
 
@@ -93,7 +92,7 @@ def serve(
 
 
 def collect(replay_dir: Path, index: int, config: Config) -> None:
-    """Acts with the newest weights and writes what happens, until it is stopped."""
+    """Acts with the newest weights and writes transitions, until it is stopped."""
     torch.set_num_threads(1)
     with attach(replay_dir) as replay, Ledger(replay_dir.parent / "ledgers", index) as ledger:
         rollout = Rollout(config, seed=config.seed * 1_000_003 + ledger.source)
@@ -116,7 +115,7 @@ def collect(replay_dir: Path, index: int, config: Config) -> None:
 
 
 def learn(run: Path, config: Config, control: Connection) -> None:
-    """Learns from what the collectors write, and publishes the weights, until it is stopped."""
+    """Learns from the collectors' transitions, and publishes the weights, until it is stopped."""
     torch.set_num_threads(1)
     with attach(run / "replay", role="learner") as replay:
         assert isinstance(replay, TensorDictPrioritizedReplayBuffer)

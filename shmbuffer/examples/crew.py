@@ -22,10 +22,9 @@ GRACE_S = 15.0
 
 
 class Crew:
-    """The processes of a run, from their start until they were dismissed or killed.
+    """The processes of a run, from their start until they are ended or killed."""
 
-    The coordinator and its collectors are a process group, so that one signal reaches them all.
-    """
+    # The coordinator and its collectors are a process group, so that one signal reaches them all.
 
     def __init__(
         self, run_dir: Path, config: Config, on_existing: Literal["error", "recover"]
@@ -41,7 +40,7 @@ class Crew:
         return not (self._coordinator.has_ended or self._learner.has_ended)
 
     def reports(self, timeout_s: float) -> Iterator[Service | Learning | Evaluation]:
-        """Yields what the coordinator and the learner say, as soon as they say something."""
+        """Yields reports of the coordinator and the learner as they arrive."""
         roles = {role.control: role for role in (self._coordinator, self._learner)}
         for control in wait(list(roles), timeout_s):
             for report in roles[control].heard():  # type: ignore[index]

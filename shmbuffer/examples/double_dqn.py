@@ -174,7 +174,7 @@ def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 class _Moment(NamedTuple):
-    """What was seen, done and earned in one step."""
+    """One step."""
 
     observation: Observation
     action: int
@@ -182,7 +182,7 @@ class _Moment(NamedTuple):
 
 
 class Rollout:
-    """Steps one environment for ever and makes n-step transitions of what happens."""
+    """Steps one environment without end and makes n-step transitions."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self._gamma = config.gamma
@@ -194,11 +194,7 @@ class Rollout:
         self._rows: list[tuple[Observation, int, float, Observation, float, bool]] = []
 
     def collect(self, network: QNetwork, epsilon: float, rows: int) -> TensorDict:
-        """Steps until there are enough transitions.
-
-        ``next`` has ``observation``, ``reward`` (of all n steps), ``terminated``; ``gamma`` is the
-        discount of what follows.
-        """
+        """Steps until there are enough transitions; ``gamma`` is the discount of the next value."""
         while len(self._rows) < rows:
             self._step(network, epsilon)
         n = len(self._rows)

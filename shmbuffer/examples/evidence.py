@@ -1,4 +1,4 @@
-"""Proof that nothing was lost or torn, taken from the items and not from the books of the engine.
+"""Proof that nothing was lost or torn, from the items and not from the engine's own counts.
 
     collector   sign(rows) ──▶ extend(rows) ──it has returned──▶ acknowledge()
                 stamp = hash of the row's bytes       8 bytes, to a file that no buffer knows of
@@ -50,7 +50,7 @@ CHUNK = 8_192  # items that are read at a time
 
 
 class Ledger:
-    """What one life of collector ``index`` has written, and what of it was acknowledged."""
+    """The items of one life of collector ``index``, and how many of them it has acknowledged."""
 
     def __init__(self, directory: Path, index: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -67,10 +67,7 @@ class Ledger:
         return rows
 
     def acknowledge(self) -> None:
-        """Writes down that all that was signed is in the buffer. To be called after ``extend``.
-
-        Cost: one system call; what was written survives the death of the process.
-        """
+        """Notes, after ``extend``, that all signed items are in the buffer, for later processes."""
         os.write(self._file, ACKNOWLEDGEMENT.pack(self._signed))
 
     def __enter__(self) -> Self:
@@ -81,10 +78,7 @@ class Ledger:
 
 
 def stamps(rows: TensorDictBase) -> torch.Tensor:
-    """Returns a hash of each row's bytes, int64 ``[n]``, for a batch ``[n]`` with `SIGNED` leaves.
-
-    Cost: some ten microseconds for a batch of a hundred; all rows are hashed at once.
-    """
+    """Returns a hash of the `SIGNED` leaves of each row of a batch, int64 ``[n]``."""
     n = len(rows)
     parts = [rows[key].reshape(n, -1).numpy().view(np.uint8) for key in SIGNED]
     padding = np.zeros((n, -sum(part.shape[1] for part in parts) % 8), np.uint8)
@@ -103,7 +97,7 @@ def torn(rows: TensorDictBase) -> int:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the items of a buffer say."""
+    """What the items of a buffer prove."""
 
     items: int  # items that are there
     acknowledged: int  # items that their writers know to have been written
@@ -114,22 +108,20 @@ class Evidence:
 
 
 def examine(replay: ReplayBuffer, ledgers: Path) -> Evidence:
-    """Compares the items of a buffer with their stamps and with the ledgers of their writers.
-
-    A ring overwrites the oldest items of every writer first: once the buffer has been full, an item
-    counts as lost only if an older one of the same writer is there. Reads every item.
-    """
+    """Compares all items of a buffer with their stamps and with the ledgers of their writers."""
+    # A ring overwrites the oldest items of every writer first: once the buffer has been full, an
+    # item counts as lost only if an older one of the same writer is there.
     return total(examine_each([replay], ledgers).values())
 
 
 def total(found: Iterable[Evidence]) -> Evidence:
-    """The sums of what several writers' items say."""
+    """The sum of several writers' evidence."""
     each, names = list(found), [field.name for field in fields(Evidence)]
     return Evidence(**{name: sum(getattr(one, name) for one in each) for name in names})
 
 
 def examine_each(replays: Sequence[ReplayBuffer], ledgers: Path) -> dict[int, Evidence]:
-    """The same of the items of several buffers, for each writer by its ``source``."""
+    """The same for the items of several buffers, for each writer by its ``source``."""
     known_of = acknowledged(ledgers)  # before the items: what was acknowledged must be there
     ring_was_full = any(replay.write_count > len(replay) for replay in replays)
     chunks: list[NDArray[np.int64]] = [np.zeros((3, 0), np.int64)]

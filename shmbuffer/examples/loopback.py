@@ -35,11 +35,7 @@ _DEATH_IS_NOTICED = {"health_check_period_ms": 500, "health_check_failure_thresh
 
 
 class Loopback:
-    """The cluster; this process is connected to it. Use ``with``, so that it comes to an end.
-
-    Args:
-        names: of the nodes, or how many there are. The first one is the head.
-    """
+    """The cluster, of named nodes or so many, the first being the head; end it by ``with``."""
 
     def __init__(self, names: int | Sequence[str]) -> None:
         self._ray = ray = require_ray()
@@ -74,11 +70,8 @@ class Loopback:
             raise
 
     def start(self, name: str) -> None:
-        """Start a node, and wait until the cluster knows it; TimeoutError: Ray could not.
-
-        First of all wait until Ray knows that the former one is dead: two of one name cannot be
-        told apart.
-        """
+        """Start a node, and wait until the cluster knows it; TimeoutError: Ray could not."""
+        # First wait until Ray knows that the former one is dead: it would confuse the two.
         end_s = time.monotonic() + _PATIENCE_S
         while self._nodes and self._ray.is_initialized() and name in living_nodes():
             if time.monotonic() > end_s:
@@ -113,11 +106,11 @@ class Loopback:
             os.close(worker)
 
     def pid(self, name: str) -> int:
-        """Of the raylet of a node."""
+        """The pid of the raylet of a node."""
         return int(self._nodes[name].all_processes["raylet"][0].process.pid)
 
     def close(self) -> None:
-        """End all of it, and remove what it has left."""
+        """End the cluster, and remove its files."""
         self._ray.shutdown()
         self._cluster.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)

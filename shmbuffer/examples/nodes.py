@@ -5,9 +5,9 @@
     ring ◀─ keeper          ring ◀─ keeper ✗        ring ◀─ keeper      ✗ and all that is there
 
 `NodesTrial` plays it on the loopback interface of one machine. It kills with SIGKILL, waits until
-what died answers again, and asks the items in the end. Its collectors and its learner are those of
-any program, but for the lines about the ledger and about ``torn``, which are there to prove that
-nothing was lost; examples/dqn_ray.py is the program without them.
+the shard answers again, and examines the items in the end. Its collectors and its learner are as in
+any program, except for the lines about the ledger and ``torn``, which prove that nothing was lost:
+examples/dqn_ray.py is the program without them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ASK_EVERY_S = 0.5  # whether a shard is back
 
 @dataclass(frozen=True)
 class NodesPlan:
-    """What happens after how many steps of all nodes, and when it is given up."""
+    """When to kill, in steps of all nodes, and when to give up."""
 
     nodes: int = 3
     collectors: int = 1  # on each node
@@ -67,13 +67,13 @@ class NodesPlan:
 
 @dataclass
 class Kill:
-    """A keeper, or a node with all that was there, and what came back of it."""
+    """The death of a keeper or a node, and the recovery of its items."""
 
     what: str
     node: str
     step: int
     items: int  # that had been acknowledged to the writers of the node
-    back: int | None = None  # items of the shard when it answered again; None: it never did
+    back: int | None = None  # items of the shard when it answered again, if it did
     seconds: float = 0.0  # until then
 
 
@@ -119,7 +119,7 @@ class NodesOutcome:
 
 @ray.remote(num_cpus=0)
 class Collector:
-    """Acts on its node, and writes what happens into the ring there."""
+    """Acts on its node, and writes transitions into the ring there."""
 
     def __init__(self, rb: Any, config: Config, ledgers: Path, index: int) -> None:
         torch.set_num_threads(1)
@@ -206,7 +206,7 @@ class NodesTrial:
         return True
 
     def _turn(self) -> None:
-        """Takes in what collectors have done, gives them more to do, and learns from one batch."""
+        """Receives the results of collectors, sends them on, and learns from one batch."""
         outcome, agent, config = self._outcome, self._agent, self._config
         learned = config.warmup_steps + agent.updates * config.steps_per_update
         if outcome.step < learned + MOST_AHEAD:
@@ -276,11 +276,11 @@ class NodesTrial:
         return kill
 
     def _await_return(self, kill: Kill) -> bool:
-        """Learn until the shard answers; what was acknowledged before has to be there then."""
+        """Learn until the shard answers."""
         began_s = asked_s = time.monotonic()
         while not self._is_over():
             self._turn()
-            time.sleep(0.005)  # on a laptop what starts needs a core
+            time.sleep(0.005)  # on a laptop the starting node needs a core
             if time.monotonic() - asked_s < ASK_EVERY_S:
                 continue
             asked_s = time.monotonic()
@@ -305,7 +305,7 @@ class NodesTrial:
     # ---- afterwards ----
 
     def _examine(self) -> None:
-        """Asks the items of all shards; nobody else is there."""
+        """Examines the items of all shards, after all other processes have ended."""
         with ExitStack() as stack:
             paths = [self._run_dir / name for name in self._cluster.names]
             shards = [stack.enter_context(attach(path)) for path in paths]

@@ -1,11 +1,11 @@
-"""A run that is killed on purpose, seen from the outside: start, listen, kill, recover, go on.
+"""A run that is killed on purpose, from outside: start, listen, kill, recover, go on.
 
     Trial ──starts, listens, kills──▶ coordinator ──spawns, restarts──▶ collectors
       └─────starts, listens, kills──▶ learner
 
-The process of the trial only watches: it has no part in the run, and knows of it what the others
-tell. After all of them were killed it recovers the directory, asks the items themselves whether
-one was lost or torn, and starts everybody again, who go on from what is in the buffers.
+The process of the trial only watches: it takes no part in the run, and knows only the others'
+reports. After all of them were killed, it recovers the directory, examines the items for lost or
+torn ones, and starts the processes again, which go on from the buffers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ FRUITLESS_STARTS = 3
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """When to kill, in steps (None: never), and when the run has come to its end.
+    """When to kill, in steps (None: never), and when the run ends."""
 
-    All are killed before the ring has come round, while every acknowledged item has to be there.
-    """
+    # All are killed before the ring is full, so that every acknowledged item has to be there.
 
     kill_collector_at: int | None = 5_000
     kill_all_at: int | None = 15_000
@@ -40,7 +39,7 @@ class TrialPlan:
 
 @dataclass(frozen=True)
 class Kill:
-    """Processes that were killed at once; ``planned`` is False where somebody else began it."""
+    """Processes that were killed at once; ``planned`` is False if another process had ended."""
 
     what: Literal["a collector", "all"]
     step: int
@@ -188,7 +187,7 @@ class Trial:
         self._examine()
 
     def _examine(self) -> None:
-        """Asks the items, and brings the counters up to date; nobody else is there."""
+        """Examines the items, and updates the counters, after all other processes have ended."""
         try:
             replay = attach(self._run_dir / "replay", timeout=0)
         except AttachTimeout:  # as above

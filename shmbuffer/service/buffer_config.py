@@ -1,4 +1,4 @@
-"""What a coordinator was asked for, beside what its directory says already.
+"""The requested settings of a coordinator, and those recorded in its directory.
 
     fixed when the buffer is created   capacity, ndim, alpha, eps,     another value is an error
                                        storage, max_bytes, share_next
@@ -11,7 +11,7 @@
                                        of records: device, pad_output, compression_fn,
                                        decompression_fn
 
-What the caller left out is not requested: the record counts, and in a new directory the default.
+Arguments that are left out are not requested: the recorded value is used, or the default.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STORAGES: Mapping[str, frozenset[str]] = {
         {"compression_level", "compress", "dictionary_bytes", "share_frames"}
     ),
 }
-"""What a buffer may lie in, and the arguments of each that are recorded."""
+"""The kinds of storage, and the arguments of each that are recorded."""
 OF_STORAGES = frozenset().union(*STORAGES.values())
 LOCAL_OF_STORAGES = frozenset({"device", "pad_output", "compression_fn", "decompression_fn"})
 _ROWS = "LazyMemmapStorage"
@@ -49,7 +49,7 @@ _SHARING = frozenset({"share_next", "share_next_room"})
 
 
 class Default(float):
-    """A default that can be told from the same number given by the caller."""
+    """A default, distinct from the same number given by the caller."""
 
 
 ALPHA = Default(0.6)
@@ -59,11 +59,7 @@ EPS = Default(1e-8)
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """The arguments of a coordinator that concern its directory; see ``Coordinator``.
-
-    Raises:
-        ValueError: one of them makes no sense.
-    """
+    """The arguments of a ``Coordinator`` that concern its directory; ValueError: an invalid one."""
 
     capacity: int | None = None
     ndim: int | None = None
@@ -105,7 +101,7 @@ class BufferConfig:
         is_known = self.storage is not None or self.capacity is not None  # else it is recorded
         if kind != _ROWS and (self.ndim or 1) > 1:
             raise ValueError(f"storage={kind!r} has one dimension, not ndim={self.ndim}")
-        is_there = self.capacity is None and self.max_bytes is None  # what it needs is recorded
+        is_there = self.capacity is None and self.max_bytes is None  # the rest is recorded
         if is_known and not is_there and (kind == _ROWS) != (self.max_bytes is None):
             need = "needs max_bytes, the size of its ring" if self.max_bytes is None else "has none"
             raise ValueError(
@@ -117,7 +113,7 @@ class BufferConfig:
             raise ValueError(f"storage={kind!r} takes no {foreign[0]}")
 
     def settings(self) -> Settings | None:
-        """Returns what to record in a new directory; None without a capacity to create one."""
+        """The settings of a new directory; None without a capacity to create one."""
         if self.capacity is None:
             return None
         return Settings(
@@ -140,7 +136,7 @@ class BufferConfig:
         )
 
     def agree(self, engine: Engine) -> None:
-        """Compares with what is recorded, and records the requested values that may change."""
+        """Compare with the recorded settings, and record requested changes."""
         recorded, ring = engine.settings, engine.ring()
         # The exponent may have been changed since it was recorded.
         there = ring.tree if ring is not None and ring.tree.prioritized else recorded
@@ -180,7 +176,7 @@ class BufferConfig:
             engine.update_settings(extra={**recorded.extra, **changes})
 
     def _to_be_recorded(self, storage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The requested values that may change the record, as JSON has them: it knows no tuples."""
+        """The requested values that may change the record, as JSON, without tuples."""
         kind = {"kind": self.storage} if storage is None else storage
         of_storage = {name: _as_json(value) for name, value in self.of_storage.items()}
         requested = {
@@ -194,15 +190,14 @@ class BufferConfig:
 
 
 def split(options: dict[str, Any]) -> dict[str, Any]:
-    """Takes what is recorded out of a coordinator's options, as arguments of `BufferConfig`."""
+    """Take the recorded options of a coordinator, as arguments of `BufferConfig`."""
     more = {name: options.pop(name) for name in RECORDED & options.keys()}
     of_storage = {name: options.pop(name) for name in OF_STORAGES & options.keys()}
     sharing = {name: options.pop(name) for name in _SHARING & options.keys()}
     if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):
         raise TypeError(
-            f"Coordinator() takes no argument {unknown[0]!r}; of what concerns one process "
-            f"alone it takes {', '.join(sorted(LOCAL))}, for its own buffer, and other "
-            "arguments of the buffer's class go to attach()"
+            f"Coordinator() takes no argument {unknown[0]!r}; for its own buffer it takes "
+            f"{', '.join(sorted(LOCAL))}; pass other arguments of the buffer's class to attach()"
         )
     return {"more": more, "of_storage": of_storage, **sharing}
 

@@ -19,7 +19,7 @@ OF_COORDINATOR = frozenset(
         *("metrics_port", "ndim", "on_existing", "reserve", "storage"),
     )
 )
-"""Arguments of a `Coordinator` that have no meaning in ``attach``."""
+"""Arguments of a `Coordinator` that ``attach`` does not take."""
 
 
 def attach(
@@ -31,51 +31,45 @@ def attach(
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> ReplayBuffer:
-    """Opens the buffer of a directory that this or any other process made, or is about to make.
+    """Open the buffer of a directory that any process has made, or is about to make.
 
-    The class of the buffer, alpha, eps, beta, ``batch_size`` and ``priority_key`` are those that
-    were recorded when it was made. Before the first write by anyone it is there, but empty: ``len``
-    is 0, and the first ``extend`` or ``add`` defines what an item is. A directory whose processes
-    were killed is recovered first.
-
-    The process is in the registry until the buffer is closed or the process ends; it may come and
-    go at will.
+    It has the recorded class, alpha, eps, beta, ``batch_size`` and ``priority_key``. Before the
+    first write it is empty, and that write (``extend`` or ``add``) defines the form of the items.
+    If the processes of the directory were killed, it is recovered first. The process is in the
+    registry until the buffer is closed or the process ends.
 
     Args:
         scratch_dir: the directory. It need not exist yet.
-        timeout: seconds to wait for it to be made, or for another process that makes or recovers it
-            right now.
-        role: what this process is called in the registry; "collector" in one that a coordinator
-            spawned, else "client".
-        prefault: have this process make and map the pages of the buffer before it needs them:
-            "off"; "background"; "full" waits for it, where somebody has written already. See
-            docs/memory.md.
-        on_progress: called with a `ProgressReport` some times a second: while the directory is
-            recovered, and while pages are made, in the thread that does it. What it raises comes
-            out of this call, if it waits for that work.
-        **options: what cannot be recorded, or is to differ in this process: ``sampler`` (of any
-            kind, also of a prioritized buffer; a prioritized one with its alpha and eps),
-            ``sample_unit``, ``transform``, ``collate_fn``, ``prefetch``, ``generator``, ``rank``,
-            ``batch_size``, ``beta``, and other arguments of the buffer's class; of a buffer of
-            records also ``device``, ``pad_output``, and the ``compression_fn`` and
-            ``decompression_fn`` that it was made with.
+        timeout: seconds to wait until it is made, or recovered, by another process.
+        role: of this process in the registry; "collector" if a coordinator has spawned it, else
+            "client".
+        prefault: make and map the pages of the buffer before they are needed: "off"; "background";
+            "full" waits for it, if the buffer has items. See docs/memory.md.
+        on_progress: called with a `ProgressReport` several times a second, during recovery and
+            while pages are made, in the working thread. Its exceptions come out of this call, if
+            that waits for the work.
+        **options: local options: ``sampler`` (of any kind; a prioritized one with the recorded
+            alpha and eps), ``sample_unit``, ``transform``, ``collate_fn``, ``prefetch``,
+            ``generator``, ``rank``, ``batch_size``, ``beta``, and other arguments of the buffer's
+            class; for records also ``device``, ``pad_output``, and the ``compression_fn`` and
+            ``decompression_fn`` of the buffer.
 
     Returns:
         The buffer, for instance a ``TensorDictPrioritizedReplayBuffer``.
 
     Raises:
-        AttachTimeout: nobody made it in time, or somebody held it all the time.
+        AttachTimeout: no process has made it in time, or one has held it all the time.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
         RegistryFullError: 256 living handles use it.
-        ValueError: ``timeout`` is not a number of seconds; there is no such ``role`` or
-            ``prefault``; a ``sampler`` has another alpha or eps.
-        TypeError: an argument that only the `Coordinator` takes, or none at all.
+        ValueError: an invalid ``timeout``, ``role`` or ``prefault``; a ``sampler`` with another
+            alpha or eps.
+        TypeError: an unknown argument, or one of the `Coordinator`.
 
-    Cost: about a millisecond, after the import of torch; recovery comes on top where it is needed.
+    Cost: about a millisecond, after the import of torch, and the recovery.
     """
     if decided := sorted(options.keys() & OF_COORDINATOR):
         raise TypeError(
-            f"attach() takes no {decided[0]!r}: it is decided where the buffer is made, "
+            f"attach() takes no {decided[0]!r}: it is decided when the buffer is made, "
             f"Coordinator(..., {decided[0]}=...)"
         )
     engine = attached(Path(scratch_dir), timeout, role, Prefault(prefault, on_progress))

@@ -3,9 +3,8 @@
      coordinator ──creates, recovers──▶ directory ◀──attach── collectors, learners
           └──spawns, watches, reaps, restarts──▶ collectors
 
-It is in nobody's data path. When it is killed, collectors and learners go on; a new coordinator
-with ``on_existing="recover"`` takes over the same directory while they run, and with it the
-ownership of a temporary one.
+It is not in the data path. When it is killed, collectors and learners go on; a new coordinator with
+``on_existing="recover"`` takes over the directory while they run, and owns it if it is temporary.
 """
 
 from __future__ import annotations
@@ -50,67 +49,61 @@ class Coordinator:
             train(coordinator.buffer)
 
     The buffer is a ``TensorDictPrioritizedReplayBuffer``, or, with ``alpha=None``, a
-    ``TensorDictReplayBuffer``; it is recorded in the directory, so ``attach`` finds the same. Close
-    the coordinator, or use ``with``; the end of the interpreter closes it too, and so does SIGTERM
+    ``TensorDictReplayBuffer``; ``attach`` finds it recorded in the directory. Close the
+    coordinator, or use ``with``; it is also closed by the end of the interpreter, and by SIGTERM
     once it has spawned a process. Every method of a closed one is a BufferClosedError.
 
     Args:
         scratch_dir: the directory; None makes a temporary one, which is removed in the end.
-        capacity: how many items there is room for. Needed where the buffer is created; with
-            ``on_existing="recover"`` it may be left out, and is checked where it is given.
-        alpha: priority exponent, 0.6 unless given; None for a buffer without priorities.
-        beta: exponent of the importance weights, 0.4 unless given.
-        eps: added to every priority, 1e-8 unless given.
-        batch_size: what ``sample()`` draws; recorded, so ``attach`` draws the same.
-        priority_key: where priorities lie in a tensordict, "td_error" unless given.
-        on_existing: what to do with a buffer that is there: "error"; "recover" it, or take it over
-            where somebody alive uses it; "overwrite": remove it and create a new one.
+        capacity: number of items; needed to create the buffer, not with ``on_existing="recover"``.
+        alpha: priority exponent, by default 0.6; None for a buffer without priorities.
+        beta: exponent of the importance weights, by default 0.4.
+        eps: added to every priority, by default 1e-8.
+        batch_size: of ``sample()`` here, and after ``attach``.
+        priority_key: entry of a tensordict with priorities, by default "td_error".
+        on_existing: what to do with an existing buffer: "error"; "recover" it, or take it over
+            if living processes use it; "overwrite": remove it and create a new one.
         auto_cleanup: whether the end of the coordinator removes the buffer's files, and the
             directory if it was made for them. None: only if it is a temporary one.
-        example: a tensordict like one item of the buffer, or like a batch of them: the files are
-            made at once, so too little space is an error here and not at the first write.
-        ndim: leading dimensions of a batch that the storage has (TorchRL's); 1 unless given.
-        storage: where the items lie: "LazyMemmapStorage" unless given, for items of one form;
-            "LazyStackStorage" for items of any shapes, "CompressedListStorage" for compressed ones.
-        max_bytes: room of these two in bytes; needed where the buffer is created.
-        checksum: whether items get one; without it nothing is promised for a power cut.
+        example: a tensordict like one item of the buffer, or like a batch. Makes the files at once,
+            so that too little space is an error here and not at the first write.
+        ndim: leading dimensions of a batch in the storage (as in TorchRL), by default 1.
+        storage: by default "LazyMemmapStorage", for items of one form; "LazyStackStorage" for items
+            of any shapes; "CompressedListStorage" to compress them.
+        max_bytes: size of these two in bytes; needed to create the buffer.
+        checksum: whether items have checksums; without, nothing is promised for a power cut.
         reserve: whether all space is reserved when the files are made.
-        timeout: seconds to wait for another process that creates or recovers the directory now.
-        grace_s: seconds between SIGTERM and SIGKILL for what was spawned, at the close.
-        metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus; 0 takes a free port,
-            which ``metrics_port`` says. Needs the extra "metrics".
-        prefault: have the pages of the buffer made before they are needed, by this process: "off";
-            "background", once the files are there; "full", where they are there already or
-            ``example`` makes them, waits for it. See docs/memory.md.
-        on_progress: called with a `ProgressReport` some times a second, while the directory is
-            recovered and while pages are made, in the thread that does it. What it raises comes
-            out of this call, if it waits for that work.
-        rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer, for
-            all processes. None leaves what is set in the directory, and logs it.
+        timeout: seconds to wait for another process that creates or recovers the directory.
+        grace_s: seconds between SIGTERM and SIGKILL for spawned processes, at the close.
+        metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus; 0 takes a free port.
+            Needs the extra "metrics".
+        prefault: see ``attach``; "full" waits if the files exist or ``example`` makes them.
+        on_progress: see ``attach``.
+        rate_limiter: keeps writers and samplers in step, or makes a queue of the buffer, for all
+            processes. None keeps, and logs, the one in the directory.
         **options: further arguments of the buffer, as TorchRL's. Fixed: `LazyMemmapStorage`'s
-            ``share_next`` and ``share_next_room``. Recorded, for everybody: ``weight_key``,
-            ``reduction``, ``dim_extend``; of records ``stack_dim``, ``compression_level``,
-            ``compress``, ``dictionary_bytes``, ``share_frames``. For ``buffer`` alone: ``sampler``,
+            ``share_next`` and ``share_next_room``. Recorded: ``weight_key``, ``reduction``,
+            ``dim_extend``; of records ``stack_dim``, ``compression_level``, ``compress``,
+            ``dictionary_bytes``, ``share_frames``. For ``buffer`` alone: ``sampler``,
             ``sample_unit``, ``transform``, ``collate_fn``, ``pin_memory``, ``prefetch``,
             ``generator``, ``rank``; of records ``device``, ``pad_output``, ``compression_fn``,
-            ``decompression_fn``. Others give theirs to ``attach``.
+            ``decompression_fn``.
 
-    Values that were recorded when the buffer was created win over defaults. A ``capacity``,
-    ``alpha``, ``eps``, ``ndim``, ``storage`` or ``max_bytes`` that is given and differs is an
-    error; any other that is recorded and given takes the place of the old one.
+    Recorded values have precedence over defaults. A given ``capacity``, ``alpha``, ``eps``,
+    ``ndim``, ``storage`` or ``max_bytes`` that differs is an error; other given values replace the
+    recorded ones.
 
     Raises:
         BufferExistsError: there is a buffer and ``on_existing`` is "error".
-        BufferInUseError: the directory has a coordinator already, or is to be overwritten and is in
-            use; ``pids``.
+        BufferInUseError: the directory has a coordinator, or is to be overwritten and is in use;
+            ``pids``.
         BufferNotFoundError: nothing to recover, and no ``capacity`` to create one.
         SpaceError, ReadOnlyError, UnsafePathError, UnsafeFilesystemError, FormatError,
-            CorruptBufferError, AttachTimeout: as their names say; nothing was changed.
-        ValueError: an argument makes no sense, or differs from what is recorded.
-        TypeError: there is no such argument.
+            CorruptBufferError, AttachTimeout: see there; nothing was changed.
+        ValueError: an argument is invalid, or differs from the recorded value.
+        TypeError: an unknown argument.
 
-    Cost: some milliseconds; torch is imported only with ``example`` or when ``buffer`` is first
-        asked for.
+    Cost: some milliseconds; torch is imported only with ``example``, or by ``buffer``.
     """
 
     def __init__(
@@ -189,7 +182,7 @@ class Coordinator:
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """The buffer, for this process; made when it is first asked for, which imports torch."""
+        """The buffer, for this process; the first access makes it, and imports torch."""
         self._check_open()
         if self._buffer is None:
             from shmbuffer.replay.buffers.reopened import from_engine
@@ -199,27 +192,27 @@ class Coordinator:
 
     @property
     def capacity(self) -> int:
-        """How many items there is room for, as recorded."""
+        """The recorded number of items."""
         return self._engine.settings.capacity
 
     @property
     def report(self) -> RecoveryReport | None:
-        """What recovery found and did, if this coordinator's start recovered the directory."""
+        """The report of the recovery, if this coordinator has recovered the directory."""
         return self._engine.report
 
     @property
     def processes(self) -> list[Spawned]:
-        """What was spawned, in order: ``pid``, ``exitcode``, ``is_alive()``, ``kill()``."""
+        """The spawned processes, in order: ``pid``, ``exitcode``, ``is_alive()``, ``kill()``."""
         return self._supervisor.processes
 
     @property
     def deaths(self) -> list[Death]:
-        """Every client that died since this coordinator began, spawned by it or not."""
+        """Every client that has died since this coordinator began, spawned or not."""
         return list(self._supervisor.deaths)
 
     @property
     def metrics_port(self) -> int | None:
-        """Where Prometheus finds the numbers; None if they are not served."""
+        """The port for Prometheus; None if metrics are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @property
@@ -228,12 +221,11 @@ class Coordinator:
         return self._closed
 
     def stats(self) -> dict[str, Number]:
-        """Returns one consistent flat dict of numbers; watch/stats.py has the table of its keys.
+        """One consistent flat dict of numbers; watch/stats.py has the table of its keys.
 
-        Rates are those since the call before. Added to it, since this coordinator began:
-        ``processes`` (spawned and running), ``deaths``, ``restarts``, and ``held_back_s``, seconds
-        in which the kernel held a writer back because a disk was behind. Cost: some ten
-        microseconds.
+        Rates are since the last call. Since the start: ``processes`` (spawned and running),
+        ``deaths``, ``restarts``, and ``held_back_s``, seconds in which the kernel has slowed a
+        writer down to the speed of a disk. Cost: some ten microseconds.
         """
         self._check_open()
         return self._meter.read() | self._supervisor.counts()
@@ -249,46 +241,45 @@ class Coordinator:
         orphans: Orphans = "stop",
         name: str | None = None,
     ) -> list[Spawned]:
-        """Starts ``n`` processes that run ``target(scratch_dir, index, *args)``, and watches them.
+        """Start ``n`` processes that run ``target(scratch_dir, index, *args)``, and watch them.
 
-        The processes are spawned, not forked: ``target`` and ``args`` are pickled, so the target is
-        a function of a module, and a script that spawns needs its ``if __name__ == "__main__":``.
-        Of a target by name, ``"package.module:function"``, they import that module alone, not the
-        script; if that imports torch, which a collector with the NumPy client does not need, the
-        first of them warns. The index counts from 0 in every call; what is returned has its order.
-        A target attaches by path, as a "collector". It gets SIGTERM when the coordinator closes,
-        which unwinds it as SystemExit does; if the coordinator is killed, it goes on, until the
-        next one spawns the same name (``orphans``), or ``shmbuffer stop``.
+        The processes are spawned, not forked: ``target`` and ``args`` are pickled, the target is a
+        function of a module, and a script needs its ``if __name__ == "__main__":``. With a target
+        by name, ``"package.module:function"``, they import only that module, not the script; they
+        warn if it imports torch, which the NumPy client does not need. The index counts from 0 in
+        every call, in the order of the result. A target attaches by path, as a "collector". When
+        the coordinator closes, SIGTERM unwinds it like SystemExit. If the coordinator is killed, it
+        goes on until the next one spawns the same name (``orphans``), or ``shmbuffer stop``.
 
         When the target has ended, its ``atexit`` functions run, its threads are waited for, and an
-        attached buffer leaves. Then the process is gone (``os._exit``): close files that you write.
+        attached buffer is closed. Then the process exits (``os._exit``): close your files.
 
-        A process that dies is reported (``deaths``, and a warning of the logger
-        "shmbuffer.service"), and what it had claimed is free again within milliseconds.
+        A death is reported (``deaths``, and a warning of the logger "shmbuffer.service"), and the
+        claims of the process are free again within milliseconds.
 
         Args:
-            target: what to run, or its name; the result is ignored.
+            target: the function, or its name; the result is ignored.
             n: how many.
             *args: passed on, after the directory and the index.
-            restart: whether one that dies is started again, with the same index. One that returns,
-                or ends on Ctrl-C, is done. After the second death in a row at an age below 5 s, or
-                in the same place, there is a growing pause, and one line in place of a traceback.
-            orphans: what to do with processes that a killed coordinator of the directory has
-                spawned under the same name, and that run on: "stop" ends all of them first
-                (SIGTERM, SIGKILL after ``grace_s``), with a warning; "adopt" keeps one for each
-                index below ``n``, ends the others, starts what is missing; "leave" lets them run.
-            name: of these processes, in ``deaths`` and for ``orphans``; the target's module and
-                qualified name unless given. Give one where two scripts share a directory.
+            restart: whether a process that dies is started again, with the same index; not if it
+                returns, or ends on Ctrl-C. After two deaths in a row at an age below 5 s, or in the
+                same place, there is a growing pause, and one line instead of a traceback.
+            orphans: what to do with processes of the same name that a killed coordinator of the
+                directory has left running: "stop" ends them (SIGTERM, SIGKILL after ``grace_s``),
+                with a warning; "adopt" keeps one for each index below ``n`` and ends the others;
+                "leave" lets them run.
+            name: of these processes, in ``deaths`` and for ``orphans``; by default the target's
+                module and qualified name. Needed if two scripts share a directory.
 
         Raises:
             BufferUnlinkedError: the directory was removed, moved or replaced.
             BufferInUseError: an orphan in another container cannot be ended from here; ``pids``.
-            ValueError: ``n`` is negative; there is no such ``orphans``; a name that is none.
-            TypeError: the target or an argument cannot be pickled, or what is named not called.
+            ValueError: ``n`` is negative; an invalid ``orphans`` or name of a target.
+            TypeError: the target or an argument cannot be pickled, or the named target not called.
             ModuleNotFoundError, AttributeError: no module, or no function, of that name.
             RuntimeError: a spawned process cannot import the main module of this program, or would
                 run the program again: it has no ``if __name__ == "__main__":``.
-            OSError: the system has no room for another process.
+            OSError: the system cannot start another process.
 
         Cost: some milliseconds each; the imports of the target happen in its process.
         """
@@ -301,25 +292,25 @@ class Coordinator:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """What keeps writers and samplers in step, for all processes; None: nothing."""
+        """Keeps writers and samplers in step, for all processes, or None."""
         self._check_open()
         return self._engine.limiter
 
     def set_rate(
         self, limiter: RateLimiter | EllipsisType | None = ..., **changes: Any
     ) -> RateLimiter | None:
-        """Changes what keeps writers and samplers in step, while everything runs.
+        """Change the rate limiter of a running buffer, and return it; None removes it.
 
-            coordinator.set_rate(samples_per_insert=8)     # the rest stays as it is
+            coordinator.set_rate(samples_per_insert=8)     # other settings stay
             coordinator.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
 
-        With None nothing limits any more. Waiting calls look again at once. The ratio counts from
-        now on; what a queue has handed out stays so. Returns what is set now.
+        Waiting calls check again at once. The ratio counts from now on; items that a queue has
+        delivered stay delivered.
 
         Raises:
-            TypeError: a limiter and changes, or neither; no such argument of `RateLimiter`.
-            ValueError: see `RateLimiter`; ``min_size`` is larger than the buffer; or a queue, where
-                there are priorities.
+            TypeError: a limiter and changes, or neither; an unknown argument of `RateLimiter`.
+            ValueError: see `RateLimiter`; ``min_size`` is larger than the buffer; or a prioritized
+                buffer would be a queue.
         """
         self._check_open()
         if bool(changes) == (limiter is not ...):
@@ -330,34 +321,27 @@ class Coordinator:
         return self._engine.limiter
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits, seconds or for ever, until nothing spawned runs or is to; whether that is so."""
+        """Wait until no spawned process runs or is to be restarted; whether that is so."""
         return self._supervisor.join(timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
-        """Waits, seconds or for ever, until ``deaths`` has ``count`` entries; whether it has."""
+        """Wait until ``deaths`` has ``count`` entries; whether it has."""
         return self._supervisor.wait_for_deaths(count, timeout)
 
     def clients(self) -> list[Client]:
-        """Returns who is in the registry: this coordinator, and every process that has attached."""
+        """The registry: this coordinator, and every process that has attached."""
         self._check_open()
         return self._engine.clients()
 
     def flush(self) -> None:
-        """Makes everything committed so far survive a power cut.
-
-        Raises:
-            DurabilityError: the file system failed to write.
-
-        Cost: one write-back of what changed since the last; writers go on meanwhile.
-        """
+        """Write all committed items to disk, while writers go on; DurabilityError: that failed."""
         self._check_open()
         self._engine.flush()
 
     def close(self) -> None:
-        """Ends the run: stops what was spawned, leaves the directory, removes a temporary one.
+        """End the run: stop spawned processes, leave the directory, remove a temporary one.
 
-        Everybody else goes on, and so does a buffer in a directory of the user's. Idempotent; in a
-        fork of this process it does nothing.
+        Other processes go on. Idempotent; in a fork of this process it does nothing.
         """
         if os.getpid() != self._pid:
             return

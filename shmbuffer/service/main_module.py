@@ -1,11 +1,11 @@
-"""What spawned processes need of a program: its main module to import, with the target in it.
+"""The main module of a program that spawns: spawned processes import it, to find the target.
 
     parent:  spawn ──▶ require_importable ──▶ the target and its arguments are pickled ──▶ start
     child:   import the main module, as __mp_main__ ──▶ unpickle ──▶ the target
                 └── makes a coordinator itself: `refuse_while_imported`
     by name: require_named, and the child imports the target's module alone (named.py)
 
-multiprocessing finds out about most of this in the child, and says it in its own words.
+multiprocessing would notice most of these errors in the child only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from types import FrameType
 from shmbuffer.service.named import Named
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
-"""What a pickler raises for an object that it does not take."""
+"""Errors of a pickler for an object that cannot be pickled."""
 
 GUARD = 'if __name__ == "__main__":'
-_OTHER_GUARD = "current_process"  # its name; parent_process() does not know it yet
+_OTHER_GUARD = "current_process"  # whose name is used; parent_process() is not set yet
 
 
 def refuse_while_imported(scratch_dir: object) -> None:
-    """Ends a spawned process in which a module makes a coordinator while it is imported."""
+    """RuntimeError in a spawned process whose main module makes a coordinator on import."""
     if getattr(process.current_process(), "_inheriting", False):
         raise RuntimeError(
             f"{scratch_dir}: the spawned process {process.current_process().name} imports the main "
@@ -43,7 +43,7 @@ def refuse_while_imported(scratch_dir: object) -> None:
 
 
 def require_importable(scratch_dir: object, target: object, args: Sequence[object]) -> None:
-    """Says what is wrong with a program that spawns, before a process is started."""
+    """RuntimeError for a program whose main module a spawned process cannot import."""
     refuse_while_imported(scratch_dir)
     imported = spawn.get_preparation_data("")
     name, path = imported.get("init_main_from_name"), imported.get("init_main_from_path")
@@ -66,7 +66,7 @@ def require_importable(scratch_dir: object, target: object, args: Sequence[objec
 
 
 def _require_guard(scratch_dir: object) -> None:
-    """RuntimeError where processes that import the main module would spawn as it does."""
+    """RuntimeError if a process that imports the main module would spawn again."""
     if (line := _line_without_guard()) is not None:
         file = sys.modules["__main__"].__file__
         raise RuntimeError(
@@ -77,10 +77,7 @@ def _require_guard(scratch_dir: object) -> None:
 
 
 def require_named(scratch_dir: object, text: str, args: Sequence[object]) -> Named:
-    """Says what is wrong with a target by name, as far as it is known before it is imported.
-
-    Only the packages that its module is in are imported here.
-    """
+    """A target by name, checked without importing its module, only the packages above it."""
     refuse_while_imported(scratch_dir)
     target = Named(text)
     if target.module.split(".")[-1] == "__main__":
@@ -123,7 +120,7 @@ def _no_module(scratch_dir: object, target: Named, why: str) -> str:
 
 
 def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> TypeError:
-    """Returns the error for a target, or arguments, that a pickler has refused."""
+    """The error for a target, or arguments, that cannot be pickled."""
     name = getattr(target, "__qualname__", None) or type(target).__qualname__
     name = str(target) if isinstance(target, Named) else name
     return TypeError(
@@ -135,7 +132,7 @@ def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> 
 
 
 def _defined_in_main(thing: object) -> str | None:
-    """The name of what a pickle would look for in the main module, if it is to be found there."""
+    """The name of a thing that a pickle would look up in the main module, else None."""
     while isinstance(thing, functools.partial):
         thing = thing.func
     thing = getattr(thing, "__self__", thing)  # of a method
@@ -144,11 +141,8 @@ def _defined_in_main(thing: object) -> str | None:
 
 
 def _line_without_guard() -> int | None:
-    """The line of the main module that runs now, if every import of that module runs it as well.
-
-    A program that asks for its name, or for its process, anywhere is trusted to do so in the right
-    place; where it does not, the child finds out.
-    """
+    """The running line of the main module, if every import of that module runs it too."""
+    # A program that uses __name__, or its process's name, anywhere is trusted to do so correctly.
     main = sys.modules["__main__"]
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals is not main.__dict__:
@@ -161,7 +155,7 @@ def _line_without_guard() -> int | None:
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError):
-        return None  # it is not the source of what runs
+        return None  # not the source of the running program
     return None if any(map(_asks, ast.walk(tree))) else frame.f_lineno
 
 

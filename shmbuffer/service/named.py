@@ -3,7 +3,7 @@
     parent:  "package.module:function" ──▶ Named ──▶ pickled with the arguments ──▶ start
     child:   unpickle ──▶ import the module ──▶ has that imported torch? ──▶ the function
 
-What the child runs before the function needs no torch, so that a collector needs none either.
+The child needs no torch before the function runs, so that a collector may do without.
 """
 
 from __future__ import annotations
@@ -24,14 +24,7 @@ _LIGHT = "collect with shmbuffer.numpy, which needs no torch, or import it where
 
 
 class Named:
-    """A function that is imported where it is called.
-
-    Args:
-        text: ``"package.module:function"``.
-
-    Raises:
-        ValueError: it is no such name.
-    """
+    """A function that is imported when it is called, ``"package.module:function"``."""
 
     def __init__(self, text: str) -> None:
         self.module, _, self.function = text.partition(":")
@@ -45,7 +38,7 @@ class Named:
         return f"{self.module}:{self.function}"
 
     def __call__(self, scratch_dir: Path, index: int, *args: Any) -> object:
-        """Imports the module, and runs the function."""
+        """Import the module, and run the function."""
         given = "torch" in sys.modules
         me: Any = process.current_process()
         me._inheriting = True  # as while a main module is imported: see `refuse_while_imported`
@@ -63,12 +56,7 @@ class Named:
         return function(scratch_dir, index, *args)
 
     def found(self, module: object) -> Callable[..., object]:
-        """The function, in its module.
-
-        Raises:
-            AttributeError: it is not there.
-            TypeError: it cannot be called.
-        """
+        """The function in its module; AttributeError, TypeError: there is none."""
         try:
             function = functools.reduce(getattr, self.function.split("."), module)
         except AttributeError:
@@ -82,17 +70,16 @@ class Named:
 
 
 def _without_main(name: str) -> dict[str, Any]:
-    """What multiprocessing tells a child of its parent, but for the main module."""
+    """The data that multiprocessing sends to a child, without the main module."""
     told = spawn.get_preparation_data(name)
     return {key: value for key, value in told.items() if not key.startswith("init_main_from")}
 
 
 class Alone(popen_spawn_posix.Popen):
-    """Starts a spawned process that does not import the main module.
+    """Starts a spawned process that does not import the main module."""
 
-    multiprocessing has no argument for that. So its own function is called, with another one in
-    place of the one that it asks for what the child is told.
-    """
+    # multiprocessing has no option for that: this is its own function, with `_without_main` instead
+    # of the function that prepares the data for the child.
 
     _launch = FunctionType(
         popen_spawn_posix.Popen._launch.__code__,  # type: ignore[attr-defined]

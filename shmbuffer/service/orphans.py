@@ -1,4 +1,4 @@
-"""What an earlier coordinator, which was killed, has spawned and left running."""
+"""Processes of an earlier, killed coordinator that are still running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmbuffer.service import roster
 from shmbuffer.service.stopping import end, why_left
 
 Orphans = Literal["stop", "adopt", "leave"]
-"""What is done with them where their name is spawned again; see ``Coordinator.spawn``."""
+"""What to do with them when their name is spawned again; see ``Coordinator.spawn``."""
 
 log = logging.getLogger("shmbuffer.service")
 
@@ -22,11 +22,8 @@ log = logging.getLogger("shmbuffer.service")
 def take_over(
     scratch_dir: Path, found: Sequence[roster.Entry], n: int, grace_s: float
 ) -> dict[int, tuple[roster.Entry, int]]:
-    """Adopts one of each index below ``n``, and ends the others.
-
-    Returns the adopted by index, each with a descriptor of its process, which the caller closes.
-    """
-    me = identity.current()  # spawned itself, where a collector has become the coordinator
+    """Adopt one for each index below ``n``, with a pidfd that the caller closes; end the others."""
+    me = identity.current()  # which was spawned, if a collector has become the coordinator
     found = [one for one in found if one.identity != me]
     adopted: dict[int, tuple[roster.Entry, int]] = {}
     for one in found:

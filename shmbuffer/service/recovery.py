@@ -1,6 +1,6 @@
-"""After a crash: what was found in a directory, what was done about it, what was dropped.
+"""After a crash: recovery of a directory, and its report.
 
-The work is the memory floor's, done by the first to open the directory. It needs no torch.
+The memory floor does the work, in the first process to open the directory. It needs no torch.
 """
 
 from __future__ import annotations
@@ -25,22 +25,19 @@ def recover(
     timeout: float = 60.0,
     on_progress: OnProgress | None = None,
 ) -> RecoveryReport:
-    """Makes a directory whole again and says what that took.
+    """Recover a directory, and report what was found.
 
-    It is never needed before ``attach`` or ``Coordinator(on_existing="recover")``, which do it by
-    themselves; it answers the question what is left of a dead run. It may be called again, and be
-    killed, at any time. Where somebody alive uses the directory, only what the dead left there is
-    cleaned up.
+    It is optional, as ``attach`` and ``Coordinator(on_existing="recover")`` recover by themselves.
+    It may be repeated, or killed, at any time. While living processes use the directory, only
+    remains of dead ones are cleaned up.
 
     Args:
         scratch_dir: the directory of the buffer.
-        verify: compare every item with its checksum, and drop those that do not fit. After a
-            reboot, in a copy, and where a copy was put back, this is done in any case. Needs a
-            buffer that nobody uses.
-        timeout: seconds to wait for another process that creates or recovers it right now.
-        on_progress: called with a `ProgressReport` some times a second; it must not open the
-            directory. What it raises comes out of this call; the next to open the directory
-            recovers it from the first step.
+        verify: compare every item with its checksum, and drop those that differ; always done after
+            a reboot, and in a copy. No process may use the buffer.
+        timeout: seconds to wait for another process that creates or recovers the buffer.
+        on_progress: called with a `ProgressReport` several times a second; it must not open the
+            directory. If it raises, this call does, and recovery starts again at the next open.
 
     Returns:
         The report; ``print`` shows it as a table.
@@ -52,9 +49,8 @@ def recover(
         BufferInUseError: with ``verify``, while living processes use the buffer; ``pids``.
         AttachTimeout: another process held it all the time.
 
-    Cost: a scan of the slot words and a rebuild of the priority tree, some tens of milliseconds for
-    a million items; where items are verified all bytes are read once, some seconds for 10 GB that
-    are in memory.
+    Cost: some tens of milliseconds a million items; to verify, one read of all bytes, some seconds
+        for 10 GB in memory.
     """
     began, before = time.perf_counter_ns(), _mended(scratch_dir)
     existing: Existing = "verify" if verify else "recover"

@@ -1,23 +1,23 @@
-"""Who was spawned in a directory, under which name and index: one file for each process.
+"""The processes that were spawned in a directory, with name and index: one file for each.
 
-     coordinator: makes an empty file ──starts──▶ child: writes who it is, locks the file for life,
-                                                  then looks whether the file still has its name
-     a reader: gets the lock ──▶ nobody lives there: removes the file; a child that was on its
-                                      way does not run
-                    does not ──▶ the file says who lives
+     coordinator: makes an empty file ──starts──▶ child: writes its identity, locks the file for
+                                                  life, then checks that the file has its name
+     a reader: gets the lock ──▶ the process is dead: removes the file; a child that was about to
+                                      start does not run
+                    does not ──▶ the file has the identity of the living process
 
     .shmbuffer/spawned/<16 hex>, lines of JSON that the child writes
         {"name", "index", "pid", "start_time", "boot_id", "pid_namespace"}    at first
         {"exitcode", "failed"}                                                at its end
 
 Always true
-  1. The file is there before its process is. So at whatever step a process is killed, no process
-     runs a target that a later look does not find.
-  2. A file that is locked for longer than a look takes says who holds it: the child writes first.
+  1. The file exists before its process does. So whenever a process is killed, every process that
+     runs a target can be found.
+  2. A file that is locked for longer than a look takes has an identity: the child writes first.
   3. A name is used once: no child writes into the file of another.
-  4. The lock alone says that it lives; what is written names the process to signal, and is
-     compared with what the kernel says of that process (`identity.opened`).
-If a process dies here: the kernel unlocks; the file goes at the next look.
+  4. The lock alone proves that a process lives; the identity names the process to signal, and is
+     compared with the kernel's (`identity.opened`).
+If a process dies here: the kernel unlocks; the next look removes the file.
 """
 
 from __future__ import annotations
@@ -44,30 +44,29 @@ _LIMIT = 64 * 2**10
 _PURPOSE = "was spawned by a coordinator"
 
 _alive = Lock()
-"""Says for the life of this process, if it was spawned, that it lives."""
+"""Held while this process lives, if it was spawned."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """A process that lives."""
 
-    file: str  # of the entry
+    file: str
     name: str  # that it was spawned under
-    index: int  # among those of its ``spawn``
-    identity: Identity  # of the process, as it said
+    index: int  # in its ``spawn``
+    identity: Identity  # as the process wrote it
 
 
 @dataclass(frozen=True)
 class LastWords:
     """What a process wrote at its end."""
 
-    # of the process; None if it was killed before, or what it wrote is damaged
-    exitcode: int | None = None
-    failed: str = ""  # where it failed, as a number; "" if no exception ended it
+    exitcode: int | None = None  # None if it was killed before, or the file is damaged
+    failed: str = ""  # hash of the place of its exception, if any
 
 
 def plan(scratch_dir: Path) -> str:
-    """Makes the file of a process that is to be started, and returns its name."""
+    """Make the file of a process that is about to start; returns its name."""
     with Directory.open(scratch_dir) as directory:
         file = f"{layout.SPAWNED}/{secrets.token_hex(8)}"
         directory.create(file, 0).close()
@@ -76,14 +75,14 @@ def plan(scratch_dir: Path) -> str:
 
 
 def forget(scratch_dir: Path, file: str) -> None:
-    """Removes the file of a process that has ended, or was not started."""
+    """Remove the file of a process that has ended, or was not started."""
     with suppress(BufferNotFoundError), Directory.open(scratch_dir) as directory:
         directory.unlink(file)
         _core.reached("spawned.removed")
 
 
 def check_in(scratch_dir: Path, file: str, name: str, index: int) -> bool:
-    """Says who this process is and that it lives; False if it is not wanted any more."""
+    """Write the identity of this process, and lock the file; False: it should not run."""
     me = identity.current()
     found = {"name": name, "index": index, **asdict(me), "boot_id": me.boot_id.hex()}
     try:
@@ -98,7 +97,7 @@ def check_in(scratch_dir: Path, file: str, name: str, index: int) -> bool:
 
 
 def check_out(scratch_dir: Path, file: str, words: LastWords) -> None:
-    """Says how this process ends, for a coordinator that is not its parent."""
+    """Write how this process ends, for a coordinator that is not its parent."""
     with (
         suppress(BufferNotFoundError, BufferUnlinkedError),
         Directory.open(scratch_dir) as directory,
@@ -120,7 +119,7 @@ def last_words(scratch_dir: Path, file: str) -> LastWords:
 
 
 def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[Entry]:
-    """Those who live; removes the files of those who do not."""
+    """The living processes; removes the files of dead ones."""
     found: list[Entry] = []
     with Directory.open(scratch_dir) as directory:
         try:
@@ -136,7 +135,7 @@ def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[Entry]:
 
 
 def _look(directory: Directory, file: str, patience_s: float = 0.0) -> Entry | None:
-    """Who lives there; if nobody does the file goes, under its lock."""
+    """The living process; if it is dead, remove the file, under its lock."""
     try:
         lock = Lock().hold(directory, file, timeout=patience_s, purpose=_PURPOSE, make=False)
     except BufferNotFoundError:
@@ -149,7 +148,7 @@ def _look(directory: Directory, file: str, patience_s: float = 0.0) -> Entry | N
         except (LookupError, TypeError, ValueError, RecursionError):
             if patience_s:
                 raise error from None
-            # Another one is looking, too: a child does not lock before it has written.
+            # Another look holds the lock: a child does not lock before it has written.
             return _look(directory, file, TESTER_PATIENCE_S)
     with lock:
         directory.unlink(file)
@@ -169,7 +168,7 @@ def _entry(directory: Directory, file: str) -> Entry:
 
 
 def _lines(directory: Directory, file: str) -> list[dict[str, Any]]:
-    """What is written there, as far as the lines are whole."""
+    """The complete lines of a file."""
     whole = directory.read(file, limit=_LIMIT).rpartition(b"\n")[0]
     found = [json.loads(line) for line in whole.splitlines()]
     return [line for line in found if isinstance(line, dict)]

@@ -1,11 +1,10 @@
-"""One process that a coordinator started: the handle on it, and its own first steps.
+"""One process that a coordinator has started: the handle on it, and its own first steps.
 
      running ──returns, or is stopped, or Ctrl-C──▶ ended
         └──any other end: a signal, an exception──▶ a death is noted ──restart──▶ running
 
-It is a ``spawn`` process of multiprocessing, not a daemon and not tied to its parent: a coordinator
-that is killed leaves it running. The roster (roster.py) says who it is, so that the next one finds
-it, and stops it or adopts it.
+It is a ``spawn`` process of multiprocessing, but no daemon: it survives a killed coordinator. The
+next coordinator finds it by the roster (roster.py), and stops or adopts it.
 """
 
 from __future__ import annotations
@@ -35,31 +34,19 @@ from shmbuffer.service.named import Alone, Named
 log = logging.getLogger("shmbuffer.service")
 
 HASTY_S = 5.0
-"""One that dies younger than this, twice in a row, is started again only after a pause."""
+"""After two deaths in a row at a lower age, a process is restarted only after a pause."""
 
 LONGEST_PAUSE_S = 30.0
 
 ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
-"""Exit codes of a process that is not started again: it returned, or a person pressed Ctrl-C."""
+"""Exit codes of a process that is not restarted: it returned, or got Ctrl-C."""
 
 ON_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
-"""Exit codes of one that has obeyed it; while `shmbuffer stop` runs that is no death."""
+"""Exit codes after SIGTERM; during `shmbuffer stop` they are no death."""
 
 
 class Spawned:
-    """A running process and, after a restart, its successor under the same name and index.
-
-    Attributes:
-        name: ``target-index``.
-        index: what the target was called with.
-        pid: of the process that runs now, or ran last.
-        restart: whether it is started again when it dies.
-        restarts: how often that was tried.
-        failure: why the last start failed; None if it did not.
-        file: of the process in the roster.
-        failed: where it failed the last time; "" if no exception ended it. For the next start.
-        times: how often in a row it has failed there.
-    """
+    """A running process and, after a restart, its successor with the same name and index."""
 
     def __init__(
         self, start: Callable[[Spawned], SpawnProcess], *, name: str, index: int, restart: bool
@@ -71,19 +58,19 @@ class Spawned:
         self._begun = False
         self._running = False
         self._young_deaths = 0
-        self._closing = threading.Lock()  # the descriptor's number may be another one's after that
-        self.file = ""
-        self.failed = ""
-        self.times = 0
-        self.name = name
+        self._closing = threading.Lock()  # a closed descriptor's number may be reused
+        self.file = ""  # in the roster
+        self.failed = ""  # hash of the place of the last exception, for the next start
+        self.times = 0  # how often in a row it has failed there
+        self.name = name  # ``target-index``
         self.index = index
-        self.pid = 0
+        self.pid = 0  # of the present process, or the last one
         self.restart = restart
-        self.restarts = 0
-        self.failure: Exception | None = None
+        self.restarts = 0  # attempts included
+        self.failure: Exception | None = None  # of the last start
 
     def begin(self) -> None:
-        """Starts the process, or its successor; sets ``failure`` if not. For the supervisor."""
+        """Start the process, or its successor; sets ``failure``. For the supervisor."""
         self.restarts += self._begun
         self._begun = True
         try:
@@ -99,7 +86,7 @@ class Spawned:
             self._pidfd = os.pidfd_open(self.pid)
 
     def adopt(self, pid: int, pidfd: int, file: str) -> None:
-        """Takes over a process that runs already, instead of `begin`. For the supervisor."""
+        """Take over a running process, instead of `begin`. For the supervisor."""
         self.pid, self._pidfd, self.file = pid, pidfd, file
         self._started_s = time.monotonic()
         self._begun = self._running = True
@@ -114,34 +101,28 @@ class Spawned:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs, then as ``multiprocessing`` gives it: negative for a signal.
-
-        None also of one that was adopted, and then killed.
-        """
+        """As of ``multiprocessing``: None while it runs (and if it was adopted, then killed)."""
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Returns whether it runs, as far as its supervisor has noticed."""
+        """Whether it runs, as far as its supervisor has noticed."""
         return self._running
 
     def kill(self) -> None:
-        """Sends SIGKILL; it is started again if it is one of those."""
+        """Send SIGKILL; with ``restart`` it is started again."""
         self._send(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Sends SIGTERM, on which it unwinds; it is started again if it is one of those."""
+        """Send SIGTERM, which unwinds it; with ``restart`` it is started again."""
         self._send(signal.SIGTERM)
 
     def collect(self, words: roster.LastWords) -> int | None:
-        """Takes the exit code of a process that has ended; None if nobody knows.
-
-        For the supervisor, which knows its last words.
-        """
+        """Take the exit code of a process that has ended, or None. For the supervisor."""
         code, failed = words.exitcode, words.failed
         if self._process is not None:
             self._process.join()
             while (code := self._process.exitcode) is None:
-                time.sleep(0)  # another thread of ours is reading the status for multiprocessing
+                time.sleep(0)  # another thread is reading the status for multiprocessing
             self._process = None
         self.times = self.times + 1 if failed and failed == self.failed else 1 if failed else 0
         self.failed = failed
@@ -162,10 +143,7 @@ class Spawned:
             self._process.kill() if number == signal.SIGKILL else self._process.terminate()
 
     def pause_s(self) -> float:
-        """Returns how long to wait before the next start.
-
-        Nothing, unless it keeps dying young, or keeps failing in the same place.
-        """
+        """Seconds before the next start: 0 unless it keeps dying young, or in the same place."""
         if time.monotonic() - self._started_s >= HASTY_S and self.times < 2:
             self._young_deaths = 0
             return 0.0
@@ -180,30 +158,20 @@ class Spawned:
 
 
 class Process(SpawnProcess):
-    """A spawned process: it runs the target, and ends as soon as everything else in it is done.
+    """A spawned process: it runs the target, and exits without the teardown of Python."""
 
-    After the target come multiprocessing's own duties, the wait for threads that are no daemons,
-    then what was registered with ``atexit``: a buffer that is still attached leaves. The target and
-    its arguments go, and with them the files that they alone hold open; the streams of Python and
-    of C are written out. What Python would do next, taking itself apart, is left out: with torch
-    that takes seconds of processor time, in which the process looks as if it ignored the signal
-    that it has obeyed.
-
-    Args:
-        scratch_dir: of the buffer.
-        spawned: whose process it is; what is known of the one before it.
-        label: that it is spawned under.
-        target: what it runs.
-        args: of the target, after the directory and the index.
-    """
+    # After the target: multiprocessing's own duties, the wait for threads that are no daemons, and
+    # ``atexit`` functions, which close an attached buffer. Target and arguments are dropped, with
+    # the files that they hold open; the streams of Python and C are flushed. The teardown of Python
+    # would take seconds with torch, in which the process seems to ignore the signal.
 
     def __init__(
         self,
         scratch_dir: Path,
         spawned: Spawned,
-        label: str,
+        label: str,  # the name in the roster
         target: Callable[..., object],
-        args: tuple[Any, ...],
+        args: tuple[Any, ...],  # after the directory and the index
     ) -> None:
         super().__init__(target=target, args=(scratch_dir, spawned.index, *args), name=spawned.name)
         self._scratch_dir = scratch_dir
@@ -213,12 +181,7 @@ class Process(SpawnProcess):
         self._failed = ""
 
     def run(self) -> None:
-        """Runs the target, so that SIGTERM and Ctrl-C unwind it.
-
-        A signal becomes a SystemExit, so ``with`` blocks close their handles and nothing is left to
-        be reaped. The target does not run where its coordinator has been killed meanwhile, and the
-        next one, or `shmbuffer stop`, was here before.
-        """
+        """Run the target, unless its entry is gone; SIGTERM and Ctrl-C raise SystemExit in it."""
         from shmbuffer.memory import attaching
 
         attaching.role_of_this_process = "collector"
@@ -253,7 +216,7 @@ class Process(SpawnProcess):
         atexit._run_exitfuncs()
         self._target = self._args = self._kwargs = None
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, ValueError, OSError):  # none, closed, or nobody reads it
+            with suppress(AttributeError, ValueError, OSError):  # none, closed, or a broken pipe
                 stream.flush()
         ctypes.CDLL(None).fflush(None)
         try:
@@ -271,17 +234,15 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def _place_of(error: BaseException) -> str:
-    """Says which exception it is and where it was raised, whatever its message is."""
+    """A hash of the exception's type and where it was raised, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     place = [type(error).__qualname__, *(f"{frame.filename}:{frame.lineno}" for frame in frames)]
     return hashlib.sha256("\n".join(place).encode()).hexdigest()[:16]
 
 
 def hold_ctrl_c_back() -> None:
-    """In a thread: lets no SIGINT in, so that what it starts waits with it for `Process.run`.
-
-    Until then an import would break off with a traceback; SIGTERM ends it at once.
-    """
+    """Block SIGINT in this thread, and in processes that it starts until `Process.run`."""
+    # Otherwise Ctrl-C during their imports would print a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
@@ -291,17 +252,14 @@ def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _obey_no_more() -> None:
-    """Once is enough: a second signal would break the unwinding off.
-
-    It is not SIG_IGN, which programs that are started from here would inherit, and of which Python
-    complains where a signal has just come.
-    """
+    """Ignore further signals, which would interrupt the unwinding."""
+    # Not by SIG_IGN: child programs inherit it, and Python complains if a signal is pending.
     for number in ENDING:
         signal.signal(number, lambda *_: None)
 
 
 def names_of(target: Callable[..., object]) -> tuple[str, str]:
-    """A short name, to be shown, and the full one."""
+    """A short name for display, and the full one."""
     if isinstance(target, Named):
         return target.function.rpartition(".")[2], f"{target.module}.{target.function}"
     while isinstance(target, functools.partial):

@@ -1,11 +1,10 @@
-"""How processes are ended that are not our children: all of a directory's, or orphans of a name.
+"""Ends processes that are not our children: all of a directory's, or orphans of a name.
 
      SIGTERM and SIGCONT ──the grace──▶ SIGKILL
 
-Each is signalled through a descriptor (pidfd) of the process that was proven to be it, so a number
-that another process has by now is never hit. `stop` ends collectors first, then plain clients, then
-learners, the coordinator last. It holds a lock on the control file meanwhile: as long as somebody
-does, no coordinator starts a process, and none that ends on SIGTERM counts as a death.
+Signals go through a pidfd of the proven process, so a reused pid is never hit. `stop` ends
+collectors first, then plain clients, then learners, the coordinator last. While it holds a lock on
+the control file, no coordinator starts a process, and an end on SIGTERM counts as no death.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from shmbuffer.memory.registry import Registry
 from shmbuffer.service import roster
 
 AFTER_KILL_S = 5.0
-"""How long the kernel may take to end what was sent SIGKILL: it may wait for a disk first."""
+"""How long the kernel may take after SIGKILL: the process may wait for a disk."""
 
 ROUNDS = 3
-"""How often we look for those of a role: one that was on its way has attached meanwhile."""
+"""How often we look for processes of a role: new ones may have attached meanwhile."""
 
 ORDER = (Role.COLLECTOR, Role.CLIENT, Role.LEARNER, Role.COORDINATOR)
 
@@ -45,21 +44,19 @@ How = Literal["ended", "killed", "left"]
 class Stopped:
     """A process that `stop` dealt with."""
 
-    pid: int  # in the pid namespace that it lives in
-    # of its handles the one that is ended last; "collector" of a spawned process that has not
-    # attached
-    role: str
-    name: str  # that it was spawned under, with its index; else ""
-    how: How  # "ended" on SIGTERM, "killed" after the grace, or "left": it could not be ended
-    why: str = ""  # it was left, in words
+    pid: int  # in its own pid namespace
+    role: str  # the last of its handles in `ORDER`; "collector" if it was spawned and has none
+    name: str  # with which it was spawned, and its index; else ""
+    how: How  # "ended" on SIGTERM, "killed" after the grace, or "left" running
+    why: str = ""  # it was left
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of plain values."""
+        """A dict of plain values."""
         return asdict(self)
 
 
 def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
-    """Ends processes: SIGTERM, after the grace SIGKILL; says of each how that went."""
+    """End processes by SIGTERM, after the grace by SIGKILL; how each has ended."""
     pidfds = {who: pidfd for who in processes if (pidfd := identity.opened(who)) is not None}
     try:
         for pidfd in pidfds.values():
@@ -78,23 +75,22 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
             how[who] = (
                 "left" if pidfds[who] in left else "killed" if pidfds[who] in deaf else "ended"
             )
-        else:  # perhaps it has ended just now
+        else:  # it may have ended just now
             how[who] = "ended" if identity.prove_dead(who, lambda: False) else "left"
     return how
 
 
 def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[Stopped]:
-    """Ends every client of a buffer but this process; one of several handles in its last role.
+    """End every client of a buffer but this process, in the `ORDER` of roles; what became of each.
 
-    Collectors first, spawned ones too, then plain clients, learners, the coordinator. Returns
-    those, and those that were left (another pid namespace or user). Takes at most the grace a role.
+    It takes at most the grace for each role.
     """
     with ExitStack() as undo:
         directory = undo.enter_context(Directory.open(scratch_dir))
         files = Files(directory)
         files.require_control()
         control = files.open_control(writable=False)
-        control.superblock()  # of a foreign file not even the lock is touched
+        control.superblock()  # raises before a foreign file is locked
         undo.enter_context(Lock()).hold(
             directory,
             layout.CONTROL,
@@ -118,7 +114,7 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
 
 
 def is_being_stopped(scratch_dir: Path) -> bool:
-    """Whether `stop` is at work there, in any process."""
+    """Whether any process runs `stop` there."""
     try:
         with Directory.open(scratch_dir) as directory:
             there = directory.exists(layout.CONTROL)
@@ -130,7 +126,7 @@ def is_being_stopped(scratch_dir: Path) -> bool:
 def _present(
     registry: Registry, scratch_dir: Path, last: Role, done: Collection[Identity]
 ) -> dict[Identity, tuple[Role, str]]:
-    """Who lives and is to be ended by now: role and name of each process, in the order of roles."""
+    """The living processes of roles up to ``last`` that are not done, with role and name."""
     found: dict[Identity, tuple[Role, str]] = {}
     with suppress(BufferNotFoundError):  # the coordinator has removed it
         for one in roster.living(scratch_dir):
@@ -160,7 +156,7 @@ def _send(pidfd: int, number: int) -> None:
 
 
 def _still_there(pidfds: Collection[int], seconds: float) -> set[int]:
-    """Those that have not ended after so many seconds."""
+    """The processes that run after so many seconds."""
     left, deadline_s = set(pidfds), time.monotonic() + seconds
     while left:
         remaining_s = deadline_s - time.monotonic()

@@ -1,18 +1,16 @@
-"""Who looks after the collectors: starts them, notices when one dies, starts it again if told to.
+"""Supervision of collectors: starts them, notices deaths, and restarts them if asked to.
 
-Deaths are seen through descriptors of the processes (pidfd), not by asking around: a dead
-collector's slots are free within milliseconds. The same watch is kept over every other client of
-the directory; those are reported and reaped, but not started again. What an earlier coordinator
-has spawned under a name is ended before that name is spawned again, or adopted.
+Deaths are seen through pidfds, so a dead collector's slots are free within milliseconds. Other
+clients of the directory are watched too; they are reported and reaped, but not restarted. Before a
+name is spawned, processes of an earlier coordinator with that name are ended, or adopted.
 
 Always true
   1. A spawned process depends on nothing here: if this process is killed, it goes on.
-  2. An orderly end of this process stops what it spawned, and only that: ``stop``, the end of the
-     interpreter, and SIGTERM where its default action stood. A handler of the program's own decides
-     for itself.
-  3. Only the watcher starts processes, and it notes each under the lock: whatever interrupts the
-     main thread, no process runs that ``stop`` does not know.
-  4. A fork of this process looks after nobody.
+  2. An orderly end of this process (``stop``, the end of the interpreter, SIGTERM unless the
+     program handles it) stops the processes that it has spawned, and no others.
+  3. Only the watcher starts processes, and it notes each under the lock: an interrupt of the main
+     thread leaves no process that ``stop`` does not know.
+  4. A fork of this process supervises nothing.
 """
 
 from __future__ import annotations
@@ -61,15 +59,14 @@ _Key = tuple[int, int]  # of a client: entry, incarnation
 log = logging.getLogger("shmbuffer.service")
 
 SCAN_S = 0.5
-"""How often the registry is read for clients that are new, or that died where we have no pidfd."""
+"""How often the registry is read for new clients, and for deaths without a pidfd."""
 
 
 class Supervisor:
     """Starts, watches and stops the processes of one coordinator."""
 
     def __init__(self, engine: Engine, scratch_dir: Path, *, grace_s: float = 5.0) -> None:
-        # every client that died since, in the order in which it was noticed
-        self.deaths: list[Death] = []
+        self.deaths: list[Death] = []  # of all clients, in the order in which they were noticed
         self._engine = engine
         self._scratch_dir = scratch_dir
         self._grace_s = grace_s
@@ -97,12 +94,12 @@ class Supervisor:
 
     @property
     def processes(self) -> list[Spawned]:
-        """What was spawned, in order; those that ended for good included."""
+        """The spawned processes, in order, ended ones included."""
         with self._changed:
             return list(self._spawned)
 
     def counts(self) -> dict[str, Number]:
-        """What it counts for ``stats`` of the coordinator."""
+        """Its counts for ``stats`` of the coordinator."""
         return {
             "processes": sum(spawned.is_alive() for spawned in self.processes),
             "deaths": len(self.deaths),
@@ -120,9 +117,9 @@ class Supervisor:
         orphans: Orphans = "stop",
         name: str | None = None,
     ) -> list[Spawned]:
-        """Starts ``n`` processes; see ``Coordinator.spawn``."""
+        """See ``Coordinator.spawn``."""
         where = self._scratch_dir
-        # Else the roster is another buffer's, whose processes live.
+        # Otherwise the roster would be another buffer's.
         self._engine.seat.require_there()
         if isinstance(target, str):
             target = require_named(where, target, args)
@@ -149,7 +146,7 @@ class Supervisor:
         ]
         adopted: dict[int, tuple[roster.Entry, int]] = {}
         if orphans != "leave":
-            with self._changed:  # the watcher may be about to start one again
+            with self._changed:  # the watcher may be about to restart one
                 living = roster.living(where, {spawned.file for spawned in self._spawned})
             found = [one for one in living if one.name == full_name]
             how_many = n if orphans == "adopt" else 0
@@ -176,15 +173,15 @@ class Supervisor:
         return new
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until nothing spawned runs or is to be started again; returns whether it is so."""
+        """See ``Coordinator.join``."""
         return self._wait_for(self._all_ended, timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
-        """Waits until ``count`` deaths were noticed; returns whether they were."""
+        """See ``Coordinator.wait_for_deaths``."""
         return self._wait_for(lambda: len(self.deaths) >= count, timeout)
 
     def stop(self) -> None:
-        """Stops what was spawned (SIGTERM, after the grace SIGKILL), then the watch. Idempotent."""
+        """End the spawned processes (SIGTERM, then SIGKILL), then the watch. Idempotent."""
         if os.getpid() != self._pid:
             return
         with self._changed:
@@ -257,7 +254,7 @@ class Supervisor:
         return not self._due and not any(spawned.is_alive() for spawned in self._spawned)
 
     def _note_end(self, spawned: Spawned) -> None:
-        """One of ours has ended: reap it, say so, and make a note if it is to come back."""
+        """Reap and report one of our processes that has ended, and schedule its restart."""
         roles = {client.pid: client.role for client in self._clients()}
         pid, where = spawned.pid, (self._scratch_dir, spawned.file)
         words = self._asked(lambda: roster.last_words(*where), roster.LastWords())
@@ -294,7 +291,7 @@ class Supervisor:
                 spawned.begin()
                 if spawned.failure is None:
                     self._spawned_pids[spawned.pid] = spawned.name
-                elif spawned.restarts:  # a first start that fails is the caller's to know
+                elif spawned.restarts:  # a failure of the first start is raised by `spawn`
                     why = str(spawned.failure)  # a handler that keeps the error keeps its maps
                     if isinstance(spawned.failure, BufferClosedError):
                         log.error("%s is not started again: %s", spawned.name, why)
@@ -307,7 +304,7 @@ class Supervisor:
     # ---- the other clients ----
 
     def _look_at_registry(self) -> None:
-        """Reaps and reports the dead that are not ours, and begins to watch the living."""
+        """Reap and report dead clients that are not ours, and begin to watch living ones."""
         if self._engine.pages.prefault:
             self._asked(lambda: self._engine.ring(), None)  # it begins where a schema is seen
         self._asked(self._engine.seat.require_linked, None)
@@ -323,7 +320,7 @@ class Supervisor:
         if dead:
             self._reap()
         news = {dead[key].pid: dead[key].role for key in dead.keys() - self._reported}
-        self._reported = set(dead)  # whatever could not be reaped now is no news the next time
+        self._reported = set(dead)  # some may not be reaped yet
         with self._changed:
             for pid in news.keys() - ours:
                 self._report(Death(pid, news[pid], "", None, None, restarted=False))
@@ -357,7 +354,7 @@ class Supervisor:
         return self._asked(lambda: is_being_stopped(self._scratch_dir), False)
 
     def _asked(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """Asks the engine or the files; without an answer we still look after our processes."""
+        """The answer of the engine or the files; after an error our processes are still watched."""
         if self._buffer_is_gone:
             return otherwise
         try:

@@ -1,10 +1,10 @@
-"""A coordinator's hold on its directory: taken or made, agreed with, in the end left or removed.
+"""A coordinator's hold on its directory, from creating or opening it to leaving or removing it.
 
 Always true
   1. Nothing is changed in a directory that has a coordinator, and there is one at a time: it holds
      ``coordinator.lock``.
-  2. A start that fails leaves no buffer without items that it has made.
-  3. What is to be removed in the end is, also where a signal is the end (memory/removal.py).
+  2. A start that fails leaves no new buffer without items.
+  3. What is to be removed in the end is removed, also after a signal (memory/removal.py).
 """
 
 from __future__ import annotations
@@ -33,21 +33,18 @@ log = logging.getLogger("shmbuffer.service")
 
 
 class Tenure:
-    """From the start of a coordinator to its end. Raises as ``Coordinator``."""
+    """From the start of a coordinator to its end; arguments and errors are ``Coordinator``'s."""
 
     def __init__(
         self,
-        scratch_dir: str | os.PathLike[str] | None,  # the directory; None makes a temporary one
-        config: BufferConfig,  # what is recorded, or has to be
+        scratch_dir: str | os.PathLike[str] | None,
+        config: BufferConfig,
         *,
-        existing: OnExisting,  # what to do with a buffer that is there
-        # whether the buffer is removed in the end; None: if it is a temporary one
+        existing: OnExisting,
         auto_cleanup: bool | None,
-        # what is set in the directory; None leaves what is there, and says so
         limiter: RateLimiter | None,
-        # seconds to wait for another process that creates or recovers the directory
         timeout: float,
-        prefault: Prefault,  # of the pages; it is told of the recovery, too
+        prefault: Prefault,  # its progress callback is also for the recovery
     ) -> None:
         if existing not in get_args(OnExisting):
             raise ValueError(f"on_existing is 'error', 'recover' or 'overwrite', not {existing!r}")
@@ -65,7 +62,7 @@ class Tenure:
                 refuse_while_imported(path)
                 with explained(path):
                     had_one = (path / layout.COORDINATOR_LOCK).exists()
-                if had_one:  # said before it is recovered or removed for nothing
+                if had_one:  # fail before the buffer is recovered or removed
                     hold_lock(path).close()
             with hearing(prefault.on_progress):
                 self.engine = Engine.open(
@@ -91,11 +88,11 @@ class Tenure:
             self._undo = undo.pop_all()
 
     def abandon(self) -> None:
-        """The start has failed: leaves the directory as it was found."""
+        """After a failed start, leave the directory as it was found."""
         self._undo.close()
 
     def begin(self) -> None:
-        """The start is done: from now on `leave` removes what has to be."""
+        """After the start: from now on `leave` removes what is to be removed."""
         if self._auto_cleanup is not False:
             if self._is_temporary or self.engine.take_ownership():
                 self._remove = self.engine.cleanup
@@ -104,7 +101,7 @@ class Tenure:
         self._undo.pop_all()
 
     def leave(self) -> None:
-        """Removes what has to be, and lets the next coordinator in. The handle stays open."""
+        """Remove what is to be removed, and unlock. The handle stays open."""
         try:
             if self._remove is not None:
                 self._remove()
@@ -112,16 +109,14 @@ class Tenure:
             self._lock.close()
 
     def _forget_what_was_just_made(self) -> None:
-        """A buffer without items would only be in the way of the next start."""
+        """Remove a buffer without items, which the next start would find."""
         if self.engine.ring() is None:
             self.engine.cleanup()
 
 
 def hold_lock(scratch_dir: Path) -> Lock:
-    """Takes ``coordinator.lock`` until it is closed, or this process ends; no child has it.
-
-    The file stays when it is released: a new file would be another lock.
-    """
+    """Take ``coordinator.lock`` until it is closed, or this process ends; not for children."""
+    # The file stays when it is released: a new file would be another lock.
     purpose = "is its coordinator"
     with Directory.open(scratch_dir) as directory:
         try:
