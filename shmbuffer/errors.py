@@ -20,7 +20,7 @@
     ├── RegistryFullError          256 living clients: pids
     ├── ForkedHandleError          a handle crossed a fork and its directory is gone
     ├── DurabilityError            a sync failed: it may never have reached the disk (also OSError)
-    ├── AttachTimeout              which wait, for how long, who holds it (also a TimeoutError)
+    ├── AttachTimeout              a wait for another process was too long (also a TimeoutError)
     ├── LockTimeout                a living process keeps the mutex (also a TimeoutError)
     ├── RingOverrunError           a living writer fills the slot we need (also a TimeoutError)
     ├── ReservationLostError       a reservation that is not held any more

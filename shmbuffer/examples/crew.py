@@ -142,5 +142,5 @@ class _Role:
 def _apart(target: Callable[..., None], *args: Any) -> None:
     """Runs a role in a process group of its own: Ctrl-C in a terminal is for the trial alone."""
     os.setpgrp()
-    logging.getLogger("shmbuffer").setLevel(logging.ERROR)  # the trial says who has died
+    logging.getLogger("shmbuffer").setLevel(logging.ERROR)  # the trial reports deaths
     target(*args)

@@ -2,9 +2,9 @@
 
     collector   sign(rows) ──▶ extend(rows) ──it has returned──▶ acknowledge()
                 stamp = hash of the row's bytes       8 bytes, to a file that no buffer knows of
-    anybody     examine()   every acknowledged item is there, and every item fits its stamp
+    any process examine()   every acknowledged item is there, and every item fits its stamp
 
-An item carries who wrote it (``source``: one life of one collector), its number in that writer's
+An item has its writer (``source``: one life of one collector), its number in that writer's
 ``sequence``, and its ``stamp``. A writer that is killed between ``extend`` and ``acknowledge``
 leaves items that are there and not acknowledged, which is no fault.
 """
@@ -151,7 +151,7 @@ def examine_each(replays: Sequence[ReplayBuffer], ledgers: Path) -> dict[int, Ev
 
 
 def _first_free(directory: Path, index: int) -> tuple[int, int]:
-    """Returns the number and the open file of a ledger that nobody has used."""
+    """Returns the number and the open file of an unused ledger."""
     for source in range(index * LIVES, (index + 1) * LIVES):
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 import torch
@@ -44,6 +44,7 @@ from shmbuffer.examples.evidence import (
     total,
 )
 from shmbuffer.examples.loopback import Loopback
+from shmbuffer.examples.trial import Watcher
 from shmbuffer.memory.inspect import inspect
 
 ROWS = 16  # that a collector writes at once
@@ -75,16 +76,6 @@ class Kill:
     items: int  # that had been acknowledged to the writers of the node
     back: int | None = None  # items of the shard when it answered again, if it did
     seconds: float = 0.0  # until then
-
-
-class NodesWatcher(Protocol):
-    """The listeners."""
-
-    def event(self, text: str) -> None:
-        """Something happened."""
-
-    def status(self, outcome: NodesOutcome) -> None:
-        """Some time has passed; what became of the run until now."""
 
 
 @dataclass
@@ -139,9 +130,7 @@ class Collector:
 class NodesTrial:
     """One run, from the start of the nodes to their end."""
 
-    def __init__(
-        self, run_dir: Path, config: Config, plan: NodesPlan, watcher: NodesWatcher
-    ) -> None:
+    def __init__(self, run_dir: Path, config: Config, plan: NodesPlan, watcher: Watcher) -> None:
         self._run_dir, self._ledgers = run_dir / "replay", run_dir / "ledgers"
         self._config, self._plan, self._watcher = config, plan, watcher
         self._outcome = NodesOutcome()

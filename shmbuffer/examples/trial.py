@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from shmbuffer import AttachTimeout, BufferNotFoundError, RecoveryReport, attach, recover
 from shmbuffer.examples.cartpole import Config, Learning, Service
@@ -53,8 +53,8 @@ class Watcher(Protocol):
     def event(self, text: str) -> None:
         """Something happened."""
 
-    def status(self, outcome: Outcome) -> None:
-        """Some time has passed; what became of the run until now."""
+    def status(self, outcome: Any) -> None:
+        """The outcome of the run so far, after some time."""
 
 
 @dataclass

@@ -161,7 +161,7 @@ class BufferConfig:
             if is_requested and value != fact:
                 raise ValueError(
                     f"{engine.path}: the buffer there has {name}={fact!r}, not {value!r}; leave it "
-                    "out to take what is there, or start over with on_existing='overwrite'"
+                    "out to keep that, or start over with on_existing='overwrite'"
                 )
         if foreign := sorted(self.of_storage.keys() - STORAGES.get(kind, OF_STORAGES)):
             raise ValueError(

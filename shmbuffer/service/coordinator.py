@@ -55,7 +55,7 @@ class Coordinator:
 
     Args:
         scratch_dir: the directory; None makes a temporary one, which is removed in the end.
-        capacity: number of items; needed to create the buffer, not with ``on_existing="recover"``.
+        capacity: number of items; optional with ``on_existing="recover"``.
         alpha: priority exponent, by default 0.6; None for a buffer without priorities.
         beta: exponent of the importance weights, by default 0.4.
         eps: added to every priority, by default 1e-8.
@@ -178,7 +178,7 @@ class Coordinator:
             undo.pop_all()
         atexit.register(self.close)
 
-    # ---- what is there ----
+    # ---- state ----
 
     @property
     def buffer(self) -> ReplayBuffer:
@@ -230,7 +230,7 @@ class Coordinator:
         self._check_open()
         return self._meter.read() | self._supervisor.counts()
 
-    # ---- what it does ----
+    # ---- actions ----
 
     def spawn(
         self,

@@ -765,7 +765,7 @@ def test_everything_is_the_ensemble_itself() -> None:
         (3, IndexError, "there is no buffer 3; this ensemble has 3"),
         (-4, IndexError, "there is no buffer -4; this ensemble has 3"),
         ([0, 5], IndexError, "there is no buffer 5; this ensemble has 3"),
-        (torch.zeros(2, 2, dtype=torch.int64), RuntimeError, "an index has one dimension"),
+        (torch.zeros(2, 2, dtype=torch.int64), RuntimeError, "has one dimension; this one has 2"),
         (torch.zeros(2), TypeError, "named by integers, got float32"),
         ({}, IndexError, "{} names no buffer"),
         ((0, 99), IndexError, "99"),

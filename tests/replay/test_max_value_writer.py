@@ -581,7 +581,7 @@ def test_a_directory_that_others_have_open_is_not_written(tmp_path: Path) -> Non
     with buffer(LazyMemmapStorage(2, scratch_dir=tmp_path / "buffer")) as rb:
         rb.extend(scored(1, 2))
         other = LazyMemmapStorage(2, scratch_dir=tmp_path / "buffer", shared_init=True)
-        with pytest.raises(RuntimeError, match=r"somebody else has .* open.*RoundRobinWriter"):
+        with pytest.raises(RuntimeError, match=r"another client has .* open.*RoundRobinWriter"):
             rb.extend(scored(3))
         assert scores(rb) == [1, 2]
         other.close()

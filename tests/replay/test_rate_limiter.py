@@ -639,7 +639,7 @@ def test_items_taken_by_a_failed_sample_come_with_the_next_one_in_order() -> Non
             rb.sample()
     rb[1]._transform = rb[1]._transform[:0]
     with pytest.raises(
-        RuntimeError, match=r"taken 4 items out of the queue of buffer 0.* and 2 are wanted"
+        RuntimeError, match=r"taken 4 items out of the queue of buffer 0.* and this one needs 2"
     ):
         rb.sample(4)
     for first in (0, 4, 8):

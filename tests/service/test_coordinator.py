@@ -350,7 +350,7 @@ def test_functions_that_compress_are_of_this_process(scratch_dir: Path) -> None:
 
 
 def test_an_unknown_argument_is_refused_at_once(scratch_dir: Path) -> None:
-    with pytest.raises(TypeError, match=r"no argument 'alhpa'.* sampler, .* go to attach\(\)"):
+    with pytest.raises(TypeError, match=r"no argument 'alhpa'.* sampler, .* to attach\(\)"):
         Coordinator(scratch_dir, capacity=8, alhpa=0.6)
     assert not scratch_dir.exists()
 

@@ -144,7 +144,7 @@ class Prefetcher:
         return len(self._queue)
 
     def _own(self) -> None:
-        """After a fork, start anew: the threads and their batches are the parent's."""
+        """After a fork, begin without the threads and batches, which are the parent's."""
         if self._pid != os.getpid():
             self._lock, self.choosing = RLock(), RLock()
             self._executor, self._change, self._pid = None, None, os.getpid()

@@ -32,7 +32,8 @@ class Reservation:
     """Room for future items, made by `ReplayBuffer.reserve` or `resume`.
 
     It holds room and the limiter's credit, but no slot: `commit` places the items. The end of a
-    ``with`` block aborts it, unless it was committed; the end of its handle or process does, too.
+    ``with`` block aborts it, unless it was committed. It ends with its handle or process, too; what
+    was appended is then left for `resume`.
 
         with rb.reserve(32, version=policy.version) as room:
             room.commit(collect(32))

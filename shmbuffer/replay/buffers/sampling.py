@@ -58,7 +58,7 @@ class Sampling(Consuming):
             min_size: wait until the buffer has so many items.
             timeout: seconds to wait, for ``min_size``, a `RateLimiter`, or a batch of a consumer;
                 None: without end.
-            lease: for a sampler with a consumer: seconds until the items are given to others, unless
+            lease: for a sampler with a consumer: seconds until items are given to others, unless
                 `ack` comes first; ``math.inf``: until this handle is closed, or its process ends.
                 None acknowledges them at once.
 

@@ -1,4 +1,4 @@
-"""How data come into a buffer where the fast way has not taken them as they are."""
+"""Writes of data that the fast way does not accept as they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shmbuffer.replay.writers.round_robin import length_of
 
 
 class Writing(Parts):
-    """The part of a buffer that is about writing."""
+    """Writes data."""
 
     if TYPE_CHECKING:
         add: Any
@@ -34,7 +34,7 @@ class Writing(Parts):
         timeout: float | None,
         streams: GivenStreams = None,
     ) -> Any:
-        """`add` or `extend`, of data that the fast way has not taken as they are."""
+        """`add` or `extend`, after the fast way."""
         if timeout is not None:
             given: dict[str, Any] = {} if streams is None else {"streams": streams}
             if update_priority is not None:
@@ -53,7 +53,7 @@ class Writing(Parts):
         changed = plan.rewrites or plan.transforms or type(data) is list
         if changed:
             data = self._taken_in(data, single)
-        if data is None:  # kept back by a transform, or an empty list
+        if data is None:  # a transform keeps all back, or the list is empty
             ndim = self._storage.ndim
             return torch.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
         if plan.fast_write is not None and update_priority is None:
@@ -66,14 +66,14 @@ class Writing(Parts):
         return self._write(data, single, priorities, streams)
 
     def _taken_in(self, data: Any, single: bool) -> Any:
-        """Data as the storage takes them: stacked, transformed, the right dimension first."""
+        """Data for the storage: stacked, transformed, the right dimension first."""
         plan = self._plan
         if single:
             return self._inverted(data) if plan.transforms else data
         if type(data) is list and isinstance(self._storage, TensorStorage):
             if not data:
                 return None
-            # Transforms, and writers of somebody else's, are given tensors.
+            # Transforms and foreign writers get tensors.
             seen = not plan.appends or bool(plan.transforms or self.dim_extend)
             data = stack(data, self._mapping, tensors=seen)
         if plan.transforms:
@@ -83,7 +83,7 @@ class Writing(Parts):
         return data
 
     def _inverted(self, item: Any) -> Any:
-        """One item on its way in. Transforms see a TensorDict with a dimension more, of size 1."""
+        """One new item, transformed with an additional dimension of size 1."""
         if not is_collection(item):
             return self._transform.inv(item)
         with item.unsqueeze(-1) as batch:
@@ -111,7 +111,7 @@ class Writing(Parts):
             first, count = storage.append(data, single, given, **its)
             index: Any = storage.written(first, count, single=single)
             if (plan.payload is None or given is not None) and self._planned() is not plan:
-                given = None  # of another form, or the first of a list: it is another ring
+                given = None  # of another form, or the first of a list: another ring
             if plan.tells_sampler:
                 (sampler.add if single else sampler.extend)(index)
             if given is not priorities:
@@ -133,7 +133,7 @@ class Writing(Parts):
         update_priority: bool | None,
         timeout: float | None,
     ) -> Any:
-        """`add` or `extend`, where something says which streams the items are of."""
+        """`add` or `extend` with streams."""
         if stream_dim is not None:
             if streams is not None:
                 raise TypeError("streams and stream_dim exclude each other; give one of them")

@@ -56,9 +56,9 @@ class PrioritizedSampler(PriorityStore):
         reduction: how several priorities of an item (a stored trajectory) become one: ``"max"``,
             ``"min"``, ``"mean"``, ``"median"`` (of an even number the lower of the two in the
             middle) or ``"sum"``.
-        max_priority_within_buffer: a new item has the largest priority of the items that it leaves
-            in the buffer, not the largest ever given. Every process that writes into a shared
-            directory has to ask for it.
+        max_priority_within_buffer: a new item has the largest priority of the items that remain in
+            the buffer, not the largest ever given. All processes that write into a shared directory
+            have to set it.
         device: None or the CPU; the tree is in shared memory.
 
     Raises:

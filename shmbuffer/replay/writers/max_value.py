@@ -234,7 +234,7 @@ class TensorDictMaxValueWriter(Writer):
                 "register_storage() first"
             )
         if getattr(storage, "shared", False) and _others(storage):
-            raise RuntimeError(_shared("another process has the storage open"))
+            raise RuntimeError(_shared("another client has the storage open"))
         self._catch_up()
 
     def _catch_up(self) -> None:

@@ -162,9 +162,9 @@ class Following:
                     seen = follower.look()
                 if seen is None:
                     return
-                anew, gone, changed = seen
-                self._again = anew  # a first look is slow, and others have written meanwhile
-                if anew:
+                is_first, gone, changed = seen
+                self._again = is_first  # which is slow, and others have written meanwhile
+                if is_first:
                     table.clear()
                 table.drop(np.frombuffer(gone, np.int64))
                 seen = None
