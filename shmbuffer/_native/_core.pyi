@@ -1,6 +1,6 @@
 """Types of the C core's extension module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -374,9 +374,57 @@ class Ring:
     total: float
     least: float
 
-def split_planes(from_: int, sizes: int, planes: int, to: int, count: int, /) -> None: ...
-def join_planes(from_: int, sizes: int, planes: int, to: int, count: int, /) -> None: ...
-def move_pieces(from_: int, sizes: int, to: int, count: int, /) -> None: ...
+def split_planes(
+    from_: int, sizes: int, planes: int, to: int, count: int, base: int = ..., /
+) -> None: ...
+def join_planes(
+    from_: int, sizes: int, planes: int, to: int, count: int, base: int = ..., /
+) -> None: ...
+def move_pieces(from_: int, sizes: int, to: int, count: int, base: int = ..., /) -> None: ...
+def measure_records(
+    steps: int,
+    code: int,
+    code_bytes: int,
+    numbers: int,
+    sizes: int,
+    count: int,
+    offsets: int,
+    starts: int,
+    ends: int,
+    /,
+) -> int: ...
+def lay_out_records(
+    steps: int,
+    code: int,
+    code_bytes: int,
+    numbers: int,
+    sizes: int,
+    count: int,
+    offsets: int,
+    starts: int,
+    ends: int,
+    addresses: int,
+    data: int,
+    /,
+) -> None: ...
+def arrange_parts(parts: int, count: int, base: int, out: int, /) -> tuple[int, int]: ...
+def runs(
+    whole: int,
+    frames: int,
+    frame: int,
+    before: int,
+    nbytes: int,
+    to: int,
+    planes: int,
+    parts: int,
+    most: int,
+    at: int,
+    out: int,
+    /,
+) -> int: ...
+def frames_say(frames: list[Any], whole: int, dictionary: int, /) -> bool: ...
+def views(addresses: int, sizes: int, count: int, /) -> list[memoryview]: ...
+def bytes_at(found: Sequence[Any], addresses: int, sizes: int, /) -> None: ...
 def fence() -> None: ...
 def limiter(runtime: Any, /) -> bytes | None: ...
 def checksum_pieces(from_: int, nbytes: int, count: int, out: int, /) -> None: ...

@@ -1,6 +1,6 @@
 /* Where the pieces of records lie, for the usual batch: records of one form, without pieces that have a place of their own.
  * Nothing is believed. What is not so is no error here: memory/record_format looks at it again, and says what is wrong. It
- * also tells the format. */
+ * also tells the format. What is written is laid out by the same rules. */
 #include "locating.h"
 
 #include <string.h>
@@ -40,6 +40,21 @@ static inline bool volume(const struct form *form, const int64_t *numbers, const
     return true;
 }
 
+static struct form form_told(const int64_t *steps, const unsigned char *code, uint64_t code_bytes) {
+    struct form form = {.n_numbers = (uint64_t)steps[0], .n_equal = (uint64_t)steps[2], .n_pieces = (uint64_t)steps[3],
+                        .nbytes = code_bytes, .code = code};
+    form.constants = steps + 4;
+    form.equal = form.constants + steps[1];
+    form.pieces = form.equal + 2 * form.n_equal;
+    return form;
+}
+
+static bool shapes_agree(const struct form *form, const int64_t *numbers) {
+    for (uint64_t i = 0; i < form->n_equal; i++)
+        if (value_in(form, numbers, form->equal[2 * i]) != value_in(form, numbers, form->equal[2 * i + 1])) return false;
+    return true;
+}
+
 static bool numbers_of(const struct form *form, const unsigned char *record, uint64_t size, int64_t *numbers) {
     uint32_t words[4];
     if (size < FRONT + 4 * form->n_numbers + form->nbytes) return false;
@@ -50,21 +65,18 @@ static bool numbers_of(const struct form *form, const unsigned char *record, uin
         memcpy(&number, record + FRONT + 4 * i, sizeof number);
         numbers[i] = number;
     }
-    if (memcmp(record + FRONT + 4 * form->n_numbers, form->code, form->nbytes) != 0) return false;
-    for (uint64_t i = 0; i < form->n_equal; i++)
-        if (value_in(form, numbers, form->equal[2 * i]) != value_in(form, numbers, form->equal[2 * i + 1])) return false;
-    return true;
+    return memcmp(record + FRONT + 4 * form->n_numbers, form->code, form->nbytes) == 0 && shapes_agree(form, numbers);
 }
 
-/* `offsets` first has what each piece expands to. */
-static bool pieces_of(const struct form *form, uint64_t start, uint64_t size, const int64_t *numbers, int64_t *offsets, int64_t *sizes) {
+/* Returns where the record ends, from its start; 0: there can be no such record. `offsets` first has what each piece expands to. */
+static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t *numbers, int64_t *offsets, int64_t *sizes) {
     uint64_t total = 0, at = FRONT + 4 * form->n_numbers + form->nbytes;
     const int64_t *step = form->pieces;
     for (uint64_t p = 0; p < form->n_pieces; p++) {
         const struct piece *piece = (const struct piece *)step;
         uint64_t bytes;
         step += sizeof *piece / sizeof *step;
-        if (!volume(form, numbers, step, piece->factors, &bytes) || (total += bytes) > MOST_BYTES) return false;
+        if (!volume(form, numbers, step, piece->factors, &bytes) || (total += bytes) > MOST_BYTES) return 0;
         step += piece->factors;
         offsets[p] = sizes[p] = (int64_t)bytes;
         if (piece->codec == JOINED) offsets[piece->head] += (int64_t)bytes;
@@ -77,27 +89,65 @@ static bool pieces_of(const struct form *form, uint64_t start, uint64_t size, co
         if (piece->codec == JOINED) sizes[p] = 0;
         if (piece->codec == ZSTD || piece->codec == OWN) sizes[p] = numbers[piece->size_column];
         uint64_t stored = (uint64_t)sizes[p];
-        if (piece->codec == ZSTD && (expanded > MOST_BYTES || expanded > ((uint64_t)1 << 17) + (stored << 15))) return false;
+        if (piece->codec == ZSTD && (expanded > MOST_BYTES || expanded > ((uint64_t)1 << 17) + (stored << 15))) return 0;
         at = (at + alignment - 1) & ~(alignment - 1);
         offsets[p] = (int64_t)(start + at);
         at += stored;
     }
-    return at == size && at <= UINT32_MAX;
+    return at <= UINT32_MAX ? at : 0;
 }
 
 bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *steps, const unsigned char *code, uint64_t code_bytes,
                         int64_t *numbers, int64_t *offsets, int64_t *sizes) {
-    struct form form = {.n_numbers = (uint64_t)steps[0], .n_equal = (uint64_t)steps[2], .n_pieces = (uint64_t)steps[3],
-                        .nbytes = code_bytes, .code = code};
-    form.constants = steps + 4;
-    form.equal = form.constants + steps[1];
-    form.pieces = form.equal + 2 * form.n_equal;
+    const struct form form = form_told(steps, code, code_bytes);
     for (uint64_t row = 0; row < read->count; row++) {
         uint64_t start = (uint64_t)read->starts[row], size = (uint64_t)read->sizes[row];
         if (start > read->nbytes || start % 8 || size > read->nbytes - start) return false;
         if (!numbers_of(&form, read->data + start, size, numbers + row * form.n_numbers)) return false;
-        if (!pieces_of(&form, start, size, numbers + row * form.n_numbers, offsets + row * form.n_pieces, sizes + row * form.n_pieces))
+        if (pieces_of(&form, start, numbers + row * form.n_numbers, offsets + row * form.n_pieces, sizes + row * form.n_pieces) != size)
             return false;
     }
     return true;
+}
+
+int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t *offsets, int64_t *starts, int64_t *ends) {
+    const struct form form = form_told(written->steps, written->code, written->code_bytes);
+    uint64_t at = 0;
+    for (uint64_t row = 0; row < written->count; row++) {
+        const int64_t *numbers = written->numbers + row * form.n_numbers, *given = written->sizes + row * form.n_pieces;
+        int64_t stored[SHMB_MOST_PIECES];
+        for (uint64_t i = 0; i < form.n_numbers; i++)
+            if (numbers[i] < 0 || numbers[i] > UINT32_MAX) return -1;
+        if (form.n_pieces > SHMB_MOST_PIECES || !shapes_agree(&form, numbers)) return -1;
+        uint64_t end = pieces_of(&form, 0, numbers, offsets + row * form.n_pieces, stored);
+        if (end == 0 || memcmp(stored, given, form.n_pieces * sizeof *stored) != 0) return -1;
+        starts[row] = (int64_t)at;
+        ends[row] = (int64_t)end;
+        at += (end + 7) & ~(uint64_t)7;
+    }
+    return (int64_t)at;
+}
+
+/* Writes so many bytes at `to`, and zeros from where the last ones ended up to there. Returns where they end. */
+static unsigned char *after(unsigned char *end, unsigned char *to, const void *from, uint64_t nbytes) {
+    memset(end, 0, (size_t)(to - end));
+    if (nbytes) memcpy(to, from, nbytes);
+    return to + nbytes;
+}
+
+void shmb_lay_out_records(const struct shmb_records_written *written, const int64_t *addresses, const int64_t *offsets,
+                          const int64_t *starts, const int64_t *ends, unsigned char *data) {
+    const struct form form = form_told(written->steps, written->code, written->code_bytes);
+    const uint32_t words[4] = {VERSION | (uint32_t)form.n_numbers << 16, (uint32_t)form.nbytes, 0, 0};
+    for (uint64_t row = 0; row < written->count; row++) {
+        unsigned char *record = data + starts[row], *end = after(record, record + HEADER, words, sizeof words);
+        for (uint64_t i = 0; i < form.n_numbers; i++, end += sizeof(uint32_t)) {
+            const uint32_t number = (uint32_t)written->numbers[row * form.n_numbers + i];
+            memcpy(end, &number, sizeof number);
+        }
+        end = after(end, end, form.code, form.nbytes);
+        for (uint64_t p = row * form.n_pieces; p < (row + 1) * form.n_pieces; p++)
+            end = after(end, record + offsets[p], (const void *)(uintptr_t)addresses[p], (uint64_t)written->sizes[p]);
+        after(end, record + ((ends[row] + 7) & ~(int64_t)7), NULL, 0);
+    }
 }

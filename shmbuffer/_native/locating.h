@@ -18,4 +18,23 @@ struct shmb_records_read {
 bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *steps, const unsigned char *code, uint64_t code_bytes,
                         int64_t *numbers, int64_t *offsets, int64_t *sizes);
 
+#define SHMB_MOST_PIECES 64 /* of a form whose records the core lays out */
+
+/* Records of one form, as they are to be written: `sizes` of their pieces, and `numbers` that agree with them. */
+struct shmb_records_written {
+    const int64_t *steps;
+    const unsigned char *code;
+    uint64_t code_bytes;
+    const int64_t *numbers, *sizes;
+    uint64_t count;
+};
+
+/* Writes where each record starts and ends in their bytes, and where its pieces begin from its start. Returns how many bytes there
+ * are; -1: one of them cannot be written. */
+int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t *offsets, int64_t *starts, int64_t *ends);
+
+/* Writes those bytes; the pieces come from `addresses`. */
+void shmb_lay_out_records(const struct shmb_records_written *written, const int64_t *addresses, const int64_t *offsets,
+                          const int64_t *starts, const int64_t *ends, unsigned char *data);
+
 #endif

@@ -253,17 +253,28 @@ static PyObject *core_close_in_child(PyObject *Py_UNUSED(module), PyObject *Py_U
     Py_RETURN_NONE;
 }
 
-/* move_pieces(from, sizes, to, count): addresses of int64[count] each */
-static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long from, sizes, to, count;
-    if (!PyArg_ParseTuple(args, "KKKK:move_pieces", &from, &sizes, &to, &count)) return NULL;
-    const uint64_t *source = (const uint64_t *)(uintptr_t)from, *bytes = (const uint64_t *)(uintptr_t)sizes;
-    const uint64_t *target = (const uint64_t *)(uintptr_t)to;
-    Py_BEGIN_ALLOW_THREADS
-    for (uint64_t i = 0; i < count; i++) {
-        if (i + 8 < count) __builtin_prefetch((const void *)(uintptr_t)source[i + 8]);
-        if (bytes[i]) memcpy((void *)(uintptr_t)target[i], (const void *)(uintptr_t)source[i], bytes[i]);
+struct moved {
+    const uint64_t *from, *bytes, *to;
+    uint64_t count, base;
+};
+
+static void move_some(void *what, uint64_t first, uint64_t end) {
+    const struct moved *moved = what;
+    for (uint64_t i = first; i < end; i++) {
+        if (i + 8 < moved->count) __builtin_prefetch((const void *)(uintptr_t)(moved->base + moved->from[i + 8]));
+        if (moved->bytes[i]) memcpy((void *)(uintptr_t)moved->to[i], (const void *)(uintptr_t)(moved->base + moved->from[i]), moved->bytes[i]);
     }
+}
+
+/* move_pieces(from, sizes, to, count, base): addresses of int64[count] each; those in `from` count from base */
+static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long from, sizes, to, count, base = 0;
+    if (!PyArg_ParseTuple(args, "KKKK|K:move_pieces", &from, &sizes, &to, &count, &base)) return NULL;
+    struct moved moved = {(const uint64_t *)(uintptr_t)from, (const uint64_t *)(uintptr_t)sizes, (const uint64_t *)(uintptr_t)to, count, base};
+    Py_BEGIN_ALLOW_THREADS
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < count; i++) bytes += moved.bytes[i];
+    shmb_divide(move_some, &moved, count, count ? bytes / count : 0);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -290,18 +301,19 @@ static void turn(const unsigned char *from, unsigned char *to, size_t bytes, siz
 }
 
 static PyObject *turn_pieces(PyObject *args, bool splits) {
-    unsigned long long from, sizes, planes, to, count;
-    if (!PyArg_ParseTuple(args, "KKKKK:planes", &from, &sizes, &planes, &to, &count)) return NULL;
+    unsigned long long from, sizes, planes, to, count, base = 0;
+    if (!PyArg_ParseTuple(args, "KKKKK|K:planes", &from, &sizes, &planes, &to, &count, &base)) return NULL;
     const uint64_t *source = (const uint64_t *)(uintptr_t)from, *bytes = (const uint64_t *)(uintptr_t)sizes;
     const uint64_t *of = (const uint64_t *)(uintptr_t)planes, *target = (const uint64_t *)(uintptr_t)to;
     Py_BEGIN_ALLOW_THREADS
     for (uint64_t i = 0; i < count; i++)
-        if (bytes[i]) turn((const unsigned char *)(uintptr_t)source[i], (unsigned char *)(uintptr_t)target[i], bytes[i], of[i], splits);
+        if (bytes[i])
+            turn((const unsigned char *)(uintptr_t)(base + source[i]), (unsigned char *)(uintptr_t)target[i], bytes[i], of[i], splits);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
-/* split_planes, join_planes(from, sizes, planes, to, count): addresses of int64[count] each */
+/* split_planes, join_planes(from, sizes, planes, to, count, base): as move_pieces */
 static PyObject *core_split_planes(PyObject *Py_UNUSED(module), PyObject *args) { return turn_pieces(args, true); }
 static PyObject *core_join_planes(PyObject *Py_UNUSED(module), PyObject *args) { return turn_pieces(args, false); }
 
@@ -384,13 +396,23 @@ static PyObject *core_tree_lower_bound(PyObject *Py_UNUSED(module), PyObject *ar
 }
 
 static PyMethodDef methods[] = {
-    {"split_planes", core_split_planes, METH_VARARGS, "split_planes(from, sizes, planes, to, count): what lies byte beside byte, plane by plane."},
-    {"join_planes", core_join_planes, METH_VARARGS, "join_planes(from, sizes, planes, to, count): planes byte beside byte."},
-    {"move_pieces", core_move_pieces, METH_VARARGS, "move_pieces(from, sizes, to, count): copy pieces from address to address."},
+    {"split_planes", core_split_planes, METH_VARARGS, "split_planes(from, sizes, planes, to, count, base=0): what lies byte beside byte, plane by plane."},
+    {"join_planes", core_join_planes, METH_VARARGS, "join_planes(from, sizes, planes, to, count, base=0): planes byte beside byte."},
+    {"move_pieces", core_move_pieces, METH_VARARGS, "move_pieces(from, sizes, to, count, base=0): copy pieces from address to address."},
     {"checksum_pieces", core_checksum_pieces, METH_VARARGS, "checksum_pieces(from, nbytes, count, out): CRC32C of pieces."},
     {"same_pieces", core_same_pieces, METH_VARARGS, "same_pieces(one, other, nbytes, count, out): which pieces are equal."},
     {"locate_pieces", core_locate_pieces, METH_VARARGS,
      "locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored): of records of one form."},
+    {"measure_records", shmb_core_measure_records, METH_VARARGS,
+     "measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends): bytes of records of one form, or -1."},
+    {"lay_out_records", shmb_core_lay_out_records, METH_VARARGS,
+     "lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data): write those."},
+    {"arrange_parts", shmb_core_arrange_parts, METH_VARARGS, "arrange_parts(parts, count, base, out): by frame; how many of both."},
+    {"runs", shmb_core_runs, METH_VARARGS,
+     "runs(whole, frames, frame, before, nbytes, to, planes, parts, most, at, out): frames that are expanded in one step."},
+    {"frames_say", shmb_core_frames_say, METH_VARARGS, "frames_say(frames, whole, dictionary): that they expand to so much."},
+    {"views", shmb_core_views, METH_VARARGS, "views(addresses, sizes, count): memoryviews, to be read."},
+    {"bytes_at", shmb_core_bytes_at, METH_VARARGS, "bytes_at(found, addresses, sizes): where buffers lie."},
     {"tree_update", core_tree_update, METH_VARARGS, "tree_update(tree, size, whole, elements, count): the nodes above them."},
     {"tree_query", core_tree_query, METH_VARARGS, "tree_query(tree, size, least, first, end, out, count): sums, or minima."},
     {"tree_lower_bound", core_tree_lower_bound, METH_VARARGS, "tree_lower_bound(tree, size, sums, out, count): where they lie."},

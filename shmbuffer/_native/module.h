@@ -28,6 +28,15 @@ void shmb_descriptors_of_parent(void);
 PyObject *shmb_core_publish(PyObject *module, PyObject *args);
 PyObject *shmb_core_newest(PyObject *module, PyObject *args);
 
+/* pieces_binding.c */
+PyObject *shmb_core_measure_records(PyObject *module, PyObject *args);
+PyObject *shmb_core_lay_out_records(PyObject *module, PyObject *args);
+PyObject *shmb_core_arrange_parts(PyObject *module, PyObject *args);
+PyObject *shmb_core_runs(PyObject *module, PyObject *args);
+PyObject *shmb_core_frames_say(PyObject *module, PyObject *args);
+PyObject *shmb_core_views(PyObject *module, PyObject *args);
+PyObject *shmb_core_bytes_at(PyObject *module, PyObject *args);
+
 struct shmb_windows;
 
 /* NULL: it is no Windows, and the exception is set. */

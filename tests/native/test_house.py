@@ -19,7 +19,7 @@ HOME = {function: file for file, found in SOURCES_C.items() for function, _, _ i
 #: What stands below every ring: neither knows one.
 FOUNDATION = {
     *("layout.c", "crashpoint.c", "crc32c.c", "tree.c", "marks.c", "trajectories.c", "labels.c"),
-    *("windows.c", "locating.c", "power.c"),
+    *("windows.c", "locating.c", "frames.c", "power.c"),
     "choosing.c",
 }
 

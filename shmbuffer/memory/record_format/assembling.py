@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
 from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.forms import Form
 from shmbuffer.memory.record_format.headers import FRONT_AT, FRONT_WORD, Model, head_of, model
@@ -44,6 +45,8 @@ def assemble(
             start = head_of(form) + numbers[0].astype("<u4").tobytes() + form.code
             if len(start) <= SMALL_BYTES and (sizes == (one := model(start)).sizes).all():
                 return _copies(one, addresses, sizes)
+        if (found := _laid_out_by_core(form, numbers, addresses, sizes)) is not None:
+            return found
         require_raw(form, sizes, measure(form, numbers))
         require_joined(form, sizes)
         return _laid_out(form, numbers, addresses, sizes, owners)
@@ -87,6 +90,27 @@ def _copies(one: Model, addresses: NDArray[np.int64], sizes: NDArray[np.int64]) 
     to = starts[:, None] + (one.offsets + address(data))
     move(addresses, sizes, to)
     return RecordBatch(data, starts, np.full(count, one.end))
+
+
+def _laid_out_by_core(
+    form: Form, numbers: NDArray[np.int64], addresses: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> RecordBatch | None:
+    """Records without a front. None where they have one, or cannot be written: see `_laid_out`."""
+    steps, count = form.columns.steps, len(addresses)
+    if steps is None:
+        return None
+    code = np.frombuffer(form.code, np.uint8)
+    sizes, addresses = np.ascontiguousarray(sizes), np.ascontiguousarray(addresses)
+    offsets = np.empty_like(sizes)
+    starts, ends = np.empty((2, count), np.int64)
+    written = (address(steps), address(code), len(code), address(numbers), address(sizes), count)
+    placed = (address(offsets), address(starts), address(ends))
+    nbytes = _core.measure_records(*written, *placed)
+    if nbytes < 0:
+        return None
+    data = np.empty(nbytes, np.uint8)
+    _core.lay_out_records(*written, *placed, address(addresses), address(data))
+    return RecordBatch(data, starts, ends)
 
 
 def _laid_out(

@@ -13,6 +13,7 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Located
+from shmbuffer.memory.record_format.pieces import address
 from shmbuffer.numpy.arrays import address_of
 from shmbuffer.numpy.records import cutting
 from shmbuffer.numpy.records.building import RecordRows, built
@@ -92,14 +93,13 @@ class Reading:
             return lambda: self.cut(column, self.data, home)
         starts, nbytes = homes(column.nbytes)
         memory = np.empty(nbytes, np.uint8)
-        self.transfer.add(column, memory, starts)
+        self.transfer.add(column, starts + address_of(memory), memory)
         return lambda: self.cut(column, memory, starts)
 
     def array(self, column: Column) -> Callable[[], NDArray[Any]]:
         """A fresh array ``[n, ...]``; all rows have one shape, and numpy knows their dtype."""
         out = np.empty((len(column.dims), *column.dims[0].tolist()), column.chunk.dtype)
-        starts = np.arange(len(out)) * column.nbytes
-        self.transfer.add(column, out.reshape(-1).view(np.uint8), starts)
+        self.transfer.add(column, np.arange(len(out)) * column.nbytes + address(out), out)
         return lambda: out
 
     def read(self, leaves: Sequence[Callable[[], Any]]) -> list[Any]:

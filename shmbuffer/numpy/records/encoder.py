@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
 from shmbuffer.memory.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import Codec, assemble, move
-from shmbuffer.numpy.records.columns import Columns, address_of, joined, of_described, of_items
+from shmbuffer.memory.record_format.pieces import address
+from shmbuffer.numpy.records.columns import Columns, address_of, of_described, of_items
 from shmbuffer.numpy.records.compression import Buffer, Zstd
 from shmbuffer.numpy.records.forms import Described, Kind, describe
+from shmbuffer.numpy.records.memory import lent
 from shmbuffer.numpy.records.plan import EncodingPlan, Unit
 from shmbuffer.numpy.records.planes import as_planes, turned, turned_one
 from shmbuffer.numpy.records.sharing import INLINE, REACH, Cut, SharedPieces, cut, find_equal
@@ -27,7 +30,6 @@ from shmbuffer.numpy.records.views import readable
 _KEPT_PLANS = 4096
 _LOOKED_ROWS = slice(16)  # to see which leaves are compressed as one
 _ALL = slice(None)
-_NOTHING = np.empty(0, np.uint8)
 
 Addresses = NDArray[np.int64]
 Sizes = NDArray[np.int64]
@@ -202,7 +204,7 @@ class Encoder:
             ]
         )
         compressed = []
-        for unit, frame in zip(units, frames, strict=True):
+        for unit, frame in zip(units, map(bytes, frames), strict=True):
             if plan.learn(unit, sum([sizes[leaf] for leaf in unit]) - len(frame), 1):
                 for leaf in unit:
                     pieces[leaf] = b""
@@ -243,7 +245,7 @@ class Encoder:
         flat = pieces.sizes.reshape(-1)
         held: dict[int, NDArray[np.int64]] = {}
         for leaf in plan.compressible:
-            if how.heads[leaf] == leaf:
+            if how.heads[leaf] == leaf and plan.may_be_tried(leaf):
                 index = _held(leaf, pieces, how.heads, holders)
                 if plan.tried(leaf, int(flat[index].max())):
                     held[leaf] = index
@@ -254,7 +256,7 @@ class Encoder:
         first[pieces.leaves] = pieces.sizes[0]
 
         def parts(unit: Unit, rows: slice) -> tuple[Addresses, Sizes]:
-            index = np.stack([held[leaf][rows] for leaf in unit], axis=1)
+            index = np.array([held[leaf][rows] for leaf in unit]).T
             return pieces.addresses.reshape(-1)[index], flat[index]
 
         def compared(unit: Unit) -> tuple[int, int, int]:
@@ -267,21 +269,17 @@ class Encoder:
 
         units = plan.units.of(alone, first.tolist(), compared)
         units += [(leaf,) for leaf in held if how.frames[leaf] != INLINE]
-        addresses, sizes = pieces.addresses.copy(), pieces.sizes.copy()
         views: list[memoryview] = []
         wholes = []
         for unit in units:
-            if len(unit) == 1:
-                index = held[unit[0]]
-                at, whole = addresses.reshape(-1)[index], flat[index]
-            else:
-                keep, at, whole = _side_by_side(*parts(unit, _ALL))
-                keeps.append(keep)
+            keep, at, whole = _side_by_side(*parts(unit, _ALL))
+            keeps.append(keep)
             views += _views(at, whole)
             wholes.append(whole)
-        frames = self.zstd.compress(views)
-        found = np.fromiter(map(len, frames), np.int64, len(frames))
-        at = joined(frames, found, keeps)
+        keeps.append(frames := self.zstd.compress(views))
+        at, found = np.empty((2, len(frames)), np.int64)
+        _core.bytes_at(frames, address(at), address(found))
+        addresses, sizes = pieces.addresses.copy(), pieces.sizes.copy()
         codecs, compressed, end = list(plan.raw), [], 0
         for unit, whole in zip(units, wholes, strict=True):
             start, end = end, end + len(whole)
@@ -350,22 +348,23 @@ def _held(
     return held
 
 
-def _side_by_side(
-    addresses: Addresses, sizes: Sizes
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], Sizes]:
+def _side_by_side(addresses: Addresses, sizes: Sizes) -> tuple[Any, NDArray[np.int64], Sizes]:
     """The pieces of each row one behind the other: their memory, addresses of rows, their sizes."""
+    if sizes.shape[1] == 1:
+        return None, addresses[:, 0], sizes[:, 0]
     if (addresses[:, 1:] - addresses[:, :-1] == sizes[:, :-1]).all():  # as they are
-        return _NOTHING, addresses[:, 0], sizes.sum(axis=1)
+        return None, addresses[:, 0], sizes.sum(axis=1)
     ends = np.cumsum(sizes.ravel()).reshape(sizes.shape)
-    memory = np.empty(int(ends[-1, -1]), np.uint8)
-    to = ends - sizes + memory.ctypes.data
+    memory = lent(int(ends[-1, -1]))
+    to = ends - sizes + address(memory)
     move(addresses, sizes, to)
     return memory, to[:, 0], sizes.sum(axis=1)
 
 
 def _views(addresses: Addresses, sizes: Sizes) -> list[memoryview]:
     """Memory at addresses, to be read while its owner is there."""
-    return list(map(readable, addresses.tolist(), sizes.tolist()))
+    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
+    return _core.views(address(addresses), address(sizes), len(sizes))
 
 
 def _in_order(groups: list[tuple[NDArray[np.int64], RecordBatch]]) -> RecordBatch:

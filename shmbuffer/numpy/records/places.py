@@ -14,7 +14,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
+from shmbuffer.memory.record_format.pieces import address
+
+_LEAST_RUN_BYTES = 2**16
 _RUN_BYTES = 2**18  # stays in a processor's cache, and a thread does it while another does the next
+_EACH = 4  # runs of a thread, or one would wait for the other at the end
+
+
+def run_bytes(nbytes: int, threads: int) -> int:
+    """Of so many bytes that threads share, how many are expanded, or compressed, in one step."""
+    return min(max(nbytes // (threads * _EACH), _LEAST_RUN_BYTES), _RUN_BYTES)
 
 
 class Places(NamedTuple):
@@ -33,50 +43,24 @@ class Places(NamedTuple):
     planes: NDArray[np.int64]
     """int64[m]: how many lie one behind the other in it, and are to be joined; 1: as it lies."""
 
-    def runs(self) -> list[Run]:
-        """The frames in order, so many in a run as are worth a step. Cost: 40 µs for all."""
-        ends = np.cumsum(self.whole)
-        starts = ends - self.whole
-        of = starts // _RUN_BYTES
-        first = np.flatnonzero(np.append(True, of[1:] != of[:-1])) if len(of) else of
-        last = np.append(first[1:], len(of))[: len(first)]
-        at = starts[self.frame] + self.before
-        parts = np.searchsorted(self.frame, np.append(first, len(of)))
-        # Parts that lie behind each other in the frames as in memory, and leave nothing out.
-        behind = (at[1:] - at[:-1] == self.nbytes[:-1]) & (
-            self.to[1:] - self.to[:-1] == self.nbytes[:-1]
+    def runs(self, threads: int = 1) -> Runs:
+        """The frames in order, so many in a run as are worth a step to that many threads."""
+        frames, parts = len(self.whole), len(self.frame)
+        at, table = np.empty(parts, np.int64), np.empty((frames, len(Run._fields)), np.int64)
+        count = _core.runs(
+            address(self.whole),
+            frames,
+            address(self.frame),
+            address(self.before),
+            address(self.nbytes),
+            address(self.to),
+            address(self.planes),
+            parts,
+            run_bytes(int(self.whole.sum()), threads),
+            address(at),
+            address(table),
         )
-        turned = np.append(0, np.cumsum(self.planes > 1))
-        breaks = np.append(0, np.cumsum(~behind))
-        runs = []
-        for one, end, a, b in zip(
-            first.tolist(), last.tolist(), parts[:-1].tolist(), parts[1:].tolist(), strict=True
-        ):
-            start, size = int(starts[one]), int(ends[end - 1] - starts[one])
-            if size:
-                as_is = (
-                    a < b
-                    and breaks[a] == breaks[b - 1]
-                    and turned[a] == turned[b]
-                    and at[a] == start
-                    and at[b - 1] + self.nbytes[b - 1] == start + size
-                )
-                into = int(self.to[a]) if as_is else None
-                part = slice(a, b)
-                planes = self.planes[part] if turned[a] < turned[b] else None
-                runs.append(
-                    Run(
-                        one,
-                        end,
-                        size,
-                        into,
-                        at[part] - start,
-                        self.nbytes[part],
-                        self.to[part],
-                        planes,
-                    )
-                )
-        return runs
+        return Runs(list(map(Run._make, table[:count].tolist())), at, self)
 
 
 class Run(NamedTuple):
@@ -86,13 +70,37 @@ class Run(NamedTuple):
     end: int
     size: int
     """Bytes of all of them."""
-    into: int | None
-    """The address that all of them go to, one behind the other; None: they go there in parts."""
-    at: NDArray[np.int64]
-    """int64[m]: where each part is in these bytes."""
-    nbytes: NDArray[np.int64]
-    """int64[m]."""
-    to: NDArray[np.int64]
-    """int64[m]."""
-    planes: NDArray[np.int64] | None
-    """int64[m]; None: everything goes as it lies."""
+    into: int
+    """The address that all of them go to, one behind the other; 0: they go there in parts."""
+    part: int
+    parts_end: int
+    planar: int
+    """Whether there are planes to be joined among the parts."""
+
+
+class Runs:
+    """All runs of some places.
+
+    Args:
+        runs: in order.
+        at: int64[m]: where each part is in the bytes of its run.
+        places: see there.
+    """
+
+    def __init__(self, runs: list[Run], at: NDArray[np.int64], places: Places) -> None:
+        self.all = runs
+        self.at = at
+        self.nbytes = sum([run.size for run in runs])
+        self._places = places
+        self._from, self._sizes = address(at), address(places.nbytes)
+        self._planes, self._to = address(places.planes), address(places.to)
+
+    def move(self, run: Run, base: int) -> None:
+        """What a run has expanded to, at that address, goes to its places."""
+        skipped = 8 * run.part
+        given, count = (self._from + skipped, self._sizes + skipped), run.parts_end - run.part
+        to = self._to + skipped
+        if run.planar:
+            _core.join_planes(*given, self._planes + skipped, to, count, base)
+        else:
+            _core.move_pieces(*given, to, count, base)

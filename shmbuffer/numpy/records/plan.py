@@ -135,6 +135,10 @@ class EncodingPlan:
         chunks = self.kind.chunks
         return self._layout is None or self._layout.stays_whole(chunks, dims, sizes, planar)
 
+    def may_be_tried(self, leaf: int) -> bool:
+        """Whether there are pieces of a leaf that are to be compressed, of whatever size."""
+        return self._sure or self._saved[leaf] > 0 or self._looked[leaf] < _LOOKED_PIECES
+
     def tried(self, leaf: int, largest: int) -> bool:
         """Whether pieces of a leaf, the largest of so many bytes, are to be compressed."""
         if self._sure or self._saved[leaf] > 0:

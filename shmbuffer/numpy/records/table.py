@@ -184,7 +184,7 @@ def _frames_of(located: Located) -> dict[int, tuple[int, Frame]]:
 
 def differing(dims: NDArray[np.int64]) -> list[int]:
     """The columns in which rows differ."""
-    if not dims.shape[1]:
+    if not dims.shape[1] or (dims == dims[:1]).all():
         return []
     return [at for at, differs in enumerate((dims != dims[0]).any(axis=0).tolist()) if differs]
 

@@ -7,17 +7,19 @@ and one call of ``expand`` decompresses the others to where they belong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_format import Codec
+from shmbuffer.memory.record_format.pieces import address
 from shmbuffer.numpy.arrays import address_of
 from shmbuffer.numpy.records.places import Places
 from shmbuffer.numpy.records.planes import joined
-from shmbuffer.numpy.records.table import Column
+from shmbuffer.numpy.records.table import Column, TablePieces
 
 Expand = Callable[[Sequence[memoryview], Places, str], None]
 """Decompresses each source to its places. The text is where they are from, for messages."""
@@ -39,50 +41,64 @@ class Transfer:
         self._data = data
         self._where = where
         self._raw: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, to
-        self._packed: list[_Packed] = []
+        self._packed: list[NDArray[np.int64]] = []
         self._turned: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, planes, to
         self._kept: list[Any] = []
 
-    def add(self, column: Column, out: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
-        """Row i of a column goes to byte ``starts[i]`` of ``out``, in one run."""
-        base = address_of(out)
-        self._kept.append(out)
-        for rows, codec, _, addresses, sizes, kept, frame, planar in column.pieces:
-            self._kept.append(kept)
-            count = addresses.shape[1]
-            to = starts[rows][:, None] + base
-            nbytes = column.nbytes[rows][:, None]
-            planes = np.ones(len(nbytes), np.int64)
-            if planar:
-                planes = column.dims[rows, -1]
-                if count > 1 or codec is Codec.RAW:  # together first: a plane alone is none
-                    to = self._turned_to(nbytes, planes, to)
-                    planes = np.ones(addresses.size, np.int64)
-            nbytes = nbytes // count
-            if count > 1:
-                to = to + nbytes * np.arange(count)
-                nbytes = np.broadcast_to(nbytes, to.shape)
-            if codec is not Codec.ZSTD and frame is None:
-                self.move(addresses, sizes, to)
+    def add(self, column: Column, to: NDArray[np.int64], kept: Any) -> None:
+        """Row i of a column goes to address ``to[i]``, in one run; ``kept`` owns it."""
+        self._kept.append(kept)
+        for part in column.pieces:
+            self._kept.append(part.kept)
+            nbytes, goes, planes = column.nbytes[part.rows], to[part.rows], 1
+            if part.planar or part.addresses.shape[1] > 1:
+                nbytes, goes, planes = self._apart(part, nbytes, goes, column.dims[part.rows, -1])
+            if part.codec is not Codec.ZSTD and part.frame is None:
+                self.move(part.addresses, part.sizes, goes)
                 continue
-            part, goes = nbytes.ravel(), to.ravel()
-            before, whole = (np.zeros_like(part), part) if frame is None else frame
-            if len(planes) < len(part):
-                planes = np.ones(len(part), np.int64)
+            before, whole = (0, nbytes) if part.frame is None else part.frame
             self._packed.append(
-                _Packed(addresses.ravel(), sizes.ravel(), whole, before, part, goes, planes)
+                _packed(
+                    part.addresses.ravel(),
+                    part.sizes.ravel(),
+                    whole,
+                    before,
+                    nbytes,
+                    goes,
+                    planes,
+                )
             )
+
+    def _apart(
+        self,
+        part: TablePieces,
+        nbytes: NDArray[np.int64],
+        to: NDArray[np.int64],
+        last: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
+        """Bytes, addresses and planes of all pieces of rows that are stored in several, or turned.
+
+        ``last`` are the last dims of the rows.
+        """
+        count, planes = part.addresses.shape[1], np.ones_like(last)
+        if part.planar and (count > 1 or part.codec is Codec.RAW):
+            to = self._turned_to(nbytes, last, to)  # together first: a plane alone is none
+        elif part.planar:
+            planes = last
+        each = nbytes // count
+        goes = to[:, None] + each[:, None] * np.arange(count)
+        return np.repeat(each, count), goes.ravel(), planes if count == 1 else 1
 
     def _turned_to(
         self, nbytes: NDArray[np.int64], planes: NDArray[np.int64], to: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Where planes go to first, int64[m, 1], and from there joined to their places."""
-        starts, total = homes(nbytes.ravel())
+        """Where planes go to first, and from there joined to their places."""
+        starts, total = homes(nbytes)
         memory = np.empty(total, np.uint8)
         self._kept.append(memory)
         starts += address_of(memory)
-        self._turned.append((starts, nbytes.ravel(), planes, to.ravel()))
-        return starts[:, None]
+        self._turned.append((starts, nbytes, planes, to))
+        return starts
 
     def move(
         self,
@@ -111,39 +127,33 @@ class Transfer:
                 f"{self._where}: its records are compressed with zstd, and this storage reads raw "
                 "ones only: open it as the CompressedListStorage that it is"
             )
-        every = [np.concatenate(parts) for parts in zip(*self._packed, strict=True)]
-        at, sizes, whole, before, nbytes = every[:5]
-        order = np.lexsort((before, whole, sizes, at))
-        order = order[nbytes[order] > 0]
-        if not len(order):
+        parts = np.concatenate(self._packed, axis=1)
+        count = parts.shape[1]
+        out = np.empty((_ARRANGED, count), np.int64)
+        arrange = (address(parts), count, address_of(self._data), address(out))
+        frames, left = _core.arrange_parts(*arrange)
+        if not frames:
             return
-        at, sizes, whole, before, nbytes, to, planes = (each[order] for each in every)
-        new = np.ones(len(at), np.bool_)
-        new[1:] = (at[1:] != at[:-1]) | (sizes[1:] != sizes[:-1]) | (whole[1:] != whole[:-1])
-        places = Places(whole[new], np.cumsum(new) - 1, before, nbytes, to, planes)
-        starts = at[new] - address_of(self._data)
-        ends, memory = starts + sizes[new], self._data.data
+        starts, ends, whole = out[:3, :frames]
+        memory = self._data.data
         sources = [memory[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        self._expand(sources, places, self._where)
+        self._expand(sources, Places(whole, *out[3:, :left]), self._where)
 
 
-class _Packed(NamedTuple):
-    """Compressed frames, and the parts of them that go somewhere: int64[m] each."""
+_ARRANGED = 3 + len(Places._fields) - 1
+"""Rows of what `_core.arrange_parts` gives: three of frames, then those of their parts."""
 
-    at: NDArray[np.int64]
-    """The address of the frame, of which there may be several parts."""
-    sizes: NDArray[np.int64]
-    """Bytes of the frame."""
-    whole: NDArray[np.int64]
-    """Bytes that it expands to."""
-    before: NDArray[np.int64]
-    """Of these, those in front of the part."""
-    nbytes: NDArray[np.int64]
-    """Of the part."""
-    to: NDArray[np.int64]
-    """The address that it goes to."""
-    planes: NDArray[np.int64]
-    """Of the part; see `Places`."""
+
+def _packed(*columns: Any) -> NDArray[np.int64]:
+    """Parts of compressed frames as `_core.arrange_parts` takes them: int64[7, m].
+
+    The address of the frame, the bytes of it and those that it expands to; of these those in front
+    of the part, its own, the address that it goes to, and its planes (see `Places`).
+    """
+    parts = np.empty((len(columns), columns[0].size), np.int64)
+    for row, column in zip(parts, columns, strict=True):
+        row[:] = column
+    return parts
 
 
 def homes(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

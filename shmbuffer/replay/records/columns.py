@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack
 
-from shmbuffer.numpy.records.columns import Columns, of_described, sizes_of
+from shmbuffer.memory.record_format import volumes
+from shmbuffer.numpy.records.columns import Columns, address_of, of_described
 from shmbuffer.numpy.records.containers import Taken
 from shmbuffer.numpy.records.forms import (
     RefusedError,
@@ -48,19 +48,30 @@ class _Rows(Walk):
     def __init__(self, count: int) -> None:
         super().__init__()
         self._count = count
-        self._at = np.arange(count)
-        self._shapes: list[NDArray[np.int64]] = []
-        self._addresses: list[Any] = []
+        self._shapes: list[Any] = []  # of a leaf, or int64[n, rank] where they differ
+        self._first: list[Any] = []  # addresses: of the first row, or of all of them
+        self._steps: list[int] = []  # from one to the next
         self._keeps: list[Any] = []
 
     def columns(self) -> Columns:
         kind, count = kind_of(tuple(self.key)), self._count
-        batch_dims = np.tile(np.array(self.batch_dims, np.int64), (count, 1))
-        addresses = np.empty((count, len(kind.chunks)), np.int64)
-        for at, column in enumerate(self._addresses):
-            addresses[:, at] = column
-        sizes = sizes_of(kind.chunks, self._shapes, count)
-        return Columns(kind, batch_dims, tuple(self._shapes), addresses, sizes, self._keeps)
+        batch_dims = np.empty((count, len(self.batch_dims)), np.int64)
+        batch_dims[:] = self.batch_dims
+        addresses = np.arange(count)[:, None] * np.array(self._steps, np.int64)
+        dims, sizes = [], np.empty((count, len(kind.chunks)), np.int64)
+        for at, (chunk, shape, first) in enumerate(
+            zip(kind.chunks, self._shapes, self._first, strict=True)
+        ):
+            addresses[:, at] += first
+            if isinstance(shape, np.ndarray):
+                dims.append(shape)
+                sizes[:, at] = volumes(chunk, shape)
+                continue
+            table = np.empty((count, len(shape)), np.int64)
+            table[:] = shape
+            dims.append(table)
+            sizes[:, at] = math.prod(shape) * chunk.itemsize
+        return Columns(kind, batch_dims, tuple(dims), addresses, sizes, self._keeps)
 
     def add(self, item: Any) -> None:
         """See `Walk.add`; _ApartError where the items are no rows of one memory."""
@@ -97,13 +108,12 @@ class _Rows(Walk):
         self.key += one.kind.key
         self.batch_dims += one.batch_dims
         for at, dims in enumerate(columns.dims):
-            self._leaf(dims[0].tolist(), int(columns.addresses[0, at]), columns.keeps)
+            self._leaf(dims[0].tolist(), int(columns.addresses[0, at]), 0, columns.keeps)
 
-    def _leaf(self, shape: Sequence[int], address: Any, keeps: Any) -> None:
-        dims = np.empty((self._count, len(shape)), np.int64)
-        dims[:] = shape
-        self._shapes.append(dims)
-        self._addresses.append(address)
+    def _leaf(self, shape: Any, first: Any, step: int, keeps: Any) -> None:
+        self._shapes.append(shape)
+        self._first.append(first)
+        self._steps.append(step)
         self._keeps.append(keeps)
 
     def _tensor(self, data: torch.Tensor) -> None:
@@ -119,8 +129,7 @@ class _Rows(Walk):
         if not whole:
             data = plain(data)
         self.key += (data.dtype, data.dim() - 1)
-        step = data.stride(0) * data.itemsize
-        self._leaf(data.shape[1:], data.data_ptr() + step * self._at, data)
+        self._leaf(data.shape[1:], data.data_ptr(), data.stride(0) * data.itemsize, data)
 
     def _array(self, data: np.ndarray[Any, Any]) -> None:
         if data.dtype.kind in "OVSU":  # of text each has a length of its own
@@ -128,7 +137,7 @@ class _Rows(Walk):
         token, rank = array_token(data), data.ndim - 1
         data = np.ascontiguousarray(data)
         self.key += ("array", token, rank) if rank else ("number", token)
-        self._leaf(data.shape[1:], data.ctypes.data + data.strides[0] * self._at, data)
+        self._leaf(data.shape[1:], address_of(data), data.strides[0], data)
 
     def _objects(self, data: Any) -> None:
         """An object for each item, where all are text, or bytes, or one kind of number."""
@@ -145,6 +154,4 @@ class _Rows(Walk):
             raise _ApartError
         columns = of_described(found)
         self.key += key
-        self._shapes += columns.dims
-        self._addresses.append(columns.addresses[:, 0])
-        self._keeps.append(columns.keeps)
+        self._leaf(columns.dims[0], columns.addresses[:, 0], 0, columns.keeps)

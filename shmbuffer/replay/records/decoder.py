@@ -33,7 +33,6 @@ from shmbuffer.replay.records.building import (
 from shmbuffer.replay.records.memory import (
     UserFunction,
     by_user,
-    bytes_of,
     empty,
     torch_dtype_of,
 )
@@ -184,7 +183,7 @@ class Reading(decoder.Reading):
         dtype = torch_dtype_of(column.chunk)
         assert dtype is not None  # the caller has looked
         out = empty((len(column.dims), *column.dims[0].tolist()), dtype)
-        self.transfer.add(column, bytes_of(out), np.arange(len(out)) * column.nbytes)
+        self.transfer.add(column, np.arange(len(out)) * column.nbytes + out.data_ptr(), out)
         return self.sent(out)
 
     def sent(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:

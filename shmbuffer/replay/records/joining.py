@@ -16,7 +16,7 @@ from shmbuffer.numpy.records.transfer import homes
 from shmbuffer.replay.records.building import APART, Batch, chunks_at, chunks_under
 from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.layers import Key, KeyPath, Tensors, name_of, path_of
-from shmbuffer.replay.records.memory import bytes_of, empty, torch_dtype_of
+from shmbuffer.replay.records.memory import empty, torch_dtype_of
 
 Leaf = Column | Tensors
 Later = Callable[[], Any]
@@ -119,7 +119,7 @@ class Nesting(Joining):
         dtype = torch_dtype_of(leaf.chunk)
         assert dtype is not None  # it is a tensor's
         out = empty((int(lengths.sum()), *leaf.dims[0, 1:].tolist()), dtype)
-        self.reading.transfer.add(leaf, bytes_of(out), starts)
+        self.reading.transfer.add(leaf, starts + out.data_ptr(), out)
         sent = self.reading.sent(out)
         return lambda: self._jagged(sent(), lengths, dim)
 

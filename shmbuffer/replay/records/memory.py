@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec
+from shmbuffer.numpy.records.memory import is_lent, lent
 from shmbuffer.numpy.records.table import TablePieces
 from shmbuffer.replay.form.packing import expanded
 from shmbuffer.replay.form.tensors import contiguous, torch_dtype, torch_dtype_like
@@ -19,20 +20,13 @@ from shmbuffer.replay.form.tensors import contiguous, torch_dtype, torch_dtype_l
 UserFunction = Callable[[torch.Tensor, dict[str, Any]], Any]
 """A ``decompression_fn``: called with a chunk and what is to come out of it."""
 
-_LARGE_BYTES = 2**22  # from here on numpy has them
-
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor to be written whole; large ones are numpy's, whose 2 MB pages come sooner."""
+    """A tensor to be written whole; see `lent` for the memory of a large one."""
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < _LARGE_BYTES:
+    if not is_lent(nbytes):
         return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(np.empty(nbytes, np.uint8)).view(dtype).view(shape)
-
-
-def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous tensor on the CPU, to be written."""
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+    return torch.from_numpy(lent(nbytes)).view(dtype).view(shape)
 
 
 def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:

@@ -26,7 +26,7 @@ from shmbuffer.replay.records.layers import (
     name_of,
     path_of,
 )
-from shmbuffer.replay.records.memory import bytes_of, empty, torch_dtype_of
+from shmbuffer.replay.records.memory import empty, torch_dtype_of
 
 _MAX_HOLLOW_STEPS = 2**20
 
@@ -126,7 +126,7 @@ class Padding(Joining):
         out = empty((count, *shape), dtype)
         transfer = self.reading.transfer
         if isinstance(leaf, Column):
-            transfer.add(leaf, bytes_of(out), starts)
+            transfer.add(leaf, starts + out.data_ptr(), out)
         else:
             whole = torch.cat(leaf.tensors)
             sources = homes(leaf.nbytes)[0] + whole.data_ptr()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import multiprocessing
 import os
 import pickle
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,10 @@ def whole(*out: np.ndarray[Any, np.dtype[np.uint8]]) -> Places:
     return Places(nbytes, np.arange(len(out)), np.zeros_like(nbytes), nbytes, to, planes)
 
 
+def compressed(zstd: Zstd, given: Sequence[bytes | memoryview]) -> list[bytes]:
+    return [bytes(memoryview(frame)) for frame in zstd.compress(given)]
+
+
 def expanded(zstd: Zstd, frames: list[bytes], sizes: list[int]) -> list[bytes]:
     out = [np.full(size, 0xAA, np.uint8) for size in sizes]
     zstd.expand(frames, whole(*out))
@@ -55,7 +61,7 @@ def expanded(zstd: Zstd, frames: list[bytes], sizes: list[int]) -> list[bytes]:
 def test_pieces_come_back_as_they_were_in_their_order(nbytes: int, threads: int) -> None:
     zstd = Zstd(threads=threads)
     given = pieces(50, nbytes)
-    frames = zstd.compress(given)
+    frames = compressed(zstd, given)
     assert expanded(zstd, frames, [nbytes] * 50) == given
 
 
@@ -63,12 +69,12 @@ def test_pieces_of_all_sizes_share_a_batch() -> None:
     chance = random.Random(3)
     given = [chance.randbytes(chance.choice([0, 1, 100, 40_000, 300_000])) for _ in range(100)]
     zstd = Zstd(threads=3)
-    assert expanded(zstd, zstd.compress(given), [len(piece) for piece in given]) == given
+    assert expanded(zstd, compressed(zstd, given), [len(piece) for piece in given]) == given
 
 
 def test_a_piece_without_bytes_is_stored_without_bytes() -> None:
     zstd = Zstd()
-    assert zstd.compress([b"", memoryview(b"")]) == [b"", b""]
+    assert compressed(zstd, [b"", memoryview(b"")]) == [b"", b""]
     assert expanded(zstd, [b""], [0]) == [b""]
 
 
@@ -91,7 +97,9 @@ def test_pieces_that_lie_one_behind_the_other_come_back_and_gaps_are_left_alone(
         at += len(piece)
     order = chance.sample(range(120), 120) if len(gaps) == 2 else range(120)
     zstd = Zstd(threads=threads)
-    zstd.expand(zstd.compress([given[n] for n in order]), whole(*[destinations[n] for n in order]))
+    zstd.expand(
+        compressed(zstd, [given[n] for n in order]), whole(*[destinations[n] for n in order])
+    )
     assert memory.tobytes() == expected.tobytes()
 
 
@@ -116,7 +124,7 @@ def test_parts_of_a_frame_go_to_their_places_and_the_rest_of_it_nowhere(threads:
     )
     zstd = Zstd(threads=threads)
     for _ in range(2):  # the second time by way of a memory that holds the bytes of the first
-        zstd.expand(zstd.compress(given), places)
+        zstd.expand(compressed(zstd, given), places)
         assert memory.tobytes() == expected.tobytes()
         memory[:] = 0xAA
 
@@ -124,33 +132,43 @@ def test_parts_of_a_frame_go_to_their_places_and_the_rest_of_it_nowhere(threads:
 def test_frames_that_go_to_one_stretch_of_memory_go_there_in_one_step() -> None:
     memory = np.empty(9000, np.uint8)
     apart = [memory[:4000], memory[4001:5000], memory[5000:9000]]
-    (run,) = whole(*apart[1:]).runs()
+    (run,) = whole(*apart[1:]).runs().all
     assert (run.first, run.end, run.size) == (0, 2, 4999)
     assert run.into == memory.ctypes.data + 4001
-    (run,) = whole(*apart).runs()
-    assert run.into is None
-    assert run.at.tolist() == [0, 4000, 4999]
+    runs = whole(*apart).runs()
+    assert [run.into for run in runs.all] == [0]
+    assert runs.at.tolist() == [0, 4000, 4999]
     half = whole(*apart[1:])._replace(nbytes=np.array([999, 3999]))
-    assert half.runs()[0].into is None
+    assert half.runs().all[0].into == 0
+    planes = whole(*apart[1:])._replace(planes=np.array([1, 4]))
+    assert [(run.into, run.planar) for run in planes.runs().all] == [(0, 1)]
+
+
+def test_the_runs_of_a_batch_are_shared_out_evenly() -> None:
+    out = [np.empty(50_000, np.uint8) for _ in range(32)]
+    assert {run.end - run.first for run in whole(*out).runs(2).all} == {4}
+    assert [run.end - run.first for run in whole(*out).runs(1).all] == [5] * 6 + [2]
+    large = [np.empty(500_000, np.uint8) for _ in range(3)]
+    assert [run.size for run in whole(*large).runs(2).all] == [500_000] * 3
 
 
 def test_without_the_threads_of_zstandard_the_caller_compresses_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = pieces(30, 100_000)
-    frames = Zstd(threads=3).compress(given)
+    frames = compressed(Zstd(threads=3), given)
     monkeypatch.setattr(compression, "_HAS_THREADS", False)
-    assert Zstd(threads=3).compress(given) == frames
+    assert compressed(Zstd(threads=3), given) == frames
 
 
 def test_without_pieces_there_is_no_work() -> None:
-    assert Zstd().compress([]) == []
+    assert compressed(Zstd(), []) == []
     Zstd().expand([], whole())
 
 
 def test_a_frame_is_one_that_any_zstd_reads_and_says_its_size() -> None:
     given = pieces(1, 5000)[0]
-    (frame,) = Zstd(level=9).compress([given])
+    (frame,) = compressed(Zstd(level=9), [given])
     assert zstandard.ZstdDecompressor().decompress(frame) == given
     assert zstandard.get_frame_parameters(frame).content_size == 5000
 
@@ -163,12 +181,12 @@ def test_frames_of_another_zstd_are_read() -> None:
 
 def test_the_number_of_threads_does_not_change_the_bytes() -> None:
     given = pieces(100, 30_000)
-    assert Zstd(threads=1).compress(given) == Zstd(threads=4).compress(given)
+    assert compressed(Zstd(threads=1), given) == compressed(Zstd(threads=4), given)
 
 
 def test_a_higher_level_compresses_more() -> None:
     given = [" ".join(map(str, range(at, at + 3000))).encode() for at in range(5)]
-    fast, small = Zstd(level=1).compress(given), Zstd(level=19).compress(given)
+    fast, small = compressed(Zstd(level=1), given), compressed(Zstd(level=19), given)
     assert sum(map(len, small)) < sum(map(len, fast))
 
 
@@ -187,37 +205,43 @@ def test_contexts_are_made_once_and_not_for_each_batch(monkeypatch: pytest.Monke
     zstd = Zstd(threads=2)
     given = pieces(80, 30_000)
     for _ in range(10):
-        frames = zstd.compress(given)
+        frames = compressed(zstd, given)
         expanded(zstd, frames, [30_000] * 80)
     assert sorted(set(made)) == ["ZstdCompressor", "ZstdDecompressor"]
     assert len(made) <= 4
 
 
 def test_a_small_batch_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: pytest.fail("it was started"))
     zstd = Zstd(threads=4)
     given = pieces(100, 1000)
-    assert expanded(zstd, zstd.compress(given), [1000] * 100) == given
+    assert expanded(zstd, compressed(zstd, given), [1000] * 100) == given
 
 
 def test_no_thread_is_left_over() -> None:
-    before = threading.active_count()
+    before = _thread._count()
     zstd = Zstd(threads=4)
     given = pieces(60, 100_000)
-    expanded(zstd, zstd.compress(given), [100_000] * 60)
-    assert threading.active_count() == before
+    expanded(zstd, compressed(zstd, given), [100_000] * 60)
+    wait_until_ended(before)
+
+
+def wait_until_ended(before: int) -> None:
+    """What has done its work takes a moment more to end."""
+    while _thread._count() > before:
+        time.sleep(0.001)
 
 
 def test_where_no_thread_can_be_started_the_caller_does_it_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(_: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
     zstd = Zstd(threads=4)
     given = pieces(60, 100_000)
-    assert expanded(zstd, zstd.compress(given), [100_000] * 60) == given
+    assert expanded(zstd, compressed(zstd, given), [100_000] * 60) == given
 
 
 def test_threads_of_the_caller_share_one_codec() -> None:
@@ -227,7 +251,7 @@ def test_threads_of_the_caller_share_one_codec() -> None:
 
     def run(seed: int) -> None:
         for _ in range(5):
-            found[seed] = expanded(zstd, zstd.compress(given[seed]), [40_000] * 40)
+            found[seed] = expanded(zstd, compressed(zstd, given[seed]), [40_000] * 40)
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in given]
     for thread in threads:
@@ -240,10 +264,10 @@ def test_threads_of_the_caller_share_one_codec() -> None:
 def test_a_child_of_a_fork_compresses_with_what_it_inherited() -> None:
     zstd = Zstd(threads=3)
     given = pieces(60, 50_000)
-    frames = zstd.compress(given)
+    frames = compressed(zstd, given)
     reader, writer = multiprocessing.Pipe(duplex=False)
     if (pid := os.fork()) == 0:
-        writer.send(zstd.compress(given) == frames)
+        writer.send(compressed(zstd, given) == frames)
         writer.send(expanded(zstd, frames, [50_000] * 60) == given)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
@@ -255,12 +279,12 @@ def test_an_error_in_any_thread_reaches_the_caller_when_all_have_ended(threads: 
     zstd = Zstd(threads=threads)
     text = numerals(100_000)
     given = [text[at:] + text[:at] for at in range(60)]
-    frames = zstd.compress(given)
+    frames = compressed(zstd, given)
     frames[57] = frames[57][:-1000] + bytes(1000)
-    before = threading.active_count()
+    before = _thread._count()
     with pytest.raises(CorruptBufferError, match="compressed piece 57 cannot be expanded"):
         expanded(zstd, frames, [100_000] * 60)
-    assert threading.active_count() == before
+    wait_until_ended(before)
     del frames[57]
     assert expanded(zstd, frames, [100_000] * 59) == given[:57] + given[58:]
 
@@ -269,40 +293,30 @@ def test_an_interrupt_while_threads_run_is_raised_when_they_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     interrupts = iter([KeyboardInterrupt])
-    join = threading.Thread.join
+    wait = compression._Ended.wait
 
-    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+    def interrupted(self: compression._Ended) -> None:
         for error in interrupts:
             raise error
-        join(self, timeout)
+        wait(self)
 
-    gate = threading.Event()
-    main = threading.current_thread()
+    gate, ended = threading.Event(), []
+    main = threading.get_ident()
 
     def work(blocks: Any) -> None:
-        if threading.current_thread() is not main:
+        if threading.get_ident() != main:
             gate.wait()
         for _ in blocks:
             gate.set()
+        ended.append(threading.get_ident())
 
-    # The other thread waits for the caller's first block, and the caller's first join is
+    # The other thread waits for the caller's first block, and the caller's first wait is
     # interrupted.
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
-    monkeypatch.setattr(threading.Thread, "is_alive", _alive_until_joined(threading.Thread))
-    before = threading.active_count()
+    monkeypatch.setattr(compression._Ended, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compression._in_threads(work, [range(1)] * 3, 2)
-    assert threading.active_count() == before
-
-
-def _alive_until_joined(kind: type[threading.Thread]) -> Callable[[threading.Thread], bool]:
-    real, asked = kind.is_alive, []
-
-    def is_alive(self: threading.Thread) -> bool:
-        asked.append(self)
-        return len(asked) == 1 or real(self)
-
-    return is_alive
+    assert ended[0] == main
+    assert len(ended) == 2
 
 
 # -- refusals ----------------------------------------------------------------------------------
@@ -321,7 +335,7 @@ def test_less_than_one_thread_is_refused() -> None:
 
 def test_a_frame_of_another_size_is_refused_before_anything_is_written() -> None:
     zstd = Zstd()
-    frames = zstd.compress([b"x" * 100, b"y" * 100])
+    frames = compressed(zstd, [b"x" * 100, b"y" * 100])
     out = [np.zeros(100, np.uint8), np.zeros(101, np.uint8)]
     with pytest.raises(
         CorruptBufferError, match=r"run/b: compressed piece 1 .* 100 bytes where 101"
@@ -332,7 +346,7 @@ def test_a_frame_of_another_size_is_refused_before_anything_is_written() -> None
 
 def test_damage_among_pieces_that_are_expanded_as_one_is_told_with_its_number() -> None:
     zstd = Zstd()
-    frames = zstd.compress([numerals(5000, seed) for seed in range(6)])
+    frames = compressed(zstd, [numerals(5000, seed) for seed in range(6)])
     memory = np.zeros(6 * 5000 + 50, np.uint8)
     out = [memory[at * 5000 : at * 5000 + 5000] for at in range(6)]
     for damaged in (frames[3] + b"?", frames[3][:-1], frames[3] + frames[2]):
@@ -371,7 +385,7 @@ def test_bytes_for_a_piece_without_bytes_are_refused() -> None:
 def test_a_damaged_frame_is_an_error_or_gives_no_more_than_its_destination(nbytes: int) -> None:
     zstd, chance = Zstd(threads=1), random.Random(1)
     given = numerals(nbytes)
-    (frame,) = zstd.compress([given])
+    (frame,) = compressed(zstd, [given])
     refused = []
     for _ in range(300):
         damaged = bytearray(frame)
@@ -411,14 +425,14 @@ def dictionary() -> bytes:
 def test_a_dictionary_makes_small_pieces_smaller_and_they_come_back(dictionary: bytes) -> None:
     given = sentences(100, 1)
     plain, zstd = Zstd(), Zstd(dictionary=dictionary)
-    frames = zstd.compress(given)
-    assert sum(map(len, frames)) < 0.6 * sum(map(len, plain.compress(given)))
+    frames = compressed(zstd, given)
+    assert sum(map(len, frames)) < 0.6 * sum(map(len, compressed(plain, given)))
     assert expanded(zstd, frames, [len(piece) for piece in given]) == given
 
 
 def test_frames_without_the_dictionary_are_read_with_it(dictionary: bytes) -> None:
     for given in (sentences(20, 2), pieces(3, 100_000)):
-        frames = Zstd().compress(given)
+        frames = compressed(Zstd(), given)
         assert expanded(Zstd(dictionary=dictionary), frames, list(map(len, given))) == given
 
 
@@ -427,7 +441,7 @@ def test_a_frame_of_an_unknown_dictionary_is_told_apart_before_anything_is_writt
 ) -> None:
     zstd = Zstd(dictionary=dictionary)
     other = Zstd.train(sentences(500, 9)[::-1], 1024)
-    frames = Zstd().compress([b"x" * 200]) + zstd.compress(sentences(1, 3))
+    frames = compressed(Zstd(), [b"x" * 200]) + compressed(zstd, sentences(1, 3))
     out = [np.zeros(200, np.uint8), np.zeros(179, np.uint8)]
     words = f"made with dictionary {zstd.dictionary_id}"
     for reader, loaded in ((Zstd(), "none is loaded"), (Zstd(dictionary=other), "is loaded")):

@@ -26,7 +26,7 @@ from tensordict import (
 from shmbuffer import CompressedListStorage
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
-from shmbuffer.memory.record_format import Codec
+from shmbuffer.memory.record_format import Codec, assembling
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
@@ -156,6 +156,24 @@ def test_the_same_comes_back_as_from_a_compressed_storage_of_one_process(
     item = ITEMS[name](2)
     (found,) = read(encoder.encode([item]))
     assert alike(found, storage.unpack(storage.pack(item)))
+
+
+@pytest.mark.product("kind name")
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("name", ITEMS)
+def test_the_core_lays_records_out_as_numpy_does(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batches() -> list[tuple[bytes, list[int], list[int]]]:
+        encoder = ENCODERS[kind]()
+        found = [encoder.encode([ITEMS[name](n) for n in range(count)]) for count in (7, 1, 40)]
+        return [(one.data.tobytes(), one.starts.tolist(), one.sizes.tolist()) for one in found]
+
+    as_it_is = batches()
+    monkeypatch.setattr(assembling, "SMALL_BYTES", 0)  # none is a copy of a model
+    by_core = batches()
+    monkeypatch.setattr(assembling, "_laid_out_by_core", lambda *_: None)
+    assert as_it_is == by_core == batches()
 
 
 def test_nothing_gives_no_records(encoder: Encoder) -> None:

@@ -1,0 +1,114 @@
+/* Frames of zstd: what they say of themselves, which of them are expanded in one step, and where what they hold goes.
+ *
+ *     columns of leaves ──arrange──▶ frames, each with its parts ──▶ runs of frames
+ *
+ * The core has no zstd: this is what lies around it. numpy/records/places.py has the picture. */
+#include "frames.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAGIC 0xFD2FB528u
+#define LARGEST_WINDOW 31 /* of zstd, as a power of two */
+
+/* Whether part b comes before part a. */
+static bool before(const int64_t *parts, uint64_t count, uint64_t b, uint64_t a) {
+    static const int keys[] = {SHMB_PART_AT, SHMB_PART_SIZE, SHMB_PART_WHOLE, SHMB_PART_BEFORE};
+    for (unsigned i = 0; i < sizeof keys / sizeof *keys; i++) {
+        int64_t one = parts[(uint64_t)keys[i] * count + b], other = parts[(uint64_t)keys[i] * count + a];
+        if (one != other) return one < other;
+    }
+    return false;
+}
+
+static uint64_t ascending(const int64_t *parts, uint64_t count, const uint64_t *order, uint64_t at) {
+    while (++at < count && !before(parts, count, order[at], order[at - 1])) continue;
+    return at;
+}
+
+/* A column lies in order, so that there are as many stretches to be merged as there are columns. Returns one of the two. */
+static uint64_t *sorted(const int64_t *parts, uint64_t count, uint64_t *order, uint64_t *spare) {
+    for (uint64_t i = 0; i < count; i++) order[i] = i;
+    while (count && ascending(parts, count, order, 0) < count) {
+        for (uint64_t first = 0; first < count;) {
+            uint64_t middle = ascending(parts, count, order, first);
+            uint64_t end = middle < count ? ascending(parts, count, order, middle) : count;
+            for (uint64_t a = first, b = middle, to = first; to < end; to++)
+                spare[to] = b == end || (a < middle && !before(parts, count, order[b], order[a])) ? order[a++] : order[b++];
+            first = end;
+        }
+        uint64_t *merged = spare;
+        spare = order;
+        order = merged;
+    }
+    return order;
+}
+
+bool shmb_arrange_parts(const int64_t *parts, uint64_t count, int64_t base, int64_t *out, uint64_t *frames, uint64_t *left) {
+    uint64_t *room = malloc((count + !count) * 2 * sizeof *room);
+    if (room == NULL) return false;
+    const uint64_t *order = sorted(parts, count, room, room + count);
+    const int64_t *at = parts + SHMB_PART_AT * count, *size = parts + SHMB_PART_SIZE * count, *whole = parts + SHMB_PART_WHOLE * count;
+    uint64_t last = 0;
+    *frames = *left = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t part = order[i], to = *left;
+        if (parts[SHMB_PART_BYTES * count + part] <= 0) continue;
+        if (to == 0 || at[part] != at[last] || size[part] != size[last] || whole[part] != whole[last]) {
+            out[SHMB_FRAME_START * count + *frames] = at[part] - base;
+            out[SHMB_FRAME_END * count + *frames] = at[part] - base + size[part];
+            out[SHMB_FRAME_WHOLE * count + *frames] = whole[part];
+            ++*frames;
+        }
+        out[SHMB_IN_FRAME * count + to] = (int64_t)*frames - 1;
+        for (uint64_t column = 0; column < 4; column++)
+            out[(SHMB_IN_BEFORE + column) * count + to] = parts[(SHMB_PART_BEFORE + column) * count + part];
+        last = part;
+        ++*left;
+    }
+    free(room);
+    return true;
+}
+
+uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t *at, struct shmb_run *runs) {
+    uint64_t count = 0, part = 0;
+    for (uint64_t frame = 0; frame < places->frames;) {
+        struct shmb_run run = {.first = (int64_t)frame, .part = (int64_t)part};
+        bool whole = true; /* the parts lie behind each other there as here, and leave nothing out */
+        int64_t done = 0;
+        do {
+            for (; part < places->parts && places->frame[part] == (int64_t)frame; part++) {
+                at[part] = run.bytes + places->before[part];
+                run.planar |= places->planes[part] > 1;
+                if (part == (uint64_t)run.part) run.into = places->to[part];
+                whole = whole && at[part] == done && places->to[part] == run.into + done;
+                done = at[part] + places->nbytes[part];
+            }
+            run.bytes += places->whole[frame++];
+        } while (frame < places->frames && run.bytes + places->whole[frame] <= most);
+        run.end = (int64_t)frame;
+        run.parts_end = (int64_t)part;
+        if (run.planar || !whole || done != run.bytes) run.into = 0;
+        if (run.bytes) runs[count++] = run;
+    }
+    return count;
+}
+
+bool shmb_frame_says(const unsigned char *frame, uint64_t nbytes, uint64_t whole, uint32_t dictionary) {
+    static const unsigned char of_dictionary[] = {0, 1, 2, 4}, of_size[] = {0, 2, 4, 8};
+    unsigned char header[18] = {0}; /* the longest there is */
+    uint32_t magic, needs = 0;
+    uint64_t says = 0;
+    if (whole == 0) return nbytes == 0;
+    if (nbytes) memcpy(header, frame, nbytes < sizeof header ? nbytes : sizeof header);
+    memcpy(&magic, header, sizeof magic);
+    const unsigned descriptor = header[4], single = descriptor >> 5 & 1, told = descriptor >> 6;
+    const unsigned dictionary_bytes = of_dictionary[descriptor & 3], size_bytes = told == 0 ? single : of_size[told];
+    const unsigned char *at = header + 5;
+    if (magic != MAGIC || descriptor & 8 || size_bytes == 0) return false;
+    if (!single && (*at++ >> 3) + 10 > LARGEST_WINDOW) return false;
+    memcpy(&needs, at, dictionary_bytes);
+    memcpy(&says, at += dictionary_bytes, size_bytes);
+    if (size_bytes == 2) says += 256;
+    return nbytes >= (uint64_t)(at - header) + size_bytes && says == whole && (needs == 0 || needs == dictionary);
+}

@@ -1,0 +1,40 @@
+/* Frames of zstd, of which records have many: see frames.c. */
+#ifndef SHMB_FRAMES_H
+#define SHMB_FRAMES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Columns of `shmb_arrange_parts`, of so many parts each. */
+enum { SHMB_PART_AT, SHMB_PART_SIZE, SHMB_PART_WHOLE, SHMB_PART_BEFORE, SHMB_PART_BYTES, SHMB_PART_TO, SHMB_PART_PLANES, SHMB_PART_COLUMNS };
+/* And of what it makes of them: three of frames, then five of parts. */
+enum { SHMB_FRAME_START, SHMB_FRAME_END, SHMB_FRAME_WHOLE, SHMB_IN_FRAME, SHMB_IN_BEFORE, SHMB_IN_BYTES, SHMB_IN_TO, SHMB_IN_PLANES, SHMB_IN_COLUMNS };
+
+/* Parts by frame, in the order in which they lie in it; those without bytes are left out. Starts and ends count from `base`. False:
+ * there is no memory for it. */
+bool shmb_arrange_parts(const int64_t *parts, uint64_t count, int64_t base, int64_t *out, uint64_t *frames, uint64_t *left);
+
+/* What frames expand to, and where it goes: as numpy/records/places.py tells. */
+struct shmb_places {
+    const int64_t *whole;
+    uint64_t frames;
+    const int64_t *frame, *before, *nbytes, *to, *planes;
+    uint64_t parts;
+};
+
+/* Frames that are expanded in one step. */
+struct shmb_run {
+    int64_t first, end, bytes;
+    int64_t into; /* the address that all of them go to, one behind the other; 0: they go there in parts */
+    int64_t part, parts_end;
+    int64_t planar; /* whether some of them are to be joined */
+};
+
+/* Runs of at most `most` bytes, or of one frame. Writes them, and where each part is in the bytes of its run; returns how many. */
+uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t *at, struct shmb_run *runs);
+
+/* Whether a frame says that it expands to so many bytes, with that dictionary or none. False may also mean that it says so in
+ * another way: ask zstd. */
+bool shmb_frame_says(const unsigned char *frame, uint64_t nbytes, uint64_t whole, uint32_t dictionary);
+
+#endif

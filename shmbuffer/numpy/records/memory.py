@@ -1,0 +1,42 @@
+"""Large memory for batches: that of an earlier one which nobody has any more.
+
+To have fresh pages from the system may take as long as to decompress into them. And the system has
+memory back at each end of a batch, or at none, as it happens to lie.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LARGE_BYTES = 2**18  # of less, the allocator keeps enough itself
+_IDLE_BYTES = 2**26
+
+_idle: dict[int, list[NDArray[np.uint8]]] = {}  # by size; each step on it is one of Python's
+
+
+def is_lent(nbytes: int) -> bool:
+    """Whether so many bytes are large enough, and not too large to be kept."""
+    return _LARGE_BYTES <= nbytes <= _IDLE_BYTES
+
+
+def lent(nbytes: int) -> NDArray[np.uint8]:
+    """Memory that nobody has, until nobody has the array, or a view of it, or a tensor over it."""
+    if not is_lent(nbytes):
+        return np.empty(nbytes, np.uint8)
+    try:
+        memory = _idle[nbytes].pop()
+    except (KeyError, IndexError):
+        memory = np.empty(nbytes, np.uint8)
+    # Views of an array that is over a buffer keep the array; others would keep its base alone.
+    array = np.frombuffer(memory.data, np.uint8)
+    weakref.finalize(array, _take_back, memory).atexit = False
+    return array
+
+
+def _take_back(memory: NDArray[np.uint8]) -> None:
+    _idle.setdefault(memory.size, []).append(memory)
+    if sum([size * len(found) for size, found in [*_idle.items()]]) > _IDLE_BYTES:
+        _idle.clear()
