@@ -82,7 +82,7 @@ class PromptGroupSampler(Consumes):
             a number that is no int; ``give_up_after`` without ``group_size``.
         ValueError: a number below 1, another ``strategy``, or more samples than ``group_size``.
 
-    Cost: 50 ns an item that was written since the draw before, of records 5 µs; 80 µs a batch of
+    Cost: 50 ns an item that was written since the draw before, of records 1 µs; 80 µs a batch of
         256 in groups of 8. The first draw looks at every item: 100 ms a million, of keys that are
         text in tensor storages one second. Text in records has each new record read as a whole. 20
         bytes an item.
