@@ -147,6 +147,16 @@ def test_groups_that_are_given_up_hold_no_writer_up(
         assert standing(rb).dropped == 2 or standing(rb).floor == 7
 
 
+@pytest.mark.parametrize("consumer", ["learners", None])
+def test_groups_that_are_larger_than_the_storage_are_refused(consumer: str | None) -> None:
+    sampler = PromptGroupSampler(group_size=3, consumer=consumer)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(2), sampler=sampler)
+    rb.extend(grouped(0, 0))
+    for call in (rb.can_sample, rb.sample):
+        with pytest.raises(ValueError, match="2 items has no room for one group of group_size=3"):
+            call(3)
+
+
 def test_what_is_given_up_counts_in_no_version(tmp_path: Path) -> None:
     """Else those that were given up would fill the gate, and nobody could ever write again."""
     with learner(tmp_path / "b", give_up_after=1e-6) as rb:

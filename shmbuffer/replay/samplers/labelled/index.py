@@ -122,11 +122,17 @@ class LabelIndex:
         Raises:
             EmptyBufferError: there is nothing.
             KeyError: an item does not have the entry.
+            ValueError: a group is larger than the storage.
         """
         ring: Ring | None = ring_of(storage)
         if ring is None:
             self._look_at_foreign(storage)
             return None
+        if self._limit > ring.elements:
+            raise ValueError(
+                f"a storage of {ring.elements} items has no room for one group of "
+                f"group_size={self._limit}"
+            )
         if not ring.length and not self.is_claimed:
             wait_for_items(storage, ring, NOTHING_THERE)
         native = ring.seat.native
