@@ -12,6 +12,7 @@ import os
 import subprocess
 import sysconfig
 from glob import glob
+from multiprocessing.pool import ThreadPool
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -87,6 +88,15 @@ class BuildCore(build_ext):
         elif not any(os.path.exists(os.path.join(d, "Python.h")) for d in self.include_dirs):
             missing = f"there is no Python.h in {sysconfig.get_path('include')}"
         else:
+            compile_some = self.compiler.compile
+
+            def compile_all(sources: list[str], **options: object) -> list[str]:
+                """Compile the files side by side; the objects, in order."""
+                with ThreadPool() as pool:
+                    each = pool.map(lambda source: compile_some([source], **options), sources)
+                return [made for some in each for made in some]
+
+            self.compiler.compile = compile_all
             super().build_extensions()
             return
         raise SystemExit(
