@@ -223,18 +223,22 @@ def test_the_report_may_close_the_handle(fast_path: Path) -> None:
 
 def test_a_signal_ends_the_wait_and_the_thread(fast_path: Path) -> None:
     heard: list[int] = []
-    stopping = threading.Event()
+    asked, stopping = threading.Event(), threading.Event()
 
     def report(now: ProgressReport) -> None:
         heard.append(now.done)
         if len(heard) == 1:
             # To the thread that waits: one that is sent to the process may interrupt another one.
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            # Again and again: one that comes just before the wait begins does not end it.
+            while not asked.wait(0.01):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             stopping.wait()
 
     def stop(_number: int, _frame: Any) -> None:
-        threading.Timer(0.05, stopping.set).start()
-        raise InterruptedError("asked to stop")
+        if not asked.is_set():
+            asked.set()
+            threading.Timer(0.05, stopping.set).start()
+            raise InterruptedError("asked to stop")
 
     before = signal.signal(signal.SIGUSR1, stop)
     try:
