@@ -27,11 +27,12 @@ def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
 def of_storage(settings: Settings, where: str) -> dict[str, Any]:
     """The recorded settings of a storage of records; empty for one of rows."""
     storage = of_buffer(settings, where).get("storage", {})
-    found = dict(_checked(storage, _OF_STORAGES, "storage.", where))
-    if found.get("compress") is not None:  # JSON has no tuples
-        keys = found["compress"]
-        found["compress"] = [tuple(key) if isinstance(key, list) else key for key in keys]
-    return found
+    found = _checked(storage, _OF_STORAGES, "storage.", where)
+    keys = found.get("compress")
+    if keys is None:
+        return dict(found)
+    # JSON has no tuples.
+    return {**found, "compress": [tuple(key) if isinstance(key, list) else key for key in keys]}
 
 
 def _checked(

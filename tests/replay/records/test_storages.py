@@ -435,7 +435,7 @@ def test_flags_of_different_shapes_are_refused_by_slices(make: Make) -> None:
         storage=make(), sampler=SliceSampler(slice_len=1, end_key="done"), batch_size=2
     )
     rb.extend([TensorDict(done=torch.zeros(n, dtype=torch.bool)) for n in (1, 2)])
-    with pytest.raises(RuntimeError, match=r"'done' says where.*\[2\] in one item and \[1\]"):
+    with pytest.raises(RuntimeError, match=r"'done' ends.*\[2\] in one item and \[1\]"):
         rb.sample()
     plain = TensorDictReplayBuffer(
         storage=make(name="plain"), sampler=SliceSampler(slice_len=1, end_key="done"), batch_size=2
