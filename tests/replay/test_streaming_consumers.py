@@ -140,7 +140,9 @@ def test_what_is_written_during_a_look_comes_in_windows(
 
         assert one.can_sample(STEPS)
         monkeypatch.setattr(Consumer, "standings", after_a_write)
-        seen = [*firsts(one.sample(2 * STEPS)), *firsts(one.sample(14 * STEPS))]
+        seen = firsts(one.sample(2 * STEPS))
+        assert one.can_sample(14 * STEPS)
+        seen += firsts(one.sample(14 * STEPS))
         assert seen == [*range(0, 64, STEPS)]
         (status,) = one.consumers()
         assert (status.acked, status.dropped) == (64, 0)
