@@ -10,26 +10,13 @@
 
 #include <float.h>
 #include <math.h>
-#include <string.h>
 
 struct exponent {
     double whole, head, tail; /* of the head times the exponent of a number no bit is lost */
 };
 
-static inline uint64_t bits_of_real(double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline double real_of(uint64_t bits) {
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 static inline struct exponent exponent_of(double alpha) {
-    double head = real_of(bits_of_real(alpha) & ~(uint64_t)0x7FF);
+    double head = from_bits(bits_of(alpha) & ~(uint64_t)0x7FF);
     return (struct exponent){alpha, head, alpha - head};
 }
 
@@ -40,8 +27,8 @@ static inline struct exponent exponent_of(double alpha) {
 /* x ** alpha = the result * 2 ** (*rounded - ROUNDING). `more` is added to the binary exponent of x. */
 ALWAYS_INLINE double fraction_of(double x, double more, struct exponent alpha, double *rounded) {
     const uint64_t root = 0x3FE6A09E667F3BCDu, one = 0x3FF0000000000000u, whole = 0x4330000000000000u; /* sqrt(1/2); 1; 2^52 */
-    uint64_t bits = bits_of_real(x), biased = (bits + (one - root)) >> 52;
-    double e = real_of(whole | biased) - (0x1p52 + 1023) + more, m = real_of(bits - (biased << 52) + one);
+    uint64_t bits = bits_of(x), biased = (bits + (one - root)) >> 52;
+    double e = from_bits(whole | biased) - (0x1p52 + 1023) + more, m = from_bits(bits - (biased << 52) + one);
     double s = (m - 1) / (m + 1), z = s * s, z2 = z * z, z4 = z2 * z2;
 #define LOG2(n) (2.8853900817779268 / (n))
     double series = ((LOG2(3) + z * LOG2(5)) + z2 * (LOG2(7) + z * LOG2(9))) +
@@ -74,8 +61,8 @@ ALWAYS_INLINE void powers(const double *restrict raw, double eps, double alpha, 
     for (uint64_t i = 0; i < count; i++) {
         double x = raw[i] + eps, rounded, found = fraction_of(x, 0, exponent, &rounded), n = rounded - ROUNDING;
         /* As numbers: SSE2 has no comparison whose result is a long integer. */
-        odd |= bits_of_real((x >= DBL_MIN ? 0. : 1.) + (x <= DBL_MAX ? 0. : 1.) + (n > -MOST ? 0. : 1.) + (n < MOST ? 0. : 1.));
-        out[i] = found * real_of((bits_of_real(rounded) + 1023) << 52);
+        odd |= bits_of((x >= DBL_MIN ? 0. : 1.) + (x <= DBL_MAX ? 0. : 1.) + (n > -MOST ? 0. : 1.) + (n < MOST ? 0. : 1.));
+        out[i] = found * from_bits((bits_of(rounded) + 1023) << 52);
     }
     for (uint64_t i = 0; odd && i < count; i++) out[i] = any_power(raw[i] + eps, exponent);
     for (uint64_t i = 0; alpha == 1 && i < count; i++) out[i] = raw[i] + eps;

@@ -2,20 +2,7 @@
 #ifndef SHMB_WEIGHING_H
 #define SHMB_WEIGHING_H
 
-#include <stdint.h>
-#include <string.h>
-
-static inline uint64_t bits_of(double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline double from_bits(uint64_t bits) {
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
+#include "power.h"
 
 /* x ** -beta, of x from 1 on. Only what a compiler does several of at a time and what IEEE 754 rounds in one way, so that
  * it is the same everywhere, and a third of what powf takes; within 1e-9 of the power before it is rounded to float32. */

@@ -69,7 +69,7 @@ int main(void) {
     for (int round = 0; round < 2 * 7; round++) {
         for (uint64_t i = 0, bits = 1; i < COUNT; i++) {
             bits = bits * 6364136223846793005u + 1442695040888963407u;
-            raw[i] = round % 2 ? real_of(bits >> 1) : (double)(bits >> 40) / 65536;
+            raw[i] = round % 2 ? from_bits(bits >> 1) : (double)(bits >> 40) / 65536;
         }
         powers_by_two(raw, 1e-8, alphas[round / 2], two, COUNT);
         powers_by_four(raw, 1e-8, alphas[round / 2], four, COUNT);
