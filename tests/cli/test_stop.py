@@ -25,7 +25,7 @@ from tests.service import targets
 from tests.service.programs import Program
 
 SCRIPT = """
-import multiprocessing, sys, threading
+import multiprocessing, sys, time
 from shmbuffer.service.coordinator import Coordinator
 from tests.service import targets
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
@@ -35,7 +35,8 @@ spawned += coordinator.spawn(targets.sleep, 1, out, restart=True)
 for _ in spawned:
     inbox.recv()
 print(coordinator.scratch_dir, *[one.pid for one in spawned], flush=True)
-threading.Event().wait()
+while True:  # an Event that waits does not hear a signal that comes just before
+    time.sleep(0.01)
 """
 
 CLIENT = """

@@ -29,8 +29,8 @@ def stay(scratch_dir: Path, index: int, out: Connection) -> None:
     with Engine.open(scratch_dir, None, role=attaching.role_of_this_process):
         try:
             out.send(("attached", index, os.getpid()))
-            while True:
-                signal.pause()
+            while True:  # no pause(): a signal that comes just before it would not end it
+                time.sleep(0.01)
         finally:
             out.send(("unwound", index, os.getpid()))
 
@@ -74,7 +74,7 @@ def have_a_child(scratch_dir: Path, index: int, out: Connection) -> None:
     )
     out.send(("child", index, child.pid))
     while True:
-        signal.pause()
+        time.sleep(0.01)
 
 
 class Straggler:

@@ -327,13 +327,13 @@ for _ in spawned:
 print(coordinator.scratch_dir, flush=True)
 print(*[one.pid for one in spawned], flush=True)
 """
-PAUSE = COORDINATOR + "signal.pause()"
+STAYS = COORDINATOR + "import time\nwhile True: time.sleep(0.01)"
 
 
 def test_collectors_go_on_without_their_coordinator_and_the_next_takes_over(
     scratch_dir: Path,
 ) -> None:
-    with Program.python(PAUSE, scratch_dir) as first:
+    with Program.python(STAYS, scratch_dir) as first:
         assert first.line() == str(scratch_dir)
         pids = [int(pid) for pid in first.line().split()]
         first.kill()
@@ -384,7 +384,7 @@ def test_a_client_that_dies_before_the_first_write_is_reported_once(scratch_dir:
 
 
 def test_sigterm_at_the_coordinator_stops_its_collectors(scratch_dir: Path) -> None:
-    with Program.python(PAUSE, scratch_dir) as program:
+    with Program.python(STAYS, scratch_dir) as program:
         program.line()
         pids = [int(pid) for pid in program.line().split()]
         program.signal(signal.SIGTERM)
@@ -394,7 +394,7 @@ def test_sigterm_at_the_coordinator_stops_its_collectors(scratch_dir: Path) -> N
 
 
 def test_sigterm_stops_the_collectors_before_their_temporary_directory_goes() -> None:
-    with Program.python(PAUSE, "") as program:
+    with Program.python(STAYS, "") as program:
         scratch_dir = Path(program.line())
         pids = [int(pid) for pid in program.line().split()]
         program.signal(signal.SIGTERM)
