@@ -26,7 +26,9 @@ from tests.selection import sample
 
 # Draws repeat from run to run, and no test asserts a longest time.
 hypothesis.settings.register_profile("shmbuffer", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("shmbuffer")
+hypothesis.settings.register_profile(
+    "shmbuffer --full", hypothesis.settings.get_profile("shmbuffer"), max_examples=400
+)
 
 # Inherited by every program that a test starts, also by one whose parent has been killed since.
 MARK = ("SHMBUFFER_TEST_SESSION", str(os.getpid()))
@@ -58,6 +60,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Before tests are imported: each takes what its profile says of itself."""
+    hypothesis.settings.load_profile("shmbuffer" + " --full" * config.getoption("full"))
+
+
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """With ``--dist loadgroup``: the groups of tests/groups.py."""
@@ -87,7 +94,7 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     products: dict[tuple[str, tuple[str, ...]], dict[str, pytest.Item]] = {}
     for item in items:
         marker = item.get_closest_marker("product")
-        if marker and hasattr(item, "callspec"):
+        if marker and hasattr(item, "callspec") and item not in left_out:
             test = item.nodeid.partition("[")[0]
             products.setdefault((test, marker.args), {})[item.nodeid] = item
     for (_, together), cases in products.items():

@@ -12,6 +12,8 @@ import dataclasses
 import zlib
 from collections.abc import Hashable, Iterable, Mapping
 
+import pytest
+
 Case = Mapping[str, object]
 Need = tuple[Hashable, ...]
 
@@ -40,6 +42,13 @@ def sample(cases: Mapping[str, Case], together: Iterable[str] = ()) -> list[str]
             taken.add(best)
             missing -= needs[best].keys()
     return [name for name in cases if name in taken]
+
+
+def seeds(few: int, every: int) -> list[object]:
+    """Values for a parameter: of ``every`` seed the default run takes ``few``."""
+    return [
+        pytest.param(seed, marks=pytest.mark.full if seed >= few else ()) for seed in range(every)
+    ]
 
 
 def _needs(values: dict[str, Hashable], groups: list[list[str]]) -> dict[Need, None]:

@@ -17,6 +17,7 @@ from shmbuffer.distributed.shards.bank import (
     Report,
     latest,
 )
+from tests.selection import seeds
 
 CAPACITY = 10_000
 
@@ -142,7 +143,7 @@ class World:
         assert least >= -self.limiter.tolerance - 1e-6
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(8, 40))
 def test_the_ratio_is_kept_whatever_is_lost_late_or_dead(seed: int) -> None:
     choice = random.Random(seed)
     ratio = choice.choice([0.25, 1.0, 4.0])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shmbuffer._native import _core
+from tests.selection import seeds
 
 SLOTS = 40
 Key = tuple[int, int, int]  # source, lane, id
@@ -131,7 +132,7 @@ class Model:
 
 
 @pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(3, 10))
 def test_items_come_and_go_and_are_cut_as_in_lists(seed: int, width: int) -> None:
     model = Model(seed, width)
     for _ in range(300):
@@ -142,7 +143,7 @@ def test_items_come_and_go_and_are_cut_as_in_lists(seed: int, width: int) -> Non
     model.require_alike()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(3, 10))
 def test_steps_are_put_where_they_belong(seed: int) -> None:
     chosen = random.Random(seed)
     core, known = _core.Trajectories(SLOTS, 1), dict[tuple[int, int], int]()

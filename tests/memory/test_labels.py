@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -145,7 +145,6 @@ operation = st.one_of(
 
 @pytest.mark.parametrize("limit", [0, SIZE])
 @given(st.lists(operation, max_size=120))
-@settings(max_examples=300, deadline=None)
 def test_what_is_there_is_what_was_put_and_not_dropped(limit: int, happens: list[Any]) -> None:
     real, model = Real(limit), Model(limit)
     lost: Counter[int] = Counter()
@@ -181,7 +180,6 @@ def test_what_is_there_is_what_was_put_and_not_dropped(limit: int, happens: list
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 40), st.integers(0, 40))
-@settings(max_examples=200, deadline=None)
 def test_numbers_are_chosen_once_each(key: int, of: int, count: int) -> None:
     table, found = _core.Labels(1, 0, False), np.full(count, -1)
     if count > of:
@@ -198,7 +196,6 @@ def test_numbers_are_chosen_once_each(key: int, of: int, count: int) -> None:
     st.lists(st.floats(0, 4), min_size=7, max_size=7),
     st.integers(0, 2**63 - 1),
 )
-@settings(max_examples=200, deadline=None)
 def test_draws_have_what_weighs_something_and_nothing_twice(
     items: list[tuple[int, int]], heavy: list[float], key: int
 ) -> None:

@@ -31,6 +31,7 @@ from tests.memory.rows import (
     until_it_sleeps,
     write,
 )
+from tests.selection import seeds
 
 
 def slots_file(ring: Ring) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -95,7 +96,7 @@ def define(engine: Engine, capacity: int, lanes: tuple[int, ...] = ()) -> Ring:
     return engine.define(schema(capacity, lanes))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, 8))
 def test_any_sequence_of_calls_leaves_the_tree_as_its_leaves_say(make: Maker, seed: int) -> None:
     rng = np.random.default_rng(seed)
     capacity = [1, 16, 17, 33, 100, 300, 1000, 5000][seed]

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shmbuffer.errors import CorruptBufferError
@@ -331,7 +331,6 @@ def one(form: Form, dims: list[list[int]], *pieces: bytes) -> RecordBatch:
 # What is written can be read.
 
 
-@settings(max_examples=400)
 @given(st.randoms(use_true_random=True), st.integers(1, 5))
 def test_written_records_are_located(source: random.Random, count: int) -> None:
     items = drawn(source, count)
@@ -341,7 +340,6 @@ def test_written_records_are_located(source: random.Random, count: int) -> None:
     require_same(items, batch, found, list(range(count)))
 
 
-@settings(max_examples=400)
 @given(st.randoms(use_true_random=True), st.integers(1, 5))
 def test_a_record_is_whole_without_the_records_behind_it(source: random.Random, count: int) -> None:
     items = drawn(source, count)
@@ -351,7 +349,6 @@ def test_a_record_is_whole_without_the_records_behind_it(source: random.Random, 
     require_same(items, batch, found, rows)
 
 
-@settings(max_examples=400)
 @given(st.randoms(use_true_random=True), st.integers(1, 5))
 def test_every_byte_is_as_documented(source: random.Random, count: int) -> None:
     items = drawn(source, count)
@@ -369,7 +366,6 @@ def test_every_byte_is_as_documented(source: random.Random, count: int) -> None:
     assert batch.sizes.tolist() == sizes
 
 
-@settings(max_examples=400)
 @given(st.randoms(use_true_random=True), st.integers(1, 4))
 def test_without_owners_each_piece_has_bytes_of_its_own(source: random.Random, count: int) -> None:
     items = drawn(source, count)
@@ -1032,7 +1028,6 @@ def molded(items: Items, *, row: int = 0) -> RecordBatch | None:
     )
 
 
-@settings(max_examples=400)
 @given(st.randoms(use_true_random=True))
 def test_a_record_from_a_template_is_the_one_that_is_assembled(source: random.Random) -> None:
     items = drawn(source, 1)

@@ -201,22 +201,28 @@ def require_inside(
     assert total <= MAX_RAW_BYTES
 
 
-def test_a_mutant_is_refused_or_lies_inside_its_record() -> None:
-    accepted = sum(located(join([body])) for body in islice(mutants(SEED), 10_000))
-    assert 300 < accepted < 9_700  # both ways are tried
+@pytest.fixture
+def many(full: bool) -> int:
+    """How many of what is drawn are tried."""
+    return 10_000 if full else 1_500
 
 
-def test_a_mutant_among_others_does_no_harm() -> None:
+def test_a_mutant_is_refused_or_lies_inside_its_record(many: int) -> None:
+    accepted = sum(located(join([body])) for body in islice(mutants(SEED), many))
+    assert 0.03 * many < accepted < 0.97 * many  # both ways are tried
+
+
+def test_a_mutant_among_others_does_no_harm(many: int) -> None:
     source, others = random.Random(SEED), records()
-    for body in islice(mutants(SEED + 1), 2_000):
+    for body in islice(mutants(SEED + 1), many // 5):
         batch = [body] * source.randrange(1, 4) + source.choices(others, k=source.randrange(3))
         source.shuffle(batch)
         located(join(batch))
 
 
-def test_records_that_are_not_there_do_no_harm() -> None:
+def test_records_that_are_not_there_do_no_harm(many: int) -> None:
     source = random.Random(SEED)
-    for _ in range(2_000):
+    for _ in range(many // 5):
         whole = join(source.choices(records(), k=1) * source.randrange(1, 4))
         starts, sizes = whole.starts.copy(), whole.sizes.copy()
         rows = source.choice((slice(None), slice(source.randrange(len(starts)), None)))
@@ -225,15 +231,15 @@ def test_records_that_are_not_there_do_no_harm() -> None:
         located(RecordBatch(whole.data, starts, sizes))
 
 
-def test_a_record_may_be_cut_anywhere() -> None:
-    for body in random.Random(SEED).sample(records(), 12):
+def test_a_record_may_be_cut_anywhere(many: int) -> None:
+    for body in random.Random(SEED).sample(records(), many // 500):
         for length in range(len(body)):
             assert not located(join([body[:length]]))
 
 
-def test_a_form_is_refused_or_comes_back_as_it_was() -> None:
+def test_a_form_is_refused_or_comes_back_as_it_was(many: int) -> None:
     source, accepted = random.Random(SEED), 0
-    for _ in range(10_000):
+    for _ in range(many):
         code = bytearray(source.choice(forms()))
         for _ in range(source.choice((1, 1, 2))):
             if code:
@@ -244,7 +250,7 @@ def test_a_form_is_refused_or_comes_back_as_it_was() -> None:
         if form is not None:
             accepted += 1
             assert encode_form(form.tree, form.chunks).code == form.code == code
-    assert 300 < accepted < 9_700
+    assert 0.03 * many < accepted < 0.97 * many
 
 
 # What is refused costs no more than its bytes.
@@ -258,10 +264,10 @@ def u32(*values: int) -> bytes:
     return struct.pack(f"<{len(values)}I", *values)
 
 
-def many(tag: bytes, node: bytes) -> bytes:
-    """A container that says it has 2**32 - 1 of a node, and has what a form has bytes for."""
+def stuffed(tag: bytes, node: bytes) -> bytes:
+    """A container that says it has 2**32 - 1 of a node, and has a quarter of a form full of it."""
     start = tag + b"\xff\xff\xff\xff\x0f"
-    return start + node * ((MAX_FORM_BYTES - len(start)) // len(node))
+    return start + node * ((MAX_FORM_BYTES // 4 - len(start)) // len(node))
 
 
 TENSOR = encode_form(["chunk", 0], [Chunk("tensor", "float64", 8, 3)]).code
@@ -283,16 +289,16 @@ FRAMES = encode_form(
         body_of(PLACED, u32(2**32 - 1, 48, 2**32 - 1), bytes(8)),
         body_of(PLACED, u32(8, 2**32 - 4, 8), bytes(8)),
         body_of(FRAMES, u32(2, 2**31, 48, 4, 48, 4)),
-        body_of(many(b"\x08", b"\x08\x00")),
-        body_of(many(b"\x08", b"\x18\x00")),
-        body_of(many(b"\x08", b"\x06\x00")),
-        body_of(many(b"\x06", b"\x00\x08\x00")),
-        body_of(many(b"\x06\x01\x06", b"\x00")),
-        body_of(many(b"\x01\x00\x00", b"\x00\x08\x00")),
-        body_of(many(b"\x08", b"\x08\x01" * 63 + b"\x08\x00")),
-        body_of(many(b"\x08", b"\x01\x20\x00\x00")),
-        body_of(many(b"\x08", b"\x10\x04\x04bool\x01\xff\xff\x03")),  # 65535 frames each
-        body_of(many(b"\x08", b"\x11\x00\x0b<U536870911\x00")),
+        body_of(stuffed(b"\x08", b"\x08\x00")),
+        body_of(stuffed(b"\x08", b"\x18\x00")),
+        body_of(stuffed(b"\x08", b"\x06\x00")),
+        body_of(stuffed(b"\x06", b"\x00\x08\x00")),
+        body_of(stuffed(b"\x06\x01\x06", b"\x00")),
+        body_of(stuffed(b"\x01\x00\x00", b"\x00\x08\x00")),
+        body_of(stuffed(b"\x08", b"\x08\x01" * 63 + b"\x08\x00")),
+        body_of(stuffed(b"\x08", b"\x01\x20\x00\x00")),
+        body_of(stuffed(b"\x08", b"\x10\x04\x04bool\x01\xff\xff\x03")),  # 65535 frames each
+        body_of(stuffed(b"\x08", b"\x11\x00\x0b<U536870911\x00")),
         body_of(b"\x06\x01\x05\xff\xff\xff\xff\x0f"),
         body_of(b"\x06\x01\x03\x80\x80\x3f" + bytes(2**20 - 2**14) + b"\x08\x00"),
         body_of(b"\x18\x00", bytes(4 * MAX_NUMBERS)),

@@ -23,6 +23,7 @@ from shmbuffer.memory import (
     deadline,
 )
 from shmbuffer.memory.holders import holders, table_of
+from tests.selection import seeds
 
 CAPACITY = 24
 LIMITERS = {
@@ -115,7 +116,7 @@ def draws(ring: Ring, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", LIMITERS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, 8))
 def test_what_is_admitted_is_what_the_rules_admit(tmp_path: Path, kind: str, seed: int) -> None:
     choose = random.Random(f"{kind} {seed}")
     went = {"reserve": 0, "write": 0, "commit": 0, "refused": 0}

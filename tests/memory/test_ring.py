@@ -52,6 +52,7 @@ from tests.memory.rows import (
     succeeds,
     write,
 )
+from tests.selection import seeds
 
 BIG = (Leaf(("number",), "int64", ()), Leaf(("image",), "uint8", (20_000,)))
 
@@ -1486,7 +1487,7 @@ class Model:
         assert ring.tree.max_priority in (None, self.greatest)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, 6))
 def test_any_sequence_of_calls_does_what_a_plain_list_does(make: Maker, seed: int) -> None:
     rng = np.random.default_rng(seed)
     capacity, lanes = [(8, ()), (5, (3,)), (1, ()), (17, (2, 2)), (64, ()), (3, (16,))][seed]

@@ -14,6 +14,7 @@ from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, recorded
 from shmbuffer.memory.sharing import Asked, Sharing
 from tests.crash.harness import ended, fork
+from tests.selection import seeds
 
 LEAVES = (
     Leaf(("obs",), "float64", (2,)),
@@ -134,7 +135,7 @@ class Program:
         assert self.ring.live.wholes_used() == int(own.sum())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(4, 20))
 def test_items_are_as_they_were_written_whatever_is_done(seed: int) -> None:
     program = Program(seed)
     deeds = program.write, program.place, program.renumber, program.empty, program.move

@@ -24,7 +24,7 @@ from shmbuffer.memory.written import Written
 from shmbuffer.service.recovery import recover
 from tests.memory.rows import Parent, child, contents, ring_of, sample, schema, write
 
-LARGE, FEW = 2**21, 1000  # slots: 74 MB of slots file, of which some dozen pages are written
+LARGE, FEW = 2**19, 1000  # slots: 18 MB of slots file, of which some dozen pages are written
 MOST = 64 * layout.PAGE
 
 
