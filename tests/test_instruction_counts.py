@@ -16,6 +16,7 @@ from benchmarks import counted, instructions
 from benchmarks.instructions import RECORDED, CannotCountError, compare, count, differing, main
 
 
+@pytest.mark.full  # as scripts/instructions does
 @pytest.mark.slow
 @pytest.mark.longest
 @pytest.mark.timeout(900)  # valgrind imports torch in half a minute of a processor's time

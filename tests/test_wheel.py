@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer._native import _core
+
 ROOT = Path(__file__).parents[1]
 
-# Compiling the core takes a while, and these tests do it up to twice.
+# What is published is compiled with all optimisations, which takes a while.
 pytestmark = pytest.mark.timeout(300)
+compiled = pytest.mark.full
 
 
 def run(
@@ -61,18 +64,21 @@ def wheel(published: Path) -> Path:
     return wheel
 
 
-@pytest.fixture(scope="module")
-def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled core, out of the wheel."""
-    directory = tmp_path_factory.mktemp("core")
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract("shmbuffer/_native/_core.abi3.so", directory))
+@pytest.fixture(params=["here", pytest.param("wheel", marks=compiled)])
+def core(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The compiled core: that of this environment, and that of the wheel, by one setup.py."""
+    if request.param == "here":
+        return Path(_core.__file__)
+    with zipfile.ZipFile(request.getfixturevalue("wheel")) as archive:
+        return Path(archive.extract("shmbuffer/_native/_core.abi3.so", tmp_path))
 
 
+@compiled
 def test_one_wheel_serves_every_cpython(wheel: Path) -> None:
     assert re.fullmatch(r"shmbuffer-[\w.]+-cp311-abi3-linux_\w+\.whl", wheel.name)
 
 
+@compiled
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
@@ -82,8 +88,15 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     ] == []
 
 
-def test_the_source_distribution_holds_all_that_the_core_is_made_of(published: Path) -> None:
-    (archive,) = published.glob("*.tar.gz")
+def test_the_source_distribution_holds_all_that_the_core_is_made_of(
+    sources: Path, tmp_path: Path
+) -> None:
+    built = run(
+        [sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", tmp_path],
+        cwd=sources,
+    )
+    assert built.returncode == 0, built.stdout
+    (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as members:
         packed = {Path(*Path(name).parts[1:]) for name in members.getnames()}
     native = {path.relative_to(ROOT) for path in ROOT.glob("shmbuffer/_native/*.[ch]")}
@@ -115,6 +128,7 @@ def test_the_core_shows_one_symbol_and_asks_for_none_of_torch(core: Path) -> Non
     assert [name for name in asked if re.search(r"torch|c10|_Z", name)] == []
 
 
+@compiled
 def test_the_memory_floor_runs_where_there_is_only_numpy(wheel: Path, tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     made = run([sys.executable, "-m", "venv", "--without-pip", venv], cwd=tmp_path)

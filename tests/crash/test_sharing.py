@@ -217,7 +217,6 @@ def look(engine: Engine, deed: Callable[[Engine], None]) -> None:
     require_usable(engine)
 
 
-@pytest.mark.product("deed point")
 @pytest.mark.parametrize(("deed", "point"), CASES, ids=lambda one: getattr(one, "__name__", one))
 def test_a_survivor_finds_every_next_observation(
     tmp_path: Path, deed: Callable[[Engine], None], point: str

@@ -71,7 +71,6 @@ CASES = [
 ]
 
 
-@pytest.mark.product("kind point")
 @pytest.mark.parametrize(("kind", "name", "point"), CASES)
 def test_a_survivor_finds_the_batch_of_a_dead_writer_whole_or_absent(
     tmp_path: Path, kind: str, name: str, point: str

@@ -79,6 +79,8 @@ def learned_by(program: Path) -> float:
     return mean_return(target)
 
 
+@pytest.mark.full  # each run is four processes that load torch
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_it_goes_on_from_its_last_save_when_everything_is_killed(program: Path) -> None:
     assert list(updates_of(program, seed=0, last=500)) == [500]

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.sweeper import CHECKPOINTS, Sweeper
 
 SEED = 1
-CASES, MORE_CASES = 3, 8
+CASES, MORE_CASES = 2, 8
 
 pytestmark = pytest.mark.slow
 

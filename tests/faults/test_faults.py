@@ -23,7 +23,7 @@ from tests.faults.sweeper import Sweeper
 from tests.faults.upkeep import Sweep
 
 SEED = 1
-CASES, MORE_CASES = 2, 6
+CASES, MORE_CASES = 1, 6
 
 
 @pytest.fixture(scope="module")

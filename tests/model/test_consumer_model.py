@@ -14,15 +14,15 @@ SMALL = {
     "a lease runs out before the ack": Consuming(2, 3, 1, ((0, 1), (0, 2)), ends=1),
     "a client dies at any store": Consuming(2, 2, 1, ((0, 1), (0, 2)), deaths=1),
     "one dies, and who repairs dies": Consuming(2, 2, 1, ((0, 2), (0, 1)), deaths=2),
-    "one dies, and a lease runs out": Consuming(2, 2, 1, ((0, 2), (0, 1)), deaths=1, ends=1),
-    "two consumers": Consuming(2, 3, 1, ((0, 2), (1, 1)), ends=1),
     "two writers, of whom one may die": Consuming(2, 3, 2, ((0, 2),), deaths=1),
     "each item twice": Consuming(2, 3, 1, ((0, 2),), times=2, deaths=1, ends=1),
     "items are given back": Consuming(2, 2, 1, ((0, 2), (0, 1)), ends=1, gives_back=True),
-    "a ring of three slots": Consuming(3, 3, 1, ((0, 2), (0, 2)), ends=2),
 }
 BY_THE_MINUTE = (pytest.mark.full, pytest.mark.timeout(300))
 LARGE = {
+    "one dies, and a lease runs out": Consuming(2, 2, 1, ((0, 2), (0, 1)), deaths=1, ends=1),
+    "two consumers": Consuming(2, 3, 1, ((0, 2), (1, 1)), ends=1),
+    "a ring of three slots": Consuming(3, 3, 1, ((0, 2), (0, 2)), ends=2),
     "two consumers, of whose clients one dies": Consuming(2, 3, 1, ((0, 2), (1, 1)), deaths=1),
     "two laps, and two deaths": Consuming(2, 4, 1, ((0, 2), (0, 2)), deaths=2),
     "two laps, two writers": Consuming(2, 4, 2, ((0, 2), (0, 1)), deaths=1),
