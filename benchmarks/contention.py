@@ -1,9 +1,9 @@
-"""How long is the mutex held and waited for, and what would it be with more processors?
+"""How long is the mutex held, and what would be written and learned with more processors?
 
 Everybody's calls pass through one mutex, so the sum of its locked sections is what no processor
 more can shorten. They are measured in the delivered core: `holds.c` stands between it and libc.
 Rows that begin with "modelled" come out of `scaling.py`, which is fed with them, not out of a
-measurement; where this machine has as many processors, the measurement stands beside them.
+measurement; those that begin with "measured" are of this machine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(setting: Setting) -> list[Series]:
         held = Peer("shmbuffer", sys.executable, log, module="benchmarks.held", preload=preload)
         stack.callback(held.end)
         held.open(str(scratch), setting.kind.name, setting.capacity, True)
-        held.share(BESIDE, WRITTEN)
+        held.share(max(_beside()), WRITTEN)
         return interleave(setting.rounds, [_contender(setting, held)], setting.load)
 
 
@@ -97,15 +97,16 @@ def _round(setting: Setting, held: Peer) -> dict[tuple[str, str], float]:
             name = f"{operation.call}({operation.count}), section {at} of {len(held_s)}: held"
             found |= {(name, form): at for form, at in _shares(one).items()}
         steps[operation] = _steps(held_s, np.array(sections["outside"]) / 1e9)
-    beside = held.ask("beside", writers=BESIDE, batch=DRAWN, seconds=setting.contest_s)
-    crowd = f"learner beside {BESIDE} x extend({WRITTEN})"
-    for name in ("waited", "held"):
-        shares = _shares(np.array(beside[name]) / 1e9)
-        found |= {(f"{crowd}: {name}", form): at for form, at in shares.items()}
     here = len(os.sched_getaffinity(0))
-    found |= {(f"measured, {here} processors, {crowd}", n): beside[n] for n in ("items", "cycles")}
+    for writers in _beside():
+        beside = held.ask("beside", writers=writers, batch=DRAWN, seconds=setting.contest_s)
+        crowd = f"learner beside {writers} x extend({WRITTEN})"
+        shares = _shares(np.array(beside["held"]) / 1e9)
+        found |= {(f"{crowd}: held", form): at for form, at in shares.items()}
+        measured = f"measured, {here} processors, {crowd}"
+        found |= {(measured, name): beside[name] for name in ("items", "cycles")}
     modelled = [
-        (here, BESIDE, None),
+        *((here, count, None) for count in _beside()),
         *((PROCESSORS, count, None) for count in WRITERS),
         *((MANY, MANY - 1, step_us) for step_us in STEP_US),
     ]
@@ -120,6 +121,11 @@ def _round(setting: Setting, held: Peer) -> dict[tuple[str, str], float]:
         found[name, "cycles"] = outcome.calls[1]
         found[name, _BUSY] = outcome.busy
     return found
+
+
+def _beside() -> list[int]:
+    """Writers beside the learner: a few, and one on each other processor."""
+    return sorted({1, BESIDE, max(1, len(os.sched_getaffinity(0)) - 1)})
 
 
 def _steps(held: Any, outside: Any) -> Any:

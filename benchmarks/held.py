@@ -22,7 +22,7 @@ class Held(ShmBuffer):
         super().__init__()
         self._holds = ctypes.CDLL(None)
         self._holds.holds_end.restype = ctypes.c_size_t
-        self._notes = np.zeros((_ROOM, 2), np.int64)
+        self._notes = np.zeros(_ROOM, np.int64)
 
     def sections(self, operation: Operation, calls: int) -> dict[str, Any]:
         """Of so many calls, with nobody else there.
@@ -42,7 +42,7 @@ class Held(ShmBuffer):
             began = time.perf_counter_ns()
             call(*inputs[at % len(inputs)])
             took.append(time.perf_counter_ns() - began)
-        held = self._end()[:, 1]
+        held = self._end()
         if len(held) % calls:
             raise RuntimeError(f"{len(held)} locked sections in {calls} calls of {operation}")
         held = held.reshape(calls, -1)
@@ -53,12 +53,11 @@ class Held(ShmBuffer):
         """Of a learner beside writers.
 
         Returns:
-            What `Local.contend` does, and ``waited``, ``held`` of each locked section.
+            What `Local.contend` does, and ``held`` of each locked section in nanoseconds.
         """
         self._begin()
         found: dict[str, Any] = self.contend(writers, batch, seconds)
-        waited, held = self._end().T
-        return {**found, "waited": waited.tolist(), "held": held.tolist()}
+        return {**found, "held": self._end().tolist()}
 
     def _begin(self) -> None:
         into = self._notes.ctypes.data_as(ctypes.c_void_p)

@@ -1,6 +1,6 @@
-/* How long a robust mutex is waited for and held, noted from outside: the dynamic linker loads this before all
- * others (LD_PRELOAD), so that the core that is measured is the one that is delivered. The core has one robust
- * mutex and takes it with trylock, then clocklock; Python has none.
+/* How long a robust mutex is held, noted from outside: the dynamic linker loads this before all others (LD_PRELOAD),
+ * so that the core that is measured is the one that is delivered. The core has one robust mutex and takes it with
+ * trylock, once it looks free: so how long it waits cannot be seen from here. Python has no robust mutex.
  *
  * A look at the clock lies on each side of a locked section, so it seems to take some 25 ns longer than it does. */
 #define _GNU_SOURCE
@@ -16,23 +16,16 @@
 #define VISIBLE __attribute__((visibility("default")))
 #define ROBUST 16 /* in glibc's __kind */
 
-struct section {
-    int64_t waited_ns, held_ns;
-};
-
-static struct section *_Atomic notes; /* NULL: nobody wants to know */
+static int64_t *_Atomic notes; /* NULL: nobody wants to know */
 static size_t room;
 static _Atomic size_t used;
-static _Thread_local int64_t asked_at, locked_at;
+static _Thread_local int64_t locked_at;
 
 static int (*try_next)(pthread_mutex_t *);
-static int (*clocklock_next)(pthread_mutex_t *, clockid_t, const struct timespec *);
 static int (*unlock_next)(pthread_mutex_t *);
 
 __attribute__((constructor)) static void find_next(void) {
     try_next = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_trylock");
-    clocklock_next = (int (*)(pthread_mutex_t *, clockid_t, const struct timespec *))dlsym(
-        RTLD_NEXT, "pthread_mutex_clocklock");
     unlock_next = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_unlock");
 }
 
@@ -46,39 +39,26 @@ static bool noted(const pthread_mutex_t *mutex) {
     return (mutex->__data.__kind & ROBUST) && atomic_load_explicit(&notes, memory_order_relaxed);
 }
 
-static int answered(int error) {
-    if (error == 0 || error == EOWNERDEAD)
-        locked_at = now_ns();
-    else if (!asked_at)
-        asked_at = now_ns(); /* who gets it at once has not waited */
-    return error;
-}
-
 VISIBLE int pthread_mutex_trylock(pthread_mutex_t *mutex) {
     if (!try_next) find_next();
     int error = try_next(mutex);
-    return noted(mutex) ? answered(error) : error;
-}
-
-VISIBLE int pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock, const struct timespec *until) {
-    if (!clocklock_next) find_next();
-    int error = clocklock_next(mutex, clock, until);
-    return noted(mutex) ? answered(error) : error;
+    if ((error == 0 || error == EOWNERDEAD) && noted(mutex)) locked_at = now_ns();
+    return error;
 }
 
 VISIBLE int pthread_mutex_unlock(pthread_mutex_t *mutex) {
     if (!unlock_next) find_next();
     if (noted(mutex) && locked_at) {
-        int64_t held = now_ns() - locked_at, waited = asked_at ? locked_at - asked_at : 0;
-        asked_at = locked_at = 0;
+        int64_t held = now_ns() - locked_at;
+        locked_at = 0;
         size_t at = atomic_fetch_add(&used, 1);
-        if (at < room) atomic_load(&notes)[at] = (struct section){waited, held};
+        if (at < room) atomic_load(&notes)[at] = held;
     }
     return unlock_next(mutex);
 }
 
-/* Note the sections of this process in `into`, in their order, until there are `count` of them. */
-VISIBLE void holds_begin(struct section *into, size_t count) {
+/* Note the nanoseconds of this process's sections in `into`, in their order, until there are `count` of them. */
+VISIBLE void holds_begin(int64_t *into, size_t count) {
     room = count;
     atomic_store(&used, 0);
     atomic_store(&notes, into);

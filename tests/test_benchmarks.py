@@ -38,8 +38,6 @@ from benchmarks.library import ALPHA, ARRAYS, BETA, INDEX, LAZY_STACK, TENSORDIC
 from benchmarks.measure import Timed
 from benchmarks.peer import PEERS, Peer, PeerError, why_not
 
-pytestmark = pytest.mark.timeout(300)
-
 ROOT = Path(__file__).parents[1]
 
 # The calls of cpprb, in a process that needs no torch: what is tested is the way there. Those of
@@ -338,7 +336,7 @@ import numpy as np
 from tests.crash.deeds import prepare, writes
 
 holds = ctypes.CDLL(None)
-notes = np.zeros((8, 2), np.int64)
+notes = np.zeros(8, np.int64)
 with prepare(Path(sys.argv[1])) as engine:
     holds.holds_begin(notes.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(len(notes)))
     began = time.monotonic_ns()
@@ -346,9 +344,8 @@ with prepare(Path(sys.argv[1])) as engine:
     took = time.monotonic_ns() - began
     count = holds.holds_end()
     assert count == 2, count
-    assert (notes[:2, 1] > 0).all(), notes
-    assert notes[:, 1].sum() <= took, (notes, took)
-    assert (notes[:, 0] == 0).all(), notes
+    assert (notes[:2] > 0).all(), notes
+    assert notes.sum() <= took, (notes, took)
     assert (notes[2:] == 0).all(), notes
 """
     subprocess.run(
@@ -372,7 +369,7 @@ def test_sections_are_those_of_each_call() -> None:
             pass
 
         def _end(self) -> Any:
-            return np.array([[0, 1], [5, 2], [0, 3], [0, 4], [0, 5], [0, 6]])
+            return np.arange(1, 7)
 
     found = Recorder().sections(Operation("extend", 32), 3)
     assert found["held"] == [[1, 3, 5], [2, 4, 6]]
@@ -389,7 +386,7 @@ def test_contention_says_what_is_measured_and_what_is_modelled(
             if do == "sections":
                 sections = 1 if asked["operation"]["call"] in ("sample", "update") else 2
                 return {"held": [[1000, 3000]] * sections, "outside": [8000, 8000]}
-            return {"waited": [0, 10], "held": [5, 5], "items": 7.0, "cycles": 2.0}
+            return {"held": [5, 5], "items": 7.0, "cycles": 2.0}
 
     monkeypatch.setattr(contention, "_MODELLED_S", 0.01)
     setting = Setting([], KINDS["S"], 1000, 1, 2, 1, 1e-4, 0.02, 2, tmp_path)
@@ -400,7 +397,7 @@ def test_contention_says_what_is_measured_and_what_is_modelled(
     for operation, sections in {"extend(32)": 2, "sample(256)": 1, "cycle(256)": 2}.items():
         for at in range(1, sections + 1):
             assert (f"{operation}, section {at} of {sections}: held", "max") in found
-    assert ("learner beside 4 x extend(32): waited", "p99") in found
+    assert ("learner beside 4 x extend(32): held", "p99") in found
     for row in found:
         if row[1] in ("items", "cycles", "the mutex is held"):
             assert row[0].startswith(("measured, ", "modelled, "))

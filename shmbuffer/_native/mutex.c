@@ -18,7 +18,8 @@
 #include "pool.h"
 #include "ring.h"
 
-#define SPINS 200                    /* tries before sleeping: longer than most locked sections last */
+#define SPIN_NS (30 * 1000L)         /* of tries before sleeping: about what it costs to sleep and to be woken */
+#define PAUSES 16                    /* at most between two tries: those who try often slow the owner down */
 #define SLICE_NS (10 * 1000 * 1000L) /* of sleep, without a wake-up */
 #define LOOK_NS (50 * 1000 * 1000L)  /* between two looks at signals and the deadline */
 
@@ -65,6 +66,17 @@ static int try_once(struct shmb_runtime *runtime) {
     return looks_free(runtime) ? pthread_mutex_trylock(&runtime->mutex) : EBUSY;
 }
 
+/* Who sleeps at once waits for a wake-up that takes longer than most locked sections, and the mutex is free meanwhile. */
+static int spin(struct shmb_runtime *runtime) {
+    int error = EBUSY;
+    for (int64_t pauses = 1, end = shmb_now_ns() + SPIN_NS; error == EBUSY && shmb_now_ns() < end;) {
+        for (int64_t i = 0; i < pauses; i++) shmb_pause_a_little();
+        if (pauses < PAUSES) pauses *= 2;
+        error = try_once(runtime);
+    }
+    return error;
+}
+
 /* Sleeps until the owner unlocks or dies; at most a slice, as the wake-up goes to one waiter, who may die of it. */
 static void sleep_for(struct shmb_runtime *runtime) {
     uint32_t seen = atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed);
@@ -82,10 +94,7 @@ static void sleep_for(struct shmb_runtime *runtime) {
 int shmb_mutex_take(struct shmb_runtime *runtime, int kind, struct shmb_call *call) {
     if (__builtin_expect(kind_of(runtime) != kind, 0)) return SHMB_UNRECOVERABLE;
     int error = try_once(runtime);
-    for (int i = 0; error == EBUSY && i < SPINS; i++) {
-        shmb_pause_a_little();
-        error = try_once(runtime);
-    }
+    if (error == EBUSY) error = spin(runtime);
     if (error == EBUSY) {
         int64_t deadline = shmb_now_ns() + call->timeout_ns, look = shmb_now_ns() + LOOK_NS;
         atomic_fetch_add_explicit(&runtime->lock_waits, 1, memory_order_relaxed);
