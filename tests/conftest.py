@@ -42,7 +42,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONP
 HELPERS = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 
 # How long a process may take from its kill to its end; a test that cleans up waits for nothing.
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would every program of ours.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

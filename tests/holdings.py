@@ -42,7 +42,7 @@ _KEPT_NAMES = ("pymp-", "torchinductor_")
 _PROBE = re.compile(r"[a-z0-9_]{8}")
 
 #: How long a thread may take to its end; nothing is waited for where none is left.
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 def held() -> Counter[str]:

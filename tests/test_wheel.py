@@ -20,7 +20,6 @@ from shmbuffer._native import _core
 ROOT = Path(__file__).parents[1]
 
 # What is published is compiled with all optimisations, which takes a while.
-pytestmark = pytest.mark.timeout(300)
 compiled = pytest.mark.full
 
 

@@ -21,8 +21,6 @@ EXAMPLE = ROOT / "examples/cleanrl_sac.py"
 SMALL = ("--learning-starts", "40", "--batch-size", "8", "--scratch-dir")
 LINE = re.compile(r"(\d+) updates in \d+ s \(\d+ s CPU\): -\d+")
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def run(steps: int, path: Path, *more: str) -> int:
     """The updates that it reports."""

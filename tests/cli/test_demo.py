@@ -275,7 +275,6 @@ def test_wrong_usage_is_told(wrong: list[str], capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_sigterm_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
     with Program(sys.executable, "-m", "shmbuffer", "demo", TMPDIR=str(tmp_path)) as program:
         assert program.line().startswith(f"the run is in {tmp_path}")

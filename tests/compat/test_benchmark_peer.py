@@ -28,7 +28,7 @@ from tests.compat import family  # noqa: F401  # skips where torchrl is not inst
 
 from benchmarks.peers.torchrl import TorchRL  # isort: skip
 
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture

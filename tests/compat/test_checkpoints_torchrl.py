@@ -18,7 +18,7 @@ from tensordict import TensorDict, tensorclass
 from tests.compat.family import ours, theirs
 
 # TorchRL and tensordict warn of what they deprecate while they save and load.
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.filterwarnings("default")
 
 FAMILIES = {"ours": ours, "theirs": theirs}
 WAYS = [("ours", "theirs"), ("theirs", "ours")]

@@ -6,8 +6,6 @@ import pytest
 
 from tests.compat.family import said_by
 
-pytestmark = pytest.mark.timeout(240)
-
 # TorchRL keeps, and fills with zeros, what only the invented first item had.
 INVENTED = {"_reset", "index"}
 

@@ -11,8 +11,6 @@ import pytest
 import shmbuffer
 from tests.compat.family import said_by
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.mark.parametrize("kind", ["plain", "prioritized"])
 @pytest.mark.parametrize("algorithm", ["DQN", "SAC"])

@@ -10,7 +10,6 @@ from tests.damage.fuzzing import CORPUS, built, missing, run
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),  # a compiler at work on a busy machine
     pytest.mark.skipif(bool(missing()), reason=missing()),
 ]
 

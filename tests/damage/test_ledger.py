@@ -21,7 +21,6 @@ from tests.damage.trials import require_all
 REPEAT = "pytest tests/damage/test_ledger.py"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.parametrize("kind", ["rows", "records"]),
 ]
 Made = Callable[[str], Specimen]

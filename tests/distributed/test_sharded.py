@@ -30,8 +30,6 @@ from shmbuffer.distributed.shards.client import ShardedClient, ShardIndex  # noq
 from shmbuffer.examples.loopback import Loopback  # noqa: E402
 from tests.distributed.cluster import cluster_of, on  # noqa: E402
 
-pytestmark = pytest.mark.timeout(180)
-
 SIZES = {"a": 1_000, "b": 200, "c": 40}
 
 

@@ -38,7 +38,7 @@ from shmbuffer.distributed.shards.shard_map import NAMESPACE, keeper_name, map_n
 from shmbuffer.examples.loopback import Loopback  # noqa: E402
 from tests.distributed.cluster import cluster_of, kill, on, pid_of, state_of, stop, until  # noqa: E402
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.full
 
 NAME = "mortal"
 ITEMS = {"b": range(600), "c": range(600, 800)}

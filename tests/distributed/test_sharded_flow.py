@@ -31,7 +31,7 @@ from shmbuffer.distributed.shards.saving import _save_at_once  # noqa: E402
 from shmbuffer.examples.loopback import Loopback  # noqa: E402
 from tests.distributed.cluster import cluster_of, kill, on, pid_of, stop  # noqa: E402
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.full
 
 CAPACITY = 20_000
 

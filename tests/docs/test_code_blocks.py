@@ -98,7 +98,6 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
     return run_page
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=pytest.mark.full if page in IN_FULL else ()) for page in RUNNING],

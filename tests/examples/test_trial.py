@@ -36,7 +36,6 @@ class Silent:
 
 @pytest.mark.full  # a dozen processes that load torch
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -> None:
     plan = TrialPlan(kill_collector_at=400, kill_all_at=800, goal=1.0)
     outcome = Trial(tmp_path, SMALL, plan, Silent()).play()
@@ -52,7 +51,6 @@ def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_run_killed_from_outside_is_recovered_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     class Vandal(Silent):
         """Kills the learner, and presses Ctrl-C when everybody is started again."""

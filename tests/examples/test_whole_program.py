@@ -81,7 +81,6 @@ def learned_by(program: Path) -> float:
 
 @pytest.mark.full  # each run is four processes that load torch
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_it_goes_on_from_its_last_save_when_everything_is_killed(program: Path) -> None:
     assert list(updates_of(program, seed=0, last=500)) == [500]
     assert list(updates_of(program, seed=0, last=1_000)) == [1_000]

@@ -18,7 +18,7 @@ SMALL = {
     "each item twice": Consuming(2, 3, 1, ((0, 2),), times=2, deaths=1, ends=1),
     "items are given back": Consuming(2, 2, 1, ((0, 2), (0, 1)), ends=1, gives_back=True),
 }
-BY_THE_MINUTE = (pytest.mark.full, pytest.mark.timeout(300))
+BY_THE_MINUTE = pytest.mark.full
 LARGE = {
     "one dies, and a lease runs out": Consuming(2, 2, 1, ((0, 2), (0, 1)), deaths=1, ends=1),
     "two consumers": Consuming(2, 3, 1, ((0, 2), (1, 1)), ends=1),

@@ -59,7 +59,6 @@ def test_every_mutant_names_tests_that_are_there(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", [*TWO, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)]
 )
@@ -69,7 +68,6 @@ def test_a_broken_rule_is_noticed(name: str, objects: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.timeout(300)
 def test_the_same_tests_pass_where_nothing_is_broken(full: bool) -> None:
     wanted = {test for name in (*TWO, *MORE * full) for test in MUTANTS[name].caught_by}
     assert require_that_they_pass(sorted(wanted)) >= len(wanted)
@@ -100,7 +98,6 @@ FIRST_INCLUDE = ("shmbuffer/_native/masses.c", "#include <math.h>")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_mutant_that_no_test_notices_has_survived(tmp_path: Path, objects: Path) -> None:
     harmless = a_mutant(tmp_path, *FIRST_INCLUDE, "#include <math.h> /* harmless */")
     with pytest.raises(SurvivedError, match=r"99-made-up\.patch: these did not notice: \['tests"):
@@ -108,7 +105,6 @@ def test_a_mutant_that_no_test_notices_has_survived(tmp_path: Path, objects: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_case_that_is_not_there_has_noticed_nothing(tmp_path: Path, objects: Path) -> None:
     file = "shmbuffer/memory/flush.py"
     line = '    _core.reached("flush.locked")'

@@ -7,8 +7,6 @@ import pytest
 from tests.native.conftest import Folder
 from tests.native.program import RELINK, build, run
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tests.native.conftest import Folder
 from tests.native.program import build, run
 from tests.native.scenarios import MORTAL, SCENARIOS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.full  # scripts/sanitize runs each scenario so, before the tests

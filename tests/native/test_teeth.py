@@ -12,7 +12,7 @@ from tests.native.conftest import Folder
 from tests.native.program import FoundError, build, run
 from tests.native.scenarios import SCENARIOS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from shmbuffer.memory.deadline import within
 from tests.crash.harness import ended, fork
 from tests.memory.rows import require_sound, schema, write
 
-pytestmark = [pytest.mark.crash]
+pytestmark = pytest.mark.crash
 
 CAPACITY, CONSUMERS = 64, ("one", "two")
 ABOUT, DONE = range(2)
@@ -54,7 +54,6 @@ def _learns(path: Path, name: str, told: int, seed: int) -> None:
                     os.write(told, struct.pack("<BBQ", which, DONE, int(ticket)))
 
 
-@pytest.mark.timeout(120)
 def test_each_item_is_acknowledged_once_by_each_consumer(tmp_path: Path) -> None:
     path, draws = tmp_path / "buffer", random.Random(4)
     engine = Engine.open(path, Settings(capacity=CAPACITY))

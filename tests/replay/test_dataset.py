@@ -144,7 +144,6 @@ def test_a_pass_is_shared_among_the_workers(path: Path, workers: int) -> None:
         assert orders[0] != orders[1]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "sampler", [None, pytest.param(SamplerWithoutReplacement, marks=pytest.mark.full)]
 )

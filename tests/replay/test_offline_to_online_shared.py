@@ -28,7 +28,7 @@ DATA, CAPACITY, BATCH = 50, 64, 20
 COLLECTED = 1000
 SHARES = [0.8 * max(0.0, 1 - step / 10) for step in range(12)]
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.crash
 
 
 def items(first: int, count: int) -> TensorDict:

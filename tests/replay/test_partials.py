@@ -29,7 +29,7 @@ from shmbuffer import (
 from shmbuffer._native import _core
 from tests.crash.harness import ended, fork, python_points
 
-pytestmark = [pytest.mark.crash]
+pytestmark = pytest.mark.crash
 
 CAPACITY = 64
 PIECES = 3
@@ -214,7 +214,6 @@ def learns(path: Path, say: int) -> None:
         os.write(say, line.encode())
 
 
-@pytest.mark.timeout(120)
 def test_no_rollout_is_lost_or_committed_twice_while_collectors_are_killed(tmp_path: Path) -> None:
     """Two collectors and a learner; the collectors are killed wherever they are."""
     path, choose = tmp_path / "buffer", random.Random(5)

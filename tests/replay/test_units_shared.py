@@ -158,7 +158,6 @@ def test_it_gives_up_where_others_write_faster_than_it_looks(directory: Any) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("which", range(len(UNITS)), ids=list(UNITS))
 def test_windows_stay_whole_while_collectors_and_learners_are_killed(
     tmp_path: Path, which: int

@@ -20,7 +20,6 @@ ITEMS = 4
 
 @pytest.mark.crash
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 9))]
 )

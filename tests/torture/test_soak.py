@@ -17,7 +17,6 @@ from tests.torture.soak import soak
 
 @pytest.mark.crash
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_survivors_do_not_grow_while_others_are_killed(tmp_path: Path) -> None:
     said: list[str] = []
     figures = soak(tmp_path, 0, 1, said.append, kill_every_s=0.1)
@@ -28,7 +27,6 @@ def test_survivors_do_not_grow_while_others_are_killed(tmp_path: Path) -> None:
 
 @pytest.mark.crash
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_survivor_that_grows_is_noticed(tmp_path: Path) -> None:
     deaths = tmp_path / "logs" / "0.calls"
 

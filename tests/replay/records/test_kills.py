@@ -124,7 +124,6 @@ def context() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["frames", "sequences"])
 def test_items_of_four_writers_come_back_bit_exact_when_any_of_them_is_killed(
     kind: str, tmp_path: Path, context: Any
