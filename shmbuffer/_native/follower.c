@@ -56,9 +56,35 @@ static bool push(struct shmb_follower *f, struct shmb_pairs *pairs, uint64_t fir
 
 static inline struct shmb_pair *pair(const struct shmb_pairs *pairs, uint64_t i) { return &pairs->at[pairs->begin + i]; }
 
+/* Slots that follow each other become one pair. */
+static void gone_too(struct shmb_follower *f, uint64_t slot, uint64_t count) {
+    struct shmb_pair *last = f->gone.count > f->over ? pair(&f->gone, f->gone.count - 1) : NULL;
+    if (last && last->first + last->second == slot)
+        last->second += count;
+    else
+        push(f, &f->gone, slot, count);
+}
+
 static void let_go(struct shmb_follower *f, uint64_t slot) {
     hold(f, slot, false);
-    push(f, &f->gone, slot, 0);
+    gone_too(f, slot, 1);
+}
+
+/* From the oldest place on; as a rule all slots of a word are held. */
+static void let_go_of_written_over(struct shmb_follower *f, uint64_t oldest) {
+    const uint64_t capacity = f->ring->capacity;
+    for (uint64_t slot = slot_at(f, f->front), count; f->front < oldest; f->front += count) {
+        count = 1;
+        if (slot % 64 == 0 && oldest - f->front >= 64 && capacity - slot >= 64 && f->held[slot / 64] == UINT64_MAX) {
+            count = 64;
+            f->held[slot / 64] = 0;
+            gone_too(f, slot, count);
+        } else if (is_held(f, slot)) {
+            let_go(f, slot);
+        }
+        slot = slot + count < capacity ? slot + count : 0;
+    }
+    f->over = f->gone.count;
 }
 
 static void note_hole(struct shmb_follower *f, uint64_t place) {
@@ -190,7 +216,7 @@ bool shmb_follower_look(struct shmb_follower *f, bool *anew) {
     const struct shmb_ring *ring = f->ring;
     const uint64_t head = end_of_look(f);
     const uint64_t capacity = ring->capacity, written = head - f->seen;
-    f->gone.begin = f->gone.count = f->changed.begin = f->changed.count = 0;
+    f->gone.begin = f->gone.count = f->changed.begin = f->changed.count = f->over = 0;
     *anew = !f->started || f->failed || head < f->seen || f->at != f->end;
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     if (*anew) {
@@ -205,8 +231,7 @@ bool shmb_follower_look(struct shmb_follower *f, bool *anew) {
     uint64_t at = settled(f, until, oldest);
     if (any) at = scanned(f, oldest, at, head);
     if (any && f->changed.count) f->in_order = false;
-    for (; f->front < oldest; f->front++) /* written over */
-        if (is_held(f, slot_at(f, f->front))) let_go(f, slot_at(f, f->front));
+    let_go_of_written_over(f, oldest);
     for (; f->front < at; f->front++) { /* evicted, or forgotten */
         uint64_t slot = slot_at(f, f->front);
         if (!is_held(f, slot)) continue;
@@ -232,26 +257,30 @@ bool shmb_follower_look(struct shmb_follower *f, bool *anew) {
     return f->gone.count || f->changed.count || f->at < f->end;
 }
 
-/* The next of the new items, oldest first: their slots, and how many places before each are no hole. 0: that was all. */
+/* The next of the new items, oldest first: their slots, and how many places before each are no hole, where `reach` is no NULL.
+ * 0: that was all. */
 uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t room) {
-    uint64_t found = 0;
-    f->settled = 0;
-    for (uint64_t slot = slot_at(f, f->at); f->at < f->end && found < room; f->at++) {
+    const uint64_t capacity = f->ring->capacity, seen = f->seen, end = f->end;
+    uint64_t found = 0, place = f->at, ticket = f->ticket, settled_before = f->pending.count ? 0 : room;
+    for (uint64_t slot = slot_at(f, place); place < end && found < room; place++) {
         uint64_t word = word_of(f->ring, slot);
-        bool ours = SHMB_TICKET(word) < f->seen;
+        bool ours = SHMB_TICKET(word) < seen;
         if (ours && SHMB_STATE(word) == SHMB_COMMITTED) {
-            if (SHMB_TICKET(word) < f->ticket) f->in_order = false;
-            f->ticket = SHMB_TICKET(word);
-            reach[found] = (int64_t)reach_of(f, f->at);
+            if (SHMB_TICKET(word) < ticket) f->in_order = false;
+            ticket = SHMB_TICKET(word);
+            if (reach) reach[found] = (int64_t)(f->holes.count ? reach_of(f, place) : capacity);
             slots[found++] = (int64_t)slot;
-            if (f->pending.count == 0) f->settled = found;
             hold(f, slot, true);
         } else {
-            if (ours && SHMB_STATE(word) == SHMB_WRITING) push(f, &f->pending, f->at, word);
-            note_hole(f, f->at);
+            if (ours && SHMB_STATE(word) == SHMB_WRITING && push(f, &f->pending, place, word) && found < settled_before)
+                settled_before = found;
+            note_hole(f, place);
         }
-        slot = slot + 1 < f->ring->capacity ? slot + 1 : 0;
+        slot = slot + 1 < capacity ? slot + 1 : 0;
     }
+    f->settled = found < settled_before ? found : settled_before;
+    f->ticket = ticket;
+    f->at = place;
     return found;
 }
 

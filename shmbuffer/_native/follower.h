@@ -29,7 +29,8 @@ struct shmb_follower {
     uint64_t ticket;          /* of the last item that was told of */
     uint64_t tail;            /* of the byte ring */
     uint64_t *held;           /* a bit a slot: its item was told of */
-    struct shmb_pairs gone;    /* slots */
+    uint64_t over;             /* so many pairs of `gone` are of items that were written over */
+    struct shmb_pairs gone;    /* slots that follow each other: the first, and how many */
     struct shmb_pairs changed; /* slots, and their places */
     struct shmb_pairs pending; /* places that are being written, and their words */
     struct shmb_pairs holes;   /* first and last place of each */

@@ -51,16 +51,22 @@ static void follower_dealloc(PyObject *self) {
     free_object(self);
 }
 
-static PyObject *slots_of(const struct shmb_pairs *pairs) {
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(pairs->count * sizeof(int64_t)));
+/* `runs`: the second number of a pair says how many slots follow each other. */
+static PyObject *slots_of(const struct shmb_pairs *pairs, bool runs) {
+    uint64_t count = runs ? 0 : pairs->count;
+    for (uint64_t i = 0; runs && i < pairs->count; i++) count += pairs->at[pairs->begin + i].second;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(int64_t)));
     if (bytes == NULL) return NULL;
     int64_t *slots = (int64_t *)(void *)PyBytes_AsString(bytes);
-    for (uint64_t i = 0; i < pairs->count; i++) slots[i] = (int64_t)pairs->at[pairs->begin + i].first;
+    for (uint64_t i = 0; i < pairs->count; i++) {
+        struct shmb_pair one = pairs->at[pairs->begin + i];
+        for (uint64_t more = 0; more < (runs ? one.second : 1); more++) *slots++ = (int64_t)(one.first + more);
+    }
     return bytes;
 }
 
 PyObject *shmb_told_of(const struct shmb_follower *f, bool anew) {
-    PyObject *gone = slots_of(&f->gone), *changed = slots_of(&f->changed), *told = NULL;
+    PyObject *gone = slots_of(&f->gone, true), *changed = slots_of(&f->changed, false), *told = NULL;
     if (gone && changed) told = Py_BuildValue("(OOO)", anew ? Py_True : Py_False, gone, changed);
     Py_XDECREF(gone);
     Py_XDECREF(changed);
@@ -117,6 +123,13 @@ static PyObject *follower_settled(PyObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromUnsignedLongLong(follower_in(self)->settled);
 }
 
+static PyObject *follower_over(PyObject *self, void *Py_UNUSED(closure)) {
+    const struct shmb_follower *f = follower_in(self);
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < f->over; i++) count += f->gone.at[f->gone.begin + i].second;
+    return PyLong_FromUnsignedLongLong(count);
+}
+
 static PyObject *follower_pending(PyObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromUnsignedLongLong(follower_in(self)->pending.count);
 }
@@ -142,6 +155,7 @@ static PyMethodDef follower_methods[] = {
 static PyGetSetDef follower_properties[] = {
     {"seen", follower_seen, NULL, "Tickets below it were looked at.", NULL},
     {"settled", follower_settled, NULL, "Of the last next(): items before the first write that is under way.", NULL},
+    {"over", follower_over, NULL, "Slots that hold nothing of before, of the last look(): so many, the first, were written over.", NULL},
     {"pending", follower_pending, NULL, "Writes that are under way.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot follower_slots[] = {

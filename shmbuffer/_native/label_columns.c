@@ -13,6 +13,7 @@
 #include "ring.h"
 
 #define PIECE 8192u
+#define AT_ONCE 64u /* elements */
 #define WHOLE 9007199254740992.0 /* 2^53: a float64 below it is a whole number exactly */
 
 /* Numbers of one kind, some an element. */
@@ -22,31 +23,41 @@ struct column {
     int kind;              /* 'i', 'u', 'f', as numpy has them */
 };
 
-static double number_in(const struct column *column, uint64_t at) {
+/* Little-endian, as everything that is shared. */
+static inline uint64_t bits_in(const struct column *column, uint64_t at) {
     const unsigned char *from = column->base + at * column->bytes;
-    if (column->kind == 'f') {
-        double wide;
-        float narrow;
-        if (column->bytes == sizeof wide) return memcpy(&wide, from, sizeof wide), wide;
-        return memcpy(&narrow, from, sizeof narrow), (double)narrow;
-    }
-    uint64_t bits = 0;
-    memcpy(&bits, from, column->bytes); /* little-endian, as everything that is shared */
+    uint64_t wide = 0;
+    uint32_t narrow = 0;
+    if (column->bytes == sizeof wide) return memcpy(&wide, from, sizeof wide), wide;
+    if (column->bytes == sizeof narrow) return memcpy(&narrow, from, sizeof narrow), (uint64_t)narrow;
+    memcpy(&narrow, from, column->bytes);
+    return narrow;
+}
+
+static inline int64_t signed_in(const struct column *column, uint64_t bits) {
     unsigned spare = 64 - 8 * (unsigned)column->bytes;
-    return column->kind == 'i' ? (double)((int64_t)(bits << spare) >> spare) : (double)bits;
+    return (int64_t)(bits << spare) >> spare;
+}
+
+static double number_in(const struct column *column, uint64_t at) {
+    uint64_t bits = bits_in(column, at);
+    double wide;
+    float narrow;
+    if (column->kind == 'i') return (double)signed_in(column, bits);
+    if (column->kind == 'u') return (double)bits;
+    if (column->bytes == sizeof wide) return memcpy(&wide, &bits, sizeof wide), wide;
+    return memcpy(&narrow, &bits, sizeof narrow), (double)narrow;
 }
 
 /* False: it is none. */
-static bool label_in(const struct column *column, uint64_t element, int64_t *label) {
+static inline bool label_in(const struct column *column, uint64_t element, int64_t *label) {
     if (column->kind == 'f') {
         double value = number_in(column, element);
         *label = fabs(value) < WHOLE ? (int64_t)value : 0;
         return (double)*label == value;
     }
-    uint64_t bits = 0;
-    memcpy(&bits, column->base + element * column->bytes, column->bytes);
-    unsigned spare = 64 - 8 * (unsigned)column->bytes;
-    *label = column->kind == 'i' ? (int64_t)(bits << spare) >> spare : (int64_t)bits;
+    uint64_t bits = bits_in(column, element);
+    *label = column->kind == 'i' ? signed_in(column, bits) : (int64_t)bits;
     return *label < (int64_t)1 << 61 && *label > -((int64_t)1 << 61) && (column->kind == 'i' || bits >> 61 == 0);
 }
 
@@ -86,39 +97,39 @@ static bool label_of_record(const struct telling *of, uint64_t slot, int64_t *la
     return (uint64_t)form->sizes[form->piece] == number.bytes && label_in(&number, 0, label);
 }
 
+static double mean_in(const struct column *values, uint64_t element) {
+    double sum = 0;
+    for (uint64_t v = 0; v < values->count; v++) sum += number_in(values, element * values->count + v);
+    return sum / (double)values->count;
+}
+
 /* What is read first and compared then is right. False: there is no label in one of them. */
 static bool put_slots(const struct telling *of, const int64_t *slots, uint64_t count) {
     const struct shmb_ring *ring = of->ring;
-    int64_t labels[64];
-    double values[64];
-    bool good[64];
-    const uint64_t at_once = ring->lanes > 64 ? 1 : 64 / ring->lanes;
-    if (ring->lanes > 64) return false;
+    const struct column column = of->labels;
+    const uint64_t lanes = ring->lanes, at_once = AT_ONCE / lanes, head = of->head;
+    uint32_t elements[AT_ONCE];
+    int64_t labels[AT_ONCE];
+    double values[AT_ONCE];
+    bool good[AT_ONCE];
+    if (lanes > AT_ONCE) return false;
     for (uint64_t first = 0; first < count && !of->all->failed; first += at_once) {
-        uint64_t some = count - first < at_once ? count - first : at_once, n = 0;
+        uint64_t some = count - first < at_once ? count - first : at_once, n = 0, kept = 0;
         for (uint64_t i = 0; i < some; i++)
-            for (uint64_t e = (uint64_t)slots[first + i] * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
-                if (of->form.steps)
-                    SHMB_OPTIMISTIC(good[n] = label_of_record(of, e, &labels[n]));
-                else
-                    good[n] = label_in(&of->labels, e, &labels[n]);
-                double sum = 0;
-                for (uint64_t v = 0; of->values.base && v < of->values.count; v++)
-                    sum += number_in(&of->values, e * of->values.count + v);
-                values[n] = of->values.base ? sum / (double)of->values.count : 0;
-            }
+            for (uint64_t lane = 0; lane < lanes; lane++) elements[n++] = (uint32_t)((uint64_t)slots[first + i] * lanes + lane);
+        for (uint64_t i = 0; i < n && of->form.steps; i++) SHMB_OPTIMISTIC(good[i] = label_of_record(of, elements[i], &labels[i]));
+        for (uint64_t i = 0; i < n && !of->form.steps; i++) good[i] = label_in(&column, elements[i], &labels[i]);
+        for (uint64_t i = 0; i < n && of->values.base; i++) values[i] = mean_in(&of->values, elements[i]);
         atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-        n = 0;
-        for (uint64_t i = 0; i < some; i++) {
-            uint64_t slot = (uint64_t)slots[first + i], word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
-            bool there = SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < of->head;
-            for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
-                if (!there) continue;
-                if (!good[n]) return false;
-                if (of->values.base) of->kept[e] = values[n];
-                shmb_label_put(of->all, (uint32_t)e, labels[n], of->now);
-            }
+        for (uint64_t i = 0; i < n; i++) {
+            uint64_t word = atomic_load_explicit(&ring->words[lanes == 1 ? elements[i] : elements[i] / lanes], memory_order_relaxed);
+            if (SHMB_STATE(word) != SHMB_COMMITTED || SHMB_TICKET(word) >= head) continue;
+            if (!good[i]) return false;
+            if (of->values.base) of->kept[elements[i]] = values[i];
+            elements[kept] = elements[i];
+            labels[kept++] = labels[i];
         }
+        shmb_labels_put(of->all, elements, labels, kept, of->now);
     }
     return true;
 }
@@ -143,20 +154,20 @@ static int by_slot(const void *one, const void *other) {
 /* Those that are gone; but of those that are told of again, the item is the one that it was. `fresh` is sorted by this. */
 static void let_slots_go(const struct telling *of, const struct shmb_follower *f, int64_t *fresh, uint64_t count, uint64_t before) {
     struct shmb_labels *all = of->all;
-    uint64_t again = 0;
-    for (uint64_t i = 0; i < count && !all->limit; i++) {
+    uint64_t again = 0, lanes = of->ring->lanes;
+    for (uint64_t i = 0; i < count; i++) {
         uint64_t word = atomic_load_explicit(&of->ring->words[fresh[i]], memory_order_relaxed);
         if (SHMB_TICKET(word) < before) fresh[again++] = fresh[i];
     }
     if (again > 1) qsort(fresh, again, sizeof *fresh, by_slot);
     for (uint64_t i = 0; i < f->gone.count; i++) {
-        uint64_t slot = f->gone.at[f->gone.begin + i].first;
-        if (again && is_among(fresh, again, (int64_t)slot)) continue;
-        for (uint64_t e = slot * of->ring->lanes, end = e + of->ring->lanes; e < end; e++) {
-            if (all->limit)
-                shmb_label_away(all, (uint32_t)e);
-            else
-                shmb_label_drop(all, (uint32_t)e);
+        struct shmb_pair gone = f->gone.at[f->gone.begin + i];
+        bool may_be_back = all->limit && i >= f->over;
+        uint64_t at_once = again || may_be_back ? 1 : gone.second;
+        for (uint64_t slot = gone.first; slot < gone.first + gone.second; slot += at_once) {
+            uint64_t from = slot * lanes, end = from + at_once * lanes;
+            for (uint64_t e = from; may_be_back && e < end; e++) shmb_label_away(all, (uint32_t)e);
+            if (!may_be_back && !(again && is_among(fresh, again, (int64_t)slot))) shmb_labels_drop(all, from, end);
         }
     }
 }
@@ -194,15 +205,15 @@ static bool look_once(struct telling *of, struct shmb_follower *f, bool *more) {
     of->head = f->seen;
     all->first = of->head >= capacity ? of->head % capacity * of->ring->lanes : 0;
     uint64_t room = anew ? PIECE : f->end - f->at + 1, count = 0;
-    int64_t *slots = malloc(3 * room * sizeof *slots), *reach = slots + room, *sorted = slots + 2 * room;
+    int64_t *slots = malloc(2 * room * sizeof *slots), *sorted = slots + room;
     if (slots == NULL) return all->failed = true, true;
     if (!anew) {
-        count = shmb_follower_next(f, slots, reach, room);
+        count = shmb_follower_next(f, slots, NULL, room);
         memcpy(sorted, slots, count * sizeof *slots);
         let_slots_go(of, f, sorted, count, before);
         right = put_slots(of, slots, count);
     }
-    while (anew && right && !all->failed && (count = shmb_follower_next(f, slots, reach, room)) > 0)
+    while (anew && right && !all->failed && (count = shmb_follower_next(f, slots, NULL, room)) > 0)
         right = put_slots(of, slots, count);
     for (uint64_t i = 0; i < f->changed.count && right; i++) {
         int64_t slot = (int64_t)f->changed.at[f->changed.begin + i].first;

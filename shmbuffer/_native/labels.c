@@ -131,7 +131,7 @@ static void tell_of_lost(struct shmb_labels *all, uint32_t element) {
 static void lose(struct shmb_labels *all, struct shmb_kin *kin) {
     close_kin(all, kin, SHMB_KIN_LOST);
     remark(all, kin);
-    for (uint32_t i = kin->front; i != kin->back; i++)
+    for (uint32_t i = kin->front; i != kin->back && all->tells; i++)
         if (*entry(kin, i) != SHMB_NO_ITEM) tell_of_lost(all, *entry(kin, i));
 }
 
@@ -227,6 +227,19 @@ void shmb_label_away(struct shmb_labels *all, uint32_t element) {
 
 /* Items. */
 
+/* As a rule the oldest of its kin goes, and others stay, of which nothing more is to be said. False: not so. */
+static inline bool dropped_first(struct shmb_labels *all, struct shmb_kin *kin, uint32_t element) {
+    bool counts = all->limit && (kin->state == SHMB_KIN_OPEN || kin->state == SHMB_KIN_WHOLE);
+    if (all->where[element].index != kin->front || kin->count == 1 || kin->absent || kin->marked != SHMB_NO_ITEM || counts) return false;
+    all->where[element].kin = 0;
+    kin->count--;
+    do kin->front++;
+    while (*entry(kin, kin->front) == SHMB_NO_ITEM);
+    all->items--;
+    all->in_order = false;
+    return true;
+}
+
 void shmb_label_drop(struct shmb_labels *all, uint32_t element) {
     if (all->where[element].kin == 0) return;
     struct shmb_kin *kin = &all->kins[all->where[element].kin - 1];
@@ -250,6 +263,13 @@ void shmb_label_drop(struct shmb_labels *all, uint32_t element) {
     remark(all, kin);
 }
 
+void shmb_labels_drop(struct shmb_labels *all, uint64_t first, uint64_t end) {
+    for (uint64_t element = first; element < end; element++) {
+        uint32_t kin = all->where[element].kin;
+        if (kin && !dropped_first(all, &all->kins[kin - 1], (uint32_t)element)) shmb_label_drop(all, (uint32_t)element);
+    }
+}
+
 /* It was told of again, and may be in another place: a claim that its writer left half-marked has moved on without it. */
 static void look_around(struct shmb_labels *all, struct shmb_kin *kin, uint32_t element) {
     uint32_t index = all->where[element].index;
@@ -258,6 +278,28 @@ static void look_around(struct shmb_labels *all, struct shmb_kin *kin, uint32_t 
     uint64_t age = age_of(all, element);
     if (before != SHMB_NO_ITEM && age_of(all, before) > age) loosen(all, kin);
     if (after != SHMB_NO_ITEM && age_of(all, after) < age) loosen(all, kin);
+}
+
+/* As a rule items come behind the last one that was put, are younger, and their kin is open still. How many of these are so. */
+static uint64_t put_behind_last(struct shmb_labels *all, const uint32_t *elements, const int64_t *labels, uint64_t count) {
+    struct shmb_kin *kin = all->last ? &all->kins[all->last - 1] : NULL;
+    if (kin == NULL || kin->count == 0 || kin->state != SHMB_KIN_OPEN) return 0;
+    uint64_t room = kin->mask + 1 - (kin->back - kin->front), age = age_of(all, *entry(kin, kin->back - 1)), n = 0;
+    if (all->limit && room >= all->limit - kin->came) room = all->limit - kin->came - 1; /* the last one makes it whole */
+    for (; n < count && n < room && labels[n] == kin->label; n++) {
+        uint32_t element = elements[n], index = kin->back + (uint32_t)n;
+        uint64_t before = age;
+        age = age_of(all, element);
+        if (all->where[element].kin || age < before) break;
+        all->where[element] = (struct shmb_place_in){all->last, index};
+        *entry(kin, index) = element;
+    }
+    kin->back += (uint32_t)n;
+    kin->count += (uint32_t)n;
+    kin->came += all->limit ? (uint32_t)n : 0;
+    all->items += n;
+    if (n) all->in_order = false;
+    return n;
 }
 
 void shmb_label_put(struct shmb_labels *all, uint32_t element, int64_t label, int64_t now) {
@@ -288,6 +330,15 @@ void shmb_label_put(struct shmb_labels *all, uint32_t element, int64_t label, in
             close_kin(all, kin, SHMB_KIN_WHOLE);
     }
     remark(all, kin);
+}
+
+void shmb_labels_put(struct shmb_labels *all, const uint32_t *elements, const int64_t *labels, uint64_t count, int64_t now) {
+    for (uint64_t i = 0; i < count && !all->failed;) {
+        i += put_behind_last(all, elements + i, labels + i, count - i);
+        if (i == count) break;
+        shmb_label_put(all, elements[i], labels[i], now);
+        i++;
+    }
 }
 
 struct aged {

@@ -69,6 +69,8 @@ bool shmb_labels_clear(struct shmb_labels *all); /* counts stay */
 
 void shmb_label_put(struct shmb_labels *all, uint32_t element, int64_t label, int64_t now);
 void shmb_label_drop(struct shmb_labels *all, uint32_t element);
+void shmb_labels_put(struct shmb_labels *all, const uint32_t *elements, const int64_t *labels, uint64_t count, int64_t now);
+void shmb_labels_drop(struct shmb_labels *all, uint64_t first, uint64_t end); /* elements that follow each other */
 void shmb_label_away(struct shmb_labels *all, uint32_t element); /* it is being written, or gone: nobody knows yet */
 bool shmb_label_is_absent(const struct shmb_labels *all, uint32_t element);
 void shmb_labels_settle(struct shmb_labels *all); /* behind puts and drops, before anything is asked */

@@ -67,9 +67,11 @@ static void append_slots(struct shmb_trajectories *all, const struct shmb_follow
 
 /* False: there was no memory. */
 static bool caught_up(struct shmb_trajectories *all, struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts) {
-    for (uint64_t i = 0; i < f->gone.count; i++)
-        for (uint64_t e = f->gone.at[f->gone.begin + i].first * all->width, end = e + all->width; e < end && end <= all->elements; e++)
+    for (uint64_t i = 0; i < f->gone.count; i++) {
+        struct shmb_pair gone = f->gone.at[f->gone.begin + i];
+        for (uint64_t e = gone.first * all->width, end = e + gone.second * all->width; e < end && end <= all->elements; e++)
             shmb_trajectory_drop(all, (uint32_t)e);
+    }
     if (all->windows) all->windows->seen = f->seen;
     uint64_t room = f->end - f->at, count;
     int64_t *slots = malloc((2 * room + 1) * sizeof *slots);

@@ -193,6 +193,19 @@ def test_a_group_is_drawn_once_its_last_item_is_there_and_never_after_one_went()
     assert rb.sampler.groups.withdrawn == 1
 
 
+@pytest.mark.parametrize("key", [1, "one"])
+def test_a_new_item_with_the_key_of_the_one_that_it_is_written_over_begins_another_group(
+    key: Any,
+) -> None:
+    other = 2 if key == 1 else "two"
+    rb = buffer_of([key] * 3 + [other] * 3, num_groups=1, group_key="query", group_size=3)
+    assert rb.can_sample(3)
+    assert rb.sampler.groups == GroupCounts(whole=2, open=0, withdrawn=0, given_up=0)
+    rb.extend(rows([key], first=6))
+    assert sorted(rb.sample(3)["number"].tolist()) == [3, 4, 5]
+    assert rb.sampler.groups == GroupCounts(whole=1, open=1, withdrawn=1, given_up=0)
+
+
 def test_an_item_that_is_changed_in_place_stays_in_its_group() -> None:
     rb = buffer_of([1, 1, 2, 2], group_key="query", group_size=2, num_groups=2, strategy="reward")
     assert rb.can_sample(4)

@@ -205,9 +205,10 @@ class LabelIndex:
         parts = [] if anew else list(self._pieces())
         went = np.frombuffer(gone, np.int64)
         if self._limit:
-            away = np.ascontiguousarray(self._elements(ring, went))
-            table.away(away.ctypes.data, len(away))
-        elif len(went):
+            may_be_back = np.ascontiguousarray(self._elements(ring, went[follower.over :]))
+            table.away(may_be_back.ctypes.data, len(may_be_back))
+            went = went[: follower.over]
+        if len(went):
             self._drop(ring, went if anew else _not_again(ring, went, parts, before))
         if len(changed):
             parts = [*parts, np.frombuffer(changed, np.int64).copy()]
