@@ -2,8 +2,8 @@
 
 ``python -m tests.docs.page`` imports what every page imports, then reads requests, one JSON object
 a line, ``{"page": ..., "directory": ...}``: a fork of it runs that page, which saves its import of
-torch. It answers with the exit status of each; what the page printed is in ``page.log`` beside its
-directory.
+torch; other forks of it run the scripts that the page starts (see `warm`). It answers with the exit
+status of each page; what the page printed is in ``page.log`` beside its directory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 import types
 from pathlib import Path
 
+from tests.docs import warm
 from tests.docs.blocks import ROOT, Block, blocks_of
 
 PATIENCE_S = 100.0  # with one command
@@ -137,6 +138,12 @@ def _become_a_page(page: str, directory: Path) -> None:
         for ours, theirs in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(ours.fileno(), theirs)
     os.chdir(directory)
+    os.environ["PAGE"] = address = f"shmbuffer-page-{os.getpid()}"
+    listening = warm.listen(address)
+    if os.fork() == 0:
+        warm.serve(listening)
+        return
+    listening.close()
     signal.alarm(LONGEST_S)
     run(page, directory.parent)
 

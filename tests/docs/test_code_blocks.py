@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs import warm
 from tests.docs.blocks import RUNS, Block, blocks_of, pages
 from tests.service.programs import environment
 
@@ -63,8 +64,11 @@ Run = Callable[[str], str]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     """A process that has imported torch, and runs pages; its commands are those of this tree."""
     commands = tmp_path_factory.mktemp("commands")
-    for name, arguments in (("python", ""), ("shmbuffer", " -m shmbuffer")):
-        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
+    for name, arguments in (
+        ("python", f'-SE "{warm.__file__}" "$PAGE"'),
+        ("shmbuffer", "-m shmbuffer"),
+    ):
+        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (commands / name).chmod(0o755)
     path = f"{commands}:/usr/bin:/bin"
     with subprocess.Popen(
