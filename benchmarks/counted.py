@@ -16,9 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tests.startup.sitecustomize  # noqa: F401  first: it spares valgrind the compiler of torch
-
-# isort: split
 import shmbuffer
 from benchmarks.library import (
     ARRAYS,

@@ -183,9 +183,9 @@ def _copy_to(tree: Path) -> None:
     for package in ("benchmarks", "shmbuffer"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(_ROOT / package, tree / package, ignore=ignored)
-    (tree / "tests/startup").mkdir(parents=True)
-    for file in ("__init__.py", "frames.py", "startup/sitecustomize.py"):
-        shutil.copy2(_ROOT / "tests" / file, tree / "tests" / file)
+    (tree / "tests").mkdir()
+    for file in ("__init__.py", "frames.py"):
+        shutil.copy2(_ROOT / "tests" / file, tree / "tests")
     compileall.compile_dir(tree, quiet=2)
 
 

@@ -150,8 +150,6 @@ def _become_a_page(page: str, directory: Path) -> None:
 
 def main() -> None:
     """Serve until the end of the input; in a fork, be one page and end as any program does."""
-    import torch._dynamo  # noqa: F401  as each optimizer does at its first step
-
     import shmbuffer
 
     for name in ("Coordinator", "attach", "TensorDictPrioritizedReplayBuffer"):
