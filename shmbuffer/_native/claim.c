@@ -166,10 +166,16 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     shmb_wake_in_turn(ring, next);
 }
 
-/* Whether the claim that is ready may be opened: it is made from a reservation, or nothing limits it now. */
+/* Whether the claim that is ready may be opened: nothing limits it now, or it is made from a reservation of items that are not
+ * too old in their places. */
 static int admit(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
     const struct shmb_wish wish = {.rows = rows, .elements = elements, .bytes = ring->bytes ? ring->claim_bytes : 0, .held = ring->claim_held};
     ring->claim_passes = false;
+    if (__builtin_expect(ring->claim_held != NULL, 0)) {
+        ring->claim_place = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) +
+                            atomic_load_explicit(&ring->runtime->pending, memory_order_relaxed);
+        if (!shmb_are_young(ring)) return SHMB_TOO_OLD;
+    }
     return shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, &wish, &ring->claim_passes) : SHMB_OK;
 }
 
@@ -264,10 +270,10 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (status != SHMB_OK) return end_without_claim(ring, status);
     if (in_place) ring->claim_held = NULL; /* nothing comes to what is there */
     if (ring->plan && (status = shmb_unlink_slots(ring)) != SHMB_OK) return end_without_wholes(ring, status);
-    uint64_t elements = in_place ? 0 : rows * ring->lanes;
-    if ((status = admit(ring, 0, elements)) != SHMB_OK) return end_limited(ring, status);
+    ring->claim_written = in_place ? 0 : rows * ring->lanes;
+    if ((status = admit(ring, 0, ring->claim_written)) != SHMB_OK) return end_limited(ring, status);
     *taken = rows;
-    open_claim(ring, head, ring->capacity, elements, NULL);
+    open_claim(ring, head, ring->capacity, ring->claim_written, NULL);
     ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;
     return SHMB_OK;
 }

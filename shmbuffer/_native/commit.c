@@ -150,7 +150,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
         masses_of_given(ring);
         in_order = masses_in_order(ring);
     }
-    bool too_old = __builtin_expect(ring->claim_version != SHMB_NO_VERSION, 0) && shmb_is_too_old(ring, ring->claim_version);
+    bool too_old = __builtin_expect(ring->claim_held != NULL, 0) && !shmb_are_young(ring); /* it was; a version may have come */
     if (!in_order || too_old) {
         shmb_abort_claim(ring);
         shmb_unlock(ring);

@@ -85,6 +85,12 @@ int shmb_remove_consumer(struct shmb_ring *ring, struct shmb_call *call, struct 
     return end_book(ring, SHMB_OK);
 }
 
+/* Who makes versions from this consumer's items is about to take the next ones. Of several consumers nobody knows whose. */
+static void note_turn(struct shmb_ring *ring, const struct shmb_book *book, uint64_t now) {
+    bool makes_versions = atomic_load_explicit(&ring->runtime->consumers, memory_order_relaxed) == 1 && book->consumer->times == 1;
+    if (makes_versions && shmb_counts_versions(ring)) shmb_count_from_here(ring, shmb_left_to_give(ring, book, now) * ring->lanes);
+}
+
 /* `count` items under a lease of ours; or fewer, if that many are not there, and at least `least` of them are, or no more can come
  * before these are taken. */
 int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t least,
@@ -95,6 +101,7 @@ int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
     *given = 0;
+    note_turn(ring, &book, now);
     uint64_t chosen = shmb_choose_items(ring, &book, wanted, now, slots, tickets, &next);
     bool cannot_grow = chosen && chosen < least && wanted <= ring->capacity && shmb_is_stuck(ring, &book, wanted - chosen, now);
     if (chosen < least && !cannot_grow) return end_book(ring, shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE));
@@ -131,6 +138,7 @@ int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shm
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
     bool gives = total && lease_ns;
+    if (gives) note_turn(ring, &book, now);
     struct shmb_lease *lease = gives ? shmb_begin_lease(ring, &book, tickets, total, deadline_of(now, lease_ns)) : NULL;
     if (gives && lease == NULL) return end_book(ring, SHMB_NO_LEASE);
     for (uint64_t group = 0, first = 0; group < groups; first += (uint64_t)sizes[group++]) {
@@ -232,6 +240,7 @@ int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb
     struct shmb_book book;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
+    note_turn(ring, &book, now_ns());
     status = shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE);
     shmb_unlock(ring);
     if (*since) shmb_refusal.blocker.progress = (uint32_t)*since;

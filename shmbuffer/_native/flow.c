@@ -78,14 +78,27 @@ static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64
 }
 
 /* Would there be more than what a learner makes the versions from that it may be behind? */
-static bool is_early(const struct shmb_ring *ring, uint64_t open, uint64_t elements) {
+static bool is_early(struct shmb_ring *ring, uint64_t open, uint64_t elements) {
+    if (!shmb_counts_versions(ring)) return false;
     const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
-    if (ages == NULL || ages->items_per_version == 0) return false;
     uint64_t written = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) - ages->inserts_base;
+    if (written + open == 0) shmb_begin_versions(ring->runtime);
     int64_t inserted = (int64_t)(written + open + elements);
     int64_t versions = (int64_t)(atomic_load_explicit(&ring->runtime->consumer_version, memory_order_relaxed) - ages->version_base);
     double allowed = ((double)(versions > 0 ? versions : 0) + (double)ages->max_staleness + 1) * (double)ages->items_per_version;
     return (double)inserted > allowed;
+}
+
+/* A learner comes for the next of `left` elements. It is the only one, and has just begun: then nothing else is being learned
+ * from, and what one before it took and made no version of is not waited for. */
+void shmb_count_from_here(struct shmb_ring *ring, uint64_t left) {
+    bool others = atomic_load_explicit(&ring->me->last_sample_ns, memory_order_relaxed) != 0;
+    for (uint32_t i = 0; !others && i < SHMB_ENTRIES; i++) {
+        const struct shmb_entry *entry = &ring->entries[i];
+        bool samples = atomic_load_explicit(&entry->last_sample_ns, memory_order_relaxed) != 0;
+        others = samples && atomic_load_explicit(&entry->state, memory_order_relaxed) == SHMB_LIVE;
+    }
+    shmb_note_turn(ring, atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) - left, others);
 }
 
 /* Would so many rows, or so many bytes of records, be written over what is to stay from that place on? */
@@ -281,6 +294,8 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
     }
     struct shmb_place next = shmb_queue_front(ring, limiter);
     uint64_t first = 0;
+    if (limiter->max_times_sampled == 1 && !shmb_is_consumed(ring) && shmb_counts_versions(ring))
+        shmb_count_from_here(ring, shmb_left_in_queue(ring, limiter));
     if (shmb_queue_oldest(ring, limiter, &next, count, &first, index, tickets) < count) {
         tickets[0] = -1; /* nothing is taken */
         status = shmb_wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);

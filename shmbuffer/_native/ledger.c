@@ -125,6 +125,13 @@ bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book,
     return !is_done(book, what) && !held_by_another(ring, book, what, now_ns);
 }
 
+/* How many of those there are. */
+uint64_t shmb_left_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns) {
+    uint64_t left = 0, floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed), head = head_in(ring);
+    for (uint64_t place = oldest_from(ring, book, floor); place < head; place++) left += shmb_is_to_give(ring, book, place, now_ns);
+    return left;
+}
+
 static void free_lease(const struct shmb_book *book, struct shmb_lease *lease) {
     atomic_store_explicit(&lease->id, 0, memory_order_relaxed);
     CP(consume_freed);

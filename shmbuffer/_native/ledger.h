@@ -17,6 +17,7 @@ struct shmb_book { /* of one consumer */
 enum shmb_standing { SHMB_NO_ITEM = 0, SHMB_TO_GIVE = 1, SHMB_HELD_HERE = 2, SHMB_HELD_THERE = 3, SHMB_IS_DONE = 4 };
 bool shmb_consumer_at(const struct shmb_ring *ring, uint32_t which, struct shmb_book *book);
 uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book);
+uint64_t shmb_left_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns);
 bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t now_ns);
 void shmb_mend_ledger(struct shmb_ring *ring);
 void shmb_clean_ledger(struct shmb_ring *ring);
@@ -38,6 +39,7 @@ enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct s
                                     uint64_t *ticket, uint64_t *note);
 
 /* flow.c */
+void shmb_count_from_here(struct shmb_ring *ring, uint64_t left);
 bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns);
 bool shmb_is_in_the_way(struct shmb_ring *ring, const struct shmb_book *book, uint64_t place);
 

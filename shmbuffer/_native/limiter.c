@@ -41,11 +41,48 @@ const struct shmb_ages *shmb_ages_of(const struct shmb_runtime *runtime) {
     return version && in_order(limiter) && limiter->limits & SHMB_AGES ? &runtime->ages[version & 1] : NULL;
 }
 
-/* May an item of that version not be committed any more? */
-bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version) {
+static inline uint64_t version_now(const struct shmb_ring *ring) {
+    return atomic_load_explicit(&ring->runtime->consumer_version, memory_order_relaxed);
+}
+
+/* May an item of that version not be committed any more? In its place it is learned from by the version that comes of those
+ * before it, or by the one that there is. */
+bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version, uint64_t place) {
     const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
-    uint64_t now = atomic_load_explicit(&ring->runtime->consumer_version, memory_order_relaxed);
-    return ages && now > version && now - version > ages->max_staleness;
+    if (ages == NULL) return false;
+    uint64_t then = version_now(ring);
+    int64_t before = (int64_t)(place - ages->inserts_base);
+    if (ages->items_per_version && before > 0) {
+        uint64_t counted = ages->version_base + (uint64_t)before / ages->items_per_version;
+        then = counted > then ? counted : then;
+    }
+    return then > version && then - version > ages->max_staleness;
+}
+
+/* Does the place of an item say at which version it is learned from? */
+bool shmb_counts_versions(const struct shmb_ring *ring) {
+    const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
+    return ages && ages->items_per_version;
+}
+
+/* Nothing has been written: what learners publish before is made from nothing, and does not count. */
+void shmb_begin_versions(struct shmb_runtime *runtime) {
+    struct shmb_ages *ages = &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+    ages->version_base = atomic_load_explicit(&runtime->consumer_version, memory_order_relaxed);
+    CP(flow_base);
+}
+
+/* The element in that place is the next to be learned from, by the version that there is: it is counted from there. Of learners
+ * that may be at others before it, `only_later`: by that version at least. One store, so that a death leaves the old or the new. */
+void shmb_note_turn(struct shmb_ring *ring, uint64_t place, bool only_later) {
+    struct shmb_runtime *runtime = ring->runtime;
+    if (!shmb_counts_versions(ring)) return;
+    struct shmb_ages *ages = &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+    int64_t versions = (int64_t)(version_now(ring) - ages->version_base), before;
+    if (versions < 0 || __builtin_mul_overflow(versions, (int64_t)ages->items_per_version, &before)) return;
+    int64_t base = (int64_t)place - before, was = (int64_t)ages->inserts_base;
+    if (only_later ? base < was : base != was) ages->inserts_base = (uint64_t)base;
+    CP(flow_base);
 }
 
 /* Both, looked at without the mutex, or what limits nothing. */
@@ -160,6 +197,7 @@ void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elem
 void shmb_forget_insert(struct shmb_runtime *runtime) {
     if (shmb_ages_of(runtime) == NULL) return;
     struct shmb_ages *ages = &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
-    if (ages->inserts_base < atomic_load_explicit(&runtime->write_count, memory_order_relaxed)) ages->inserts_base++;
+    uint64_t written = atomic_load_explicit(&runtime->write_count, memory_order_relaxed);
+    if ((int64_t)ages->inserts_base < (int64_t)written) ages->inserts_base++; /* it may be below 0: see shmb_note_turn */
     CP(flow_base);
 }

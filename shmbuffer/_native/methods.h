@@ -46,7 +46,7 @@
     X(limit, ANY, "nrrnnnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_no_peer,\n" \
                                "max_staleness, items_per_version, timeout_ns).") \
     X(reserve, ANY, "nnnnt", "(rows, bytes, expires_ns, id or 0, timeout_ns): room for items to come; what names it.") \
-    X(hold, ANY, "nk", "(name or 0, version): this thread's next claim is made from what it names.") \
+    X(hold, ANY, "nnnn", "(name or 0, versions or 0, young, count): this thread's next claim is made from what it names.") \
     X(give_back, ANY, "nt", "(name, timeout_ns): it is not needed any more.") \
     X(note_partial, ANY, "nt", "(name, timeout_ns): it has pieces in a file.") \
     X(partial_is_done, ANY, "nbt", "(id, forget, timeout_ns): whether pieces are committed; forget: their file is gone.") \

@@ -60,6 +60,14 @@ uint64_t shmb_queue_oldest(const struct shmb_ring *ring, const struct shmb_limit
     return found;
 }
 
+/* Elements that are committed, and that it will hand out. */
+uint64_t shmb_left_in_queue(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
+    uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), left = 0;
+    for (uint64_t place = shmb_queue_next(ring, limiter).element / ring->lanes; place < end; place++)
+        left += SHMB_STATE(word_at(ring, place)) == SHMB_COMMITTED && !is_gone(ring, place) ? ring->lanes : 0;
+    return left;
+}
+
 /* Elements that a queue has not handed out as often as it may; those that are being written included. */
 uint64_t shmb_queued(const struct shmb_ring *ring) {
     struct shmb_limiter limiter = shmb_copy_of_setting(ring->runtime).limiter;

@@ -48,7 +48,6 @@ bool shmb_holds(const struct shmb_ring *ring, const struct shmb_reservation *hel
 /* What the claim that begins is made from; it has to be enough for it. */
 int shmb_look_at_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
     ring->claim_held = NULL;
-    ring->claim_version = SHMB_NO_VERSION;
     if (__builtin_expect(shmb_hold.ring != ring, 1)) return SHMB_OK;
     struct shmb_reservation *held = &ring->reservations[shmb_hold.place];
     shmb_expire(ring);
@@ -61,8 +60,22 @@ int shmb_look_at_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
         return SHMB_OVER_RESERVED;
     }
     ring->claim_held = held;
-    ring->claim_version = shmb_hold.version;
     return SHMB_OK;
+}
+
+/* Whether no item of the claim will be too old at its turn, as it stands in line now; else `young` says which will not be once
+ * the others are left out. One version for all items of a claim is of them as a whole, and so is any of a claim that has
+ * more or fewer than were told of: the last place counts. */
+bool shmb_are_young(const struct shmb_ring *ring) {
+    uint64_t elements = ring->claim_written, young = 0;
+    if (ring->claim_held == NULL || shmb_hold.versions == NULL) return true;
+    uint64_t each = elements == shmb_hold.items * ring->lanes ? ring->lanes : 0;
+    for (uint64_t i = 0; i < shmb_hold.items; i++) {
+        uint64_t last = ring->claim_place + (each ? (young + 1) * each : elements) - 1;
+        shmb_hold.young[i] = !shmb_is_too_old(ring, shmb_hold.versions[i], last);
+        young += shmb_hold.young[i];
+    }
+    return young == shmb_hold.items;
 }
 
 void shmb_take_credit(struct shmb_ring *ring, struct shmb_reservation *held) {

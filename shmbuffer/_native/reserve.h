@@ -4,14 +4,14 @@
 
 #include "ring.h"
 
-#define SHMB_NO_VERSION UINT64_MAX
-
 /* The reservation that this thread's next claim of a ring is made from; the claim's commit ends it. */
 struct shmb_hold {
     const struct shmb_ring *ring; /* NULL: none */
     uint32_t place;
     uint64_t id;
-    uint64_t version; /* of the oldest of its items, or SHMB_NO_VERSION */
+    const uint64_t *versions; /* of its items, or one of all; NULL: nobody has said */
+    unsigned char *young;     /* of a refused claim: which of them are not too old */
+    uint64_t items;           /* versions */
 };
 extern _Thread_local struct shmb_hold shmb_hold;
 
@@ -34,6 +34,7 @@ uint64_t shmb_boot_ns(void);
 bool shmb_has_reservations(const struct shmb_ring *ring);
 bool shmb_holds(const struct shmb_ring *ring, const struct shmb_reservation *held, uint64_t id);
 int shmb_look_at_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes);
+bool shmb_are_young(const struct shmb_ring *ring);
 void shmb_take_credit(struct shmb_ring *ring, struct shmb_reservation *held);
 void shmb_return_credit(struct shmb_ring *ring, struct shmb_reservation *held);
 void shmb_spend_credit(struct shmb_reservation *held);

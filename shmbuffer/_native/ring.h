@@ -58,7 +58,7 @@ enum shmb_status {
     SHMB_NO_RESERVATION, /* this one has ended: committed, given back, expired, or its holder was taken for dead */
     SHMB_OVER_RESERVED,  /* more rows or bytes than were reserved: see shmb_refusal.needed, shmb_refusal.bad_at */
     SHMB_ALL_RESERVED,   /* there is no place for another reservation */
-    SHMB_TOO_OLD,        /* the consumer's version is further on than items of this claim may be behind */
+    SHMB_TOO_OLD,        /* the consumer's version will be further on than items of this claim may be behind */
     SHMB_OWNER_DIED,     /* the mutex is ours, its last owner died holding it: section.c repairs, and tells nobody */
 };
 
@@ -183,7 +183,7 @@ struct shmb_ring {
     uint64_t readers; /* threads that copy out of a queue; under the mutex */
 
     struct shmb_reservation *claim_held;   /* what the open claim is made from; NULL: it was reserved by nobody */
-    uint64_t claim_version;                /* of the oldest of its items; SHMB_NO_VERSION: nobody has said */
+    uint64_t claim_place;                  /* where it is: of its first element among all, as write_count counts them */
     uint32_t next_place;                   /* where to look for a free reservation */
 };
 
@@ -300,7 +300,10 @@ void shmb_ring_parents(struct shmb_ring *ring); /* every sum and minimum from th
 struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime);
 struct shmb_setting shmb_copy_of_setting(const struct shmb_runtime *runtime);
 const struct shmb_ages *shmb_ages_of(const struct shmb_runtime *runtime);
-bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version);
+bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version, uint64_t place);
+bool shmb_counts_versions(const struct shmb_ring *ring);
+void shmb_begin_versions(struct shmb_runtime *runtime);
+void shmb_note_turn(struct shmb_ring *ring, uint64_t place, bool only_later);
 uint32_t shmb_limits(struct shmb_runtime *runtime); /* in force: of enum shmb_limit_kind */
 void shmb_promise(struct shmb_ring *ring, uint64_t elements);
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
@@ -321,6 +324,7 @@ struct shmb_place shmb_queue_next(const struct shmb_ring *ring, const struct shm
 struct shmb_place shmb_queue_front(const struct shmb_ring *ring, struct shmb_limiter *limiter);
 uint64_t shmb_queue_oldest(const struct shmb_ring *ring, const struct shmb_limiter *limiter, struct shmb_place *next,
                            uint64_t count, uint64_t *first, int64_t *index, int64_t *tickets);
+uint64_t shmb_left_in_queue(const struct shmb_ring *ring, const struct shmb_limiter *limiter);
 uint64_t shmb_queued(const struct shmb_ring *ring);
 void shmb_pass_the_forgotten(struct shmb_ring *ring);
 

@@ -397,7 +397,7 @@ PyObject *shmb_ring_reserve(struct ring_object *self, struct asked *asked) {
 }
 
 PyObject *shmb_ring_hold(struct ring_object *self, struct asked *asked) {
-    shmb_hold = (struct shmb_hold){NUMBER(0) ? &self->ring : NULL, PLACE(0), ID(0), NUMBER(1)};
+    shmb_hold = (struct shmb_hold){NUMBER(0) ? &self->ring : NULL, PLACE(0), ID(0), AT(const uint64_t, 1), AT(unsigned char, 2), NUMBER(3)};
     Py_RETURN_NONE;
 }
 

@@ -65,8 +65,8 @@ class RateLimiter:
             on it. "pass": go on and not count it, so that the ratio goes on where it was when
             somebody comes. "wait": wait, with a warning every 30 s. "error": raise RateLimitError.
             None is "pass", and "wait" for a queue, which would lose items.
-        max_staleness: how many versions of the policy an item may be behind those that learners
-            have (`ReplayBuffer.reserve`): an item that is older when it is committed is refused,
+        max_staleness: how many versions of the policy an item may be behind learners when its turn
+            comes (`ReplayBuffer.reserve`): an item that would be older is refused at the commit,
             and counted. None: nobody asks.
         items_per_version: how many items a learner makes a version from. A write, or a reservation,
             then waits until it may be trained on before it is too old: no more than

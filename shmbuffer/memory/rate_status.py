@@ -122,6 +122,8 @@ def _early(runtime: Any, ages: Any, open_: int) -> tuple[int, int] | None:
         return None
     written = limiter.signed(int(runtime["write_count"]) - int(ages["inserts_base"]))
     versions = limiter.signed(int(runtime["consumer_version"]) - int(ages["version_base"]))
+    if written + open_ == 0:
+        versions = 0  # nothing is written: versions count from here on
     allowed = (max(0, versions) + int(ages["max_staleness"]) + 1) * each
     return written + open_, allowed
 

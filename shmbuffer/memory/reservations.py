@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shmbuffer._native import _core
 from shmbuffer.memory import ledger
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
@@ -23,7 +26,6 @@ from shmbuffer.memory.ledger import RESERVATION, RESERVATIONS, ReservationState
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.waiting import Calls
 
-NO_VERSION = 2**64 - 1
 _FOR_EVER = 2**64 - 1
 _ENDLESS_S = 2**33  # its nanoseconds fit in 64 bits with those of the clock
 
@@ -59,14 +61,28 @@ class Reservations:
         return self._calls.run(call, "reserve")
 
     @contextmanager
-    def held(self, name: int, version: int = NO_VERSION) -> Iterator[None]:
-        """The first write that this thread commits in here is made from the reservation."""
+    def held(
+        self,
+        name: int,
+        versions: NDArray[np.int64] | None = None,
+        young: NDArray[np.bool_] | None = None,
+    ) -> Iterator[None]:
+        """The first write that this thread commits in here is made from the reservation.
+
+        Args:
+            name: of the reservation.
+            versions: of each item, or one of them all; None: nobody has said.
+            young: where `TooOld` is raised, set to which of them will not be too old at their turn.
+        """
         native = self._seat.native
-        native.hold(name, version)
+        if versions is None or young is None:
+            native.hold(name, 0, 0, 0)
+        else:
+            native.hold(name, versions.ctypes.data, young.ctypes.data, len(versions))
         try:
             yield
         finally:
-            native.hold(0, NO_VERSION)
+            native.hold(0, 0, 0, 0)
 
     def give_back(self, name: int) -> bool:
         """Others may have its room; False: it had ended already."""

@@ -126,7 +126,7 @@ def dies_in(path: Path, work: Callable[[Engine], None]) -> None:
 
 def claims(engine: Engine) -> None:
     name = reserve(engine, 4)
-    ring_of(engine).seat.native.hold(name, 2**64 - 1)
+    ring_of(engine).seat.native.hold(name, 0, 0, 0)
     assert ring_of(engine).seat.native.claim(2, 0, LONG_NS) >= 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,9 @@ from shmbuffer.memory import (
     consumer_version,
     deadline,
 )
+from shmbuffer.memory.consumer import Consumer
 from shmbuffer.memory.layout import Alone, Limit
+from shmbuffer.memory.status import TooOld
 
 LONG_NS = 5 * 10**9
 GATE = RateLimiter(max_staleness=2, items_per_version=4)
@@ -148,11 +152,25 @@ def test_versions_and_items_count_from_where_the_gate_was_set(engine: Engine) ->
 def test_they_count_again_from_where_the_buffer_is_emptied(engine: Engine) -> None:
     ring = ring_of(engine)
     engine.set_limiter(replace(GATE, samples_per_insert=1.0, min_size=8, error_buffer=50))
+    assert goes(ring, 12)
     consumer_version.store(engine.seat, 1)
-    assert goes(ring, 16)
+    assert goes(ring, 4)
     assert not goes(ring, 1)
     ring.empty()
     assert goes(ring, 12)
+    assert not goes(ring, 1)
+
+
+def test_versions_before_the_first_item_do_not_count(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(GATE)
+    for _ in range(3):
+        consumer_version.increment(engine.seat)
+        assert not goes(ring, 13)
+    assert goes(ring, 12)
+    assert not goes(ring, 1)
+    consumer_version.increment(engine.seat)
+    assert goes(ring, 4)
     assert not goes(ring, 1)
 
 
@@ -190,8 +208,9 @@ def test_the_ratio_that_passes_without_a_learner_does_not_open_the_gate(engine: 
 def test_a_write_that_waits_says_for_which_version_and_goes_on_with_it(engine: Engine) -> None:
     ring = ring_of(engine)
     engine.set_limiter(GATE)
+    goes(ring, 2)
     consumer_version.store(engine.seat, 7)
-    goes(ring, 38)
+    goes(ring, 36)
     with pytest.raises(RateLimitTimeout) as caught, deadline.within(0.05):
         write(ring, 3)
     assert str(caught.value) == (
@@ -199,6 +218,151 @@ def test_a_write_that_waits_says_for_which_version_and_goes_on_with_it(engine: E
         "learners have version 7 there may be 40 (max_staleness=2); there is no learner; "
         "after 0.05 s nothing was changed"
     )
+
+
+class Rollout:
+    """A reservation, with the version that it begins with."""
+
+    def __init__(self, line: Line, count: int) -> None:
+        self.line, self.version = line, line.version
+        with deadline.within(0):
+            self.name = line.ring.reservations.reserve(count)
+
+    def commit(self, *versions: int) -> list[bool]:
+        """Which of the items are young enough at their turn; they are written if all are."""
+        ages = np.array(versions or [self.version])
+        young = np.ones(len(ages), np.bool_)
+        with self.line.ring.reservations.held(self.name, ages, young), suppress(TooOld):
+            self.line.versions[write(self.line.ring, len(ages))] = int(ages[0])
+        return young.tolist()
+
+    def give_back(self) -> None:
+        assert self.line.ring.reservations.give_back(self.name)
+
+
+class Line:
+    """A buffer with a gate, and the versions of the items in it, by their tickets."""
+
+    def __init__(self, engine: Engine, limiter: RateLimiter = GATE) -> None:
+        self.engine, self.ring = engine, ring_of(engine)
+        self.versions: dict[int, int] = {}
+        self.ring.consumers.open("learner")
+        engine.set_limiter(limiter)
+
+    @property
+    def version(self) -> int:
+        return consumer_version.read(self.engine.seat)
+
+    def begin(self, count: int = 1) -> Rollout:
+        return Rollout(self, count)
+
+    def fill(self) -> int:
+        """Rollouts of this moment, as many as begin."""
+        for count in itertools.count():
+            try:
+                rollout = self.begin()
+            except RateLimitTimeout:
+                return count
+            assert rollout.commit() == [True]
+        raise AssertionError
+
+    @contextmanager
+    def learner(self) -> Iterator[Consumer]:
+        with Engine.open(self.engine.path or "", None) as engine:
+            yield ring_of(engine).consumers.open("learner")
+
+    def learn(self, consumer: Consumer, *, publish: bool = True) -> int:
+        """From a batch; returns how many versions behind its oldest item was."""
+        taken = consumer.take(4)
+        behind = self.version - min(self.versions[ticket] for ticket in taken.tickets.tolist())
+        assert consumer.ack(taken.lease, taken.slots, taken.tickets).refused == 0
+        if publish:
+            consumer_version.increment(self.engine.seat)
+        return behind
+
+
+def test_a_rollout_that_others_overtake_is_refused_at_the_first_turn_that_is_too_late(
+    engine: Engine,
+) -> None:
+    line = Line(engine)
+    slow = [line.begin() for _ in range(2)]
+    assert line.fill() == 10
+    consumer_version.increment(engine.seat)
+    assert line.begin().commit() == [True]
+    assert slow[0].commit() == [True]  # in the last place for version 0
+    assert slow[1].commit() == [False]
+    assert line.ring.write_count == 12
+    slow[1].give_back()
+    assert line.fill() == 4
+
+
+def test_a_claim_that_is_open_is_in_line_and_one_that_is_given_up_is_not(engine: Engine) -> None:
+    line = Line(engine)
+    with Engine.open(engine.path or "", None) as other:
+        late = line.begin()
+        assert line.fill() == 11
+        consumer_version.increment(engine.seat)
+        ring_of(other).claims.claim(1)
+        assert late.commit() == [False]
+        ring_of(other).claims.abort()
+        assert late.commit() == [True]
+
+
+def test_of_several_items_those_are_refused_whose_own_turn_is_too_late(engine: Engine) -> None:
+    line = Line(engine)
+    slow = line.begin()
+    assert line.fill() == 11
+    consumer_version.increment(engine.seat)
+    four = line.begin(4)
+    assert four.commit(0, 0, 1, 0) == [True, False, True, False]
+    assert four.commit(0, 1) == [True, True]
+    assert slow.commit() == [False]
+
+
+def test_a_version_that_comes_behind_the_claim_counts_at_the_commit(engine: Engine) -> None:
+    line = Line(engine, RateLimiter(max_staleness=0))
+    rollout, young = line.begin(), np.ones(1, np.bool_)
+    with line.ring.reservations.held(rollout.name, np.zeros(1, np.int64), young):
+        line.ring.claims.claim(1)
+        consumer_version.increment(engine.seat)
+        with pytest.raises(TooOld):
+            line.ring.claims.commit()
+    assert (young.tolist(), line.ring.write_count) == ([False], 0)
+    rollout.give_back()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_learner_that_acknowledges_and_never_publishes_stops_nobody(
+    engine: Engine, staleness: int
+) -> None:
+    """The next one says that it has come, and its version is that of the next items."""
+    line = Line(engine, RateLimiter(max_staleness=staleness, items_per_version=4))
+    ahead = line.fill()
+    assert ahead == 4 * (staleness + 1)
+    for _ in range(5):
+        with line.learner() as consumer:
+            assert line.learn(consumer, publish=False) == 0
+        assert line.fill() == 0
+        with line.learner() as consumer, suppress(RateLimitTimeout), deadline.within(0):
+            consumer.take(64)
+        assert line.fill() == 4
+    assert line.version == 0
+
+
+def test_learners_that_publish_as_they_come_make_what_waits_one_version_later(
+    engine: Engine,
+) -> None:
+    """That one of each start counts until the next batch, and not one more for each start."""
+    line = Line(engine)
+    behind = []
+    for _ in range(6):
+        with line.learner() as consumer:
+            consumer_version.increment(engine.seat)
+            for _ in range(5):
+                line.fill()
+                behind.append(line.learn(consumer))
+    assert max(behind) <= 3
+    assert behind[4::5] == [2] * 6
 
 
 def test_decisions_are_those_of_the_rule_whatever_comes_when(tmp_path: Path) -> None:
@@ -222,6 +386,7 @@ def test_decisions_are_those_of_the_rule_whatever_comes_when(tmp_path: Path) -> 
                 count = choose.randrange(1, 12)
                 assert gate.max_staleness is not None
                 assert gate.items_per_version is not None
+                base = base if written else version
                 allowed = (max(0, version - base) + gate.max_staleness + 1) * gate.items_per_version
                 fits = written + count <= allowed
                 status = ring.flow.rate_status()

@@ -1,10 +1,14 @@
-"""Reservations of several handles, compared with a model that is told from the rules alone."""
+"""Reservations of several handles, compared with a model that is told from the rules alone.
+
+Where there is a gate by age, an item's place in line says by which version it is learned from. The
+numbers are checked under every order of calls; that nobody waits for ever is `tests/model/ages.py`.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from shmbuffer.memory import (
     deadline,
 )
 from shmbuffer.memory.holders import holders, table_of
+from shmbuffer.memory.status import TooOld
 from tests.selection import seeds
 
 CAPACITY = 24
@@ -41,6 +46,8 @@ class Model:
     Attributes:
         written, taken: items committed; items drawn.
         version: of the learners.
+        first, began: the item that learners came to with version ``began``; versions count there.
+        drew: handles that have drawn, and live.
         held: (handle, name) -> items of its reservations.
         head: tickets that were used, those of claims given up included.
     """
@@ -49,6 +56,9 @@ class Model:
     written: int = 0
     taken: int = 0
     version: int = 0
+    first: int = 0
+    began: int = 0
+    drew: set[int] = field(default_factory=set)
     held: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
@@ -62,13 +72,37 @@ class Model:
             return False
         if limiter.items_per_version is not None:
             assert limiter.max_staleness is not None
-            allowed = (self.version + limiter.max_staleness + 1) * limiter.items_per_version
-            if after > allowed:
+            if after == count:
+                self.began = self.version  # nothing was written
+            allowed = self.version - self.began + limiter.max_staleness + 1
+            if after - self.first > allowed * limiter.items_per_version:
                 return False
         if limiter.samples_per_insert is not None:
             ahead = after - 1 - self.taken  # the first item is not counted
             return ahead <= limiter.tolerance or (after - count < 1 and count <= 2 * CAPACITY)
         return True
+
+    def turn(self, place: int) -> int:
+        """The version by which the item of that place is learned from."""
+        if self.limiter.items_per_version is None:
+            return self.version
+        return self.began + max(0, place - self.first) // self.limiter.items_per_version
+
+    def young(self, versions: list[int]) -> list[bool]:
+        """Which of the items, written behind one another, are not too old at their turn."""
+        most, place, found = self.limiter.max_staleness, self.written, []
+        for version in versions:
+            then = max(self.version, self.turn(place))
+            found.append(most is None or then - version <= most)
+            place += found[-1]
+        return found
+
+    def comes(self, who: int) -> None:
+        """A learner, for the next item."""
+        turn, is_first = self.turn(self.taken), not self.drew
+        if self.limiter.max_times_sampled and (turn < self.version or is_first):
+            self.first, self.began = self.taken, self.version
+        self.drew.add(who)
 
 
 @contextmanager
@@ -98,6 +132,14 @@ def goes(ring: Ring, count: int) -> bool:
     return True
 
 
+def commits(ring: Ring, name: int, versions: list[int]) -> list[bool]:
+    """Which items it has written: all, or none of them, and those that it would have."""
+    rows, young = np.arange(len(versions)), np.ones(len(versions), np.bool_)
+    with ring.reservations.held(name, np.array(versions), young), suppress(TooOld):
+        ring.write([rows.ctypes.data], len(versions))
+    return young.tolist()
+
+
 def reserves(ring: Ring, count: int) -> int | None:
     try:
         with deadline.within(0):
@@ -119,7 +161,7 @@ def draws(ring: Ring, count: int) -> None:
 @pytest.mark.parametrize("seed", seeds(3, 8))
 def test_what_is_admitted_is_what_the_rules_admit(tmp_path: Path, kind: str, seed: int) -> None:
     choose = random.Random(f"{kind} {seed}")
-    went = {"reserve": 0, "write": 0, "commit": 0, "refused": 0}
+    went = {"reserve": 0, "write": 0, "commit": 0, "refused": 0, "too old": 0}
     with handles(tmp_path / "buffer") as engines:
         engines[0].set_limiter(LIMITERS[kind])
         model = Model(LIMITERS[kind])
@@ -144,10 +186,16 @@ def test_what_is_admitted_is_what_the_rules_admit(tmp_path: Path, kind: str, see
             elif what == "commit" and ours:
                 key = choose.choice(ours)
                 used = choose.randrange(1, model.held[key] + 1)
-                with ring.reservations.held(key[1]):
-                    assert goes(ring, used), f"a commit waited: {where}"
+                versions = [max(0, model.version - choose.randrange(4)) for _ in range(used)]
+                young = model.young(versions)
+                assert commits(ring, key[1], versions) == young, f"{versions}: {where}"
+                if not all(young):
+                    went["too old"] += 1
+                    versions = [one for one, kept in zip(versions, young, strict=True) if kept]
+                    assert not versions or all(commits(ring, key[1], versions)), where
+                    ring.reservations.give_back(key[1])
                 del model.held[key]
-                model.written += used
+                model.written += len(versions)
                 went["commit"] += 1
                 with pytest.raises(ReservationLostError), ring.reservations.held(key[1]):
                     goes(ring, 1)
@@ -159,6 +207,7 @@ def test_what_is_admitted_is_what_the_rules_admit(tmp_path: Path, kind: str, see
                 engines[who].close()
                 engines[who] = Engine.open(tmp_path / "buffer", None)
                 model.held = {key: n for key, n in model.held.items() if key[0] != who}
+                model.drew.discard(who)
             elif what == "version":
                 model.version = consumer_version.increment(engines[who].seat)
             elif what == "draw":
@@ -169,10 +218,12 @@ def test_what_is_admitted_is_what_the_rules_admit(tmp_path: Path, kind: str, see
                     ahead = model.written - 1 - model.taken - count
                     drawable = drawable and ahead >= -model.limiter.tolerance
                 if drawable:
+                    model.comes(who)
                     draws(ring, count)
                     model.taken += count
             require_the_same(engines[0], model, where)
     assert min(went["reserve"], went["commit"], went["refused"]) > 0
+    assert went["too old"] or not LIMITERS[kind].max_staleness
 
 
 def require_the_same(engine: Engine, model: Model, where: str) -> None:

@@ -219,7 +219,7 @@ static void a_reservation_that_expires_under_its_claim(void) {
     expect(shmb_limit(&one, &call.call, &ratio, &none), "limit");
     expect(shmb_reserve(&one, &call.call, (struct shmb_wish){.rows = 2, .elements = 2, .expires_ns = 6000}, &place, &id), "reserve");
     right(atomic_load(&one.runtime->reserved) == 2, "it is reserved");
-    shmb_hold = (struct shmb_hold){&one, place, id, SHMB_NO_VERSION};
+    shmb_hold = (struct shmb_hold){&one, place, id, NULL, NULL, 0};
     boot_ns = 5999;
     write_rows(&one, &call, 2, NULL, SHMB_OK);
     right(boot_ns > 5999, "the claim looked at the time");

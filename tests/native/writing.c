@@ -112,8 +112,10 @@ static bool reserve(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
         shmb_wait_progress(ring, shmb_refusal.blocker.progress, 1000 * 1000);
     }
     COUNT(reserved, 1);
-    uint64_t version = random_below(2) ? SHMB_NO_VERSION : atomic_load(&ring->runtime->consumer_version);
-    shmb_hold = (struct shmb_hold){ring, place, id, version};
+    static _Thread_local uint64_t versions[ROWS];
+    static _Thread_local unsigned char young[ROWS];
+    for (uint64_t i = 0; i < ROWS; i++) versions[i] = atomic_load(&ring->runtime->consumer_version);
+    shmb_hold = (struct shmb_hold){ring, place, id, random_below(2) ? NULL : versions, young, count};
     return true;
 }
 
@@ -148,6 +150,8 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
         if (status == SHMB_OK) return taken;
         if (status == SHMB_IN_QUEUE && world.options.limited) return 0;
         if (status == SHMB_NO_RESERVATION && shmb_hold.ring) return 0; /* its time is over */
+        if (status == SHMB_TOO_OLD) COUNT(refused, 1);
+        if (status == SHMB_TOO_OLD) return 0;
         if (status == SHMB_LIMITED && waited < 4) {
             COUNT(limited, 1);
             shmb_wait_progress(ring, shmb_refusal.blocker.progress, 1000 * 1000);

@@ -374,13 +374,28 @@ def test_items_that_are_too_old_are_refused_and_counted(rb: Any) -> None:
     assert (stats["refused"], stats["reserved"]) == (4, 0)
 
 
-def test_a_version_that_comes_while_items_are_copied_counts(rb: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("version", "written"), [(0, 0), ([0, 0, 0], 2), ([0, 0, 1], 3), ([1, 0, 0], 2)]
+)
+def test_items_of_one_version_are_refused_all_or_none(rb: Any, version: Any, written: int) -> None:
+    """A group of which only the last item is too late is not cut through."""
+    rb.rate_limiter = RateLimiter(max_staleness=1, items_per_version=4)
+    group = rb.reserve(3)
+    rb.reserve(5).commit(steps(10, 5), version=0)
+    consumer_version.increment(rb.storage.engine().seat)
+    rb.reserve(1).commit(steps(20, 1), version=1)
+    assert len(group.commit(steps(30, 3), version=version)) == written
+    assert group.refused == 3 - written
+    assert len(rb) == 2 + 5 + 1 + written
+
+
+def test_a_version_that_comes_before_the_claim_counts(rb: Any, monkeypatch: Any) -> None:
     rb.rate_limiter = RateLimiter(max_staleness=0)
     seat, extend = rb.storage.engine().seat, rb.extend
     tries = []
 
     def late(data: Any, **given: Any) -> Any:
-        """The consumer goes on between the look at the versions and the claim."""
+        """The consumer goes on between the reservation and the claim."""
         tries.append(len(data))
         if len(tries) == 1:
             consumer_version.store(seat, 1)

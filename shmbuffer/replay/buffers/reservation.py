@@ -17,7 +17,6 @@ from shmbuffer.memory.deadline import within
 from shmbuffer.memory.ledger import RESERVATIONS
 from shmbuffer.memory.partials import Pieces
 from shmbuffer.memory.record_batch import join
-from shmbuffer.memory.reservations import NO_VERSION
 from shmbuffer.memory.status import TooOld
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.records.decoder import Decoder
@@ -91,8 +90,9 @@ class Reservation:
         Args:
             data: the items, as for `extend`; None: the appended pieces are all.
             version: of the policy, one for each item or for all; None: that of the reservation.
-                Items more than the limiter's ``max_staleness`` versions behind the consumer's are
-                refused, and counted in ``refused`` and ``rb.stats()``.
+                Items that would be more than the limiter's ``max_staleness`` versions behind
+                learners at their turn are refused, and counted in ``refused`` and ``rb.stats()``;
+                those of one version all, or none of them.
             priority: of each item, for `update_priority` after the write.
             whole: ``data`` contains the appended pieces, which are dropped.
             timeout: as for `extend`; the only wait is for a writer in the same slots.
@@ -163,36 +163,47 @@ class Reservation:
             ring.reservations.give_back(self._name)
 
     def _committed(self, data: Any, ages: Any, timeout: float | None, given: Any) -> Any:
-        """Write; again if the consumer's version has changed while items were copied."""
+        """Write; again without the items that the core refuses."""
+        versions, refused = self._versions(data, ages), 0
+        young = self._young_now(versions)
         while True:
-            kept, oldest, refused = self._young(data, ages)
+            if young is not None and versions is not None and not young.all():
+                whole = not np.ndim(ages)
+                refused += length_of(data) if whole else int(np.count_nonzero(~young))
+                data = _rows(data, young) if young.any() else None
+                versions = versions[young]
+            young = None if versions is None else np.ones(len(versions), np.bool_)
             with suppress(TooOld), within(timeout):
-                index = self._written(kept, oldest, given)
+                index = self._written(data, versions, young, given)
                 if refused and (ring := self._engine.ring()) is not None:
                     ring.reservations.refuse(refused * ring.width)
                 self.refused = refused
                 return index
 
-    def _written(self, data: Any, oldest: int | None, given: Any) -> Any:
+    def _written(
+        self,
+        data: Any,
+        versions: NDArray[np.int64] | None,
+        young: NDArray[np.bool_] | None,
+        given: Any,
+    ) -> Any:
         if self._name is None and (ring := self._engine.ring()) is not None:
             self._name = ring.reservations.reserve(self.items)
+        index = torch.zeros(0, dtype=torch.int64)
         if self._name is None:  # nothing was written yet: an ordinary write
-            return self._rb.extend(data, **given)
+            return index if data is None else self._rb.extend(data, **given)
         ring = self._engine.ring()
         assert ring is not None
-        index = torch.zeros(0, dtype=torch.int64)
         if data is not None:
-            with ring.reservations.held(self._name, NO_VERSION if oldest is None else oldest):
+            with ring.reservations.held(self._name, versions, young):
                 index = self._rb.extend(data, **given)
         ring.reservations.give_back(self._name)  # of nothing, or where transforms kept all back
         return index
 
-    def _young(self, data: Any, ages: Any) -> tuple[Any, int | None, int]:
-        """The items that are not too old, or None; their oldest version; how many are too old."""
+    def _versions(self, data: Any, ages: Any) -> NDArray[np.int64] | None:
+        """The version of each item, or the one of them all."""
         if ages is None:
-            return data, None, 0
-        limiter, now = self._engine.limiter, consumer_version.read(self._engine.seat)
-        most = None if limiter is None else limiter.max_staleness
+            return None
         count, versions = length_of(data), np.asarray(ages, np.int64).reshape(-1)
         if np.ndim(ages) and len(versions) != count:
             raise ValueError(
@@ -201,11 +212,15 @@ class Reservation:
             )
         if versions.min(initial=0) < 0:
             raise ValueError(f"{self._engine.where}: a version is a number from 0 on, got {ages}")
-        young = versions >= (0 if most is None else now - most)
-        if not young.any():
-            return None, None, count
-        kept = data if young.all() else _rows(data, young)
-        return kept, int(versions[young].min()), int(np.count_nonzero(~young))
+        return versions
+
+    def _young_now(self, versions: NDArray[np.int64] | None) -> NDArray[np.bool_] | None:
+        """Which items are not too old, before the first write: from then on the core says it."""
+        limiter = self._engine.limiter
+        most = None if limiter is None else limiter.max_staleness
+        if versions is None or most is None or self._engine.ring() is not None:
+            return None
+        return versions >= consumer_version.read(self._engine.seat) - most
 
     def _with_pieces(self, data: Any, whole: bool) -> Any:
         if whole and data is None:
