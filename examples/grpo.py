@@ -118,7 +118,11 @@ def groups_in(run: Path) -> TensorDictReplayBuffer:
         storage=LazyMemmapStorage(4096, scratch_dir=run / "groups", shared_init=True),
         sampler=PromptGroupSampler(group_key="number", group_size=GROUP, consumer="learner"),
         batch_size=GROUP * GROUPS,
-        rate_limiter=RateLimiter(max_staleness=STALENESS, items_per_version=GROUP * GROUPS),
+        rate_limiter=RateLimiter(
+            max_staleness=STALENESS,
+            items_per_version=GROUP * GROUPS,
+            when_no_peer="wait",  # for a rollout that starts again
+        ),
     )
 
 
@@ -131,7 +135,7 @@ def roll_out(run: Path, seed: int) -> None:
         while True:
             taken = prompts.sample(1, lease=HELD)
             number = taken["number"]
-            if not is_written(groups, int(number)):
+            while not is_written(groups, int(number)):  # again, if its policy got too old
                 with groups.reserve(GROUP) as room:  # waits for the learner
                     weights = groups.newest(than=version)
                     if weights is not None:
@@ -171,9 +175,6 @@ def learn(run: Path, prompts: int) -> None:
         learner.acknowledge(rb)  # of the save: it may have been killed before it could
         rb.publish(learner.policy.state_dict(), step=learner.step)
         while learner.trained < prompts:
-            if not rb.can_sample():
-                time.sleep(0.002)
-                continue
             batch = rb.sample(lease=HELD)
             learner.train(batch)
             rb.publish(learner.policy.state_dict(), step=learner.step)

@@ -8,11 +8,11 @@
           └───────────────────────────── weights ◀────────────────────────── publish ───┘
 
 An item is a segment of CartPole-v1. A collector reserves the room of one before it plays, which
-waits until the policy of that moment will not be more than two versions old when its turn comes.
-The learner takes segments under a lease, and acknowledges them once they are learned from: if it
-dies before that they come again, and a collector that dies in a segment leaves nothing behind. With
-``--kill`` a collector is killed on the way, and another takes its place. A directory goes on where
-it was.
+waits until the policy of that moment will not be more than two versions old when its turn comes; a
+segment that others overtake, and that would be older, is refused. The learner takes segments under
+a lease, and acknowledges them once they are learned from: if it dies before that they come again,
+and a collector that dies in a segment leaves nothing behind. With ``--kill`` a collector is killed
+on the way, and another takes its place. A directory goes on where it was.
 """
 
 from __future__ import annotations
@@ -147,15 +147,30 @@ class Learned(NamedTuple):
     twice: int
     """Segments that came more than once."""
     killed: int
+    refused: int
+    """Segments that were too old to commit."""
 
 
-def learn(rb: TensorDictReplayBuffer, updates: int, crew: Crew, *, kill: bool) -> Learned:
-    """Learns from so many batches, each segment once."""
+def begin(rb: TensorDictReplayBuffer) -> tuple[Policy, int]:
+    """The newest policy and its version; a first one, which is published before anybody plays."""
     policy, found = Policy(), rb.newest()
-    if found is not None:
-        policy.load_state_dict(found.state_dict)
+    if found is None:
+        return policy, rb.publish(policy.state_dict(), step=0)
+    policy.load_state_dict(found.state_dict)
+    return policy, found.version
+
+
+def learn(
+    rb: TensorDictReplayBuffer,
+    policy: Policy,
+    version: int,
+    updates: int,
+    crew: Crew,
+    *,
+    kill: bool,
+) -> Learned:
+    """Learns from so many batches, each segment once."""
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
-    version = rb.publish(policy.state_dict(), step=0)
     returns: list[float] = []
     tickets: list[int] = []
     staleness = killed = 0
@@ -172,7 +187,8 @@ def learn(rb: TensorDictReplayBuffer, updates: int, crew: Crew, *, kill: bool) -
             killed += 1
         if step % 10 == 0:
             print(f"update {step:4}: return {returns[-1]:6.1f}, {staleness} versions behind")
-    return Learned(returns, staleness, len(tickets) - len({*tickets}), killed)
+    twice, refused = len(tickets) - len({*tickets}), int(rb.stats()["refused"])
+    return Learned(returns, staleness, twice, killed, refused)
 
 
 class Crew:
@@ -217,9 +233,10 @@ def main(directory: Path, collectors: int = 3, updates: int = 60, *, kill: bool 
         rate_limiter=RateLimiter(max_staleness=STALENESS, items_per_version=SEGMENTS),
     )
     with buffer as rb:
+        policy, version = begin(rb)
         crew = Crew(directory, collectors)
         try:
-            return learn(rb, updates, crew, kill=kill)
+            return learn(rb, policy, version, updates, crew, kill=kill)
         finally:
             crew.end()
 
@@ -238,4 +255,5 @@ if __name__ == "__main__":
     part = max(1, len(known) // 5)
     first, last = (sum(some) / part for some in (known[:part], known[-part:]))
     print(f"return {first:.0f} -> {last:.0f}; {done.killed} collectors killed")
-    print(f"{done.staleness} versions behind at most, {done.twice} segments twice")
+    print(f"{done.staleness} versions behind at most, {done.twice} segments twice", end=", ")
+    print(f"{done.refused} refused")
