@@ -25,7 +25,7 @@ from tests.mutants.mutant import mutants
 from tests.selection import sample
 
 # Draws repeat from run to run, and no test asserts a longest time.
-hypothesis.settings.register_profile("shmbuffer", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("shmbuffer", derandomize=True, deadline=None, max_examples=60)
 hypothesis.settings.register_profile(
     "shmbuffer --full", hypothesis.settings.get_profile("shmbuffer"), max_examples=400
 )

@@ -33,18 +33,19 @@ def require_mended(specimen: Specimen, cases: list[Damage]) -> None:
 
 
 def test_a_wrong_number_is_mended_or_refused(
-    specimens: Specimens, kind: str, rebooted: bool
+    specimens: Specimens, kind: str, rebooted: bool, full: bool
 ) -> None:
     specimen, rng = specimens(kind, rebooted), random.Random(11)
-    cells = rng.sample(shared_cells(specimen), 90)
+    cells = rng.sample(shared_cells(specimen), 90 if full else 45)
     require_mended(specimen, single(specimen, cells, rng, 1))
 
 
 def test_several_wrong_numbers_are_mended_or_refused(
-    specimens: Specimens, kind: str, rebooted: bool
+    specimens: Specimens, kind: str, rebooted: bool, full: bool
 ) -> None:
     specimen, rng = specimens(kind, rebooted), random.Random(12)
-    require_mended(specimen, several(specimen, shared_cells(specimen), rng, 40))
+    count = 40 if full else 20
+    require_mended(specimen, several(specimen, shared_cells(specimen), rng, count))
 
 
 def test_wrong_bytes_of_an_item_are_dropped_or_named(

@@ -91,25 +91,26 @@ def dead(request: pytest.FixtureRequest, fast_path: Path) -> Iterator[Path]:
     return path
 
 
-def test_settings_with_another_value_are_refused_or_served(dead: Path) -> None:
+def test_settings_with_another_value_are_refused_or_served(dead: Path, full: bool) -> None:
+    rng = random.Random(4)
     with edited_control(dead) as control:
         whole = control.superblock()
         for at in places(whole.settings):
-            for value in STRANGE:
+            for value in STRANGE if full else rng.sample(STRANGE, 4):
                 settings = exchanged(whole.settings, at, value)
                 for _ in (0, 1):
                     control.write(replace(whole, settings=settings))
                 require_refused_or_served(dead)
 
 
-def test_a_schema_with_another_value_is_refused_or_served(dead: Path) -> None:
+def test_a_schema_with_another_value_is_refused_or_served(dead: Path, full: bool) -> None:
     rng = random.Random(5)
     file = dead / layout.SCHEMA
     whole = json.loads(file.read_text())
     with edited_control(dead) as control:
         superblock = control.superblock()
         for at in places(whole):
-            for value in rng.sample(STRANGE, 6):
+            for value in rng.sample(STRANGE, 6 if full else 3):
                 data = json.dumps(exchanged(whole, at, value)).encode()
                 file.write_bytes(data)
                 digest = hashlib.sha256(data).digest()

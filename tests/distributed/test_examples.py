@@ -38,6 +38,7 @@ def cluster() -> Iterator[Loopback]:
         yield made
 
 
+@pytest.mark.full  # test_sharded_deaths.py kills nodes of a cluster, too
 def test_a_node_is_killed_with_its_workers(cluster: Loopback) -> None:
     """At once: not when they come to see that it is gone."""
     name = cluster.names[-1]

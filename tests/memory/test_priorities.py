@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shmbuffer._native import _core
@@ -188,7 +188,6 @@ def test_the_same_leaves_give_the_same_bits_on_every_path(make: Maker) -> None:
     ),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
-@settings(max_examples=60)
 def test_every_drawn_item_has_mass_whatever_the_priorities(raw: list[float], alpha: float) -> None:
     """However far apart they are, and wherever rounding puts the end of a node."""
     with Engine.anonymous(Settings(capacity=len(raw), alpha=alpha, eps=0.0)) as engine:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
@@ -321,7 +321,6 @@ def test_items_of_a_group_are_drawn_by_the_strategy() -> None:
     ),
     st.integers(1, 5),
 )
-@settings(max_examples=200, deadline=None)
 def test_the_items_that_differ_most_are_those_of_no_smaller_variance(
     rewards: list[list[float]], wanted: int
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import (
     NonTensorData,
@@ -302,7 +302,6 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(trees, min_size=1, max_size=5), st.sampled_from(["raw", "zstd"]))
 def test_nested_data_come_back(items: list[Any], way: str) -> None:
     assert alike(Decoder(zstd.expand).items(written(items, WAYS[way]())), items)
@@ -630,7 +629,6 @@ def test_a_class_that_has_other_fields_now_is_an_error_that_says_so(
             read(batch)
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_a_record_with_other_bytes_is_refused_or_read_and_nothing_else(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(ITEMS)))

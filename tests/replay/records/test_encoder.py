@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import (
     LazyStackedTensorDict,
@@ -310,7 +310,6 @@ def test_games_and_sequences_come_back_exactly(encoder: Encoder) -> None:
     assert all(map(alike, read(encoder.encode(spoken)), spoken))
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_nested_data_come_back_exactly(data: st.DataObject) -> None:
     leaves = st.one_of(

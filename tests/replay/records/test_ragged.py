@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensordict
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import (
     NonTensorData,
@@ -399,7 +399,6 @@ def test_a_tensorclass_stays_one_when_it_is_nested(nesting: Make) -> None:
 dims = st.integers(0, 4)
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(dims, dims), min_size=1, max_size=6), st.sampled_from(sorted(ENCODERS)))
 def test_records_give_what_their_items_give(sizes: list[tuple[int, int]], name: str) -> None:
     items = [
@@ -648,7 +647,6 @@ def test_damage_is_refused_by_name() -> None:
             make(decoder, batch)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_records_with_other_bytes_are_refused_or_made_a_batch(data: st.DataObject) -> None:
     make = data.draw(st.sampled_from([item, episode]))
