@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.groups import GROUPS
 from tests.mutants.mutant import mutants
 from tests.selection import sample
@@ -134,6 +136,7 @@ def test_a_case_that_is_named_is_run() -> None:
     assert collected(test) == {test}
 
 
+@pytest.mark.full  # scripts/mutants runs them, too
 def test_a_case_that_has_to_catch_a_seeded_bug_always_runs() -> None:
     wanted = {test for mutant in mutants() for test in mutant.caught_by if "[" in test}
     assert wanted <= collected(*{test.partition("::")[0] for test in wanted})
