@@ -18,9 +18,11 @@ void track_once(struct shmb_ring *ring) {
     if (!shmb_follower_look(&follower, &anew)) return;
     if (anew) memset(told, 0, sizeof told);
     for (uint64_t i = 0; i < follower.gone.count; i++) {
-        uint64_t slot = follower.gone.at[follower.gone.begin + i].first;
-        if (!told[slot]) fail("slot %llu is gone, and was not there", (unsigned long long)slot);
-        told[slot] = 0;
+        struct shmb_pair run = follower.gone.at[follower.gone.begin + i];
+        for (uint64_t slot = run.first; slot < run.first + run.second; slot++) {
+            if (!told[slot]) fail("slot %llu is gone, and was not there", (unsigned long long)slot);
+            told[slot] = 0;
+        }
     }
     for (uint64_t i = 0; i < follower.changed.count; i++) {
         uint64_t slot = follower.changed.at[follower.changed.begin + i].first;
