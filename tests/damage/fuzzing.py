@@ -28,13 +28,13 @@ def missing() -> str:
     return "" if (_NATIVE / "reap.c").exists() else "the C sources are not installed"
 
 
-def built(folder: Path) -> Path:
-    """Compiles the fuzzer in a folder, which may have it already."""
+def built(folder: Path, optimised: str = "-O1") -> Path:
+    """Compiles the fuzzer in a folder, which may have it already; for a short run without -O1."""
     program = folder / "fuzzer"
     if program.exists():
         return program
     sources = [_NATIVE / f"{name}.c" for name in (*SOURCES, "crashpoint")]
-    common = ["gcc", "-std=gnu11", "-O1", "-g", f"-I{_NATIVE}"]
+    common = ["gcc", "-std=gnu11", optimised, "-g", f"-I{_NATIVE}"]
     for source in [*sources, _FUZZ / "target.c"]:
         out = folder / f"{source.stem}.o"
         followed = [*common, *_SANITIZERS, "-fsanitize-coverage=trace-pc", "-c"]

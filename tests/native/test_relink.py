@@ -15,7 +15,8 @@ from tests.native.program import RELINK, build, run
     ids=lambda first: f"from seed {first}",
 )
 def test_no_item_is_passed_over_on_the_way_from_record_to_record(
-    folder_of: Folder, first: int
+    folder_of: Folder, first: int, full: bool
 ) -> None:
     program = build("address", folder_of("address"), program=RELINK)
-    assert run("address", program, str(first), "2000")["checked"] > 100_000
+    rounds = 2000 if full else 400
+    assert run("address", program, str(first), str(rounds))["checked"] > 50 * rounds
