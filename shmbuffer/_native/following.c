@@ -237,9 +237,9 @@ static PyObject *trajectories_drop(PyObject *self, PyObject *args) {
 }
 
 /* A slot that the item in slot `from` follows is `reach` places away or less, or there is a hole in between. */
-int64_t shmb_within(const struct shmb_trajectories *all, int64_t before, uint64_t slot, uint64_t reach) {
-    uint64_t capacity = all->elements / all->width;
-    return before >= 0 && (slot + capacity - (uint64_t)before) % capacity <= reach ? before : -1;
+int64_t shmb_within(uint64_t capacity, int64_t before, uint64_t slot, uint64_t reach) {
+    uint64_t back = slot < (uint64_t)before ? slot + capacity - (uint64_t)before : slot - (uint64_t)before;
+    return before >= 0 && back <= reach ? before : -1;
 }
 
 static PyObject *trajectories_before(PyObject *self, PyObject *args) {
@@ -250,7 +250,7 @@ static PyObject *trajectories_before(PyObject *self, PyObject *args) {
     all->looks++;
     for (uint64_t i = 0; i < at[3] && !all->failed; i++) {
         uint64_t slot = IN(uint64_t, 0)[i];
-        OUT(4)[i] = shmb_within(all, shmb_trajectory_before(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
+        OUT(4)[i] = shmb_within(all->elements / all->width, shmb_trajectory_before(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
     }
     Py_END_ALLOW_THREADS
     return done(self);

@@ -53,5 +53,8 @@ int shmb_binding_give_up(PyObject *ring, int64_t timeout_ns);
 /* Draw, copy, validate, weigh. Of SHMB_INTERRUPTED the exception is set. */
 int shmb_binding_sample(PyObject *ring, uint64_t count, uint64_t key, unsigned char *const *out, int64_t *index, int64_t *tickets,
                         float *weights, double beta, _Bool prioritized, int64_t timeout_ns, uint64_t *redrawn);
+/* Copy by index, validate. */
+int shmb_binding_read(PyObject *ring, const int64_t *index, uint64_t count, unsigned char *const *out, int64_t *tickets,
+                      uint64_t *missing, int64_t timeout_ns);
 
 #endif

@@ -20,6 +20,7 @@
 
 #define ROOM_LEAVES 64
 #define CACHE_LINE 64
+#define MOST ((uint64_t)1 << 40) /* items of a batch */
 #define LARGE (64u << 10) /* bytes of a leaf; smaller ones malloc keeps by itself */
 
 struct out_form {
@@ -150,46 +151,58 @@ static PyObject *tensor_of(const struct outtake_object *self, struct out_memory 
     return tensor;
 }
 
+/* Memory for each leaf of so many items. False: there is not enough. */
+static bool take_leaves(struct outtake_object *self, uint64_t count, struct out_memory **memory, unsigned char **out) {
+    const struct shmb_leaf *leaves = shmb_binding_ring(self->ring)->leaves;
+    uint64_t large = 0;
+    for (unsigned i = 0; i < self->n_leaves; i++) {
+        uint64_t room = room_of(self->forms[i].rank, count * leaves[i].item_bytes);
+        large += room >= LARGE ? room : 0;
+    }
+    if (large) expect_batch(self->pool, large);
+    for (unsigned i = 0; i < self->n_leaves; i++) {
+        const struct out_form *form = &self->forms[i];
+        memory[i] = memory_of(self->pool, form->dtype, form->rank, form->shape, count, count * leaves[i].item_bytes);
+        if (memory[i] == NULL) return false;
+        out[i] = memory[i]->managed.tensor.data;
+    }
+    return true;
+}
+
+static PyObject *tensors_of(const struct outtake_object *self, struct out_memory **memory) {
+    PyObject *leaves = PyList_New((Py_ssize_t)self->n_leaves), *tensor = leaves;
+    for (unsigned i = 0; tensor != NULL && i < self->n_leaves; i++)
+        if ((tensor = tensor_of(self, &memory[i])) != NULL) PyList_SetItem(leaves, (Py_ssize_t)i, tensor);
+    if (tensor == NULL) Py_CLEAR(leaves);
+    return leaves;
+}
+
 /* sample(count, key, beta or None, timeout_ns) -> ([leaf, ...], index, tickets, weights or None), or a status */
 static PyObject *outtake_sample(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct outtake_object *self = (struct outtake_object *)object;
     if (nargs != 4) return PyErr_Format(PyExc_TypeError, "sample takes 4 arguments, %zd were given", nargs);
-    struct shmb_ring *ring = shmb_binding_ring(self->ring);
     uint64_t count = PyLong_AsUnsignedLongLong(args[0]), key = PyLong_AsUnsignedLongLongMask(args[1]), redrawn;
     bool prioritized = args[2] != Py_None;
     double beta = prioritized ? PyFloat_AsDouble(args[2]) : 0;
     int64_t timeout_ns = PyLong_AsLongLong(args[3]);
     if (PyErr_Occurred()) return NULL;
-    if (count > ((uint64_t)1 << 40)) return PyErr_NoMemory();
+    if (count > MOST) return PyErr_NoMemory();
     const struct dl_dtype integer = {DL_INT, 64, 1}, real = {DL_FLOAT, 32, 1};
     struct out_memory *memory[ROOM_LEAVES + 3] = {0};
     unsigned char *out[ROOM_LEAVES];
     unsigned n = self->n_leaves;
-    uint64_t large = 0;
-    for (unsigned i = 0; i < n; i++) {
-        uint64_t room = room_of(self->forms[i].rank, count * ring->leaves[i].item_bytes);
-        large += room >= LARGE ? room : 0;
-    }
-    if (large) expect_batch(self->pool, large);
-    bool there = true;
-    for (unsigned i = 0; there && i < n; i++) {
-        const struct out_form *form = &self->forms[i];
-        memory[i] = memory_of(self->pool, form->dtype, form->rank, form->shape, count, count * ring->leaves[i].item_bytes);
-        if ((there = memory[i] != NULL)) out[i] = memory[i]->managed.tensor.data;
-    }
-    there = there && (memory[n] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
-            (memory[n + 1] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
-            (!prioritized || (memory[n + 2] = memory_of(self->pool, real, 1, NULL, count, 4 * count)) != NULL);
+    bool there = take_leaves(self, count, memory, out) &&
+                 (memory[n] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
+                 (memory[n + 1] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
+                 (!prioritized || (memory[n + 2] = memory_of(self->pool, real, 1, NULL, count, 4 * count)) != NULL);
     PyObject *leaves = NULL, *result = NULL;
     int status = SHMB_NO_MEMORY;
     if (there)
         status = shmb_binding_sample(self->ring, count, key, out, memory[n]->managed.tensor.data,
                                      memory[n + 1]->managed.tensor.data, prioritized ? memory[n + 2]->managed.tensor.data : NULL,
                                      beta, prioritized, timeout_ns, &redrawn);
-    if (status == SHMB_OK && (leaves = PyList_New((Py_ssize_t)n)) != NULL && (result = PyTuple_New(4)) != NULL) {
+    if (status == SHMB_OK && (leaves = tensors_of(self, memory)) != NULL && (result = PyTuple_New(4)) != NULL) {
         PyObject *tensor = leaves;
-        for (unsigned i = 0; tensor != NULL && i < n; i++)
-            if ((tensor = tensor_of(self, &memory[i])) != NULL) PyList_SetItem(leaves, (Py_ssize_t)i, tensor);
         for (unsigned i = 0; tensor != NULL && i < 3; i++)
             if ((tensor = tensor_of(self, &memory[n + i])) != NULL) PyTuple_SetItem(result, (Py_ssize_t)i + 1, tensor);
         PyTuple_SetItem(result, 0, leaves);
@@ -200,6 +213,32 @@ static PyObject *outtake_sample(PyObject *object, PyObject *const *args, Py_ssiz
     }
     Py_XDECREF(leaves);
     for (unsigned i = 0; i < n + 3; i++) give_memory(memory[i]);
+    return result;
+}
+
+/* take(index, tickets, count, timeout_ns) -> [leaf, ...]; None where one of them is another item by now; or a status */
+static PyObject *outtake_take(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct outtake_object *self = (struct outtake_object *)object;
+    if (nargs != 4) return PyErr_Format(PyExc_TypeError, "take takes 4 arguments, %zd were given", nargs);
+    const int64_t *index = (const int64_t *)(uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
+    const int64_t *tickets = (const int64_t *)(uintptr_t)PyLong_AsUnsignedLongLong(args[1]);
+    uint64_t count = PyLong_AsUnsignedLongLong(args[2]), missing = 0;
+    int64_t timeout_ns = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    if (count > MOST) return PyErr_NoMemory();
+    struct out_memory *memory[ROOM_LEAVES] = {0};
+    unsigned char *out[ROOM_LEAVES];
+    int64_t *now = malloc((count + 1) * sizeof *now);
+    PyObject *result = NULL;
+    int status = SHMB_NO_MEMORY;
+    if (now != NULL && take_leaves(self, count, memory, out))
+        status = shmb_binding_read(self->ring, index, count, out, now, &missing, timeout_ns);
+    if (status == SHMB_OK)
+        result = memcmp(now, tickets, count * sizeof *now) ? Py_NewRef(Py_None) : tensors_of(self, memory);
+    else if (status != SHMB_INTERRUPTED)
+        result = PyLong_FromLong(-(long)status);
+    free(now);
+    for (unsigned i = 0; i < self->n_leaves; i++) give_memory(memory[i]);
     return result;
 }
 
@@ -271,6 +310,8 @@ static PyObject *outtake_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 static PyMethodDef methods[] = {
     {"sample", (PyCFunction)(void (*)(void))outtake_sample, METH_FASTCALL,
      "sample(count, key, beta or None, timeout_ns): ([leaf, ...], index, tickets, weights or None), or a status below 0."},
+    {"take", (PyCFunction)(void (*)(void))outtake_take, METH_FASTCALL,
+     "take(index, tickets, count, timeout_ns): [leaf, ...]; None: one of them is another item by now; or a status below 0."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -145,15 +145,27 @@ PyObject *shmb_ring_sample(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, status, redrawn);
 }
 
+static int read_rows(struct ring_object *self, struct python_call *python, const int64_t *index, uint64_t count,
+                     unsigned char *const *out, int64_t *tickets, uint64_t *missing) {
+    struct shmb_ring *ring = &self->ring;
+    shmb_release_for(python, count * ring->row_bytes / ring->lanes);
+    int status = shmb_indices_in_order(ring, index, count, ring->elements);
+    return status == SHMB_OK ? shmb_read(ring, &python->call, index, count, out, tickets, missing) : status;
+}
+
+int shmb_binding_read(PyObject *object, const int64_t *index, uint64_t count, unsigned char *const *out, int64_t *tickets,
+                      uint64_t *missing, int64_t timeout_ns) {
+    struct python_call python = shmb_python_begin(timeout_ns);
+    int status = read_rows((struct ring_object *)object, &python, index, count, out, tickets, missing);
+    shmb_python_end(&python);
+    return status;
+}
+
 /* -> rows that hold no item */
 PyObject *shmb_ring_read(struct ring_object *self, struct asked *asked) {
-    struct shmb_ring *ring = &self->ring;
-    const int64_t *index = AT(const int64_t, 0);
-    uint64_t count = NUMBER(1), missing = 0;
-    shmb_release_for(&asked->python, count * self->ring.row_bytes / ring->lanes);
-    int status = shmb_indices_in_order(ring, index, count, ring->elements);
-    if (status == SHMB_OK)
-        status = shmb_read(ring, CALL, index, count, (unsigned char *const *)asked->addresses, AT(int64_t, 3), &missing);
+    uint64_t missing = 0;
+    int status = read_rows(self, &asked->python, AT(const int64_t, 0), NUMBER(1), (unsigned char *const *)asked->addresses,
+                           AT(int64_t, 3), &missing);
     return shmb_answer(asked, status, missing);
 }
 

@@ -37,25 +37,24 @@ static bool any_in(const unsigned char *bytes, uint64_t count) {
 }
 
 /* Whether a trajectory begins at an element, which follows another one. */
-static bool is_cut(const struct cutting *cuts, uint64_t count, uint64_t element, uint64_t before) {
+static inline bool is_cut(const struct cutting *cuts, uint64_t count, uint64_t element, uint64_t before) {
     for (uint64_t i = 0; i < count; i++) {
-        const unsigned char *base = (const unsigned char *)(uintptr_t)cuts[i].base;
         uint64_t bytes = cuts[i].bytes;
-        if (cuts[i].role == IDS ? memcmp(base + element * bytes, base + before * bytes, bytes) != 0
-                                : any_in(base + (cuts[i].role == ENDS ? before : element) * bytes, bytes))
-            return true;
+        const unsigned char *base = (const unsigned char *)(uintptr_t)cuts[i].base, *at = base + element * bytes;
+        const unsigned char *from = base + before * bytes;
+        if (cuts[i].role == IDS ? memcmp(at, from, bytes) != 0 : any_in(cuts[i].role == ENDS ? from : at, bytes)) return true;
     }
     return false;
 }
 
 static void append_slots(struct shmb_trajectories *all, const struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts,
                          const int64_t *slots, const int64_t *reach, uint64_t count) {
-    uint64_t width = all->width;
+    const uint64_t width = all->width, capacity = f->ring->capacity;
     all->looks++;
     for (uint64_t i = 0; i < count && !all->failed; i++) {
         uint64_t slot = (uint64_t)slots[i], source = f->ring->sources[slot];
         int64_t before = shmb_trajectory_before(all, source, (uint32_t)slot);
-        before = shmb_within(all, before, slot, (uint64_t)reach[i]);
+        before = shmb_within(capacity, before, slot, (uint64_t)reach[i]);
         for (uint64_t lane = 0; lane < width && !all->failed; lane++) {
             uint64_t element = slot * width + lane;
             if (element >= all->elements || all->where[element].run) continue;

@@ -60,9 +60,9 @@ static bool more_owners(struct shmb_trajectories *all) {
 }
 
 /* NULL: there is no memory for one. */
-static struct shmb_owner *owner_of(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
+static struct shmb_owner *owner_looked_up(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
     uint32_t at = found_at(all, source, id, lane);
-    if (all->table[at]) return &all->owners[all->table[at] - 1];
+    if (all->table[at]) return &all->owners[(all->last_owner = all->table[at]) - 1];
     uint32_t *runs = malloc(FIRST_ROOM * sizeof *runs);
     if (runs == NULL) return NULL;
     uint32_t number = all->free_owners;
@@ -79,6 +79,12 @@ static struct shmb_owner *owner_of(struct shmb_trajectories *all, uint64_t sourc
     struct shmb_owner *owner = &all->owners[number - 1];
     *owner = (struct shmb_owner){.source = source, .id = id, .lane = lane, .runs = runs, .room = FIRST_ROOM};
     return owner;
+}
+
+static inline struct shmb_owner *owner_of(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
+    struct shmb_owner *last = all->last_owner ? &all->owners[all->last_owner - 1] : NULL;
+    if (last && last->runs && last->source == source && last->id == id && last->lane == lane) return last;
+    return owner_looked_up(all, source, id, lane);
 }
 
 /* What was put behind it because its place was taken moves up. */
@@ -125,13 +131,16 @@ static uint32_t place_among(const struct shmb_trajectories *all, uint32_t run) {
 
 /* Runs. */
 
-static void mark(struct shmb_trajectories *all, struct shmb_run *run) {
-    bool is_long = all->least && length(run) >= all->least;
-    uint32_t first = is_long ? *item(run, run->front) : SHMB_NO_ELEMENT;
-    if (run->marked == first) return;
+static void mark_by(struct shmb_trajectories *all, struct shmb_run *run, uint32_t first) {
     if (run->marked != SHMB_NO_ELEMENT) shmb_marks_set(&all->marks, run->marked, false);
     if (first != SHMB_NO_ELEMENT) shmb_marks_set(&all->marks, first, true);
     run->marked = first;
+}
+
+static inline void mark(struct shmb_trajectories *all, struct shmb_run *run) {
+    bool is_long = all->least && length(run) >= all->least;
+    uint32_t first = is_long ? *item(run, run->front) : SHMB_NO_ELEMENT;
+    if (run->marked != first) mark_by(all, run, first);
 }
 
 /* A run without items, as the `at`-th of its owner. SHMB_NO_ELEMENT: there is no memory for one. */
@@ -191,7 +200,6 @@ static void remove_run(struct shmb_trajectories *all, uint32_t whose, uint32_t a
 }
 
 static bool made_wider(struct shmb_trajectories *all, struct shmb_run *run) {
-    if (length(run) <= run->mask) return true;
     uint32_t mask = 2 * run->mask + 1, *items = malloc(((size_t)mask + 1) * sizeof *items);
     if (items == NULL) return all->failed = true, false;
     for (uint32_t i = run->front; i != run->back; i++) items[i & mask] = *item(run, i);
@@ -201,16 +209,16 @@ static bool made_wider(struct shmb_trajectories *all, struct shmb_run *run) {
     return true;
 }
 
-static void put_last(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
+static inline void put_last(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
     struct shmb_run *run = &all->runs[number];
-    if (!made_wider(all, run)) return;
+    if (length(run) > run->mask && !made_wider(all, run)) return;
     all->where[element] = (struct shmb_where){number + 1, run->back};
     *item(run, run->back++) = element;
 }
 
 static void put_first(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
     struct shmb_run *run = &all->runs[number];
-    if (!made_wider(all, run)) return;
+    if (length(run) > run->mask && !made_wider(all, run)) return;
     all->where[element] = (struct shmb_where){number + 1, --run->front};
     *item(run, run->front) = element;
     run->step--;

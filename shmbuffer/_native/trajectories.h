@@ -39,6 +39,7 @@ struct shmb_trajectories {
     struct shmb_owner *owners;
     uint32_t n_owners, room_owners, free_owners;
     uint32_t *table, shift; /* 1 + owner, at most half full */
+    uint32_t last_owner;    /* 1 + the one that was asked for last: as a rule also the next one */
     struct shmb_marks marks; /* first items of trajectories of at least `least` items */
     uint32_t least;          /* 0: nobody has asked */
     struct shmb_marks held;  /* all elements with an item; not made before somebody asks */

@@ -26,14 +26,15 @@
 static inline uint32_t at_index(const struct shmb_run *run, uint32_t index) { return run->items[index & run->mask]; }
 
 static inline uint64_t word_now(const struct shmb_windows *w, uint32_t element) {
-    return atomic_load_explicit(&w->words[element / w->width], SYNC_SLOT_COMMIT_ACQUIRE);
+    uint32_t slot = w->width == 1 ? element : element / w->width;
+    return atomic_load_explicit(&w->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
 }
 
 static inline bool is_used(const struct shmb_windows *w, uint32_t element) {
     return w->used[element] && w->used[element] == word_now(w, element);
 }
 
-static void use(struct shmb_windows *w, uint32_t element) {
+static inline void use(struct shmb_windows *w, uint32_t element) {
     uint64_t word = word_now(w, element);
     w->used[element] = SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < w->seen ? word : 0;
 }

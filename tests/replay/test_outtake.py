@@ -18,6 +18,8 @@ from shmbuffer import (
     EmptyBufferError,
     LazyMemmapStorage,
     LazyTensorStorage,
+    SliceSampler,
+    StalenessAwareSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -59,15 +61,21 @@ def same(one: TensorDict, other: TensorDict) -> bool:
     )
 
 
-@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "by staleness", "in slices"])
 def test_all_dtypes_come_as_they_come_the_usual_way(tmp_path: Path, kind: str) -> None:
     storage = LazyMemmapStorage(100, scratch_dir=tmp_path / "rb", shared_init=True)
+    sampler: Any = None
+    if kind == "by staleness":
+        sampler = StalenessAwareSampler(version_key="scalar")
+    elif kind == "in slices":  # their flags are nested
+        sampler = SliceSampler(slice_len=11, end_key="bool")
     rb: Any = (
-        TensorDictReplayBuffer(storage=storage)
-        if kind == "uniform"
-        else TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=storage)
+        TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=storage)
+        if kind == "prioritized"
+        else TensorDictReplayBuffer(storage=storage, sampler=sampler)
     )
     written = data(70)
+    written["bool"].zero_()
     if kind == "prioritized":
         written["td_error"] = torch.rand(70)
     rb.extend(written)
@@ -78,6 +86,27 @@ def test_all_dtypes_come_as_they_come_the_usual_way(tmp_path: Path, kind: str) -
             short.select("int64", "scalar"), written[short["index"]].select("int64", "scalar")
         )
     assert rb.storage.ring().seat.outtake is not None
+
+
+def test_items_that_were_chosen_are_not_those_that_lie_there_when_they_are_read(
+    tmp_path: Path,
+) -> None:
+    storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "rb", shared_init=True)
+    sampler = StalenessAwareSampler(version_key="scalar")
+    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=4)
+    rb.extend(data(8))
+    index, known = sampler.sample(storage, 4)
+    choice: Any = rb.plan.fast_choice
+    found, info = choice.read(index, known)
+    assert found["scalar"].tolist() == index.tolist() == info["index"].tolist()
+    assert torch.equal(found["staleness"], known["staleness"])
+    rb.extend(data(8)[index[:1]])  # the oldest place
+    rb.extend(data(7))
+    assert choice.read(index, known) is None
+    assert choice.read(index, {}) is None, "it says no tickets"
+    assert choice.read(index[:3], known) is None
+    beyond = torch.full_like(index, 8)
+    assert choice.read(beyond, known) is None
 
 
 def test_a_sample_tells_what_it_was_drawn_from() -> None:
@@ -249,3 +278,9 @@ def test_bad_arguments_of_the_core_are_refused() -> None:
         out.sample(1 << 50, 0, None, 0)
     with pytest.raises(TypeError, match="takes 4 arguments"):
         out.sample(1, 2)  # type: ignore[call-arg]
+    with pytest.raises(OverflowError):
+        out.take(0, 0, -1, 0)
+    with pytest.raises(MemoryError):
+        out.take(0, 0, 1 << 50, 0)
+    with pytest.raises(TypeError, match="takes 4 arguments"):
+        out.take(1, 2)  # type: ignore[call-arg]

@@ -1,7 +1,8 @@
 """The fast way out: a sample is drawn, gathered, validated and weighed in one native call.
 
     sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict of the filled tensors
-                    └─ with out=: into the tensors of an old sample
+       │            └─ with out=: into the tensors of an old sample
+       └─ a sampler that draws ──▶ FastRead.read ──▶ one call that gathers and validates
 
 For TensorDicts of tensors that need no further step.
 """
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.buffers.refilled import OutputReuse
+from shmbuffer.replay.buffers.sample_info import with_info
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.samplers.sampler import draw_key
 from shmbuffer.replay.storages.mover import draw_into
@@ -74,6 +77,29 @@ class FastRead:
         source.update(info)
         return node.wrap(source, size, device), info
 
+    def read(self, index: Any, known: dict[Any, Any]) -> tuple[Any, dict[str, Any]] | None:
+        """What a sampler chose, as `sample` gives it; None: take the longer way.
+
+        That is so where it gave no tickets, and where an item was written over since.
+        """
+        rows = self._rows
+        tickets: Any = known.get(GENERATION)
+        if not isinstance(rows, NativeRows) or self._storage._mover is not rows:
+            return None
+        if not (_is_plain(index) and _is_plain(tickets) and len(index) == len(tickets)):
+            return None
+        rows.ring.require_linked()
+        tensors = rows.held(index, tickets)
+        if tensors is None:
+            return None
+        info = self._info.of_choice(index, known)
+        node, size, device = self._node, index.shape, rows.leaves.device
+        source = node.children(iter(tensors), size, device)
+        if all(type(key) is str and _has_rows(value, size) for key, value in info.items()):
+            source.update(info)
+            return node.wrap(source, size, device), info
+        return with_info(node.wrap(source, size, device), info, by_item=False), info
+
     def refill(self, out: TensorDict, count: int) -> tuple[Any, dict[str, Any]] | None:
         """`sample` into ``out``."""
         rows, by_priority = self._rows, self._by_priority
@@ -90,3 +116,14 @@ class FastRead:
             shown.copy_(by_priority._weights(index, weights))
         into.changed()
         return out, self._info.entries(index, shown, into.tickets)
+
+
+def _is_plain(numbers: Any) -> bool:
+    """Whether the core can read them in place."""
+    if type(numbers) is not torch.Tensor or numbers.dtype is not torch.int64:
+        return False
+    return numbers.dim() == 1 and numbers.is_cpu and numbers.is_contiguous()
+
+
+def _has_rows(value: Any, size: torch.Size) -> bool:
+    return type(value) is torch.Tensor and value.is_cpu and value.shape[:1] == size

@@ -5,7 +5,7 @@
              by parts   writer ──▶ storage.set ──▶ sampler.extend
     sample   fast       one native call draws, gathers and weighs (`FastRead`), a TensorDict over it
              whole      storage.draw does the same for any items, then collate_fn and transforms
-             by parts   sampler.sample ──▶ storage.get
+             by parts   sampler.sample ──▶ storage.get, or one native call (`FastRead.read`)
 
 Always true
   1. A plan does not change. The buffer makes another one if a part is exchanged, or if the storage
@@ -46,6 +46,7 @@ class Plan:
 
     fast_write: FastWrite | None
     fast_read: FastRead | None
+    fast_choice: FastRead | None  # the same where the sampler draws
     appends: bool  # whether a batch is written whole
     draws: bool  # whether a batch is drawn whole
     why_write: str  # why there is no shorter way in; empty if there is none
@@ -119,20 +120,23 @@ class Plan:
         storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
         writer, prefetcher = buffer._writer, self.prefetcher
         uniform = type(sampler).sample is RandomSampler.sample
-        by_parts = _first(
-            (not storage.draws_natively, f"a {_name(storage)} does not draw by itself"),
+        own_draw = _first(
             (
                 not uniform
                 and (by_priority is None or type(sampler).sample is not PrioritizedSampler.sample),
                 f"a {_name(sampler)} draws",
             ),
             (self._own_table, _OWN_TABLE),
+        )
+        more = _first(
+            (not storage.draws_natively, f"a {_name(storage)} does not draw by itself"),
             (bool(buffer._also_chooses), f"{buffer._also_chooses} chooses, too"),
             (self.unit is not None, f"a {_name(self.unit)} makes more of what is drawn"),
         )
         device = getattr(storage, "device", None)
         leaves = getattr(self.payload, "leaves", None)
-        self.why_sample = by_parts or _first(
+        by_parts = own_draw or more
+        why = more or _first(
             (not self._samples_tensordicts, "samples do not have index and weights as entries"),
             (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
             (buffer._collate_fn is not None, "there is a collate_fn"),
@@ -142,6 +146,7 @@ class Plan:
             (self.payload is None, _NOT_YET),
             (not (leaves is None or leaves.is_flat), "items are no plain TensorDicts"),
         )
+        self.why_sample = by_parts or why
         tracked = storage.tracks_generations and (
             isinstance(writer, RoundRobinWriter) and writer.track_generations
         )
@@ -152,9 +157,10 @@ class Plan:
         dtype = None if by_priority is None else by_priority.dtype
         self.info = SampleInfo(buffer._weight_keys, dtype, tracked or self.shared or is_consumed)
         self.draws = not by_parts
-        self.fast_read = None
-        if not self.why_sample and isinstance(storage, TensorStorage):
-            self.fast_read = FastRead(storage, self.payload, sampler, by_priority, self.info)
+        fast = None
+        if not why and isinstance(storage, TensorStorage):
+            fast = FastRead(storage, self.payload, sampler, by_priority, self.info)
+        self.fast_read, self.fast_choice = (None, fast) if own_draw else (fast, None)
         chooses = "prefetch" if prefetcher is not None else buffer._also_chooses
         chooses = chooses or ("" if self.unit is None else f"a {_name(self.unit)}")
         chooses = chooses or ("" if uniform else f"a {_name(sampler)}")

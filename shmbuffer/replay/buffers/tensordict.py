@@ -197,6 +197,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
             plan.payload is None and isinstance(self._storage, TensorStorage)
         ):
             raise ValueError(NO_OUT)
+        choice = plan.fast_choice
+        if choice is not None and include_info is None and not plan.transforms:
+            chosen = self._choose(count)
+            found = choice.read(*chosen)
+            return found or self._shown(None, None, self._gathered(*chosen))
         return self._shown(include_info, None, self._next(count))
 
     def _shown(self, include_info: bool | None, out: TensorDict | None, batch: Batch) -> Batch:

@@ -55,6 +55,18 @@ class NativeRows(Rows):
             missing = self.ring.read(index.data_ptr(), count, addresses, tickets.data_ptr())
         return tensors, tickets, missing
 
+    def held(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
+        """The leaves of items by index, int64 ``[n]``, contiguous, as are the tickets.
+
+        None where one is another item by now, or the shortest way out is not open: take `read`.
+        """
+        core = self.ring.seat.outtake or self._outtake()
+        if core is None or reads_elsewhere():
+            return None
+        at = index.data_ptr(), tickets.data_ptr(), index.numel()
+        found: Any = core.take(*at, LOCK_TIMEOUT_NS)
+        return found if type(found) is list else None
+
     def sample(self, count: int, key: int, beta: float | None) -> RowSample:
         """See `Mover.sample`."""
         core = self.ring.seat.outtake or self._outtake()
