@@ -11,7 +11,7 @@
 #define REFUSED 32u /* proposals in a row, before the weights are summed again */
 
 struct shmb_swapped {
-    uint64_t set, number, is; /* set: 1 + it, 0: nothing */
+    uint32_t set, number, is; /* set: 1 + it, 0: nothing; all of them below SHMB_MOST_ITEMS */
 };
 
 /* SplitMix64, as in sample.c. */
@@ -30,7 +30,7 @@ static uint64_t chosen_below(struct shmb_choice *choice, uint64_t bound) {
 
 bool shmb_choice_begin(struct shmb_choice *choice, uint64_t key, uint64_t count) {
     uint64_t room = 16;
-    while (room < 4 * count) room *= 2;
+    while (room < 2 * count) room *= 2; /* half of it is free: each choice is one entry at most */
     *choice = (struct shmb_choice){.key = key, .swapped = calloc(room, sizeof *choice->swapped), .mask = room - 1};
     return choice->swapped != NULL;
 }
@@ -51,7 +51,7 @@ uint64_t shmb_choose(struct shmb_choice *choice, uint64_t set, uint64_t left) {
     uint64_t moved = end->set ? end->is : last;
     struct shmb_swapped *one = swap_of(choice, set, number);
     uint64_t chosen = one->set ? one->is : number;
-    *one = (struct shmb_swapped){set + 1, number, moved};
+    *one = (struct shmb_swapped){(uint32_t)set + 1, (uint32_t)number, (uint32_t)moved};
     return chosen;
 }
 

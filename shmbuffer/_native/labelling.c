@@ -236,7 +236,7 @@ static PyObject *labels_choose(PyObject *self, PyObject *args) {
     unsigned long long at[6];
     if (!parsed(self, args, "KKKK:choose", at)) return NULL;
     struct shmb_choice choice;
-    if (at[2] > at[1]) return PyErr_Format(PyExc_ValueError, "choose: %llu of %llu numbers", at[2], at[1]);
+    if (at[2] > at[1] || at[1] > SHMB_MOST_ITEMS) return PyErr_Format(PyExc_ValueError, "choose: %llu of %llu numbers", at[2], at[1]);
     if (!shmb_choice_begin(&choice, at[0], at[2])) return PyErr_NoMemory();
     for (uint64_t i = 0; i < at[2]; i++) NUMBERS(3)[i] = (int64_t)shmb_choose(&choice, 0, at[1] - i);
     shmb_choice_end(&choice);

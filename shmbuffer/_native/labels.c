@@ -39,6 +39,13 @@ static void *with_room(struct shmb_labels *all, void *at, uint64_t count, uint64
     return more;
 }
 
+/* So many items more, or, modulo 2^32, fewer. */
+static inline void count_more(struct shmb_labels *all, struct shmb_kin *kin, uint32_t more) {
+    kin->count += more;
+    all->items += (uint64_t)(int64_t)(int32_t)more;
+    if (all->in_order && !all->limit) all->order[kin->place].count = kin->count;
+}
+
 /* The table of labels. */
 
 static inline uint32_t home_of(const struct shmb_labels *all, int64_t label) {
@@ -149,6 +156,7 @@ static struct shmb_kin *add_kin(struct shmb_labels *all, int64_t label, int64_t 
     *kin = (struct shmb_kin){.label = label, .items = items, .mask = room - 1, .serial = ++all->serials,
                              .marked = SHMB_NO_ITEM, .since = now};
     all->table[place_of_label(all, label)] = number + 1;
+    all->in_order = false;
     if (all->limit) {
         open_kin(all, kin);
     } else {
@@ -163,6 +171,7 @@ static struct shmb_kin *add_kin(struct shmb_labels *all, int64_t label, int64_t 
 
 static void remove_kin(struct shmb_labels *all, struct shmb_kin *kin) {
     uint32_t number = number_of(all, kin), at = place_of_label(all, kin->label);
+    all->in_order = false;
     close_kin(all, kin, SHMB_KIN_LOST);
     remark(all, kin);
     if (all->table[at] == number + 1) forget_label(all, at);
@@ -196,9 +205,7 @@ static void append(struct shmb_labels *all, struct shmb_kin *kin, uint32_t eleme
     if (kin->count && age_of(all, *entry(kin, kin->back - 1)) > age_of(all, element)) loosen(all, kin);
     all->where[element] = (struct shmb_place_in){number_of(all, kin) + 1, kin->back};
     *entry(kin, kin->back++) = element;
-    kin->count++;
-    all->items++;
-    all->in_order = false;
+    count_more(all, kin, 1);
 }
 
 /* Absence. */
@@ -232,11 +239,9 @@ static inline bool dropped_first(struct shmb_labels *all, struct shmb_kin *kin, 
     bool counts = all->limit && (kin->state == SHMB_KIN_OPEN || kin->state == SHMB_KIN_WHOLE);
     if (all->where[element].index != kin->front || kin->count == 1 || kin->absent || kin->marked != SHMB_NO_ITEM || counts) return false;
     all->where[element].kin = 0;
-    kin->count--;
+    count_more(all, kin, UINT32_MAX);
     do kin->front++;
     while (*entry(kin, kin->front) == SHMB_NO_ITEM);
-    all->items--;
-    all->in_order = false;
     return true;
 }
 
@@ -246,9 +251,7 @@ void shmb_label_drop(struct shmb_labels *all, uint32_t element) {
     if (is_absent(all, element)) set_absent(all, kin, element, false);
     *entry(kin, all->where[element].index) = SHMB_NO_ITEM;
     all->where[element].kin = 0;
-    kin->count--;
-    all->items--;
-    all->in_order = false;
+    count_more(all, kin, UINT32_MAX);
     if (all->limit && (kin->state == SHMB_KIN_OPEN || kin->state == SHMB_KIN_WHOLE)) {
         all->withdrawn++;
         lose(all, kin);
@@ -295,10 +298,8 @@ static uint64_t put_behind_last(struct shmb_labels *all, const uint32_t *element
         *entry(kin, index) = element;
     }
     kin->back += (uint32_t)n;
-    kin->count += (uint32_t)n;
+    count_more(all, kin, (uint32_t)n);
     kin->came += all->limit ? (uint32_t)n : 0;
-    all->items += n;
-    if (n) all->in_order = false;
     return n;
 }
 
@@ -426,6 +427,7 @@ uint64_t shmb_labels_order(struct shmb_labels *all) {
     }
     all->n_order = kept;
     if (all->unsorted) qsort(all->order, kept, sizeof *all->order, by_label);
+    for (uint64_t i = 0; i < kept; i++) all->kins[all->order[i].kin].place = (uint32_t)i;
     all->unsorted = false;
     all->in_order = true;
     return kept;

@@ -22,6 +22,7 @@ struct shmb_kin {
     uint32_t came;         /* items that ever were of it */
     uint32_t absent;       /* of the items, those that are being written */
     uint32_t serial;       /* another one each time that it is used */
+    uint32_t place;        /* in the order of labels, while that is up to date */
     uint32_t marked;       /* element by which it is in the marks; SHMB_NO_ITEM: it is not */
     uint32_t before, after; /* of the open ones, 1 + number: in the order in which they began */
     int64_t since;         /* when it began */
@@ -36,7 +37,7 @@ struct shmb_labels {
     bool by_age;         /* kins are marked by their first item */
     bool failed;         /* there was no memory: what is here is worth nothing until it is cleared */
     bool unsorted;       /* `order` is */
-    bool in_order;       /* it is up to date */
+    bool in_order;       /* it has the labels that are there */
     uint32_t last;       /* 1 + the kin of the last item that was put: as a rule also that of the next one */
     uint64_t first;      /* the element of the oldest slot */
     struct shmb_place_in {
@@ -49,7 +50,7 @@ struct shmb_labels {
     struct shmb_ordered {
         int64_t label;
         uint32_t kin, serial, count;
-    } *order; /* by label; brought up to date when it is asked for */
+    } *order; /* by label; which there are, is brought up to date when it is asked for */
     uint64_t n_order, room_order;
     uint32_t *loose; /* kins that are to be put in order */
     uint64_t n_loose, room_loose;
