@@ -45,7 +45,8 @@
     X(release, ANY, "t", "(timeout_ns): what was taken is read.") \
     X(limit, ANY, "nrrnnnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_no_peer,\n" \
                                "max_staleness, items_per_version, timeout_ns).") \
-    X(reserve, ANY, "nnnnt", "(rows, bytes, expires_ns, id or 0, timeout_ns): room for items to come; what names it.") \
+    X(reserve, ANY, "nnnnnt", "(rows, bytes, expires_ns, id or 0, name, timeout_ns): room for items to come; what names it is\n" \
+                              "written to the address as it is granted.") \
     X(hold, ANY, "nnnn", "(name or 0, versions or 0, young, count): this thread's next claim is made from what it names.") \
     X(give_back, ANY, "nt", "(name, timeout_ns): it is not needed any more.") \
     X(note_partial, ANY, "nt", "(name, timeout_ns): it has pieces in a file.") \

@@ -11,10 +11,11 @@ happens to the ledger is told in ``_native/ledger.c``; this is who asks for it.
 
 from __future__ import annotations
 
-import ctypes
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,24 @@ from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, nanoseconds
 from shmbuffer.memory.layout import Alone, Side
 from shmbuffer.memory.ledger import HELD_HERE, Acknowledged, Standings, Taken
 from shmbuffer.memory.waiting import Calls
+
+_own = threading.local()
+
+
+@contextmanager
+def given_back_unless_delivered() -> Iterator[None]:
+    """What this thread takes in the block is given back if that ends by an exception."""
+    before = getattr(_own, "taken", None)
+    taken: list[tuple[Consumer, NDArray[np.uint64]]] = []
+    _own.taken = taken
+    try:
+        yield
+    except BaseException:
+        for consumer, lease in taken:
+            consumer.give_back(int(lease[0]))
+        raise
+    finally:
+        _own.taken = before
 
 
 class Oldest(NamedTuple):
@@ -82,26 +101,27 @@ class Consumer:
             RateLimitTimeout, RateLimitError: as a sample of a limited buffer.
         """
         slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-        lease = np.zeros(1, np.uint64)
-        found = self.take_at(count, lease_s, address(slots), address(tickets), address(lease))
-        return Taken(slots[:found], tickets[:found], int(lease[0]))
+        found, lease = self.take_at(count, lease_s, address(slots), address(tickets))
+        return Taken(slots[:found], tickets[:found], lease)
 
-    def take_at(self, count: int, lease_s: float, *where: int) -> int:
-        """`take`, into memory that is there: addresses of slots, tickets and the lease's number, 0.
+    def take_at(self, count: int, lease_s: float, slots: int, tickets: int) -> tuple[int, int]:
+        """`take`, into memory that is there: addresses of slots and tickets.
 
         Returns:
-            How many items it has taken.
+            How many items it has taken, and under which lease.
         """
         given = self.which, self.number, count
         lease_ns = nanoseconds(lease_s)
         self._calls.sides.draws_here()
+        lease = self._to_be_noted()
+        where = slots, tickets, address(lease)
 
         def deliver(least: int) -> int:
             native = self._seat.native
             return int(native.deliver(*given, least, lease_ns, *where, LOCK_TIMEOUT_NS))
 
         call = self._or_what_is_left(deliver, count, lambda: "was given every item")
-        return self._taking(call, where[2]) if count else 0
+        return (self._taking(call, lease), int(lease[0])) if count else (0, 0)
 
     def wait_for(
         self, choose: Callable[[int], int], most: int, size: int, why: Callable[[], str]
@@ -156,13 +176,21 @@ class Consumer:
 
         return call
 
-    def _taking(self, call: Callable[[], int], lease_at: int, index: object = None) -> int:
-        """What it has taken is given back if it is interrupted; the lease is 0 until then."""
+    def _to_be_noted(self) -> NDArray[np.uint64]:
+        """Where the core notes a lease as it begins; 0 until then."""
+        lease = np.zeros(1, np.uint64)
+        if (taken := getattr(_own, "taken", None)) is not None:
+            taken.append((self, lease))
+        return lease
+
+    def _taking(
+        self, call: Callable[[], int], lease: NDArray[np.uint64], index: object = None
+    ) -> int:
+        """What it has taken is given back if it is interrupted."""
         try:
             return self._calls.run(call, "sample", index=index)
         except BaseException:
-            if lease := ctypes.c_uint64.from_address(lease_at).value:
-                self.give_back(lease)
+            self.give_back(int(lease[0]))
             raise
 
     def is_over(self) -> bool:
@@ -283,7 +311,7 @@ class Consumer:
         index, tickets = _pair(index, tickets)
         if int(groups.sum()) != len(index) or (groups < 0).any():
             raise ValueError(f"claim: groups of {groups.tolist()} are not {len(index)} items")
-        kept, lease = np.zeros(len(groups), np.uint8), np.zeros(1, np.uint64)
+        kept, lease = np.zeros(len(groups), np.uint8), self._to_be_noted()
 
         def call() -> int:
             return int(
@@ -294,7 +322,7 @@ class Consumer:
                 )
             )
 
-        self._taking(call, address(lease), index)
+        self._taking(call, lease, index)
         return kept.astype(bool), int(lease[0])
 
     def drop(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> int:
@@ -330,13 +358,14 @@ class Consumer:
         return Acknowledged(applied, count - applied)
 
     def give_back(self, lease: int) -> None:
-        """What was taken under a lease, and is not acknowledged, is given to others at once."""
+        """What was taken under a lease, and is not acknowledged, is given to others; 0: nothing."""
 
         def call() -> int:
             given = self.which, self.number, lease
             return int(self._seat.native.return_lease(*given, LOCK_TIMEOUT_NS))
 
-        self._calls.run(call, "give_back")
+        if lease:
+            self._calls.run(call, "give_back")
 
     def standings(self) -> Standings:
         """What each slot's item is to it, all of one moment. O(capacity)."""

@@ -39,7 +39,13 @@ class Reservations:
         self._has_room = False
 
     def reserve(
-        self, rows: int, nbytes: int = 0, *, seconds: float | None = None, number: int = 0
+        self,
+        rows: int,
+        nbytes: int = 0,
+        *,
+        seconds: float | None = None,
+        number: int = 0,
+        name: NDArray[np.uint64] | None = None,
     ) -> int:
         """Waits as a write of so many rows would, and holds their room; returns what names it.
 
@@ -48,17 +54,27 @@ class Reservations:
             nbytes: of the byte ring; 0: unknown.
             seconds: until it ends by itself; None: with the handle.
             number: of pieces that are gone on with; 0: a new one.
+            name: ``[1]``, 0: where the name is noted as it is granted, for who may be interrupted.
         """
         self._take_room()
         ends = _FOR_EVER
         if seconds is not None and seconds < _ENDLESS_S:
             ends = now_ns() + int(seconds * 1e9)
 
-        def call() -> int:
-            native = self._seat.native
-            return int(native.reserve(rows, nbytes, ends, number, LOCK_TIMEOUT_NS))
-
-        return self._calls.run(call, "reserve")
+        if name is None:
+            name = np.zeros(1, np.uint64)
+        given = rows, nbytes, ends, number, name.ctypes.data
+        try:
+            self._calls.run(
+                lambda: int(self._seat.native.reserve(*given, LOCK_TIMEOUT_NS)), "reserve"
+            )
+            found = int(name[0])
+        except BaseException:
+            if name[0]:
+                self.give_back(int(name[0]))
+                name[0] = 0
+            raise
+        return found
 
     @contextmanager
     def held(

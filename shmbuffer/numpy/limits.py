@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.first_write import first_ring
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def taken(
     """The oldest items of a queue, read by index and ticket; None if it is not a queue any more."""
     index = np.empty(count, np.int64)
     tickets = np.full(count, _NOT_TAKEN, np.int64)
+    release = ring.seat.native.release
     while True:
         found = False
         try:
@@ -129,6 +131,7 @@ def taken(
                 return batch
             # The buffer was emptied meanwhile.
         finally:
-            # An interrupt may come between the two calls: the tickets show what was taken.
-            if found or (count and int(tickets[0]) != _NOT_TAKEN):
+            # An interrupt may come between the two calls: the tickets show what was taken. Until it
+            # is released there is no call here, behind which CPython would look for another one.
+            if (found or (count and tickets[0] != _NOT_TAKEN)) and release(LOCK_TIMEOUT_NS) < 0:
                 ring.flow.release()

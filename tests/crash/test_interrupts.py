@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shmbuffer.errors import RateLimitTimeout, RingOverrunError
 from shmbuffer.memory import Engine, RateLimiter, Settings, deadline
+from shmbuffer.memory.consumer import given_back_unless_delivered
+from shmbuffer.numpy.limits import taken
 from shmbuffer.service.recovery import recover
 from shmbuffer.service.tenure import hold_lock
 from tests.crash.interrupts import Deed, walk
@@ -33,9 +36,9 @@ class Deeds:
         self.numbers = itertools.count()
 
     @contextmanager
-    def made(self) -> Iterator[Engine]:
+    def made(self, settings: Settings = SETTINGS) -> Iterator[Engine]:
         """A buffer with items, which is removed at the end."""
-        with Engine.open(self.folder / str(next(self.numbers)), SETTINGS) as engine:
+        with Engine.open(self.folder / str(next(self.numbers)), settings) as engine:
             write(engine.define(schema(8)), range(5))
             yield engine
             engine.cleanup()
@@ -138,6 +141,58 @@ class Deeds:
             ring_of(other).claims.abort()
 
     @contextmanager
+    def reserve(self) -> Iterator[Begun]:
+        """Nobody holds room who does not know of it."""
+        with self.made() as engine:
+            ring = ring_of(engine)
+            yield lambda: ring.reservations.reserve(3), lambda: holds_nothing(engine)
+
+    @contextmanager
+    def wait_to_reserve(self) -> Iterator[Begun]:
+        """It is admitted at the second try."""
+        with self.made() as engine:
+            engine.set_limiter(ONE_FOR_ONE)
+            ring = ring_of(engine)
+
+            def act() -> None:
+                refused(RateLimitTimeout, lambda: ring.reservations.reserve(2))
+                ring.flow.admit(1)
+                ring.reservations.reserve(1)
+
+            yield act, lambda: holds_nothing(engine)
+
+    @contextmanager
+    def take_of_a_queue(self) -> Iterator[Begun]:
+        with self.made(Settings(8)) as engine:
+            engine.set_limiter(RateLimiter(max_times_sampled=1))
+            ring = ring_of(engine)
+            yield (
+                lambda: taken(ring, 3, lambda index, tickets: index),
+                lambda: holds_nothing(engine),
+            )
+
+    @contextmanager
+    def consume(self) -> Iterator[Begun]:
+        with self.made() as engine:
+            consumer = ring_of(engine).consumers.open("learner")
+
+            def works() -> None:
+                assert len(consumer.take(5).slots) == 5
+
+            yield delivering(lambda: consumer.take(3)), works
+
+    @contextmanager
+    def claim_groups(self) -> Iterator[Begun]:
+        with self.made() as engine:
+            consumer = ring_of(engine).consumers.open("learner")
+            there = np.arange(3)
+
+            def works() -> None:
+                assert len(consumer.take(5).slots) == 5
+
+            yield delivering(lambda: consumer.claim(there, there)), works
+
+    @contextmanager
     def remove(self) -> Iterator[Begun]:
         path = self.folder / str(next(self.numbers))
         with Engine.open(path, SETTINGS) as engine:
@@ -170,10 +225,28 @@ class Deeds:
             yield act, act
 
 
+def delivering(take: Callable[[], object]) -> Callable[[], None]:
+    """Takes items of a consumer as a sampler does, which gives them back if it is interrupted."""
+
+    def act() -> None:
+        with given_back_unless_delivered():
+            take()
+
+    return act
+
+
 def refused(error: type[Exception], call: Callable[[], object]) -> None:
     """A call that is not waited for."""
     with deadline.within(0.0), suppress(error):
         call()
+
+
+def holds_nothing(engine: Engine) -> None:
+    """Nothing is reserved, or being read, and others may have all of the room."""
+    waits_for_nobody(engine)
+    control = engine.seat.control
+    assert not control.entries["reading"].any()
+    assert int(control.runtime["reserved"][0]) == 0
 
 
 def waits_for_nobody(engine: Engine) -> None:
@@ -186,6 +259,8 @@ def waits_for_nobody(engine: Engine) -> None:
 
 #: Each how many-th place is taken; of the others each sixteenth.
 STRIDES = {"close": 1, "wait_for_a_slot": 1, "wait_to_sample": 3, "wait_to_write": 3}
+STRIDES |= {"reserve": 2, "wait_to_reserve": 3}
+STRIDES |= dict.fromkeys(("take_of_a_queue", "consume", "claim_groups"), 1)
 NAMES = [name for name in vars(Deeds) if not name.startswith("_") and name != "made"]
 
 

@@ -167,7 +167,7 @@ def test_a_ring_that_nobody_reserves_in_has_no_table(engine: Engine) -> None:
     found = inspect(engine.path or "")
     assert (found["reservations"], found["partials"]) == ([], 0)
     assert engine.seat.native.give_back(RESERVATIONS + 3, LONG_NS) == -_core.NO_RESERVATION
-    assert engine.seat.native.reserve(1, 0, 2**64 - 1, 0, LONG_NS) == -_core.ALL_RESERVED
+    assert engine.seat.native.reserve(1, 0, 2**64 - 1, 0, 0, LONG_NS) == -_core.ALL_RESERVED
 
 
 def test_holders_are_told_from_the_one_with_the_most(engine: Engine, ring: Ring) -> None:

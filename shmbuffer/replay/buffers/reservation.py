@@ -48,19 +48,24 @@ class Reservation:
         rb: Any,
         engine: Engine,
         items: int,
-        name: int | None,
+        granted: NDArray[np.uint64],
         version: int | None,
         pieces: Pieces | None = None,
     ) -> None:
         self._engine = engine
         self._rb = rb
-        self._name = name  # None: nothing was written yet, and nothing is reserved
+        self._granted = granted  # what names it, once it is
         self._incarnation = engine.seat.incarnation
         self._over = ""  # how it ended here
         self._pieces = None if pieces is None else self._kept(pieces)
         self.items = items
         self.version = version
         self.refused = 0
+
+    @property
+    def _name(self) -> int | None:
+        """What names it; None: nothing was written yet, and nothing is reserved."""
+        return int(self._granted[0]) or None
 
     @property
     def id(self) -> int | None:
@@ -188,7 +193,7 @@ class Reservation:
         given: Any,
     ) -> Any:
         if self._name is None and (ring := self._engine.ring()) is not None:
-            self._name = ring.reservations.reserve(self.items)
+            ring.reservations.reserve(self.items, name=self._granted)
         index = torch.zeros(0, dtype=torch.int64)
         if self._name is None:  # nothing was written yet: an ordinary write
             return index if data is None else self._rb.extend(data, **given)

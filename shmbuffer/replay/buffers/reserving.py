@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shmbuffer.errors import ReservationLostError, ShmBufferError
 from shmbuffer.memory import consumer_version, partials
 from shmbuffer.memory.deadline import within
@@ -14,6 +16,8 @@ from shmbuffer.replay.buffers.reservation import Reservation
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from numpy.typing import NDArray
 
     from shmbuffer.memory import Engine, Ring
 
@@ -60,11 +64,11 @@ class Reserving(Parts):
         """
         n = _whole("n", n)
         engine, ring = self._shared_ring()
-        room = ring.capacity if ring else engine.settings.capacity
-        if n > room:
+        capacity = ring.capacity if ring else engine.settings.capacity
+        if n > capacity:
             raise ValueError(
-                f"{engine.where}: reserve({n:,}): the buffer has room for {room:,}; reserve fewer "
-                "at once, or make it larger"
+                f"{engine.where}: reserve({n:,}): the buffer has room for {capacity:,}; reserve "
+                "fewer at once, or make it larger"
             )
         if bytes is not None and (ring is None or ring.records is None):
             raise ValueError(
@@ -76,11 +80,14 @@ class Reserving(Parts):
         if version is not None:
             version = consumer_version.require_version(version, "reserve: version")
         nbytes = 0 if bytes is None else _whole("bytes", bytes)
-        name = None
+        granted = np.zeros(1, np.uint64)
+        room = Reservation(
+            self, engine, n, granted, version
+        )  # an interrupt behind the grant ends it
         if ring is not None:
             with within(timeout):
-                name = self._reserved(engine, ring, n, nbytes, lease)
-        return Reservation(self, engine, n, name, version)
+                self._reserve(engine, ring, n, nbytes, lease, granted)
+        return room
 
     def partials(self) -> list[Partial]:
         """Rollouts whose process died, or closed its handle, before `commit`; see `resume`.
@@ -135,28 +142,41 @@ class Reserving(Parts):
                     "of partials()"
                 )
             pieces.cut()
+            granted = np.zeros(1, np.uint64)
+            room = Reservation(self, engine, told.reserved, granted, told.version, pieces)
+            given = told.reserved, told.nbytes
             with within(timeout):
-                name = ring.reservations.reserve(told.reserved, told.nbytes, number=number)
+                ring.reservations.reserve(*given, number=number, name=granted)
         except BaseException:
             pieces.close()
             raise
-        return Reservation(self, engine, told.reserved, name, told.version, pieces)
+        return room
 
     def _shared_ring(self) -> tuple[Engine, Ring | None]:
         engine = shareable(self._storage, "reserve needs")
-        return engine, engine.ring()
+        ring = engine.ring()
+        if ring is not None and not engine.seat.is_ours():
+            engine.seat.rejoin()  # of a forked child, before it is noted whose reservation it is
+        return engine, ring
 
-    def _reserved(
-        self, engine: Engine, ring: Ring, n: int, nbytes: int, lease: float | None
-    ) -> int:
+    def _reserve(
+        self,
+        engine: Engine,
+        ring: Ring,
+        n: int,
+        nbytes: int,
+        lease: float | None,
+        granted: NDArray[np.uint64],
+    ) -> None:
         try:
-            return ring.reservations.reserve(n, nbytes, seconds=lease)
+            ring.reservations.reserve(n, nbytes, seconds=lease, name=granted)
+            return
         except ShmBufferError as error:
             if "reservations" not in error.parts:
                 raise
         engine.seat.reap_dead()  # dead processes may hold some
         self._forget_done(engine, ring)
-        return ring.reservations.reserve(n, nbytes, seconds=lease)
+        ring.reservations.reserve(n, nbytes, seconds=lease, name=granted)
 
     def _forget_done(self, engine: Engine, ring: Ring) -> None:
         """Clean up after processes that died after their commit, before removing their files."""

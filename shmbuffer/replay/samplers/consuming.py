@@ -90,16 +90,15 @@ class ConsumingSampler(Consumes):
         """
         consumer = self.opened(storage)
         slots = torch.empty(batch_size, dtype=torch.int64)
-        tickets, leases = torch.empty_like(slots), torch.zeros_like(slots)
-        where = slots.data_ptr(), tickets.data_ptr(), leases.data_ptr()
-        found = consumer.take_at(batch_size, self._lease_s(), *where)
+        tickets = torch.empty_like(slots)
+        where = slots.data_ptr(), tickets.data_ptr()
+        found, lease = consumer.take_at(batch_size, self._lease_s(), *where)
         if found < batch_size:
-            slots, tickets, leases = (one[:found].clone() for one in (slots, tickets, leases))
-        lease = int(leases[0]) if found else 0
+            slots, tickets = slots[:found].clone(), tickets[:found].clone()
         taken = Taken(slots.numpy(), tickets.numpy(), lease)
         known = {GENERATION: tickets}
         if self._took(consumer, [taken]):
-            known[LEASE] = leases.fill_(lease)
+            known[LEASE] = torch.full_like(slots, lease)
         return slots, known
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory.consumer import given_back_unless_delivered
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, Sampler
 from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.storage import ring_of
@@ -107,10 +108,8 @@ class Consumes(Sampler):
         before = getattr(self._own, "taking", None)
         now = self._own.taking = Taking(lease_s)
         try:
-            yield now
-        except BaseException:
-            now.give_back()
-            raise
+            with given_back_unless_delivered():
+                yield now
         finally:
             self._own.taking = before
 

@@ -1,0 +1,86 @@
+"""Ctrl-C in a call that is granted something: what it was granted is free again for others.
+
+Leases of a sample for a consumer, the room of a reservation. See tests/crash/interrupts.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from shmbuffer import attach
+from tests.crash.interrupts import Deed, Interrupter, interrupt
+from tests.replay.test_waiting_consumers import SAMPLERS, SIZE, learner, units
+
+Begun = tuple[Callable[[], object], Callable[[], object]]
+
+
+@contextmanager
+def sampled(path: Path, kind: str) -> Iterator[Begun]:
+    """A sample under a lease without an end, of a buffer with two batches."""
+    with learner(path, kind) as rb, learner(path, kind) as other:
+        rb.extend(units(0, 4))
+        assert rb.can_sample()  # opens the consumer
+
+        def works() -> None:
+            (consumer,) = rb.consumers()
+            assert not [lease for lease in consumer.leases if lease.ends_in_s]
+            for lease in (60.0, 60.0):
+                assert len(other.sample(lease=lease, timeout=20)) == 2 * SIZE
+
+        yield lambda: rb.sample(lease=float("inf")), works
+        rb.storage.engine().cleanup()
+
+
+@contextmanager
+def reserved(path: Path, kind: str) -> Iterator[Begun]:
+    """Room for new items, or for those of a dead process."""
+    with learner(path, "consuming") as rb:
+        rb.extend(units(0, 1))
+        if kind == "resume":
+            with attach(path) as dead:
+                dead.reserve(3).append(units(1, 1))
+        engine = rb.storage.engine()
+
+        def works() -> None:
+            assert int(engine.stats()["reserved"]) == 0
+            assert len(rb.partials()) == (kind == "resume")
+
+        kept: list[object] = []
+
+        def act() -> None:
+            kept.append(rb.resume(rb.partials()[0]) if kind == "resume" else rb.reserve(3))
+
+        yield act, works
+        kept.clear()
+        engine.cleanup()
+
+
+#: Places behind the delivery: returns of Python functions, where CPython does not look for signals.
+RETURNS = {"reserve": 1, "resume": 1, **dict.fromkeys(SAMPLERS, 5)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*SAMPLERS, "reserve", "resume"])
+def test_what_an_interrupted_call_was_granted_is_free(kind: str, fast_path: Path) -> None:
+    numbers = itertools.count()
+    of = sampled if kind in SAMPLERS else reserved
+
+    def begin() -> AbstractContextManager[Begun]:
+        return of(fast_path / str(next(numbers)), kind)
+
+    with begin() as (act, _):  # what is made once, such as caches of torch
+        act()
+    with begin() as (act, _), Interrupter() as counted:
+        act()
+    del act, _
+    gc.collect()
+    places = range(len(counted.places) - RETURNS[kind])
+    assert len(places) > 50
+    for number in (*places[::9], *places[-20:]):
+        interrupt(Deed(kind, begin), number)
