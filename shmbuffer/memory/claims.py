@@ -30,7 +30,7 @@ class Claims:
         self._seat = calls.seat
         self._tree = tree
         self._native: Any = None  # that the open claim was made with
-        self._elements = 0
+        self._slots = 0
         self._in_place = False
 
     def claim(
@@ -41,14 +41,13 @@ class Claims:
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> int:
         """Takes ``count`` slots at the head, for this thread; returns the ticket of the first."""
-        schema = self._calls.schema
+        given = address(streams)
 
         def call() -> int:
             native = self._seat.native
-            result = int(native.claim(count, address(streams), LOCK_TIMEOUT_NS))
+            result: int = native.claim(count, given, LOCK_TIMEOUT_NS)
             if result >= 0:
-                self._native, self._in_place = native, False
-                self._elements = min(count, schema.capacity) * schema.width
+                self._native, self._slots, self._in_place = native, count, False
             return result
 
         return self._calls.run(call, "write", timeout)
@@ -79,10 +78,9 @@ class Claims:
 
         def call() -> int:
             native = self._seat.native
-            result = int(native.claim_slots(at, len(where), how, generation, held, LOCK_TIMEOUT_NS))
+            result: int = native.claim_slots(at, len(where), how, generation, held, LOCK_TIMEOUT_NS)
             if result > 0 or (result == 0 and tickets is None):
-                self._native, self._in_place = native, in_place
-                self._elements = result * self._calls.schema.width
+                self._native, self._slots, self._in_place = native, result, in_place
             return result
 
         self._calls.run(call, "place", timeout, None, where)
@@ -102,23 +100,28 @@ class Claims:
 
     def commit(self, priorities: NDArray[np.float64] | int | None = None) -> None:
         """Publishes what was claimed; if it raises, that was given back."""
+        given = 0
         try:
-            if priorities is None and not self._in_place:
+            if priorities is None and self._tree.initial is not None and not self._in_place:
                 priorities = self._tree.of_new(None, self._elements)
-            given = address_of_priorities(priorities, self._elements)
+            if priorities is not None:
+                given = address_of_priorities(priorities, self._elements)
         except BaseException:
             self.abort()
             raise
         self._calls.run(
-            lambda: int(self._holder().commit(given, 0, LOCK_TIMEOUT_NS)),
-            "commit",
-            None,
-            priorities,
+            lambda: self._holder().commit(given, 0, LOCK_TIMEOUT_NS), "commit", None, priorities
         )
 
     def abort(self) -> None:
         """Gives the claimed slots back, empty."""
         self._calls.run(lambda: int(self._holder().abort(LOCK_TIMEOUT_NS)), "abort")
+
+    @property
+    def _elements(self) -> int:
+        """Elements of the open claim."""
+        schema = self._calls.schema
+        return min(self._slots, schema.capacity) * schema.width
 
     def _holder(self) -> Any:
         """The native ring of the claim: `close` waits for it, after replacing it for others."""

@@ -29,7 +29,7 @@ from shmbuffer.memory.records import Records
 from shmbuffer.memory.reservations import Reservations
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.slots_file import SlotsFile
-from shmbuffer.memory.status import raise_for_status
+from shmbuffer.memory.status import raise_for_status, require_linked
 from shmbuffer.memory.streams import Streams
 from shmbuffer.memory.totals import HasTotals
 from shmbuffer.memory.tree import PriorityTree
@@ -161,7 +161,7 @@ class Ring(HasTotals):
 
         Calls that move items do so by themselves, but for `read`. Cost: 0.1 µs.
         """
-        self._calls.require_linked()
+        require_linked(self.seat)
 
     def place(
         self,

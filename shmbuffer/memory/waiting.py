@@ -120,15 +120,11 @@ class Calls:
                 time.sleep(_FILLING_S)
             else:
                 raise_for_status(seat, -result, what, priorities, index)
-            self.require_linked()
+            require_linked(seat)
             result = call()
         if waiting is not None:  # where nothing is limited any more the core has not asked
             seat.native.give_up(LOCK_TIMEOUT_NS)
         return int(result)
-
-    def require_linked(self) -> None:
-        """Raises BufferUnlinkedError if the directory was removed; looks once a second. 0.1 µs."""
-        require_linked(self.seat)
 
     def _is_being_filled(self, limit: deadline.Deadline | None) -> bool:
         """Whether writers hold slots now, or did a moment ago: an empty ring does not stay so."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NoReturn
 
 import numpy as np
@@ -45,6 +46,11 @@ def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
+def one_of_each(items: Iterable[Any]) -> list[Any]:
+    """The first item of each run of one type, for what depends on the type alone."""
+    return [next(run) for _, run in groupby(items, type)]
+
+
 class Stacking:
     """Items of one form as a batch; with ``arrays`` lists in dicts are arrays, and no PyTrees."""
 
@@ -56,9 +62,9 @@ class Stacking:
     def joined(self, items: list[Any], where: str = "the item") -> Any:
         """The batch of some items, or of what is at one place in each of them."""
         first, kind = items[0], self.kind(items[0])
-        for at, item in enumerate(items):
-            if self.kind(item) is not kind:
-                return self.mixed(items, where, at)
+        if any(self.kind(one) is not kind for one in one_of_each(items)):
+            at = next(at for at, item in enumerate(items) if self.kind(item) is not kind)
+            return self.mixed(items, where, at)
         if kind is Mapping:
             for at, item in enumerate(items):
                 if item.keys() != first.keys():
@@ -114,9 +120,9 @@ class Stacking:
 
     def leaves(self, items: list[Any], where: str, kind: type) -> Any:
         """The batch of items of one kind that are neither dicts, lists nor tuples."""
-        for item in items:
-            if not is_array(item):
-                raise TypeError(not_a_tensor(item))
+        for one in one_of_each(items):
+            if not is_array(one):
+                raise TypeError(not_a_tensor(one))
         return self.leaf(items, where)
 
     def leaf(self, items: list[Any], where: str) -> Any:

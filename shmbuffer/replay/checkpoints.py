@@ -19,6 +19,8 @@ from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.replay.publication import finish, publish
 from shmbuffer.replay.values import read_state, write_state
 
+_OURS = f"{__name__.partition('.')[0]}."
+
 
 class Loaded(NamedTuple):
     """What became of a storage that was loaded, for the sampler and the writer beside it."""
@@ -166,7 +168,7 @@ def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
 def has_its_own(part: Any, name: str) -> bool:
     """Whether a class of the user's has the method."""
     module: str = getattr(type(part), name).__module__
-    return module.split(".")[0] != __name__.split(".")[0]
+    return not module.startswith(_OURS)
 
 
 def require_no_buffer(path: Path) -> None:

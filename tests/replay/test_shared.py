@@ -345,10 +345,10 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         claim(ring)
         return selection
 
-    def look_and_claim(rows: Any, index: Any) -> Any:
-        found = drawn_slots(rows, index)
+    def look_and_claim(ring: Any, index: Any) -> Any:
+        found = drawn_slots(ring, index)
         if found is not None:
-            claim(rows.ring)
+            claim(ring)
         return found
 
     drawn_slots = mover.drawn_slots

@@ -48,7 +48,8 @@ def chosen(
 ) -> Batch:
     """The items of a choice; chosen again, by ``again`` if given, if one was overwritten."""
     for _ in range(ATTEMPTS):
-        known = _tracked(plan, index, known)
+        if plan.info.generation:
+            known = _tracked(plan, index, known)
         data = _held(plan, index, known)
         if data is not None:
             return data, plan.info.of_choice(index, known)
@@ -90,9 +91,9 @@ def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
 
 
 def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
-    """With tickets, if the sample has them and the sampler, on its own storage, does not."""
+    """With tickets, if the sampler, on its own storage, does not give them."""
     backed = plan.ring_backed
-    if not plan.info.generation or GENERATION in known or backed is None or backed.shared:
+    if GENERATION in known or backed is None or backed.shared:
         return known
     tickets = backed.tickets(index)
     return known if (tickets < 0).any() else {**known, GENERATION: tickets}

@@ -77,10 +77,13 @@ class FastWrite:
 
     def write(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
         """Write a batch, or one item; None: it has to be converted, refused or waited for."""
-        ring, storage = self._ring, self._storage
-        if ring.tree.initial is not None or storage._mover is not self._rows or storage._watchers:
+        storage = self._storage
+        if storage._mover is not self._rows or storage._watchers:
             return None
-        seat, priority = ring.seat, self._priority
+        ring, priority = self._ring, self._priority
+        if ring.tree.initial is not None:
+            return None
+        seat = ring.seat
         core = seat.intakes.get(priority) or seat.intake(priority, **self._form)
         if core is None:
             return None

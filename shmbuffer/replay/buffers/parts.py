@@ -353,8 +353,11 @@ class Parts:
 
     def _planned(self) -> Plan:
         """The plan; a new one if the storage has a new ring or new rows."""
-        found = self._plan
-        return found if found.is_current() else self._make_plan()
+        plan = self._plan
+        backed = plan.ring_backed
+        if backed is None or plan.payload is (backed._mover or backed.mover()):
+            return plan
+        return self._make_plan()
 
     def _collate(self, data: Any) -> Any:
         """A batch from items of the storage."""

@@ -166,11 +166,6 @@ class Plan:
         chooses = chooses or ("" if uniform else f"a {_name(sampler)}")
         self.limits = Limits(self.ring_backed, chooses)
 
-    def is_current(self) -> bool:
-        """Whether the storage has the same ring and rows."""
-        backed = self.ring_backed
-        return backed is None or self.payload is (backed._mover or backed.mover())
-
     def choosing(self) -> AbstractContextManager[Any]:
         """Held while the sampler draws, if threads prefetch batches."""
         return nullcontext() if self.prefetcher is None else self.prefetcher.choosing

@@ -263,8 +263,9 @@ class ReplayBuffer(
         if streams is not None:
             return self._in_streams(data, True, streams, None, None, timeout)  # type: ignore[no-any-return]
         plan = self._plan
-        if timeout is None and plan.fast_write is not None and not plan.transforms:
-            index = plan.fast_write.write(data, True)
+        fast = plan.fast_write
+        if fast is not None and timeout is None and not plan.transforms:
+            index = fast.write(data, True)
             if index is not None:
                 return index  # type: ignore[no-any-return]
         return self._written(data, True, None, timeout)  # type: ignore[no-any-return]

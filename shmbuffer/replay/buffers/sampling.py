@@ -254,12 +254,12 @@ class Sampling(Consuming):
             return Order(partial(self._gathered, index, known), self._sampler.ran_out, before)
 
     def _choose(self, count: int) -> Choice:
-        """Choose the next batch."""
-        return expanded(self._planned(), *self._sampler.sample(self._storage, count))
+        """Choose the next batch, by the plan that the caller has looked at."""
+        return expanded(self._plan, *self._sampler.sample(self._storage, count))
 
     def _choose_again(self, index: Any) -> Choice:
         """Choose again, instead of a choice that was overwritten before it was read."""
-        return expanded(self._planned(), *self._sampler._again(self._storage, index))
+        return expanded(self._plan, *self._sampler._again(self._storage, index))
 
     def _gathered(self, index: Any, known: dict[Any, Any]) -> Batch:
         with pinned.gathering(self._pin_memory):

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.numpy.batches import one_of_each
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.mismatch import no_names
 from shmbuffer.numpy.priorities import check_raw, reduced
@@ -270,19 +271,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _taken_in(self, data: Any, single: bool) -> Any:
-        """Dicts as TensorDicts, for transforms and storages that do not take them apart."""
-        return super()._taken_in(self._named(data, single), single)
-
     def _named(self, data: Any, single: bool) -> Any:
+        """Dicts as TensorDicts, for transforms and storages that do not take them apart."""
         rows = isinstance(self._storage, TensorStorage)
-        if rows and not self._plan.transforms:
+        if is_collection(data) or (rows and not self._plan.transforms):
             return data
         if isinstance(data, list) and not single:
-            return data if rows else [self._named(item, True) for item in data]
+            if rows or all(map(is_collection, one_of_each(data))):
+                return data
+            return [self._named(item, True) for item in data]
         if isinstance(data, tuple) and not rows:
             raise TypeError(no_names(data))
-        if is_collection(data) or not isinstance(data, Mapping):
+        if not isinstance(data, Mapping):
             return data
         return as_tensordict(data, self._storage.ndim - single)
 
@@ -296,9 +296,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _priorities_in(self, data: Any, single: bool) -> NDArray[np.float64] | None:
         """Raw priorities in the data, float64 ``[n * lanes]``; None if there are none."""
-        sampler, storage, key = self._sampler, self._storage, self._priority_key
+        sampler = self._sampler
         if not isinstance(sampler, PrioritizedSampler):
             return None
+        storage, key = self._storage, self._priority_key
         rows = isinstance(storage, TensorStorage)
         if isinstance(data, (list, LazyStackedTensorDict)) and not (single or rows):
             items = data if isinstance(data, list) else list(data.unbind(0))

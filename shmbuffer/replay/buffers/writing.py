@@ -52,7 +52,7 @@ class Writing(Parts):
         plan = self._plan
         changed = plan.rewrites or plan.transforms or type(data) is list
         if changed:
-            data = self._taken_in(data, single)
+            data = self._taken_in(self._named(data, single), single)
         if data is None:  # a transform keeps all back, or the list is empty
             ndim = self._storage.ndim
             return torch.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
@@ -64,6 +64,10 @@ class Writing(Parts):
                 return index
         priorities = None if update_priority is False else self._priorities_in(data, single)
         return self._write(data, single, priorities, streams)
+
+    def _named(self, data: Any, single: bool) -> Any:
+        """Data whose entries have names, where transforms and the storage want them."""
+        return data
 
     def _taken_in(self, data: Any, single: bool) -> Any:
         """Data for the storage: stacked, transformed, the right dimension first."""
@@ -107,8 +111,10 @@ class Writing(Parts):
                 storage.prepare(data, single)
                 plan = self._planned()
             given = priorities if plan.gives_priorities else None
-            its = {} if streams is None else {"streams": streams}
-            first, count = storage.append(data, single, given, **its)
+            if streams is None:  # a storage of the user's may know none
+                first, count = storage.append(data, single, given)
+            else:
+                first, count = storage.append(data, single, given, streams)
             index: Any = storage.written(first, count, single=single)
             if (plan.payload is None or given is not None) and self._planned() is not plan:
                 given = None  # of another form, or the first of a list: another ring

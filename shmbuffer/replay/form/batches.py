@@ -183,10 +183,10 @@ class _Stacking(batches.Stacking):
     def leaves(self, items: list[Any], where: str, kind: type) -> Any:
         if kind is object:
             return self._collections(items)
-        for item in items:
-            if not is_number(item):
+        for one in batches.one_of_each(items):
+            if not is_number(one):
                 if self._strict:
-                    raise TypeError(not_a_tensor(item))
+                    raise TypeError(not_a_tensor(one))
                 return items
         return self.leaf(items, where)
 

@@ -48,7 +48,8 @@ class ItemCodec:
         return [self.keep(data)] if single else self._keep_all(data)
 
     def _keep_all(self, data: Any) -> list[Any]:
-        return [self.keep(item) for item in unbound(data)]
+        items = unbound(data)
+        return items if self.device is None else [self.keep(item) for item in items]
 
     def give(self, kept: Any) -> Any:
         """The item, from what is kept of it."""
@@ -95,6 +96,9 @@ class PackedCodec(ItemCodec):
         if len(self._forms) >= _KEPT_FORMS:
             self._forms.clear()
         return packed._replace(form=self._forms.setdefault(repr(packed.form), packed.form))
+
+    def _keep_all(self, data: Any) -> list[Any]:
+        return [self.keep(item) for item in unbound(data)]
 
     def give(self, kept: Packed) -> Any:
         """See `ItemCodec.give`."""

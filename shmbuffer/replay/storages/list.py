@@ -146,7 +146,7 @@ class ListStorage(RingBacked):
         items = self._codec.encode(data, single)
         if not len(items):
             return 0, 0
-        first, count = self._store().write(items, priorities, streams)
+        first, count = (self._mover or self._store()).write(items, priorities, streams)
         if self._watchers:
             self.notify(self.written(first, count))
         return first, count

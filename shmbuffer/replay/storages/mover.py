@@ -86,7 +86,7 @@ class Mover(ABC):
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
         """Items by index, in the form in which they were written."""
-        if not dim_extend and drawn_slots(self, index) is not None:
+        if not (dim_extend or self.lanes) and drawn_slots(self.ring, index) is not None:
             found, _, missing = self.read(index)
             if not missing:
                 return self.build(found, (len(index),))
@@ -117,12 +117,12 @@ class Mover(ABC):
         raise NotImplementedError(type(self).__name__)
 
 
-def drawn_slots(mover: Mover, index: Any) -> Ints | None:
+def drawn_slots(ring: Ring, index: Any) -> Ints | None:
     """An index that may be read as it is, what a sampler chose as a rule; None of any other."""
-    if not is_plain(index) or mover.lanes or not len(index):
+    if not is_plain(index) or not index.numel():
         return None
     slots: Ints = index.numpy()
-    inside = slots.view(np.uint64).max() < mover.ring.capacity  # negative ones are large
+    inside = slots.view(np.uint64).max() < ring.capacity  # negative ones are large
     return slots if inside else None
 
 
@@ -172,7 +172,7 @@ def draw_into(
 ) -> None:
     """`Ring.sample` into memory that is there."""
     ring.sample(
-        len(index),
+        index.numel(),
         key,
         addresses,
         index.data_ptr(),

@@ -63,26 +63,24 @@ class ObjectStore(ItemStore):
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
         """See `ItemStore.write`."""
-        of = of_each(streams, len(items))
+        count = len(items)
+        of = None if streams is None else of_each(streams, count)
         with self._claim:
-            ring, count = self.ring, len(items)
+            ring = self.ring
             if priorities is not None:
                 require_priorities(ring, priorities)
             if ring.capacity < self.max_size:
                 self._reach(ring.cursor + count + 1)  # never round, as long as there is room
-            first = ring.cursor
-            for start in range(0, count, ring.capacity):
-                part = items if count <= ring.capacity else items[start : start + ring.capacity]
-                its = None if of is None else of[start : start + len(part)]
-                at = ring.claims.claim(len(part), streams=its) % ring.capacity
-                end = min(at + len(part), ring.capacity)
-                self._kept[at:end] = part[: end - at]
-                if end - at < len(part):  # and on from the front
-                    self._kept[: len(part) - (end - at)] = part[end - at :]
-                ring.claims.commit(
-                    None if priorities is None else priorities[start : start + len(part)]
-                )
-        return first, count
+            capacity, kept = ring.capacity, self._kept
+            first = ring.claims.claim(count, streams=of)
+            stays = items[-capacity:]
+            at = (first + count - len(stays)) % capacity
+            fits = capacity - at
+            if len(stays) > fits:  # and on from the front
+                kept[: len(stays) - fits] = stays[fits:]
+            kept[at : at + len(stays)] = stays[:fits]
+            ring.claims.commit(None if priorities is None else priorities[-capacity:])
+        return first % capacity, count
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
         """See `ItemStore.write_at`."""
@@ -124,12 +122,13 @@ class ObjectStore(ItemStore):
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
         """See `Mover.fetch`."""
-        slots = drawn_slots(self, index)
+        ring = self.ring
+        slots = drawn_slots(ring, index)
         if slots is not None:
             with self._claim:
-                kept = self._kept
-                if self.ring.live.holds(slots).all():
-                    return self.codec.give_all([kept[at] for at in slots.tolist()])
+                if ring.live.holds(slots).all():
+                    found = list(map(self._kept.__getitem__, slots.tolist()))
+                    return self.codec.give_all(found)
         return super().fetch(index)
 
     def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
