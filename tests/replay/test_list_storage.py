@@ -346,6 +346,20 @@ def test_items_are_sent_to_the_device_of_the_storage_when_they_are_written() -> 
 # -- without a limit -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("before", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_a_batch_goes_round_and_of_one_larger_than_the_list_the_last_items_stay(
+    before: int, count: int
+) -> None:
+    rb = ReplayBuffer(storage=ListStorage(3))
+    rb.extend(list(range(before)))
+    index = rb.extend(list(range(before, before + count)))
+    assert index.tolist() == [at % 3 for at in range(before, before + count)]
+    newest = range(max(0, before + count - 3), before + count)
+    assert list(rb.storage) == sorted(newest, key=lambda item: item % 3)
+    assert rb.write_count == before + count
+
+
 def test_a_list_without_a_limit_shows_the_largest_int64_and_never_goes_round() -> None:
     storage = ListStorage()
     rb = ReplayBuffer(storage=storage, batch_size=50)
