@@ -4,6 +4,8 @@ A product is a test that is marked ``product``. Of its cases the default run tak
 each value of each parameter once at least; a dataclass counts as its fields. Where values matter
 together, the marker names them: with ``product("kind point")`` each kind is also met at each point.
 Which cases these are follows from the cases alone, so that every run takes the same ones.
+
+A seed is no value of a product that has to be met: of `seeds` the default run takes the first few.
 """
 
 from __future__ import annotations
