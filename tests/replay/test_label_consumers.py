@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,10 @@ from shmbuffer import (
     StalenessAwareSampler,
     TensorDictReplayBuffer,
 )
+from shmbuffer.memory.consumer import Consumer
+from shmbuffer.memory.ledger import Standings
+from shmbuffer.replay.samplers.labelled import claims
+from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from tests.replay.label_programs import SIZE, items, opened
 from tests.replay.test_slices_shared import collectors, kill, start
 
@@ -174,7 +179,8 @@ def test_what_is_given_up_counts_in_no_version(tmp_path: Path) -> None:
 def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shmbuffer.replay.samplers.labelled.claims._EVERY_S", 0.0)
+    for pause in ("_EVERY_S", "_RARELY"):
+        monkeypatch.setattr(claims, pause, 0)
     now = [10**12]
     monkeypatch.setattr(
         "shmbuffer.replay.samplers.labelled.index.time.monotonic_ns", lambda: now[0]
@@ -354,6 +360,34 @@ def test_an_item_is_given_to_one_learner_and_again_when_it_is_gone(
         last = one.sample(3)
         assert {*held["index"].tolist()} < {*last["index"].tolist()}
         assert standing(one).acked == 5
+
+
+def test_what_others_have_is_looked_at_the_more_rarely_the_longer_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, looks = [1000.0], []
+    standings, kins = Consumer.standings, LabelIndex.kins
+
+    def looked(self: Consumer) -> Standings:
+        looks.append(now_s[0])
+        return standings(self)
+
+    def takes_long(self: LabelIndex, elements: Any) -> Any:
+        now_s[0] += 3.0
+        return kins(self, elements)
+
+    monkeypatch.setattr(Consumer, "standings", looked)
+    monkeypatch.setattr(LabelIndex, "kins", takes_long)
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    rb = fresh(tmp_path / "buffer")
+    rb.extend(versioned(1, 1, 1))
+    assert rb.can_sample(1)
+    assert len(looks) == 1
+    assert rb.can_sample(1)
+    assert len(looks) == 1
+    now_s[0] += 60.0
+    assert rb.can_sample(1)
+    assert len(looks) == 2
 
 
 def test_what_is_too_stale_is_given_to_nobody_and_holds_no_writer_up(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     index ──choose──▶ items ──Consumer.claim──▶ those that nobody else has
       ▲                                              │ the others are out of the index
       ├──returned, where it is short: what ended leases have given back
-      └──standings, once a second: what others were given, too
+      └──standings, once a second at most: what others were given, too
 
 What cannot be given any more is acknowledged without a delivery, so that writers do not wait for
 it: items of lost groups, the rest of a group of which somebody has acknowledged a part, and what is
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.samplers.labelled.index import LabelIndex
 
-_EVERY_S = 1.0  # between two looks at what others have
+_EVERY_S = 1.0  # between two looks at what others have: at least so long, and so many times as
+_RARELY = 5  # long as a look takes
 
 
 class Claims:
@@ -66,8 +67,11 @@ class Claims:
         is_new = table is not self._table
         if is_new:
             self._known[:] = 0
-        if is_new or time.monotonic() >= self._next_s:
+        began_s = time.monotonic()
+        if is_new or began_s >= self._next_s:
             self._look(ring, consumer, is_new=is_new)
+            ended_s = time.monotonic()
+            self._next_s = ended_s + max(_EVERY_S, _RARELY * (ended_s - began_s))
         elif not now:
             return
         slots, tickets = consumer.returned(self._known)
@@ -76,20 +80,22 @@ class Claims:
     def _look(self, ring: Ring, consumer: Consumer, *, is_new: bool) -> None:
         """At every item: what others were given, and what nobody has."""
         table, standings = self._index.table, consumer.standings()
-        self._table, self._next_s = table, time.monotonic() + _EVERY_S
+        self._table = table
         # Of items that the index has not been told of yet, nothing follows for it.
         known, states = standings.tickets < self._index.head, standings.states
         # What this learner holds was left out when it was taken, and comes back with its lease.
         here = states == HELD_HERE
         free = np.flatnonzero(known & (states == TO_GIVE))
         given = np.flatnonzero(known & (states > TO_GIVE) & (is_new | ~here))
-        self._put_back(ring, free)
+        if not is_new:  # a new table has all of them
+            self._put_back(ring, free)
         if not self._whole:
             self._drop_of_index(given[self._index.kins(given) >= 0])
             return
         table.take(given.ctypes.data, len(given), True)
         done = self._index.kins(given[states[given] == DONE])
-        rest = free[np.isin(self._index.kins(free), done[done >= 0])]
+        done = done[done >= 0]
+        rest = free[np.isin(self._index.kins(free), done)] if len(done) else done
         if len(rest):
             consumer.drop(rest, standings.tickets[rest])
 
