@@ -94,32 +94,44 @@ struct marked {
     bool unmassed;        /* some of those had a mass */
 };
 
+static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_run run,
+                                                           bool prioritized, struct marked *marked) {
+    bool in_place = claimed.slots && ring->claim_kind == SHMB_IN_PLACE;
+    uint64_t source = ring->incarnation;
+    uint64_t *sources = ring->sources + run.slot;
+    double *raw = ring->raw + run.slot * claimed.lanes;
+    double *mass = ring->tree.mass + run.slot * claimed.lanes;
+    _Atomic uint64_t *words = ring->words + run.slot;
+    for (uint64_t row = 0; row < run.rows; row++) {
+        uint64_t old = atomic_load_explicit(&words[row], memory_order_relaxed), writing = SHMB_WORD(run.ticket + row, SHMB_WRITING);
+        bool committed = SHMB_STATE(old) == SHMB_COMMITTED;
+        if (claimed.slots && old == writing) return; /* named twice: the last row wins */
+        atomic_store_explicit(&words[row], writing, memory_order_release);
+        CP_ROW(claimed.armed, write_mark);
+        bool stays = in_place && committed; /* the item: its source and its priority too */
+        marked->gone += committed;
+        if (!stays) sources[row] = source;
+        CP_ROW(claimed.armed, write_source);
+        for (uint64_t e = row * claimed.lanes, end = e + claimed.lanes; e < end; e++) {
+            if (!stays) raw[e] = NAN; /* the default, unless given */
+            CP_ROW(claimed.armed, write_raw);
+            if (prioritized && mass[e] != 0) {
+                mass[e] = 0;
+                marked->unmassed = true;
+                CP_ROW(claimed.armed, write_unmassed);
+            }
+        }
+    }
+    marked->taken += run.rows;
+}
+
 static inline __attribute__((always_inline)) struct marked mark_rows(struct shmb_ring *ring, struct shmb_claimed claimed,
                                                                      bool prioritized) {
     struct marked marked = {0, 0, false};
-    bool in_place = ring->claim_kind == SHMB_IN_PLACE;
-    uint64_t source = ring->incarnation;
-    for (uint64_t row = 0; row < claimed.rows; row++) {
-        uint64_t slot = shmb_slot_claimed(&claimed, row), writing = SHMB_WORD(shmb_ticket_claimed(&claimed, row), SHMB_WRITING);
-        uint64_t old = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
-        bool committed = SHMB_STATE(old) == SHMB_COMMITTED;
-        if (old == writing) continue; /* named twice: the last row wins */
-        marked.taken++;
-        atomic_store_explicit(&ring->words[slot], writing, memory_order_release);
-        CP(write_mark);
-        bool stays = in_place && committed; /* the item: its source and its priority too */
-        marked.gone += committed;
-        if (!stays) ring->sources[slot] = source;
-        CP(write_source);
-        for (uint64_t e = slot * claimed.lanes, end = e + claimed.lanes; e < end; e++) {
-            if (!stays) ring->raw[e] = NAN; /* the default, unless given */
-            CP(write_raw);
-            if (prioritized && ring->tree.mass[e] != 0) {
-                ring->tree.mass[e] = 0;
-                marked.unmassed = true;
-                CP(write_unmassed);
-            }
-        }
+    for (uint64_t row = 0; row < claimed.rows;) {
+        const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
+        mark_run(ring, claimed, run, prioritized, &marked);
+        row += run.rows;
     }
     return marked;
 }
@@ -179,6 +191,12 @@ static int admit(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
     return shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, &wish, &ring->claim_passes) : SHMB_OK;
 }
 
+static bool is_blocked(struct shmb_ring *ring, uint64_t slot, uint64_t rows) {
+    for (uint64_t end = slot + rows; slot < end; slot++)
+        if (is_marked(ring, slot) && shmb_is_being_written(ring, slot)) return true;
+    return false;
+}
+
 /* Nobody has to wait behind who waits for the other side. */
 static int end_limited(struct shmb_ring *ring, int status) {
     uint32_t next = shmb_give_back_turn(ring);
@@ -203,11 +221,8 @@ static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     uint64_t ticket = head + (count - rows); /* of more items than slots only the last stay */
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
     if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
-    bool blocked = shmb_waits_behind_a_turn(ring);
-    for (uint64_t row = 0, capacity = ring->capacity, slot = ticket % capacity; !blocked && row < rows; row++) {
-        blocked = is_marked(ring, slot) && shmb_is_being_written(ring, slot);
-        slot = slot + 1 < capacity ? slot + 1 : 0;
-    }
+    uint64_t slot = ticket % ring->capacity, left = ring->capacity - slot, before = rows < left ? rows : left;
+    bool blocked = shmb_waits_behind_a_turn(ring) || is_blocked(ring, slot, before) || is_blocked(ring, 0, rows - before);
     ring->claim_kind = SHMB_RING_WRITE;
     ring->claim_rows = rows;
     ring->claim_skipped = count - rows;
@@ -258,10 +273,7 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     ring->claim_rows = rows;
     if (rows == 0 && tickets) return end_without_claim(ring, SHMB_OK);
     bool blocked = shmb_waits_behind_a_turn(ring);
-    for (uint64_t row = 0; !blocked && row < rows; row++) {
-        uint64_t slot = (uint64_t)ring->claim_slots[row];
-        blocked = is_marked(ring, slot) && shmb_is_being_written(ring, slot);
-    }
+    for (uint64_t row = 0; !blocked && row < rows; row++) blocked = is_blocked(ring, (uint64_t)ring->claim_slots[row], 1);
     ring->claim_kind = in_place ? SHMB_IN_PLACE : SHMB_PLACED;
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));

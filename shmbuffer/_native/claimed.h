@@ -1,4 +1,4 @@
-/* The rows of the open claim: which slot and which ticket each has. */
+/* The rows of the open claim: which slot and which ticket each has, and which follow each other. */
 #ifndef SHMB_CLAIMED_H
 #define SHMB_CLAIMED_H
 
@@ -8,14 +8,17 @@
 struct shmb_claimed {
     const int64_t *slots; /* NULL: of a ring write, one slot behind the other */
     uint64_t first, slot, rows, lanes, capacity;
+    bool armed; /* a crash point is: see CP_ROW */
 };
 
-/* What is done for each row, compiled once more for what most writes are: with that known, half of it is left. */
-#define SHMB_FOR_CLAIMED(claimed, call) ((claimed).slots == NULL && (claimed).lanes == 1 ? (call) : (call))
+/* What is done for each row, compiled once more for what most writes are: with that known, a third of it is left. */
+#define SHMB_FOR_CLAIMED(claimed, call) \
+    ((claimed).slots == NULL && (claimed).lanes == 1 && !(claimed).armed ? (call) : (call))
 
 static inline struct shmb_claimed shmb_claimed(const struct shmb_ring *ring) {
     const int64_t *slots = ring->claim_kind == SHMB_RING_WRITE ? NULL : ring->claim_slots;
-    return (struct shmb_claimed){slots, ring->claim_first, ring->claim_slot, ring->claim_rows, ring->lanes, ring->capacity};
+    return (struct shmb_claimed){slots,       ring->claim_first, ring->claim_slot, ring->claim_rows,
+                                 ring->lanes, ring->capacity,    SHMB_ARMED};
 }
 
 /* Row k of the open claim: its slot and its ticket. A placed write has the tickets of one lap, in which each
@@ -29,6 +32,17 @@ static inline uint64_t shmb_slot_claimed(const struct shmb_claimed *claimed, uin
 static inline uint64_t shmb_ticket_claimed(const struct shmb_claimed *claimed, uint64_t row) {
     if (claimed->slots == NULL) return claimed->first + row;
     return shmb_ticket_in_lap(claimed->first, (uint64_t)claimed->slots[row], claimed->capacity);
+}
+
+/* Rows of which each has the slot and the ticket behind those of the one before: of a placed write each is by itself. */
+struct shmb_run {
+    uint64_t slot, ticket, rows;
+};
+
+/* Those from `row` on, before `end`. */
+static inline struct shmb_run shmb_run_from(const struct shmb_claimed *claimed, uint64_t row, uint64_t end) {
+    uint64_t slot = shmb_slot_claimed(claimed, row), left = claimed->slots ? 1 : claimed->capacity - slot;
+    return (struct shmb_run){slot, shmb_ticket_claimed(claimed, row), end - row < left ? end - row : left};
 }
 
 static inline uint64_t shmb_slot_of_row(const struct shmb_ring *ring, uint64_t row) {

@@ -1,6 +1,7 @@
 /* The end of a claim, W10 to W14: its items are committed, or its slots are given back. */
 #include "claimed.h"
 #include "pool.h"
+#include "power.h"
 #include "reserve.h"
 
 /* Parents of the claim's elements: consecutive for a ring write (in two pieces around the end), else listed. */
@@ -68,16 +69,15 @@ static void masses_of_rows(void *what, uint64_t first, uint64_t end) {
     struct shmb_ring *ring = powers->ring;
     const struct shmb_claimed claimed = shmb_claimed(ring);
     double greatest = -1;
-    for (uint64_t row = first, rows; row < end; row += rows) {
-        uint64_t slot = shmb_slot_claimed(&claimed, row), left = claimed.slots ? 1 : claimed.capacity - slot;
-        rows = end - row < left ? end - row : left;
-        const double *raw = ring->raw + slot * claimed.lanes;
+    for (uint64_t row = first; row < end;) {
+        const struct shmb_run run = shmb_run_from(&claimed, row, end);
+        const double *raw = ring->raw + run.slot * claimed.lanes;
         double *masses = ring->masses + row * claimed.lanes;
-        shmb_masses(ring->runtime, raw, masses, rows * claimed.lanes);
-        for (uint64_t n = 0; n < rows * claimed.lanes; n++) {
-            masses[n] = raw[n] >= 0 ? masses[n] : 0;
-            greatest = raw[n] > greatest ? raw[n] : greatest;
-        }
+        uint64_t count = run.rows * claimed.lanes;
+        shmb_masses(ring->runtime, raw, masses, count);
+        for (uint64_t n = 0; n < count; n++) masses[n] = raw[n] >= 0 ? masses[n] : 0;
+        for (uint64_t n = 0; n < count; n++) greatest = raw[n] > greatest ? raw[n] : greatest;
+        row += run.rows;
     }
     double seen = atomic_load_explicit(&powers->greatest, memory_order_relaxed);
     while (greatest > seen && !atomic_compare_exchange_weak(&powers->greatest, &seen, greatest)) continue;
@@ -93,12 +93,11 @@ static double masses_of_given(struct shmb_ring *ring) {
 /* They were when the priorities were given; but alpha may have changed since. */
 static bool masses_in_order(const struct shmb_ring *ring) {
     double largest = shmb_largest_mass(ring);
-    for (uint64_t n = 0; n < ring->claim_rows * ring->lanes; n++)
-        if (!(ring->masses[n] <= largest)) {
-            shmb_refusal.bad_at = n + (ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped * ring->lanes : 0);
-            return false;
-        }
-    return true;
+    uint64_t count = ring->claim_rows * ring->lanes, at = 0;
+    if (shmb_greatest_bits(ring->masses, count) <= bits_of(largest)) return true;
+    while (ring->masses[at] <= largest) at++;
+    shmb_refusal.bad_at = at + (ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped * ring->lanes : 0);
+    return false;
 }
 
 struct commitment {
@@ -106,22 +105,33 @@ struct commitment {
     double fallback, fallback_mass; /* of the others */
 };
 
+/* `masses`: of its elements. */
+static inline __attribute__((always_inline)) void commit_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_run run,
+                                                             const double *masses, struct commitment with) {
+    _Atomic uint64_t *words = ring->words + run.slot;
+    double *raw = ring->raw + run.slot * claimed.lanes;
+    double *mass = ring->tree.mass + run.slot * claimed.lanes;
+    for (uint64_t row = 0; row < run.rows; row++) {
+        uint64_t committed = SHMB_WORD(run.ticket + row, SHMB_COMMITTED);
+        if (claimed.slots && atomic_load_explicit(&words[row], memory_order_relaxed) == committed) return; /* named twice */
+        for (uint64_t e = row * claimed.lanes, end = e + claimed.lanes; with.prioritized && e < end; e++) {
+            bool has_own = with.mixed && raw[e] >= 0;
+            if (!has_own) raw[e] = with.fallback;
+            CP_ROW(claimed.armed, write_default);
+            mass[e] = has_own ? masses[e] : with.fallback_mass;
+            CP_ROW(claimed.armed, write_leaf);
+        }
+        atomic_store_explicit(&words[row], committed, SYNC_SLOT_COMMIT_RELEASE); /* the payload is there before */
+        CP_ROW(claimed.armed, write_commit);
+    }
+}
+
 static inline __attribute__((always_inline)) void commit_rows(struct shmb_ring *ring, struct shmb_claimed claimed,
                                                               struct commitment with) {
-    const double *masses = ring->masses;
-    for (uint64_t row = 0; row < claimed.rows; row++) {
-        uint64_t slot = shmb_slot_claimed(&claimed, row), committed = SHMB_WORD(shmb_ticket_claimed(&claimed, row), SHMB_COMMITTED);
-        if (claimed.slots && atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == committed) continue; /* named twice */
-        for (uint64_t lane = 0; with.prioritized && lane < claimed.lanes; lane++) {
-            uint64_t e = slot * claimed.lanes + lane;
-            bool has_own = with.mixed && ring->raw[e] >= 0;
-            if (!has_own) ring->raw[e] = with.fallback;
-            CP(write_default);
-            ring->tree.mass[e] = has_own ? masses[row * claimed.lanes + lane] : with.fallback_mass;
-            CP(write_leaf);
-        }
-        atomic_store_explicit(&ring->words[slot], committed, SYNC_SLOT_COMMIT_RELEASE); /* the payload is there before */
-        CP(write_commit);
+    for (uint64_t row = 0; row < claimed.rows;) {
+        const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
+        commit_run(ring, claimed, run, ring->masses + row * claimed.lanes, with);
+        row += run.rows;
     }
 }
 

@@ -233,4 +233,12 @@ const char *shmb_crash_point_name(int point);
             shmb_crash_point_reached(SHMB_CP_##symbol);                                                      \
     } while (0)
 
+/* In a loop over rows, where points would be half of the work: whether one is armed is looked at once, before it. */
+#define SHMB_ARMED (atomic_load_explicit(&shmb_armed, memory_order_relaxed) != SHMB_CP_NONE)
+#define CP_ROW(armed, symbol)                                                                                \
+    do {                                                                                                     \
+        atomic_signal_fence(memory_order_seq_cst);                                                           \
+        if (armed) CP(symbol);                                                                               \
+    } while (0)
+
 #endif

@@ -27,13 +27,13 @@ static uint32_t by_table(uint32_t crc, const void *data, size_t bytes) {
     return ~crc;
 }
 
-static void move_by_table(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t *crc) {
-    memcpy(to, from, 4 * bytes);
-    for (size_t i = 0; i < 4; i++) crc[i] = by_table(crc[i], to + i * bytes, bytes);
+static void rows_by_table(uint32_t *crc, const unsigned char *first, size_t rows, size_t bytes) {
+    for (size_t i = 0; i < rows; i++) crc[i] = ~by_table(~crc[i], first + i * bytes, bytes);
 }
 
-static void rows_by_table(uint32_t *crc, const unsigned char *first, size_t rows, size_t bytes) {
-    for (size_t i = 0; i < rows; i++) crc[i] = by_table(crc[i], first + i * bytes, bytes);
+static void move_by_table(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t *crc) {
+    memcpy(to, from, 4 * bytes);
+    rows_by_table(crc, to, 4, bytes);
 }
 
 #if defined(__x86_64__)
@@ -136,7 +136,8 @@ WITH_INSTRUCTION static void short_rows(uint32_t *crc, const unsigned char *firs
     switch (bytes) {
 #define ROWS_OF(n)                                                                                        \
     case n:                                                                                               \
-        for (size_t row = 0; row < rows; row++) crc[row] = ~in_a_row(~crc[row], first + row * (n), n);    \
+        _Pragma("GCC unroll 4") for (size_t row = 0; row < rows; row++)                                   \
+            crc[row] = in_a_row(crc[row], first + row * (n), n);                                          \
         break;
         ROWS_OF(1)
         ROWS_OF(2)
@@ -147,7 +148,7 @@ WITH_INSTRUCTION static void short_rows(uint32_t *crc, const unsigned char *firs
         ROWS_OF(32)
 #undef ROWS_OF
     default:
-        for (size_t row = 0; row < rows; row++) crc[row] = ~in_a_row(~crc[row], first + row * bytes, bytes);
+        for (size_t row = 0; row < rows; row++) crc[row] = in_a_row(crc[row], first + row * bytes, bytes);
     }
 }
 
@@ -159,19 +160,19 @@ WITH_INSTRUCTION static void rows_by_instruction(uint32_t *crc, const unsigned c
     }
     for (; row + 4 <= rows; row += 4) {
         const unsigned char *a = first + row * bytes, *b = a + bytes, *c = b + bytes, *d = c + bytes;
-        uint64_t w = ~crc[row], x = ~crc[row + 1], y = ~crc[row + 2], z = ~crc[row + 3];
+        uint64_t w = crc[row], x = crc[row + 1], y = crc[row + 2], z = crc[row + 3];
         for (size_t i = 0; i < whole; i += 8) {
             w = eight_at(w, a + i);
             x = eight_at(x, b + i);
             y = eight_at(y, c + i);
             z = eight_at(z, d + i);
         }
-        crc[row] = ~in_a_row(w, a + whole, bytes - whole);
-        crc[row + 1] = ~in_a_row(x, b + whole, bytes - whole);
-        crc[row + 2] = ~in_a_row(y, c + whole, bytes - whole);
-        crc[row + 3] = ~in_a_row(z, d + whole, bytes - whole);
+        crc[row] = in_a_row(w, a + whole, bytes - whole);
+        crc[row + 1] = in_a_row(x, b + whole, bytes - whole);
+        crc[row + 2] = in_a_row(y, c + whole, bytes - whole);
+        crc[row + 3] = in_a_row(z, d + whole, bytes - whole);
     }
-    for (; row < rows; row++) crc[row] = by_instruction(crc[row], first + row * bytes, bytes);
+    for (; row < rows; row++) crc[row] = ~by_instruction(~crc[row], first + row * bytes, bytes);
 }
 
 /* Four rows are moved and checked at once: what is loaded goes into the crc and, where the processor can, to memory
@@ -199,17 +200,17 @@ WITH_INSTRUCTION static inline uint64_t move_line(uint64_t crc, unsigned char *t
 
 WITH_INSTRUCTION static void move_by_instruction(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t *crc) {
     size_t b = bytes, c = 2 * bytes, d = 3 * bytes;
-    uint64_t w = ~crc[0], x = ~crc[1], y = ~crc[2], z = ~crc[3];
+    uint64_t w = crc[0], x = crc[1], y = crc[2], z = crc[3];
     for (size_t at = 0; at < bytes; at += LINE) {
         w = move_line(w, to + at, from + at);
         x = move_line(x, to + b + at, from + b + at);
         y = move_line(y, to + c + at, from + c + at);
         z = move_line(z, to + d + at, from + d + at);
     }
-    crc[0] = ~(uint32_t)w;
-    crc[1] = ~(uint32_t)x;
-    crc[2] = ~(uint32_t)y;
-    crc[3] = ~(uint32_t)z;
+    crc[0] = (uint32_t)w;
+    crc[1] = (uint32_t)x;
+    crc[2] = (uint32_t)y;
+    crc[3] = (uint32_t)z;
 #if defined(__x86_64__)
     __builtin_ia32_sfence(); /* no later store of this processor is seen before these */
 #endif

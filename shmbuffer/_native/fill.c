@@ -8,9 +8,9 @@
 #define SIDE_BY_SIDE 32 /* rows whose checksums are computed at the same time */
 #define LOOKS 8         /* at next observations that move: a word of them changes twice at most while its item is there */
 
-/* Over salt, ticket and bytes of each row. */
+/* Over salt, ticket and bytes of each row; complemented, see crc32c.h. */
 static void begin_checksums(const struct shmb_ring *ring, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
-    for (uint64_t row = 0; row < rows; row++) crc[row] = ring->salt;
+    for (uint64_t row = 0; row < rows; row++) crc[row] = ~ring->salt;
     shmb_crc32c_rows(crc, (const unsigned char *)tickets, rows, sizeof *tickets);
 }
 
@@ -27,7 +27,7 @@ static bool add_nexts_to_checksums(const struct shmb_ring *ring, uint64_t slot, 
     for (uint64_t row = 0; row < rows; row++) nexts[row] = shmb_next_of(ring, slot + row);
     for (unsigned which = 0; which < ring->n_once; which++)
         for (uint64_t row = 0; row < rows; row++)
-            crc[row] = shmb_crc32c(crc[row], shmb_next_at(ring, which, slot + row, nexts[row]), ring->once[which].bytes);
+            shmb_crc32c_rows(&crc[row], shmb_next_at(ring, which, slot + row, nexts[row]), 1, ring->once[which].bytes);
     atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
     for (uint64_t row = 0; row < rows; row++) held = held && shmb_next_holds(ring, slot + row, nexts[row]);
     return held;
@@ -44,6 +44,7 @@ static void checksums_of(const struct shmb_ring *ring, uint64_t slot, const uint
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket) {
     uint32_t crc;
     checksums_of(ring, slot, &ticket, 1, &crc);
+    crc = ~crc;
     if (ring->bytes) {
         struct shmb_extent extent = ring->extents[slot];
         if (!shmb_extent_in_order(ring, extent)) return ~ring->checksums[slot];
@@ -61,10 +62,12 @@ static bool is_moved_past_the_cache(const struct shmb_ring *ring, unsigned leaf)
     return bytes >= LONG_ROW && bytes % SHMB_MOVED_LINE == 0 && bytes * ring->capacity >= LARGE_LEAF;
 }
 
-static void store_checksums(const struct shmb_ring *ring, uint64_t slot, uint64_t rows, const uint32_t *crc) {
-    for (uint64_t row = 0; row < rows; row++) {
-        ring->checksums[slot + row] = crc[row];
-        CP(write_checksum);
+static void store_checksums(const struct shmb_ring *ring, struct shmb_run run, const uint32_t *crc) {
+    uint32_t *checksums = ring->checksums + run.slot;
+    bool armed = SHMB_ARMED;
+    for (uint64_t row = 0; row < run.rows; row++) {
+        checksums[row] = ~crc[row];
+        CP_ROW(armed, write_checksum);
     }
 }
 
@@ -80,13 +83,14 @@ static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
     const struct filling *filling = what;
     struct shmb_ring *ring = filling->ring;
     const unsigned char *const *sources = filling->sources;
+    const struct shmb_claimed claimed = shmb_claimed(ring);
     uint64_t tickets[4], rows, skip_rows = filling->skip_rows;
     uint32_t crc[4];
     for (uint64_t first = begin; first < end; first += rows) {
-        uint64_t slot = shmb_slot_of_row(ring, first), left = ring->capacity - slot;
-        rows = end - first < 4 ? end - first : 4;
-        rows = rows < left ? rows : left;
-        for (uint64_t row = 0; row < rows; row++) tickets[row] = shmb_ticket_of_row(ring, first + row);
+        const struct shmb_run run = shmb_run_from(&claimed, first, end - first < 4 ? end : first + 4);
+        uint64_t slot = run.slot;
+        rows = run.rows;
+        for (uint64_t row = 0; row < rows; row++) tickets[row] = run.ticket + row;
         begin_checksums(ring, tickets, rows, crc);
         for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
             uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
@@ -107,7 +111,7 @@ static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
             const struct shmb_once *once = &ring->once[which];
             shmb_crc32c_rows(crc, sources[once->leaf] + (skip_rows + first) * once->bytes, rows, once->bytes);
         }
-        store_checksums(ring, slot, rows, crc);
+        store_checksums(ring, run, crc);
     }
 }
 
@@ -159,11 +163,15 @@ void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint
 
 static inline __attribute__((always_inline)) void fill_priorities(struct shmb_ring *ring, struct shmb_claimed claimed,
                                                                   const double *from) {
-    for (uint64_t row = 0; row < claimed.rows; row++)
-        for (uint64_t e = shmb_slot_claimed(&claimed, row) * claimed.lanes, end = e + claimed.lanes; e < end; e++, from++) {
-            __atomic_store(&ring->raw[e], &(double){*from}, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
-            CP(write_priority);
+    for (uint64_t row = 0; row < claimed.rows;) {
+        const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
+        double *raw = ring->raw + run.slot * claimed.lanes;
+        for (uint64_t e = 0; e < run.rows * claimed.lanes; e++) {
+            __atomic_store(&raw[e], from++, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
+            CP_ROW(claimed.armed, write_priority);
         }
+        row += run.rows;
+    }
 }
 
 void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows) {
@@ -174,18 +182,18 @@ void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint
 static void fill_checksums(void *what, uint64_t begin, uint64_t end) {
     const struct shmb_ring *ring = what;
     bool alone = ring->bytes || ring->claim_kind != SHMB_RING_WRITE;
+    const struct shmb_claimed claimed = shmb_claimed(ring);
     uint64_t tickets[SIDE_BY_SIDE], most = alone ? 1 : SIDE_BY_SIDE;
     uint32_t crc[SIDE_BY_SIDE];
-    for (uint64_t first = begin, rows; first < end; first += rows) {
-        uint64_t slot = shmb_slot_of_row(ring, first), left = ring->capacity - slot;
-        rows = end - first < most ? end - first : most;
-        rows = rows < left ? rows : left;
-        for (uint64_t row = 0; row < rows; row++) tickets[row] = shmb_ticket_of_row(ring, first + row);
+    for (uint64_t row = begin; row < end;) {
+        const struct shmb_run run = shmb_run_from(&claimed, row, end - row < most ? end : row + most);
+        for (uint64_t i = 0; i < run.rows; i++) tickets[i] = run.ticket + i;
         if (alone)
-            crc[0] = shmb_row_checksum(ring, slot, tickets[0]);
+            crc[0] = ~shmb_row_checksum(ring, run.slot, run.ticket);
         else
-            checksums_of(ring, slot, tickets, rows, crc);
-        store_checksums(ring, slot, rows, crc);
+            checksums_of(ring, run.slot, tickets, run.rows, crc);
+        store_checksums(ring, run, crc);
+        row += run.rows;
     }
 }
 

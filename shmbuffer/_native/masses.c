@@ -37,11 +37,21 @@ struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritize
                                 atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes};
 }
 
+/* The bits of the largest. Those of numbers from 0 on are in their order, and all others (-0 too) have larger ones: so whether
+ * they are at most some limit is known without a look at each. */
+uint64_t shmb_greatest_bits(const double *numbers, uint64_t count) {
+    uint64_t greatest = 0;
+#pragma GCC unroll 4
+    for (uint64_t i = 0; i < count; i++) greatest = bits_of(numbers[i]) > greatest ? bits_of(numbers[i]) : greatest;
+    return greatest;
+}
+
 /* Every priority is a number, not negative, and the sum of a buffer full of it is finite. A mass grows with its
  * priority, so the power of the greatest one is enough. */
 int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count) {
     double limit = shmb_largest_mass(ring), greatest = 0;
-    uint64_t at = 0;
+    uint64_t at = 0, bits = shmb_greatest_bits(priorities, count);
+    if (__builtin_expect(bits <= bits_of(limit) && shmb_mass(ring->runtime, from_bits(bits)) <= limit, 1)) return SHMB_OK;
     for (uint64_t i = 0; i < count; i++) {
         if (!(priorities[i] >= 0 && priorities[i] <= limit)) {
             shmb_refusal.bad_at = i;

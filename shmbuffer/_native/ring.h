@@ -292,6 +292,7 @@ double shmb_largest_mass(const struct shmb_ring *ring);
 double shmb_default_priority(const struct shmb_runtime *runtime);
 bool shmb_draws_by_mass(const struct shmb_ring *ring, bool prioritized);
 struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritized);
+uint64_t shmb_greatest_bits(const double *numbers, uint64_t count);
 int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count);
 void shmb_ring_leaves(struct shmb_ring *ring); /* every leaf from words and raw priorities, and `length` */
 void shmb_ring_parents(struct shmb_ring *ring); /* every sum and minimum from the leaves */

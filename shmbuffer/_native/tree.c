@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "crashpoint.h"
+#include "power.h"
 
 void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections, unsigned char *slots) {
     tree->depth = sections->depth;
@@ -26,28 +27,23 @@ static inline double sum_of_children(const double *c) {
     return ((q0 + q1) + q2) + q3;
 }
 
-/* Chains side by side, so that they run at the same time; a minimum has no rounding. */
-static double least_but_zero(const double *c) {
-    double least[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
-    for (unsigned i = 0; i < SHMB_FANOUT; i += 4)
-        for (unsigned lane = 0; lane < 4; lane++) {
-            double value = c[i + lane] > 0 ? c[i + lane] : INFINITY;
-            least[lane] = value < least[lane] ? value : least[lane];
-        }
-    double low = least[0] < least[1] ? least[0] : least[1], high = least[2] < least[3] ? least[2] : least[3];
-    double all = low < high ? low : high;
-    return all < INFINITY ? all : 0;
+static inline uint64_t lesser(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* The bits of numbers from 0 on are in their order, and less one those of 0 are the largest. */
+static __attribute__((noinline)) double least_but_zero(const double *c) {
+    uint64_t least[2] = {UINT64_MAX, UINT64_MAX}; /* side by side, so that both run at the same time */
+    for (unsigned i = 0; i < SHMB_FANOUT; i += 2)
+        for (unsigned lane = 0; lane < 2; lane++) least[lane] = lesser(bits_of(c[i + lane]) - 1, least[lane]);
+    return from_bits(lesser(least[0], least[1]) + 1);
 }
+
+static inline double smaller(double a, double b) { return a < b ? a : b; }
 
 /* Where there is an item in every place, and that is most often, none has to be left out. */
 static inline double least_of(const struct shmb_tree *tree, const double *c) {
-    double least[4];
-    for (unsigned lane = 0; lane < 4; lane++) {
-        double low = c[lane] < c[lane + 4] ? c[lane] : c[lane + 4], high = c[lane + 8] < c[lane + 12] ? c[lane + 8] : c[lane + 12];
-        least[lane] = low < high ? low : high;
-    }
-    double low = least[0] < least[1] ? least[0] : least[1], high = least[2] < least[3] ? least[2] : least[3];
-    double all = low < high ? low : high;
+    double q0 = smaller(smaller(smaller(c[0], c[1]), c[2]), c[3]), q1 = smaller(smaller(smaller(c[4], c[5]), c[6]), c[7]);
+    double q2 = smaller(smaller(smaller(c[8], c[9]), c[10]), c[11]), q3 = smaller(smaller(smaller(c[12], c[13]), c[14]), c[15]);
+    double all = smaller(smaller(q0, q1), smaller(q2, q3));
     return __builtin_expect(all > 0, 1) || tree->whole ? all : least_but_zero(c);
 }
 

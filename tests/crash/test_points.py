@@ -136,6 +136,7 @@ C_SNIPPETS = {
     "at the end": "me->kind = 1;",
     "over a jump": "me->kind = 1; if (x) goto out; CP(a); out: me->kind = 2;",
     "through a local": "double *p = ring->raw; p[0] = 1; p[1] = 2;",
+    "through a local, in a loop": "double *p = ring->raw; for (int i = 0; i < 3; i++) p[i] = 0;",
     "by an increment": "me->kind++; me->kind++;",
     "after a lock": "lock(ring); me->kind = 2;",
     "in a switch": "switch (x) { case 1: me->kind = 1; case 2: me->kind = 2; }",

@@ -15,7 +15,9 @@
 #include "crashpoint.h"
 
 #undef CP
+#undef SHMB_ARMED
 #define CP(symbol) stress_point(SHMB_CP_##symbol)
+#define SHMB_ARMED true
 
 void stress_point(int point);
 

@@ -62,8 +62,8 @@ FAULTS = {
         (
             (
                 "commit",
-                "atomic_store_explicit(&ring->words[slot], committed, SYNC_SLOT_COMMIT_RELEASE);",
-                "atomic_store_explicit(&ring->words[slot], committed, memory_order_relaxed);",
+                "atomic_store_explicit(&words[row], committed, SYNC_SLOT_COMMIT_RELEASE);",
+                "atomic_store_explicit(&words[row], committed, memory_order_relaxed);",
             ),
         ),
     ),

@@ -219,8 +219,8 @@ class _Reader:
 
     def _call(self, name: Token, arguments: list[list[Token]]) -> list[Step]:
         where = f"{self.file}:{name.line}"
-        if name == "CP":
-            return [Point(arguments[0][0])]
+        if name in ("CP", "CP_ROW"):
+            return [Point(arguments[-1][0])]
         first = arguments[0]
         if re.match(r"(__)?atomic_(store|fetch|exchange|compare|init)", name):
             target = first[1:] if first[0] == "&" else [Token("*"), *first]
@@ -262,7 +262,7 @@ class _Reader:
         names = [token for token in left if re.fullmatch(r"[a-zA-Z_]\w*", token)]
         if left and left[0] == "*" and right is not None:
             return False
-        kinds = len(names) > 1 and not {"->", ".", "("} & set(left)
+        kinds = len(names) > 1 and left[1] in ("*", names[1]) and not {"->", ".", "("} & set(left)
         is_pointer = "*" in left
         if kinds and is_pointer and "const" not in names:
             of_type = any(kind in names for kind in SHARED_TYPES)
