@@ -36,6 +36,8 @@ struct intake_object {
     PyObject *inside;
     PyObject *priority_key; /* of an entry that is no leaf; or NULL */
     int priority_leaf;      /* or -1 */
+    uintptr_t lowest, span; /* where the ring's own memory is, with what lies in between */
+    int64_t timeout_ns;
 };
 
 /* Whether a leaf is of one item, or of `count` of them, and each is as it has to be. */
@@ -48,8 +50,9 @@ static bool has_shape(const struct shmb_found *leaf, const struct shmb_form *for
 }
 
 /* Views of the ring's own memory are handed out: what lies there is copied before it is written, by Python. */
-static bool is_the_rings(const struct shmb_ring *ring, const unsigned char *data) {
-    for (unsigned i = 0; i < ring->n_leaves; i++)
+static bool is_the_rings(const struct intake_object *self, const unsigned char *data) {
+    const struct shmb_ring *ring = shmb_binding_ring(self->ring);
+    for (unsigned i = 0; (uintptr_t)data - self->lowest < self->span && i < ring->n_leaves; i++)
         if ((uintptr_t)data - (uintptr_t)ring->leaves[i].base < ring->leaves[i].element_bytes * ring->elements) return true;
     return false;
 }
@@ -114,10 +117,10 @@ struct index_memory {
 static void release_index(struct dl_managed *managed) { free(managed); }
 
 static PyObject *index_of(const struct intake_object *self, struct index_memory *memory, uint64_t first, uint64_t count) {
-    uint64_t capacity = shmb_binding_ring(self->ring)->capacity, slot = first % capacity;
-    for (uint64_t i = 0; i < count; i++) {
-        memory->numbers[i] = (int64_t)slot;
-        if (++slot == capacity) slot = 0;
+    uint64_t capacity = shmb_binding_ring(self->ring)->capacity;
+    for (uint64_t done = 0, slot = first % capacity, n; done < count; done += n, slot = 0) {
+        n = count - done < capacity - slot ? count - done : capacity - slot;
+        for (uint64_t i = 0; i < n; i++) memory->numbers[done + i] = (int64_t)(slot + i);
     }
     memory->shape[0] = (int64_t)count;
     memory->managed = (struct dl_managed){
@@ -163,7 +166,6 @@ static void free_leaves(struct leaves *leaves) {
 
 /* Whether a batch, or an item, is as it has to be. `count`: 1 for an item. */
 static bool look(const struct intake_object *self, PyObject *data, bool single, struct leaves *leaves, uint64_t *count) {
-    const struct shmb_ring *ring = shmb_binding_ring(self->ring);
     bool fits = true;
     *count = single;
     if (self->root != NULL)
@@ -177,7 +179,7 @@ static bool look(const struct intake_object *self, PyObject *data, bool single, 
         fits = shmb_look_at_leaf(&self->classes, form, leaves->held[i], number, &leaf);
         if (!fits) break;
         if (i == 0 && !single && leaf.rank > 0) *count = (uint64_t)leaf.shape[0];
-        fits = *count > 0 && has_shape(&leaf, form, single, *count) && !is_the_rings(ring, leaf.data);
+        fits = *count > 0 && has_shape(&leaf, form, single, *count) && !is_the_rings(self, leaf.data);
         leaves->at[i] = leaf.data;
     }
     if (fits && self->priority_leaf >= 0) leaves->given = Py_NewRef(leaves->held[self->priority_leaf]);
@@ -225,13 +227,13 @@ static void *gather_items(const struct intake_object *self, PyObject *list, stru
 
 /* The result of a write: a slot, slots, or a status below 0. */
 static PyObject *write_leaves(struct intake_object *self, const struct leaves *leaves, uint64_t count, const double *priorities,
-                              const uint32_t *streams, bool single, int64_t timeout_ns) {
+                              const uint32_t *streams, bool single) {
     struct index_memory *index = NULL;
     uint64_t first = 0;
     if (!single && (index = malloc(sizeof *index + count * sizeof *index->numbers)) == NULL) return PyErr_NoMemory();
-    int status = shmb_binding_write(self->ring, leaves->at, count, priorities, streams, timeout_ns, &first);
+    int status = shmb_binding_write(self->ring, leaves->at, count, priorities, streams, self->timeout_ns, &first);
     if ((status == SHMB_BLOCKED || status == SHMB_LIMITED) &&
-        shmb_binding_give_up(self->ring, timeout_ns) == SHMB_INTERRUPTED)
+        shmb_binding_give_up(self->ring, self->timeout_ns) == SHMB_INTERRUPTED)
         status = SHMB_INTERRUPTED;
     if (status != SHMB_OK) {
         free(index);
@@ -242,7 +244,7 @@ static PyObject *write_leaves(struct intake_object *self, const struct leaves *l
 }
 
 /* None: Python has to look at it. A negative number: a status, and nothing was written. */
-static PyObject *take(struct intake_object *self, PyObject *data, bool single, int64_t timeout_ns, PyObject *in_streams) {
+static PyObject *take(struct intake_object *self, PyObject *data, bool single, PyObject *in_streams) {
     double little[ROOM_PRIORITIES], *priorities = NULL;
     PyObject *result = NULL;
     struct leaves leaves;
@@ -261,7 +263,7 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, i
         streams.view.obj = NULL;
         fits = fits && read_streams(in_streams, count, &streams);
     }
-    result = fits ? write_leaves(self, &leaves, count, priorities, streams.all, single, timeout_ns) : Py_NewRef(Py_None);
+    result = fits ? write_leaves(self, &leaves, count, priorities, streams.all, single) : Py_NewRef(Py_None);
     if (in_streams != Py_None) forget_streams(&streams);
     if (gathered == NULL && priorities != little) free(priorities);
     free(gathered);
@@ -270,10 +272,8 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, i
 }
 
 static PyObject *intake_call(PyObject *object, PyObject *const *args, Py_ssize_t nargs, const char *name, bool single) {
-    if (nargs != 3) return PyErr_Format(PyExc_TypeError, "%s takes 3 arguments, %zd were given", name, nargs);
-    int64_t timeout_ns = PyLong_AsLongLong(args[1]);
-    if (timeout_ns == -1 && PyErr_Occurred()) return NULL;
-    return take((struct intake_object *)object, args[0], single, timeout_ns, args[2]);
+    if (nargs != 2) return PyErr_Format(PyExc_TypeError, "%s takes 2 arguments, %zd were given", name, nargs);
+    return take((struct intake_object *)object, args[0], single, args[1]);
 }
 
 static PyObject *intake_add(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
@@ -341,11 +341,22 @@ static void intake_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
+static void set_span(struct intake_object *self, const struct shmb_ring *ring) {
+    uintptr_t lowest = UINTPTR_MAX, end = 0;
+    for (unsigned i = 0; i < ring->n_leaves; i++) {
+        uintptr_t base = (uintptr_t)ring->leaves[i].base, behind = base + ring->leaves[i].element_bytes * ring->elements;
+        lowest = base < lowest ? base : lowest;
+        end = behind > end ? behind : end;
+    }
+    self->lowest = lowest, self->span = end - lowest;
+}
+
 static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"ring", "tree", "forms", "tensors", "box", "inside", "reals", "priority", NULL};
+    static char *names[] = {"ring", "tree", "forms", "tensors", "box", "inside", "reals", "priority", "timeout_ns", NULL};
     PyObject *ring, *tree, *forms, *tensors, *box, *inside, *single, *wide, *priority;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!O!U(OO)O:Intake", names, &ring, &tree, &PyTuple_Type, &forms,
-                                     &PyType_Type, &tensors, &PyType_Type, &box, &inside, &single, &wide, &priority))
+    long long timeout_ns;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!O!U(OO)OL:Intake", names, &ring, &tree, &PyTuple_Type, &forms,
+                                     &PyType_Type, &tensors, &PyType_Type, &box, &inside, &single, &wide, &priority, &timeout_ns))
         return NULL;
     if (!PyObject_TypeCheck(ring, shmb_ring_type)) return PyErr_Format(PyExc_TypeError, "Intake: a Ring is needed");
     bool none = tensors == (PyObject *)Py_TYPE(Py_None); /* its class stands for "no tensors" */
@@ -359,6 +370,8 @@ static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->ring = Py_NewRef(ring);
     self->box = (PyTypeObject *)Py_NewRef(box);
     self->inside = Py_NewRef(inside);
+    self->timeout_ns = timeout_ns;
+    set_span(self, of);
     bool made = shmb_leaf_classes_of(&self->classes, none ? NULL : (PyTypeObject *)tensors, single, wide);
     self->priority_leaf = -1;
     if (PyLong_Check(priority)) {
@@ -381,13 +394,13 @@ static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 #define FAST(name, text) {#name, (PyCFunction)(void (*)(void))intake_##name, METH_FASTCALL, text}
 static PyMethodDef methods[] = {
-    FAST(add, "add(item, timeout_ns, streams): write one item; its slot, a status below 0, or None: not as it lies."),
-    FAST(extend, "extend(batch, timeout_ns, streams): write a batch; int64 slots, a status below 0, or None: not as it lies."),
+    FAST(add, "add(item, streams): write one item; its slot, a status below 0, or None: not as it lies."),
+    FAST(extend, "extend(batch, streams): write a batch; int64 slots, a status below 0, or None: not as it lies."),
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Intake(ring, tree, forms, tensors, box, inside, reals, priority)"},
+    {Py_tp_doc, "Intake(ring, tree, forms, tensors, box, inside, reals, priority, timeout_ns)"},
     {Py_tp_new, intake_new},
     {Py_tp_dealloc, intake_dealloc},
     {Py_tp_methods, methods},

@@ -105,17 +105,8 @@ bool shmb_look_at_leaf(const struct shmb_leaf_classes *classes, const struct shm
 }
 
 /* A number as the one priority. */
-static bool read_priority(const struct shmb_leaf_classes *classes, PyObject *given, const struct shmb_form *form,
-                          const unsigned char *data, double *out) {
+static bool read_priority(const struct shmb_leaf_classes *classes, PyObject *given, double *out) {
     PyTypeObject *class = Py_TYPE(given);
-    float shorter;
-    if (form != NULL) { /* what is stored, and not what was given */
-        if (form->number.kind != 'f') return false;
-        if (form->number.size == sizeof *out) return memcpy(out, data, sizeof *out), true;
-        memcpy(&shorter, data, sizeof shorter);
-        *out = (double)shorter;
-        return true;
-    }
     if (class != &PyFloat_Type && class != &PyLong_Type && class != classes->real_numbers[0] && class != classes->real_numbers[1])
         return false;
     *out = PyFloat_AsDouble(given);
@@ -124,12 +115,24 @@ static bool read_priority(const struct shmb_leaf_classes *classes, PyObject *giv
     return true;
 }
 
+/* Bits of the real numbers of a leaf; 0: it has others. */
+static int real_bits_of(const struct shmb_leaf_classes *classes, const struct shmb_form *form) {
+    if (form->array_dtype != NULL) return form->array_dtype == classes->reals[0] ? 32 : form->array_dtype == classes->reals[1] ? 64 : 0;
+    return form->dtype.code == DL_FLOAT && form->dtype.lanes == 1 ? form->dtype.bits : 0;
+}
+
 double *shmb_read_priorities(const struct shmb_leaf_classes *classes, PyObject *given, const struct shmb_form *form,
                              const unsigned char *data, uint64_t count, double *room, uint64_t room_count) {
     const unsigned char *from;
     bool wide;
     int64_t size;
-    if (Py_TYPE(given) == classes->arrays) {
+    if (form != NULL) { /* what is stored, and not what was given: it has been looked at */
+        int bits = real_bits_of(classes, form);
+        wide = bits == 64;
+        if (!wide && bits != 32) return NULL;
+        from = data;
+        size = (int64_t)count * product(form->shape, form->rank);
+    } else if (Py_TYPE(given) == classes->arrays) {
         const struct array_object *array = (const struct array_object *)given;
         wide = array->dtype == classes->reals[1];
         if (!wide && array->dtype != classes->reals[0]) return NULL;
@@ -144,7 +147,7 @@ double *shmb_read_priorities(const struct shmb_leaf_classes *classes, PyObject *
         from = (const unsigned char *)tensor.data + tensor.byte_offset;
         size = product(tensor.shape, tensor.rank);
     } else {
-        return count == 1 && read_priority(classes, given, form, data, room) ? room : NULL;
+        return count == 1 && read_priority(classes, given, room) ? room : NULL;
     }
     if ((uint64_t)size != count) return NULL;
     double *out = count <= room_count ? room : malloc(count * sizeof *out);

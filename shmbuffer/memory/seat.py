@@ -193,7 +193,7 @@ class Seat:
         native = self.native
         if isinstance(native, Closed):
             return None
-        made = _core.Intake(ring=native, priority=priority, **form)
+        made = _core.Intake(ring=native, priority=priority, timeout_ns=LOCK_TIMEOUT_NS, **form)
         self.intakes[priority] = made
         if native is not self.native:  # closed meanwhile: what is kept keeps the maps, too
             self.intakes.clear()

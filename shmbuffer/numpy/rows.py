@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.memory import Ring
-from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.leaf import RAW
 from shmbuffer.memory.streams import GivenStreams
 from shmbuffer.numpy.arrays import Floats, Ints, address_of
@@ -70,11 +69,11 @@ class ArrayRows(Mover):
             return None
         found: Any
         if single:
-            found = core.add(data, LOCK_TIMEOUT_NS, streams)
+            found = core.add(data, streams)
             if found is None or found >= 0:
                 return found
         else:
-            found = core.extend(data, LOCK_TIMEOUT_NS, streams)
+            found = core.extend(data, streams)
             if type(found) is bytearray:
                 return np.frombuffer(found, np.int64)
             if found is None:

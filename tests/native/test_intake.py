@@ -33,17 +33,18 @@ def test_an_intake_without_a_class_of_tensors_says_the_slots_in_bytes() -> None:
             inside="",
             reals=(numpy.dtype("float32"), numpy.dtype("float64")),
             priority=None,
+            timeout_ns=0,
         )
         batch = {
             str(at): numpy.zeros((3, *leaf.shape), leaf.dtype) for at, leaf in enumerate(leaves)
         }
         for first in (0, 3):
-            slots = intake.extend(batch, 0, None)
+            slots = intake.extend(batch, None)
             assert type(slots) is bytearray
             assert numpy.frombuffer(slots, "<i8").tolist() == list(range(first, first + 3))
-        assert intake.add({key: rows[0, ...] for key, rows in batch.items()}, 0, None) == 6
+        assert intake.add({key: rows[0, ...] for key, rows in batch.items()}, None) == 6
         for data in (None, [], {"0": None}, {**batch, "0": [0] * 3}):
-            assert intake.extend(data, 0, None) is None
+            assert intake.extend(data, None) is None
 
 
 def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
@@ -63,8 +64,9 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
             "inside": "nothing",
             "reals": (1, 2),
             "priority": None,
+            "timeout_ns": 0,
         }
-        assert _core.Intake(**right).extend([], 0, None) is None
+        assert _core.Intake(**right).extend([], None) is None
         wrong: list[tuple[str, Any]] = [
             *((name, SPOILT) for name in right if name not in ("priority", "reals")),
             ("tree", (("a", None),) * (len(leaves) + 1)),
@@ -84,7 +86,7 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
             with pytest.raises((TypeError, ValueError, OverflowError)):
                 _core.Intake(**{**right, name: value})
         intake = _core.Intake(**right)
-        for arguments in ((), ([],), ([], 0), ([], SPOILT, None), ([], 0, None, 0)):
+        for arguments in ((), ([],), ([], None, 0)):
             with pytest.raises(TypeError):
                 intake.add(*arguments)
             with pytest.raises(TypeError):

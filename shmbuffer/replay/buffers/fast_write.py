@@ -18,7 +18,6 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.streams import GivenStreams
 from shmbuffer.numpy.nodes import LEAF, as_dict, tree_of
 from shmbuffer.numpy.priorities import as_raw
@@ -89,11 +88,11 @@ class FastWrite:
             return None
         index: Any
         if single:
-            index = core.add(data, LOCK_TIMEOUT_NS, streams)
+            index = core.add(data, streams)
             if index is None or index >= 0:
                 return index
         else:
-            index = core.extend(data, LOCK_TIMEOUT_NS, streams)
+            index = core.extend(data, streams)
             if type(index) is not int:
                 return index
         ring.refused(index)
