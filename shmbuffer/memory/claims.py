@@ -36,7 +36,6 @@ class Claims:
     def claim(
         self,
         count: int,
-        *,
         streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> int:

@@ -72,7 +72,7 @@ class ObjectStore(ItemStore):
             if ring.capacity < self.max_size:
                 self._reach(ring.cursor + count + 1)  # never round, as long as there is room
             capacity, kept = ring.capacity, self._kept
-            first = ring.claims.claim(count, streams=of)
+            first = ring.claims.claim(count, of)
             stays = items[-capacity:]
             at = (first + count - len(stays)) % capacity
             fits = capacity - at
