@@ -27,6 +27,7 @@ CAMPAIGNS = (
     "tests.torture.kills",
     "tests.torture.full_kills",
     "tests.torture.consumers",
+    "tests.torture.units",
     "tests.torture.soak",
     "tests.crash.campaign",
     "tests.power.campaign",

@@ -1,0 +1,260 @@
+"""Random kills around samplers that give units whole: groups, windows of streams; a gate by age.
+
+    python -m tests.torture.units --seconds 60 --seed 1
+
+A case is a round for each kind. Units are of `SIZE` items, written at once or piece by piece.
+Learners take some under leases, with and without an end, acknowledge them, late or never, and all
+are killed at random. At the end, with nobody left, what is there is taken, and the accounts of all
+are compared (deliveries.py). A unit that was written at once is acknowledged once; one whose writer
+was between two pieces may be given up. Behind the gate nothing is older than it allows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    ConsumingSampler,
+    LazyMemmapStorage,
+    PromptGroupSampler,
+    RateLimiter,
+    StreamingSliceSampler,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.errors import EmptyBufferError, LockTimeout, RateLimitTimeout, RingOverrunError
+from shmbuffer.memory import consumer_version
+from shmbuffer.memory.ledger import Taken
+from tests.torture import items
+from tests.torture.arena import Actor, Arena
+from tests.torture.command import Figures, Say, added, main
+from tests.torture.deliveries import Account, Deliveries
+from tests.torture.history import History
+from tests.torture.kills import audited, pause_of, rounds, settle
+
+KILLS = 40
+SIZE = 4
+STALENESS = 1
+CAPACITY = 96
+NAME = "learners"
+KINDS: dict[str, Any] = {
+    "groups": lambda: PromptGroupSampler(group_key="unit", group_size=SIZE, consumer=NAME),
+    "windows": lambda: StreamingSliceSampler(slice_len=SIZE, consumer=NAME),
+    "gate": lambda: ConsumingSampler(consumer=NAME),
+}
+WRITERS = ["writer", "writer"]
+CHAIRS = {
+    "groups": [*WRITERS, "learner", "learner", "learner"],
+    "windows": [*WRITERS, "learner", "learner", "learner"],
+    "gate": [*WRITERS, "learner"],
+}
+LEASES_S = (0.03, math.inf)
+WAITS_S = 0.05
+NOT_NOW = (EmptyBufferError, LockTimeout, RateLimitTimeout, RingOverrunError)
+
+
+def opened(path: Path, kind: str) -> TensorDictReplayBuffer:
+    limiter = None
+    if kind == "gate":
+        limiter = RateLimiter(max_staleness=STALENESS, items_per_version=2 * SIZE)
+    return TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(CAPACITY, scratch_dir=path, shared_init=True),
+        sampler=KINDS[kind](),
+        batch_size=2 * SIZE,
+        rate_limiter=limiter,
+    )
+
+
+def pieces_of(who: int, first: int, at: int, count: int, version: int = 0) -> TensorDict:
+    """Some items of a unit; ``first`` is the number of its first item."""
+    key = torch.from_numpy(items.keys_of(who, first + at, count).astype(np.int64))
+    done = torch.zeros(count, 1, dtype=torch.bool)
+    done[-1] = at + count == SIZE
+    unit = torch.full((count,), int(items.keys_of(who, first, 1)[0]))
+    told = {"key": key, "unit": unit, "version": torch.full((count,), version)}
+    return TensorDict({**told, ("next", "done"): done}, [count])
+
+
+def write_on(actor: Actor, path: Path, kind: str) -> None:
+    """Units, one after the other: at once, or piece by piece."""
+    first = 0
+    with opened(path, kind) as rb:
+        while actor.goes_on():
+            sizes = [SIZE] if kind == "gate" or actor.rng.random() < 0.5 else [1, 2, 1]
+            at = 0
+            for count in sizes:
+                actor.log.invoked(first + at, count)
+                ticket = None
+                while ticket is None and actor.goes_on():
+                    ticket = write(rb, kind, actor.who, first, at, count)
+                if ticket is None:
+                    return
+                if ticket < 0:
+                    actor.log.refused(first + at, count)
+                else:
+                    actor.log.written(first + at, count, ticket)
+                at += count
+            first += SIZE
+
+
+def write(rb: Any, kind: str, who: int, first: int, at: int, count: int) -> int | None:
+    """The ticket of the first of these items; -1: they were refused; None: there was no room."""
+    ring = rb.storage.engine().ring()
+    try:
+        if kind == "gate" and ring is not None:
+            version = consumer_version.read(ring.seat)
+            with rb.reserve(count, timeout=WAITS_S, version=version) as room:
+                index = room.commit(pieces_of(who, first, at, count, version), timeout=5.0)
+        else:
+            index = rb.extend(pieces_of(who, first, at, count), timeout=WAITS_S)
+    except NOT_NOW:
+        return None
+    if not len(index):
+        return -1
+    return int(rb.storage.engine().ring().live.tickets()[int(index[0])])
+
+
+def learn_on(actor: Actor, path: Path, kind: str) -> None:
+    """Takes; what it does with it is chance."""
+    chair = actor.who // items.LIVES
+    with opened(path, kind) as rb, Account(actor.log.folder, chair, actor.who) as own:
+        while actor.goes_on():
+            lease_s = math.inf if kind == "gate" else float(actor.rng.choice(LEASES_S))
+            taken = take(rb, kind, own, lease_s)
+            if taken is None:
+                continue
+            if actor.rng.random() < 0.2:
+                time.sleep(pause_of(actor.rng, 0.05))
+            if kind == "gate" or actor.rng.random() > 0.1:
+                acknowledge(rb, own, taken)
+            if kind == "gate":
+                consumer_version.increment(rb.storage.engine().seat)
+
+
+def take(rb: Any, kind: str, own: Account, lease_s: float) -> Any:
+    """A batch of whole units, noted; None: there is none now."""
+    began = time.monotonic_ns()
+    version = consumer_version.read(rb.storage.engine().seat)
+    try:
+        batch = rb.sample(lease=lease_s, timeout=WAITS_S)
+    except NOT_NOW:
+        return None
+    taken = taken_of(batch)
+    own.took(0, taken, began, lease_s)
+    if kind == "gate":
+        behind = version - int(batch["version"].min())
+        assert behind <= STALENESS, f"an item is {behind} versions behind"
+    else:
+        units, counts = batch["unit"].unique(return_counts=True)
+        assert (counts == SIZE).all(), f"units are not whole: {units.tolist()} {counts.tolist()}"
+    if lease_s == math.inf:
+        own.keys(0, taken, batch["key"].numpy().astype(np.uint64))
+    return batch
+
+
+def taken_of(batch: Any) -> Taken:
+    """Each part has a lease of its own; the first stands for all in an account."""
+    slots, tickets = batch["index"].numpy().reshape(-1), batch["index_generation"].numpy()
+    return Taken(slots, tickets.reshape(-1), int(batch["index_lease"].reshape(-1)[0]))
+
+
+def acknowledge(rb: Any, own: Account, batch: Any) -> None:
+    """All at once; where a unit was refused, one by one, to know which: twice is as once.
+
+    But for items that were written over or given again in between: nobody knows of those.
+    """
+    taken = taken_of(batch)
+    own.acknowledging(0, taken)
+    done, count = rb.ack(batch), len(taken.slots)
+    applied = np.full(count, done.refused == 0)
+    if 0 < done.refused < count:
+        applied = np.array([rb.ack(batch[i : i + 1]).applied == 1 for i in range(count)])
+        assert applied.sum() <= done.applied, "a repeated ack applies what was refused"
+    known = applied if applied.sum() < done.applied else np.full(count, True)
+    some = Taken(taken.slots[known], taken.tickets[known], taken.lease)
+    own.acknowledged(0, some, applied[known])
+
+
+def violations(found: Deliveries, at_once: set[int]) -> list[str]:
+    """Of units that were given up in pieces, nothing is missed."""
+    missed = re.compile(r"D1:.* (\d+)\)?$")
+    return [
+        text
+        for text in found.violations()
+        if (match := missed.match(text)) is None or int(match[1]) in at_once
+    ]
+
+
+def round_of_kills(folder: Path, seed: int, kind: str, *, kills: int = KILLS) -> Figures:
+    """One directory, about so many kills; what was checked."""
+    folder.mkdir()
+    rng, path, chairs = np.random.default_rng(seed), folder / "buffer", CHAIRS[kind]
+    with opened(path, kind) as rb:
+        rb.can_sample()
+    playing = {
+        "writer": lambda actor: write_on(actor, path, kind),
+        "learner": lambda actor: learn_on(actor, path, kind),
+    }
+    figures: Figures = {"rounds": 1, "kills": 0}
+
+    def finish() -> Figures:
+        """With nobody left."""
+        last = items.who_of(len(chairs) + 1, 1)
+        with opened(path, kind) as rb, Account(arena.logs, len(chairs) + 1, last) as own:
+            engine = rb.storage.engine()
+            settle(engine)
+            while (batch := take(rb, kind, own, math.inf)) is not None:
+                acknowledge(rb, own, batch)
+                if kind == "gate":
+                    consumer_version.increment(engine.seat)
+            report = engine.check()
+            assert report.ok, str(report)
+            version = consumer_version.read(engine.seat)
+        batches = History.read(arena.logs).batches
+        written = batches[batches["ticket"] >= 0]
+        at_once = {
+            int(one["ticket"]) + i for one in written if one["count"] == SIZE for i in range(SIZE)
+        }
+        found = Deliveries(Account.read(arena.logs), batches, (1,))
+        broken = violations(found, at_once)
+        assert not broken, "\n".join([f"{kind}: rules are broken", *broken[:20]])
+        return {**found.figures(), "at_once": len(at_once), "versions": version}
+
+    with Arena(folder / "logs", playing, chairs, seed) as arena:
+        arena.fill()
+        while figures["kills"] < kills:
+            time.sleep(pause_of(rng, 0.2))
+            everybody = bool(rng.random() < 0.05)
+            victims = arena.chairs if everybody else [arena.chairs[int(rng.integers(len(chairs)))]]
+            figures["kills"] += arena.kill(victims)
+            arena.fill()
+        figures["kills"] += arena.kill(arena.chairs)
+        arena.end_orphans()
+        added(figures, audited(finish))
+    return figures
+
+
+def case(folder: Path, seed: int) -> Figures:
+    """A round for each kind."""
+    figures: Figures = {}
+    for kind in KINDS:
+        added(figures, round_of_kills(folder / kind, seed, kind))
+    return figures
+
+
+def campaign(seconds: float, seed: int, say: Say) -> Figures:
+    """Cases for about ``seconds``, and at least one."""
+    torch.set_num_threads(1)
+    return rounds(__spec__.name, case, seconds, seed, say)
+
+
+if __name__ == "__main__":
+    sys.exit(main(campaign))
