@@ -64,7 +64,8 @@ NOT_NOW = (EmptyBufferError, LockTimeout, RateLimitTimeout, RingOverrunError)
 def opened(path: Path, kind: str) -> TensorDictReplayBuffer:
     limiter = None
     if kind == "gate":
-        limiter = RateLimiter(max_staleness=STALENESS, items_per_version=2 * SIZE)
+        each = {"max_staleness": STALENESS, "items_per_version": 2 * SIZE}
+        limiter = RateLimiter(**each, when_no_peer="wait")  # for a whole batch, of a version
     return TensorDictReplayBuffer(
         storage=LazyMemmapStorage(CAPACITY, scratch_dir=path, shared_init=True),
         sampler=KINDS[kind](),
@@ -211,6 +212,7 @@ def round_of_kills(folder: Path, seed: int, kind: str, *, kills: int = KILLS) ->
         with opened(path, kind) as rb, Account(arena.logs, len(chairs) + 1, last) as own:
             engine = rb.storage.engine()
             settle(engine)
+            rb.rate_limiter = None  # the last batch has what is left
             while (batch := take(rb, kind, own, math.inf)) is not None:
                 acknowledge(rb, own, batch)
                 if kind == "gate":
