@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory import ledger
+from shmbuffer.memory.claims import address
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.holders import now_ns, table_of
 from shmbuffer.memory.ledger import RESERVATION, RESERVATIONS, ReservationState
@@ -63,7 +64,7 @@ class Reservations:
 
         if name is None:
             name = np.zeros(1, np.uint64)
-        given = rows, nbytes, ends, number, name.ctypes.data
+        given = rows, nbytes, ends, number, address(name)
         try:
             self._calls.run(
                 lambda: int(self._seat.native.reserve(*given, LOCK_TIMEOUT_NS)), "reserve"
@@ -94,7 +95,7 @@ class Reservations:
         if versions is None or young is None:
             native.hold(name, 0, 0, 0)
         else:
-            native.hold(name, versions.ctypes.data, young.ctypes.data, len(versions))
+            native.hold(name, address(versions), address(young), len(versions))
         try:
             yield
         finally:

@@ -192,18 +192,17 @@ class Reservation:
         young: NDArray[np.bool_] | None,
         given: Any,
     ) -> Any:
-        if self._name is None and (ring := self._engine.ring()) is not None:
-            ring.reservations.reserve(self.items, name=self._granted)
-        index = torch.zeros(0, dtype=torch.int64)
-        if self._name is None:  # nothing was written yet: an ordinary write
-            return index if data is None else self._rb.extend(data, **given)
-        ring = self._engine.ring()
-        assert ring is not None
+        ring, name = self._engine.ring(), self._name
+        if name is None and ring is not None:
+            name = ring.reservations.reserve(self.items, name=self._granted)
+        if name is None or ring is None:  # nothing was written yet: an ordinary write
+            return _nothing() if data is None else self._rb.extend(data, **given)
+        index = None
         if data is not None:
-            with ring.reservations.held(self._name, versions, young):
+            with ring.reservations.held(name, versions, young):
                 index = self._rb.extend(data, **given)
-        ring.reservations.give_back(self._name)  # of nothing, or where transforms kept all back
-        return index
+        ring.reservations.give_back(name)  # of nothing, or where transforms kept all back
+        return _nothing() if index is None else index
 
     def _versions(self, data: Any, ages: Any) -> NDArray[np.int64] | None:
         """The version of each item, or the one of them all."""
@@ -312,6 +311,11 @@ class Reservation:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a reservation belongs to one handle: reserve in the process that commits")
+
+
+def _nothing() -> torch.Tensor:
+    """The index of no items."""
+    return torch.zeros(0, dtype=torch.int64)
 
 
 def _rows(data: Any, which: NDArray[np.bool_]) -> Any:
