@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 from tests.torture.command import Figures, Say, main
 
 ROOT = Path(__file__).parents[2]
-MARKED = re.compile(r"\bpytest\.mark\.(product|full)\b")
+MARKED = re.compile(r"\bpytest\.mark\.(product|full)\b|\bseeds\(")
 
 
 def files() -> list[str]:
