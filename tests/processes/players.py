@@ -76,7 +76,7 @@ class Player:
         return self._pipe.poll()
 
     def answer(self) -> Answer:
-        assert self._pipe.poll(30), f"{self.pid} does not come back: {waits(self._path)}"
+        assert self._pipe.poll(50), f"{self.pid} does not come back: {waits(self._path)}"
         answer: Answer = self._pipe.recv()
         self.did += answer.numbers
         return answer
@@ -138,7 +138,7 @@ def waits(path: Path) -> list[Waits]:
 
 def until(look: Callable[[], T | None]) -> T:
     """Looks until there is something to see."""
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 50
     while (seen := look()) is None:
         assert time.monotonic() < give_up, "it never came to that"
         time.sleep(0.002)

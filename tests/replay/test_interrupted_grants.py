@@ -31,7 +31,7 @@ def sampled(path: Path, kind: str) -> Iterator[Begun]:
             (consumer,) = rb.consumers()
             assert not [lease for lease in consumer.leases if lease.ends_in_s]
             for lease in (60.0, 60.0):
-                assert len(other.sample(lease=lease, timeout=20)) == 2 * SIZE
+                assert len(other.sample(lease=lease, timeout=50)) == 2 * SIZE
 
         yield lambda: rb.sample(lease=float("inf")), works
         rb.storage.engine().cleanup()

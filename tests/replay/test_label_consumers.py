@@ -49,7 +49,7 @@ def learner(path: Path, capacity: int = 12, **options: Any) -> TensorDictReplayB
 
 def require(happens: Any) -> None:
     """It is true before long."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 50
     while not happens():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -129,7 +129,7 @@ def test_a_batch_that_writers_cannot_complete_has_the_groups_that_are_there(
         assert sorted(again["index"].tolist()) == [0, 1]
         assert not one.can_sample(4)
         assert other.ack(again) == (2, 0)
-        one.extend(grouped(3, 3, 4, 4), timeout=20)
+        one.extend(grouped(3, 3, 4, 4), timeout=50)
 
 
 def test_groups_that_are_given_up_hold_no_writer_up(
@@ -168,10 +168,10 @@ def test_what_is_given_up_counts_in_no_version(tmp_path: Path) -> None:
         rb.extend(grouped(0, 0))
         rb.rate_limiter = RateLimiter(max_staleness=1, items_per_version=2)
         for key in range(1, 9):
-            rb.extend(grouped(key), timeout=20)
+            rb.extend(grouped(key), timeout=50)
             require(lambda key=key: rb.can_sample(2) and standing(rb).dropped == key)
         assert rb.sample(2)["query"].tolist() == [0, 0]  # the first batch of version 0
-        rb.extend(grouped(9, 9), timeout=20)
+        rb.extend(grouped(9, 9), timeout=50)
         with pytest.raises(RateLimitTimeout, match="while learners have version 0 there may be"):
             rb.extend(grouped(11), timeout=0.05)
 
@@ -227,7 +227,7 @@ def test_a_group_that_has_no_room_to_become_whole_holds_no_writer_up(
         try:
             if asked == "can_sample":
                 require(lambda: rb.can_sample(4))
-            found = [*rb.sample(4, timeout=20)["query"].tolist()]
+            found = [*rb.sample(4, timeout=50)["query"].tolist()]
         finally:
             rb.remove_consumer("learners")
             thread.join()
@@ -249,7 +249,7 @@ def test_groups_are_given_up_no_earlier_than_they_have_to_be(tmp_path: Path) -> 
         # The oldest item keeps the other one of its group out; behind it there is room again.
         assert rb.sampler.groups.given_up == 1  # type: ignore[attr-defined]
         writer.extend(grouped(2))
-        assert rb.sample(2, timeout=20)["query"].tolist() == [2, 2]
+        assert rb.sample(2, timeout=50)["query"].tolist() == [2, 2]
 
 
 def test_a_group_that_may_be_completed_is_given_up_once_all_writers_have_waited(
@@ -281,7 +281,7 @@ def test_a_group_that_may_be_completed_is_given_up_once_all_writers_have_waited(
             now[0] += 0.2
             rb.can_sample(2)
             assert counts().given_up == 1
-            assert rb.sample(2, timeout=20)["query"].tolist() == [3, 3]
+            assert rb.sample(2, timeout=50)["query"].tolist() == [3, 3]
         finally:
             rb.remove_consumer("learners")
             thread.join()
@@ -306,7 +306,7 @@ def test_who_has_room_reserved_may_complete_a_group(
                     assert not rb.can_sample(2)
                     now[0] += 10.0
                 room.commit(grouped(1))
-                assert rb.sample(2, timeout=20)["query"].tolist() == [1, 1]
+                assert rb.sample(2, timeout=50)["query"].tolist() == [1, 1]
             finally:
                 rb.remove_consumer("learners")
                 thread.join()

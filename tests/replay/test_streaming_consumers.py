@@ -122,7 +122,7 @@ def test_a_batch_that_writers_cannot_complete_has_the_windows_that_are_there(
         again = two.sample(2 * STEPS, lease=60)
         assert firsts(again) == firsts(oldest) == [0]
         assert two.ack(again) == (STEPS, 0)
-        one.extend(data_of(plain(16, 16)), timeout=20)
+        one.extend(data_of(plain(16, 16)), timeout=50)
         assert firsts(one.sample(4 * STEPS)) == [16, 20, 24, 28]
 
 
@@ -154,7 +154,7 @@ def test_writers_do_not_wait_for_steps_that_are_in_no_window(tmp_path: Path) -> 
         rb.extend(data_of(plain(3, 1000)), streams=9)
         seen = []
         for number in range(0, 600, 6):
-            rb.extend(data_of(plain(6, number, every=6)), timeout=20)
+            rb.extend(data_of(plain(6, number, every=6)), timeout=50)
             seen += firsts(rb.sample(STEPS))
         assert seen == [*range(0, 600, 6)]
         (status,) = rb.consumers()

@@ -62,7 +62,7 @@ def units(first: int, count: int) -> TensorDict:
 def require_waiting(rb: Any) -> None:
     """A sample of this handle waits, or will before long."""
     seat = rb.storage.engine().seat
-    end = time.monotonic() + 20
+    end = time.monotonic() + 50
     while not int(seat.control.entries["waits_for"][seat.entry]) & Side.INSERTS:
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -98,7 +98,7 @@ def test_a_batch_is_waited_for_while_anybody_writes(tmp_path: Path, kind: str) -
         writer.extend(units(0, 1))
         assert not rb.can_sample(), "it would wait"
         with once_waiting(rb, lambda: writer.extend(units(1, 1))):
-            batch = rb.sample(lease=100.0, timeout=20)
+            batch = rb.sample(lease=100.0, timeout=50)
         assert sorted(batch["number"].tolist()) == [*range(2 * SIZE)]
         assert rb.ack(batch) == (2 * SIZE, 0)
         require_quiet(rb)
@@ -124,7 +124,7 @@ def test_what_is_given_back_meanwhile_ends_the_wait(tmp_path: Path, kind: str) -
         other.extend(units(0, 2))
         held = other.sample(lease=100.0)
         with once_waiting(rb, other.close):
-            again = rb.sample(timeout=20)
+            again = rb.sample(timeout=50)
         assert sorted(again["index"].tolist()) == sorted(held["index"].tolist())
         assert rb.consumers()[0].redelivered == 2 * SIZE
 
@@ -158,10 +158,10 @@ def test_ctrl_c_ends_the_wait_and_leaves_nothing(tmp_path: Path, kind: str) -> N
             pytest.raises(KeyboardInterrupt),
             once_waiting(rb, lambda: os.kill(os.getpid(), signal.SIGINT)),
         ):
-            rb.sample(timeout=20)
+            rb.sample(timeout=50)
         require_quiet(rb)
         writer.extend(units(1, 1))
-        assert len(rb.sample(timeout=20)) == 2 * SIZE
+        assert len(rb.sample(timeout=50)) == 2 * SIZE
 
 
 def test_who_waits_for_a_consumer_that_is_removed_is_told(tmp_path: Path, kind: str) -> None:
@@ -169,14 +169,14 @@ def test_who_waits_for_a_consumer_that_is_removed_is_told(tmp_path: Path, kind: 
         writer.extend(units(0, 1))
         remove = lambda: writer.remove_consumer("learners")  # noqa: E731
         with once_waiting(rb, remove), pytest.raises(ConsumerError, match="was removed"):
-            rb.sample(timeout=20)
+            rb.sample(timeout=50)
 
 
 def test_a_batch_for_which_there_is_no_room_is_refused(tmp_path: Path, kind: str) -> None:
     with learner(tmp_path, kind, 2 * CAPACITY) as rb, learner(tmp_path, kind) as writer:
         writer.extend(units(0, 1))
         with pytest.raises(ValueError, match="64 items is consumed through a buffer of 32"):
-            rb.sample(timeout=20)
+            rb.sample(timeout=50)
 
 
 def test_a_buffer_that_is_emptied_is_waited_for(tmp_path: Path, kind: str) -> None:
@@ -185,7 +185,7 @@ def test_a_buffer_that_is_emptied_is_waited_for(tmp_path: Path, kind: str) -> No
         assert len(rb.sample()) == 2 * SIZE
         writer.empty()
         with once_waiting(rb, lambda: writer.extend(units(5, 2))):
-            batch = rb.sample(timeout=20)
+            batch = rb.sample(timeout=50)
         assert sorted(batch["number"].tolist()) == [*range(5 * SIZE, 7 * SIZE)]
 
 

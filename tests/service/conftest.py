@@ -20,7 +20,7 @@ class Reports:
     inbox: Connection
 
     def next(self) -> Any:
-        assert self.inbox.poll(30), "nobody reported"
+        assert self.inbox.poll(50), "nobody reported"
         return self.inbox.recv()
 
     def take(self, count: int) -> list[Any]:

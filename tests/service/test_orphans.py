@@ -66,7 +66,7 @@ def gone(pid: int) -> bool:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 50
     while not true():
         assert time.monotonic() < end, "it never came to that"
         time.sleep(0.01)
