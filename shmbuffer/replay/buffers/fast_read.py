@@ -19,6 +19,7 @@ from shmbuffer.replay.buffers.refilled import OutputReuse
 from shmbuffer.replay.buffers.sample_info import with_info
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.samplers.sampler import draw_key
+from shmbuffer.replay.storages.indexing import is_plain
 from shmbuffer.replay.storages.mover import draw_into
 from shmbuffer.replay.storages.native_rows import NativeRows
 
@@ -86,7 +87,7 @@ class FastRead:
         tickets: Any = known.get(GENERATION)
         if not isinstance(rows, NativeRows) or self._storage._mover is not rows:
             return None
-        if not (_is_plain(index) and _is_plain(tickets) and len(index) == len(tickets)):
+        if not (is_plain(index) and is_plain(tickets) and len(index) == len(tickets)):
             return None
         rows.ring.require_linked()
         tensors = rows.held(index, tickets)
@@ -116,13 +117,6 @@ class FastRead:
             shown.copy_(by_priority._weights(index, weights))
         into.changed()
         return out, self._info.entries(index, shown, into.tickets)
-
-
-def _is_plain(numbers: Any) -> bool:
-    """Whether the core can read them in place."""
-    if type(numbers) is not torch.Tensor or numbers.dtype is not torch.int64:
-        return False
-    return numbers.dim() == 1 and numbers.is_cpu and numbers.is_contiguous()
 
 
 def _has_rows(value: Any, size: torch.Size) -> bool:

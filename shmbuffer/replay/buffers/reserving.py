@@ -81,9 +81,8 @@ class Reserving(Parts):
             version = consumer_version.require_version(version, "reserve: version")
         nbytes = 0 if bytes is None else _whole("bytes", bytes)
         granted = np.zeros(1, np.uint64)
-        room = Reservation(
-            self, engine, n, granted, version
-        )  # an interrupt behind the grant ends it
+        # Made before the grant, so that an interrupt behind it ends the reservation.
+        room = Reservation(self, engine, n, granted, version)
         if ring is not None:
             with within(timeout):
                 self._reserve(engine, ring, n, nbytes, lease, granted)
