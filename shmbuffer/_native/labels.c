@@ -39,10 +39,10 @@ static void *with_room(struct shmb_labels *all, void *at, uint64_t count, uint64
     return more;
 }
 
-/* So many items more, or, modulo 2^32, fewer. */
-static inline void count_more(struct shmb_labels *all, struct shmb_kin *kin, uint32_t more) {
-    kin->count += more;
-    all->items += (uint64_t)(int64_t)(int32_t)more;
+/* So many items more, or fewer. */
+static inline void count_more(struct shmb_labels *all, struct shmb_kin *kin, int32_t more) {
+    kin->count += (uint32_t)more;
+    all->items += (uint64_t)(int64_t)more;
     if (all->in_order && !all->limit) all->order[kin->place].count = kin->count;
 }
 
@@ -239,7 +239,7 @@ static inline bool dropped_first(struct shmb_labels *all, struct shmb_kin *kin, 
     bool counts = all->limit && (kin->state == SHMB_KIN_OPEN || kin->state == SHMB_KIN_WHOLE);
     if (all->where[element].index != kin->front || kin->count == 1 || kin->absent || kin->marked != SHMB_NO_ITEM || counts) return false;
     all->where[element].kin = 0;
-    count_more(all, kin, UINT32_MAX);
+    count_more(all, kin, -1);
     do kin->front++;
     while (*entry(kin, kin->front) == SHMB_NO_ITEM);
     return true;
@@ -251,7 +251,7 @@ void shmb_label_drop(struct shmb_labels *all, uint32_t element) {
     if (is_absent(all, element)) set_absent(all, kin, element, false);
     *entry(kin, all->where[element].index) = SHMB_NO_ITEM;
     all->where[element].kin = 0;
-    count_more(all, kin, UINT32_MAX);
+    count_more(all, kin, -1);
     if (all->limit && (kin->state == SHMB_KIN_OPEN || kin->state == SHMB_KIN_WHOLE)) {
         all->withdrawn++;
         lose(all, kin);
@@ -298,7 +298,7 @@ static uint64_t put_behind_last(struct shmb_labels *all, const uint32_t *element
         *entry(kin, index) = element;
     }
     kin->back += (uint32_t)n;
-    count_more(all, kin, (uint32_t)n);
+    count_more(all, kin, (int32_t)n);
     kin->came += all->limit ? (uint32_t)n : 0;
     return n;
 }

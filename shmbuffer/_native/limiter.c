@@ -34,6 +34,11 @@ struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime) {
     return version && in_order(limiter) ? limiter : NULL;
 }
 
+/* The ages beside the one that counts. */
+static inline struct shmb_ages *ages_in(struct shmb_runtime *runtime) {
+    return &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+}
+
 /* What the one that counts says of ages; NULL: nothing. */
 const struct shmb_ages *shmb_ages_of(const struct shmb_runtime *runtime) {
     uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
@@ -67,7 +72,7 @@ bool shmb_counts_versions(const struct shmb_ring *ring) {
 
 /* Nothing has been written: what learners publish before is made from nothing, and does not count. */
 void shmb_begin_versions(struct shmb_runtime *runtime) {
-    struct shmb_ages *ages = &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+    struct shmb_ages *ages = ages_in(runtime);
     ages->version_base = atomic_load_explicit(&runtime->consumer_version, memory_order_relaxed);
     CP(flow_base);
 }
@@ -77,7 +82,7 @@ void shmb_begin_versions(struct shmb_runtime *runtime) {
 void shmb_note_turn(struct shmb_ring *ring, uint64_t place, bool only_later) {
     struct shmb_runtime *runtime = ring->runtime;
     if (!shmb_counts_versions(ring)) return;
-    struct shmb_ages *ages = &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+    struct shmb_ages *ages = ages_in(runtime);
     int64_t versions = (int64_t)(version_now(ring) - ages->version_base), before;
     if (versions < 0 || __builtin_mul_overflow(versions, (int64_t)ages->items_per_version, &before)) return;
     int64_t base = (int64_t)place - before, was = (int64_t)ages->inserts_base;
@@ -185,7 +190,7 @@ void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elem
     CP(flow_base);
     limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);
     CP(flow_base);
-    struct shmb_ages *ages = &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+    struct shmb_ages *ages = ages_in(runtime);
     ages->inserts_base = write_count;
     CP(flow_base);
     ages->version_base = atomic_load_explicit(&runtime->consumer_version, memory_order_relaxed);
@@ -196,7 +201,7 @@ void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elem
  * never made of those that were dropped. The mutex is held. */
 void shmb_forget_insert(struct shmb_runtime *runtime) {
     if (shmb_ages_of(runtime) == NULL) return;
-    struct shmb_ages *ages = &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+    struct shmb_ages *ages = ages_in(runtime);
     uint64_t written = atomic_load_explicit(&runtime->write_count, memory_order_relaxed);
     if ((int64_t)ages->inserts_base < (int64_t)written) ages->inserts_base++; /* it may be below 0: see shmb_note_turn */
     CP(flow_base);
