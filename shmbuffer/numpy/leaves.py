@@ -6,7 +6,7 @@ becomes a contiguous array first; one of another name, dtype or shape is refused
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -17,14 +17,13 @@ from shmbuffer.memory.leaf import RAW
 from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, address_of, is_array, like, named
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import (
-    leaves_of,
     not_a_tensor,
     refuse_form,
     refuse_leaf,
     refuse_list,
     refuse_number,
 )
-from shmbuffer.numpy.nodes import FormDiffersError, KeyPath, Node
+from shmbuffer.numpy.nodes import NESTED, FormDiffersError, KeyPath, Node
 from shmbuffer.numpy.structure import Structure, paths_of
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +41,6 @@ class SchemaLeaves:
     """The leaves of one buffer, ready for use; what arrays and tensors have in common."""
 
     structure: ClassVar[Structure]
-    leaves_of: ClassVar[Callable[[Any, bool], dict[KeyPath, Any]]]
     private_remedy: ClassVar[str]  # what to do with data that a file cannot hold
 
     def __init__(
@@ -89,7 +87,7 @@ class SchemaLeaves:
     def refuse_form(self, data: Any, optional: Iterable[str] = ()) -> NoReturn:
         """Raise SchemaMismatchError for data of another form."""
         kind = self.node.kind
-        there = type(self).leaves_of(data, kind in ("tensordict", "tensorclass"))
+        there = self.structure.leaves_of(data, kind in NESTED)
         refuse_form(self.where, kind, self.leaves, optional, data, there)
 
     def _collect(self, data: Any) -> list[Any]:
@@ -119,7 +117,6 @@ class ArrayLeaves(SchemaLeaves):
     """The leaves of one buffer as arrays."""
 
     structure = ArrayStructure()
-    leaves_of = staticmethod(leaves_of)
     private_remedy = "leave it out"
 
     def __init__(self, node: Node, leaves: tuple[Leaf, ...], *of: Any) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
-from shmbuffer.numpy.keys import OWN_KEYS
-from shmbuffer.numpy.labels import names_of
-from shmbuffer.numpy.nodes import BranchNode, KeyPath, Node, nest
+from shmbuffer.numpy.nodes import BranchNode, KeyPath, Node
 
 
 class Numbers(list[Any]):
@@ -113,30 +111,6 @@ def not_a_tensor(data: Any, why: Exception | None = None) -> str:
         "arrays and numbers, and a LazyTensorStorage also text and objects that are entries of a "
         "TensorDict. Leave it out, encode it as a tensor, or use a ListStorage"
     )
-
-
-def leaves_of(
-    data: Any,  # of any form
-    nested: bool = True,  # a TensorDict: keys may be tuples, and lists are leaves
-    prefix: KeyPath = (),  # where the data are
-    # gives the dict, list or tuple to look into, of a leaf something else; None: the data
-    opened: Callable[[Any], Any] | None = None,
-) -> dict[KeyPath, Any]:
-    """The leaves of data by their place, without the entries that a sample adds."""
-    held = data if opened is None else opened(data)
-    if isinstance(held, Mapping):
-        held = nest(held) if nested else held
-        entries = list(zip(names_of(held), held.values(), strict=True))
-    elif isinstance(held, (tuple, list)) and not (nested or isinstance(held, Numbers)):
-        entries = [(str(at), value) for at, value in enumerate(held)]
-    else:
-        return {prefix or ("data",): data}
-    return {
-        path: leaf
-        for name, value in entries
-        if prefix or name not in OWN_KEYS
-        for path, leaf in leaves_of(value, nested, (*prefix, name), opened).items()
-    }
 
 
 def _names(paths: Iterable[KeyPath]) -> list[str]:

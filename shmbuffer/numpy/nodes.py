@@ -1,6 +1,6 @@
-"""The nodes of a `structure` that every family has: a leaf, and a node with children under keys.
+"""The nodes of a `structure`: a leaf, and a container with children under keys.
 
-Those of TensorDicts are in ``replay/form/nodes``, those of dicts and lists in `structure`.
+How containers of a family's own are taken apart and made, its classes say: ``replay/form/nodes``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import Any
 from shmbuffer.numpy import labels
 
 KeyPath = tuple[str, ...]
+NESTED = frozenset(("tensordict", "tensorclass"))
+"""Kinds whose keys are text; a tuple of it names what is in several of them."""
+_DICTS = NESTED | {"dict"}
 
 
 class FormDiffersError(Exception):
@@ -47,12 +50,15 @@ LEAF = LeafNode()
 
 
 class BranchNode:
-    """A node with children under keys; ``about`` is what else the schema says of it."""
+    """A node with children under keys; ``about`` is what else the schema says of it.
+
+    The keys of a sequence are its positions. Here a namedtuple is a tuple, and a lazy stack a list.
+    """
 
     def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:
         self.kind = kind
         self.items = items
-        self._about = about
+        self.about = about
         self.names = labels.names_of(items)
         self.size = len(items)
         self.flat = tuple(items) if all(child is LEAF for child in items.values()) else None
@@ -60,11 +66,30 @@ class BranchNode:
 
     def collect(self, data: Any, out: list[Any]) -> None:
         """See `LeafNode.collect`."""
-        raise NotImplementedError
+        source, start = self.opened(data), len(out)
+        try:
+            self._collect(source, out)
+        except FormDiffersError:
+            if self.kind not in NESTED or (nested := nest(source)) is source:
+                raise
+            del out[start:]
+            self._collect(nested, out)
+
+    def opened(self, data: Any) -> Mapping[Any, Any]:
+        """What is under each key of a container of this kind; of another one FormDiffersError."""
+        if self.kind in _DICTS:
+            if isinstance(data, Mapping):
+                return data
+        elif isinstance(data, (tuple, list)):
+            return dict(enumerate(data))
+        raise FormDiffersError
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> Any:
         """See `LeafNode.build`."""
-        raise NotImplementedError
+        children = self.children(leaves, lead, device)
+        if self.kind in _DICTS:
+            return children
+        return (tuple if "tuple" in self.kind else list)(children.values())
 
     def paths(self) -> Iterator[KeyPath]:
         """See `LeafNode.paths`."""
@@ -84,7 +109,7 @@ class BranchNode:
         return {
             "kind": self.kind,
             "items": [[labels.to_json(key), child.to_json()] for key, child in self.pairs],
-            **self._about,
+            **self.about,
         }
 
     def private(self) -> str | None:
@@ -126,6 +151,18 @@ def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
             level = level.setdefault(name, {})
         level[path[-1]] = value
     return nested
+
+
+def named_entries(data: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """The entries of a TensorDict, from a dict that may have tuples for keys; or TypeError."""
+    data = nest(data)
+    for key in data:
+        if not isinstance(key, str):
+            raise TypeError(
+                f"the key {key!r} in the data is no text, and a TensorDict has no other keys; "
+                "rename it, or use a ReplayBuffer, which keeps dicts"
+            )
+    return data
 
 
 def tree_of(node: Node) -> tuple[Any, ...]:

@@ -10,47 +10,33 @@ tuples and namedtuples are lists and tuples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmbuffer.errors import FormatError
 from shmbuffer.numpy import labels
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import Numbers, no_names, not_a_tensor
-from shmbuffer.numpy.nodes import LEAF, BranchNode, FormDiffersError, KeyPath, Node, nest
-
-_DICTS = frozenset(("tensordict", "tensorclass", "dict"))
-_NESTED = frozenset(("tensordict", "tensorclass"))
-_TUPLES = frozenset(("tuple", "namedtuple"))
+from shmbuffer.numpy.nodes import LEAF, NESTED, BranchNode, KeyPath, Node, named_entries, nest
 
 
-class ArrayNode(BranchNode):
-    """A dict, list or tuple, whichever class the schema names."""
+def _sizes(sizes: Any) -> list[int]:
+    return list(map(int, sizes))
 
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `LeafNode.collect`."""
-        if self.kind in _DICTS:
-            if not isinstance(data, Mapping):
-                raise FormDiffersError
-            start = len(out)
-            try:
-                self._collect(data, out)
-            except FormDiffersError:  # it may have tuples for keys
-                if self.kind not in _NESTED:
-                    raise
-                del out[start:]
-                self._collect(nest(data), out)
-        elif isinstance(data, (tuple, list)):
-            self._collect(dict(enumerate(data)), out)
-        else:
-            raise FormDiffersError
 
-    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any = None) -> Any:
-        """See `LeafNode.build`."""
-        children = self.children(leaves, lead, device)
-        if self.kind in _DICTS:
-            return children
-        return (tuple if self.kind in _TUPLES else list)(children.values())
+Container = tuple[str, Mapping[Any, Any], dict[str, Any]]
+"""Its kind; what is under each key; what else the schema says of it."""
+
+_ABOUT: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "tensordict": {"batch": _sizes},
+    "tensorclass": {"batch": _sizes, "class": str},
+    "lazy_stack": {"dim": int, "batch_dims": int},
+    "dict": {},
+    "list": {},
+    "tuple": {},
+    "namedtuple": {"class": str},
+}
+"""What the schema says of a container of each kind beside its items."""
 
 
 class Structure:
@@ -61,40 +47,48 @@ class Structure:
 
         ``mapping`` says what a plain dict is: ``"tensordict"`` or ``"dict"``.
         """
-        if isinstance(data, Mapping):
-            if mapping == "tensordict":
-                data = nest(data)
-                for key in data:
-                    if not isinstance(key, str):
-                        raise TypeError(
-                            f"the key {key!r} in the data is no text, and a TensorDict has no "
-                            "other keys; rename it, or use a ReplayBuffer, which keeps dicts"
-                        )
-            entries: dict[Any, Node] = {
-                key: self.describe(data[key], dims, mapping=mapping, root=False)
-                for key in data
-                if not (root and key in OWN_KEYS)
-            }
-            if mapping == "tensordict":
-                return self.tensordict(entries)
-            return self.pytree("dict", entries)
-        if isinstance(data, Numbers):
-            return LEAF
         if isinstance(data, (tuple, list)) and mapping == "tensordict":
-            if root:
+            if root and not isinstance(data, Numbers):
                 raise TypeError(no_names(data))
             return LEAF
-        if isinstance(data, (tuple, list)):
-            parts = {
-                at: self.describe(value, dims, mapping=mapping, root=False)
-                for at, value in enumerate(data)
-            }
-            if hasattr(data, "_fields"):
-                return self.pytree("namedtuple", parts, **{"class": self.name_of(type(data))})
-            return self.pytree("tuple" if isinstance(data, tuple) else "list", parts)
-        if self.is_leaf(data):
+        container = self.container(data, dims, mapping)
+        if container is None:
             return LEAF
-        raise TypeError(not_a_tensor(data))
+        kind, entries, about = container
+        items = {
+            key: self.describe(value, dims, mapping=mapping, root=root and kind == "lazy_stack")
+            for key, value in entries.items()
+            if not (root and key in OWN_KEYS)
+        }
+        return self.node(kind, items, **about)
+
+    def leaves_of(
+        self,
+        data: Any,  # of any form
+        nested: bool = True,  # a TensorDict: keys may be tuples, and lists are leaves
+        prefix: KeyPath = (),  # where the data are
+    ) -> dict[KeyPath, Any]:
+        """The leaves of data by their place, without the entries that a sample adds."""
+        held = self.held(data)
+        if isinstance(held, Mapping):
+            held = nest(held) if nested else held
+            entries = list(zip(labels.names_of(held), held.values(), strict=True))
+        elif isinstance(held, (tuple, list)) and not (nested or isinstance(held, Numbers)):
+            entries = [(str(at), value) for at, value in enumerate(held)]
+        else:
+            return {prefix or ("data",): data}
+        return {
+            path: leaf
+            for name, value in entries
+            if prefix or name not in OWN_KEYS
+            for path, leaf in self.leaves_of(value, nested, (*prefix, name)).items()
+        }
+
+    def without(self, data: Any, keys: frozenset[str]) -> Any:
+        """``data`` without these root entries; a plain dict where there were any."""
+        if not hasattr(data, "keys") or keys.isdisjoint(data.keys()):
+            return data
+        return {key: value for key, value in self.held(data).items() if key not in keys}
 
     def from_json(self, spec: dict[str, Any]) -> Node:
         """The tree that `Node.to_json` wrote."""
@@ -107,11 +101,11 @@ class Structure:
             ) from error
 
     def of_schema(self, recorded: dict[str, Any], paths: list[KeyPath], where: str) -> Node:
-        """The tree of a schema, which has leaves at these places."""
+        """The tree of a schema, which has leaves at these places; without one, a TensorDict."""
         if recorded.get("kind") == "leaf" or "items" in recorded:
             node = self.from_json(recorded)
         else:
-            node = self.from_paths(paths)
+            node = self.describe(dict.fromkeys(paths, 0), 0, mapping="tensordict", root=False)
         if paths_of(node) != paths:
             raise FormatError(
                 f"{where}: leaves and structure of the schema do not fit together: {paths}, "
@@ -119,55 +113,28 @@ class Structure:
             )
         return node
 
-    def from_paths(self, paths: list[KeyPath]) -> Node:
-        """The TensorDict with leaves at these places: for a schema without a structure."""
-        items: dict[str, Any] = {}
-        for path in paths:
-            level = items
-            for name in path[:-1]:
-                level = level.setdefault(name, {})
-            level[path[-1]] = LEAF
-
-        def node(level: dict[str, Any]) -> Node:
-            return self.tensordict(
-                {key: child if child is LEAF else node(child) for key, child in level.items()}
-            )
-
-        return node(items)
-
     def _from_json(self, spec: dict[str, Any]) -> Node:
         kind = spec.get("kind")
         if kind == "leaf":
             return LEAF
+        if kind not in _ABOUT:
+            raise FormatError(
+                f"the schema names a structure {kind!r} that this version of shmbuffer does not "
+                "know; open the buffer with the version that wrote it"
+            )
         items = {
             labels.from_json(key): self._from_json(child) for key, child in spec.get("items", ())
         }
-        batch = tuple(int(size) for size in spec.get("batch", ()))
-        if kind in _NESTED and not all(isinstance(key, str) for key in items):
+        if kind in NESTED and not all(isinstance(key, str) for key in items):
             raise ValueError(f"a key of {list(items)!r:.60} is no text")
-        if kind == "tensordict":
-            return self.tensordict(items, batch)
-        if kind == "tensorclass":
-            return self.tensorclass(items, batch, str(spec["class"]))
-        if kind == "lazy_stack":
-            dim, batch_dims = int(spec["dim"]), int(spec["batch_dims"])
-            if not 0 <= dim < batch_dims:
-                raise FormatError(
-                    f"a lazy stack along dimension {dim} of {batch_dims} is not possible"
-                )
-            return self.lazy_stack(items, dim, batch_dims)
-        if kind in ("dict", "tuple", "list", "namedtuple"):
-            return self.pytree(kind, items, **{key: spec[key] for key in spec if key == "class"})
-        raise FormatError(
-            f"the schema names a structure {kind!r} that this version of shmbuffer does not know; "
-            "open the buffer with the version that wrote it"
-        )
-
-    def without(self, data: Any, keys: frozenset[str]) -> Any:
-        """``data`` without these root entries; a plain dict where there were any."""
-        if not isinstance(data, Mapping) or keys.isdisjoint(data.keys()):
-            return data
-        return {key: value for key, value in data.items() if key not in keys}
+        spec = {"batch": (), **spec}
+        about = {name: to(spec[name]) for name, to in _ABOUT[kind].items()}
+        if kind == "lazy_stack" and not 0 <= about["dim"] < about["batch_dims"]:
+            raise ValueError(
+                f"a lazy stack along dimension {about['dim']} of {about['batch_dims']} is not "
+                "possible"
+            )
+        return self.node(kind, items, **about)
 
     # What a family has.
 
@@ -179,21 +146,28 @@ class Structure:
         """The name under which the schema has a class of the data."""
         return f"{cls.__module__}:{cls.__qualname__}"
 
-    def tensordict(self, items: dict[Any, Node], batch: tuple[int, ...] = ()) -> Node:
-        """The node of a TensorDict."""
-        return ArrayNode("tensordict", items, batch=list(batch))
+    def held(self, data: Any) -> Any:
+        """The dict, list or tuple that data are taken for; something else of a leaf."""
+        return data
 
-    def tensorclass(self, items: dict[Any, Node], batch: tuple[int, ...], name: str) -> Node:
-        """The node of a tensorclass."""
-        return ArrayNode("tensorclass", items, batch=list(batch), **{"class": name})
+    def container(self, data: Any, dims: int, mapping: str) -> Container | None:
+        """A container, taken apart by one level; None of a leaf, TypeError of what is neither."""
+        if isinstance(data, Mapping):
+            if mapping == "tensordict":
+                return mapping, named_entries(data), {"batch": []}
+            return "dict", data, {}
+        if isinstance(data, Numbers) or self.is_leaf(data):
+            return None
+        if not isinstance(data, (tuple, list)):
+            raise TypeError(not_a_tensor(data))
+        entries = dict(enumerate(data))
+        if hasattr(data, "_fields"):
+            return "namedtuple", entries, {"class": self.name_of(type(data))}
+        return "tuple" if isinstance(data, tuple) else "list", entries, {}
 
-    def lazy_stack(self, items: dict[Any, Node], dim: int, batch_dims: int) -> Node:
-        """The node of a lazy stack within an item."""
-        return ArrayNode("lazy_stack", items, dim=dim, batch_dims=batch_dims)
-
-    def pytree(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
-        """The node of a dict, list, tuple or namedtuple."""
-        return ArrayNode(kind, items, **about)
+    def node(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
+        """The node of a container."""
+        return BranchNode(kind, items, **about)
 
 
 def paths_of(node: Node) -> list[KeyPath]:

@@ -44,7 +44,7 @@ def items(count: int, first: int = 0) -> TensorDict:
 
 
 def is_form(file: str) -> bool:
-    return "/form/" in file or "/shmbuffer/numpy/" in file
+    return "/replay/form/" in file or "/shmbuffer/numpy/" in file
 
 
 def walk(call: Callable[[], object]) -> list[tuple[str, str]]:

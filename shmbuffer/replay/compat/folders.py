@@ -83,7 +83,8 @@ def _node_of(folder: Folder, path: Path, at: Key, dims: int) -> Node:
     if (path / "_tensordict" / "meta.json").exists():
         node = _node_of(folder, path / "_tensordict", at, dims)
         assert isinstance(node, TensorDictNode)
-        return TensorClassNode(node.items, node.batch, _class_name(str(meta.get("_type", ""))))
+        name = _class_name(str(meta.get("_type", "")))
+        return TensorClassNode(node.items, node.batch, **{"class": name})
     items: dict[str, Node] = {}
     with reading(path / "meta.json"):
         shape = tuple(int(size) for size in meta.get("shape", ()))
@@ -188,7 +189,7 @@ def write_folder(
     path.mkdir(exist_ok=True)
     files: list[Path] = []
     if isinstance(node, TensorClassNode) and not shapes_of_objects(node):
-        name = node.name.replace(":", ".")
+        name = node.about["class"].replace(":", ".")
         (path / "meta.json").write_text(json.dumps({"_type": f"<class '{name}'>"}))
         inner = TensorDictNode(node.items, node.batch)
         return write_folder(path / "_tensordict", inner, forms, lead)

@@ -13,11 +13,11 @@ from tensordict import TensorDict, lazy_stack
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy import batches
 from shmbuffer.numpy.keys import OWN_KEYS
-from shmbuffer.numpy.mismatch import Numbers
+from shmbuffer.numpy.mismatch import Numbers, not_a_tensor
 from shmbuffer.numpy.nodes import nest
 from shmbuffer.replay.form.deferred import deferred
-from shmbuffer.replay.form.mismatch import leaves_of, not_a_tensor
 from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.structure import leaves_of
 from shmbuffer.replay.form.tensors import NO_TENSOR, as_tensor, is_number, is_plain
 
 _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unlike TensorDicts

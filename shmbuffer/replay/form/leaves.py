@@ -15,10 +15,9 @@ from tensordict import is_non_tensor
 from shmbuffer.memory import Leaf
 from shmbuffer.numpy.arrays import addressof, from_buffer
 from shmbuffer.numpy.leaves import SchemaLeaves, leaves_of_forms, length_of
-from shmbuffer.numpy.mismatch import refuse_leaf
+from shmbuffer.numpy.mismatch import not_a_tensor, refuse_leaf
 from shmbuffer.numpy.nodes import KeyPath, Node
 from shmbuffer.replay.form import structure
-from shmbuffer.replay.form.mismatch import leaves_of, not_a_tensor
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in
 from shmbuffer.replay.form.tensors import (
@@ -44,7 +43,6 @@ class Leaves(SchemaLeaves):
     """The leaves of one buffer as tensors."""
 
     structure = structure.STRUCTURE
-    leaves_of = staticmethod(leaves_of)
     private_remedy = (
         "use a LazyStackStorage, or a LazyTensorStorage without shared_init (both for one "
         "process), or leave it out"
@@ -167,7 +165,9 @@ class Leaves(SchemaLeaves):
     def new_keys(self, data: Any) -> list[KeyPath]:
         """Leaves of ``data`` that the buffer has not, in order."""
         nested = isinstance(self.node, TensorDictNode)
-        return sorted(leaves_of(data, nested).keys() - {leaf.path for leaf in self.leaves})
+        return sorted(
+            structure.leaves_of(data, nested).keys() - {leaf.path for leaf in self.leaves}
+        )
 
     def _objects(self, value: Any, leaf: Leaf, shape: torch.Size) -> Objects:
         """The objects of a leaf; SchemaMismatchError where they are others, or no objects."""

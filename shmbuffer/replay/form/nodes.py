@@ -6,7 +6,7 @@ its class if this process has it already, else as a TensorDict or a tuple.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -16,11 +16,12 @@ from tensordict import (
     LazyStackedTensorDict,
     TensorDict,
     TensorDictBase,
+    is_non_tensor,
     is_tensorclass,
     lazy_stack,
 )
 
-from shmbuffer.numpy.nodes import BranchNode, FormDiffersError, LeafNode, Node, nest
+from shmbuffer.numpy.nodes import BranchNode, FormDiffersError, LeafNode, Node
 from shmbuffer.replay.form.containers import class_of
 from shmbuffer.replay.form.objects import non_tensor
 
@@ -49,29 +50,15 @@ class ObjectNode(LeafNode):
 class TensorDictNode(BranchNode):
     """A TensorDict; ``batch`` is the batch size of one element."""
 
-    def __init__(self, items: dict[Any, Node], batch: tuple[int, ...] = (), **about: Any) -> None:
-        super().__init__(
-            "tensorclass" if about else "tensordict", items, batch=list(batch), **about
-        )
-        self.batch = batch
+    def __init__(self, items: dict[Any, Node], batch: Iterable[int] = (), **about: Any) -> None:
+        self.batch = tuple(batch)
+        kind = "tensorclass" if about else "tensordict"
+        super().__init__(kind, items, batch=list(self.batch), **about)
 
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `LeafNode.collect`."""
+    def opened(self, data: Any) -> Mapping[Any, Any]:
+        """See `BranchNode.opened`."""
         # The private dict of the plain class costs 6 ns where items() costs 120; a test pins it.
-        kind = type(data)
-        if kind is TensorDict:
-            self._collect(data._tensordict, out)
-        elif kind is not dict and is_collection(data):  # before Mapping: a TensorDict is one too
-            self._collect(fields(data), out)
-        elif isinstance(data, Mapping):
-            start = len(out)
-            try:
-                self._collect(data, out)
-            except FormDiffersError:  # it may have tuples for keys
-                del out[start:]
-                self._collect(nest(data), out)
-        else:
-            raise FormDiffersError
+        return data._tensordict if type(data) is TensorDict else super().opened(held(data))
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
         """See `LeafNode.build`."""
@@ -90,14 +77,10 @@ class TensorDictNode(BranchNode):
 class TensorClassNode(TensorDictNode):
     """A tensorclass: stored as its TensorDict, given back as its class where it is known."""
 
-    def __init__(self, items: dict[Any, Node], batch: tuple[int, ...], name: str) -> None:
-        super().__init__(items, batch, **{"class": name})
-        self.name = name
-
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
         """See `LeafNode.build`."""
         data = super().build(leaves, lead, device)
-        cls = class_of(self.name)
+        cls = class_of(self.about["class"])
         return data if cls is None else cls.from_tensordict(data)  # type: ignore[attr-defined]
 
 
@@ -109,14 +92,14 @@ class LazyStackNode(BranchNode):
         self.dim = dim
         self.batch_dims = batch_dims
 
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `LeafNode.collect`."""
+    def opened(self, data: Any) -> Mapping[Any, Any]:
+        """See `BranchNode.opened`."""
         if (
             not isinstance(data, LazyStackedTensorDict)
             or data.stack_dim != data.batch_dims - self.batch_dims + self.dim
         ):
             raise FormDiffersError
-        self._collect(dict(enumerate(data.tensordicts)), out)
+        return dict(enumerate(data.tensordicts))
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
         """See `LeafNode.build`."""
@@ -125,27 +108,17 @@ class LazyStackNode(BranchNode):
 
 
 class PyTreeNode(BranchNode):
-    """A dict, list, tuple or namedtuple of a PyTree. The keys of a sequence are its positions."""
+    """A dict, list, tuple or namedtuple of a PyTree."""
 
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `LeafNode.collect`."""
-        if self.kind != "dict" and isinstance(data, (tuple, list)):
-            data = dict(enumerate(data))
-        elif self.kind == "dict" and is_collection(data):
-            data = fields(data)
-        elif self.kind != "dict" or not isinstance(data, Mapping):
-            raise FormDiffersError
-        self._collect(data, out)
+    def opened(self, data: Any) -> Mapping[Any, Any]:
+        """See `BranchNode.opened`."""
+        return super().opened(held(data))
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
         """See `LeafNode.build`."""
-        children = self.children(leaves, lead, device)
-        if self.kind == "dict":
-            return children
-        if self.kind == "list":
-            return list(children.values())
-        cls = class_of(self._about["class"]) if "class" in self._about else None
-        return tuple(children.values()) if cls is None else cls(*children.values())
+        found = super().build(leaves, lead, device)
+        cls: Any = class_of(self.about["class"]) if "class" in self.about else None
+        return found if cls is None else cls(*found)
 
 
 @contextmanager
@@ -172,6 +145,13 @@ def is_collection(data: Any) -> bool:
 @lru_cache(maxsize=1024)
 def _is_collection(kind: Any) -> bool:
     return issubclass(kind, TensorDictBase) or bool(is_tensorclass(kind))
+
+
+def held(data: Any) -> Any:
+    """The entries of a TensorDict or tensorclass, None of text and objects; other data as is."""
+    if type(data) is dict or not is_collection(data):
+        return data
+    return None if is_non_tensor(data) else fields(data)
 
 
 def fields(data: Any) -> dict[str, Any]:

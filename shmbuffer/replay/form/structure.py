@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict import LazyStackedTensorDict, is_non_tensor, is_tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorData, is_non_tensor, is_tensorclass
 
-from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.numpy.arrays import is_array
+from shmbuffer.numpy.mismatch import not_a_tensor
 from shmbuffer.numpy.nodes import Node
 from shmbuffer.numpy.records.containers import register
-from shmbuffer.numpy.structure import Structure
-from shmbuffer.replay.form.mismatch import not_a_tensor
+from shmbuffer.numpy.structure import Container, Structure
 from shmbuffer.replay.form.nodes import (
     LazyStackNode,
     ObjectNode,
@@ -18,50 +18,49 @@ from shmbuffer.replay.form.nodes import (
     TensorClassNode,
     TensorDictNode,
     fields,
+    held,
     is_collection,
 )
-from shmbuffer.replay.form.tensors import is_number
+
+_NODES: dict[str, Any] = {
+    "tensordict": TensorDictNode,
+    "tensorclass": TensorClassNode,
+    "lazy_stack": LazyStackNode,
+}
 
 
 class _WithTensorDicts(Structure):
     """Trees with nodes of TensorDicts, tensorclasses, lazy stacks and objects."""
 
-    tensordict = staticmethod(TensorDictNode)
-    tensorclass = staticmethod(TensorClassNode)
-    lazy_stack = staticmethod(LazyStackNode)
-    pytree = staticmethod(PyTreeNode)
-    is_leaf = staticmethod(is_number)  # type: ignore[assignment]
+    is_leaf = staticmethod(is_array)  # type: ignore[assignment]
     name_of = staticmethod(register)
+    held = staticmethod(held)
 
     def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
         """See `Structure.describe`."""
-        if is_non_tensor(data):
-            if root:
-                raise TypeError(not_a_tensor(data))
-            return ObjectNode(tuple(data.batch_size[dims:]))
-        if isinstance(data, LazyStackedTensorDict) and data.stack_dim >= dims and _differ(data):
-            stacked: dict[Any, Node] = {
-                at: self.describe(part, dims, mapping=mapping, root=root)
-                for at, part in enumerate(data.tensordicts)
-            }
-            return LazyStackNode(stacked, data.stack_dim - dims, data.batch_dims - dims)
-        if not is_collection(data):
+        if not is_non_tensor(data):
             return super().describe(data, dims, mapping=mapping, root=root)
-        batch = tuple(data.batch_size[dims:])
-        items = {
-            str(key): self.describe(value, dims, mapping=mapping, root=False)
-            for key, value in fields(data).items()
-            if not (root and key in OWN_KEYS)
-        }
-        if is_tensorclass(data):
-            return TensorClassNode(items, batch, register(type(data)))
-        return TensorDictNode(items, batch)
+        if root:
+            raise TypeError(not_a_tensor(data.data if isinstance(data, NonTensorData) else data))
+        return ObjectNode(tuple(data.batch_size[dims:]))
 
-    def without(self, data: Any, keys: frozenset[str]) -> Any:
-        """See `Structure.without`."""
-        if is_collection(data) and not keys.isdisjoint(data.keys()):
-            data = fields(data)
-        return super().without(data, keys)
+    def container(self, data: Any, dims: int, mapping: str) -> Container | None:
+        """See `Structure.container`."""
+        if isinstance(data, LazyStackedTensorDict) and data.stack_dim >= dims and _differ(data):
+            about = {"dim": data.stack_dim - dims, "batch_dims": data.batch_dims - dims}
+            return "lazy_stack", dict(enumerate(data.tensordicts)), about
+        if not is_collection(data):
+            return super().container(data, dims, mapping)
+        batch = list(data.batch_size[dims:])
+        if is_tensorclass(data):
+            return "tensorclass", fields(data), {"batch": batch, "class": register(type(data))}
+        return "tensordict", fields(data), {"batch": batch}
+
+    def node(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
+        """See `Structure.node`."""
+        if kind in _NODES:
+            return _NODES[kind](items, **about)  # type: ignore[no-any-return]
+        return PyTreeNode(kind, items, **about)
 
     def _from_json(self, spec: dict[str, Any]) -> Node:
         if spec.get("kind") == "object":
@@ -71,6 +70,7 @@ class _WithTensorDicts(Structure):
 
 STRUCTURE = _WithTensorDicts()
 from_json = STRUCTURE.from_json
+leaves_of = STRUCTURE.leaves_of
 of_schema = STRUCTURE.of_schema
 
 

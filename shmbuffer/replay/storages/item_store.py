@@ -14,8 +14,8 @@ from shmbuffer.memory.streams import GivenStreams
 from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.checkpointers.restoring import sources_in_state
-from shmbuffer.replay.form.mismatch import leaves_of
 from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.structure import leaves_of
 from shmbuffer.replay.storages.indexing import Selection
 from shmbuffer.replay.storages.mover import Mover
 

@@ -22,9 +22,9 @@ from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.mismatch import refuse_leaf
 from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.form.leaves import Leaves
-from shmbuffer.replay.form.mismatch import leaves_of
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
+from shmbuffer.replay.form.structure import leaves_of
 from shmbuffer.replay.form.tensors import as_tensor, dtype_name
 from shmbuffer.replay.storages.indexing import Selection, meant, ravel, tickets_at
 from shmbuffer.replay.storages.mover import Mover, whole_or_empty
