@@ -1,7 +1,7 @@
 /* Every byte that processes share: the control file and the sections of the slots file.
  *
- * memory/layout.py holds the same offsets for Python and docs/design.md the same tables for readers;
- * tests/memory/test_layout.py compares the three. Nothing else in the C core knows an offset.
+ * memory/layout.py has these offsets from module.c, and docs/design.md the same tables for readers;
+ * tests/memory/test_layout.py compares both. Nothing else in the C core knows an offset.
  */
 #ifndef SHMB_LAYOUT_H
 #define SHMB_LAYOUT_H

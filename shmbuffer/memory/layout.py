@@ -10,8 +10,8 @@ The control file (fixed size, there as soon as the directory is a buffer):
     12288    65536   registry                  256 entries of 256 bytes, one for each handle
 
 The slots file (there once the schema is) holds slot words, checksums, sources, raw priorities and
-the tree, where ``_core.sections`` says; the ledger is in `ledger`. The C core has the same offsets
-in ``_native/layout.h`` and ``docs/design.md`` the same tables: ``tests/memory/test_layout.py``.
+the tree, where ``_core.sections`` says; the ledger is in `ledger`. What the C core knows, too, lies
+where ``_native/layout.h`` says. ``docs/design.md`` has the tables: ``tests/memory/test_layout.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from enum import IntEnum, IntFlag
 
 import numpy as np
 from numpy.typing import NDArray
+
+from shmbuffer._native import _core
 
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
@@ -52,6 +54,8 @@ _HAS_STREAM, _STREAM_SHIFT, _WRITER = np.uint64(2**63), np.uint64(39), np.uint64
 
 #: Of slots, and of wholes, where observations are stored once: a slot's word has 31 bits for each.
 NEXT_LIMIT = 2**31
+
+_CORE = _core.layout()
 
 #: Header of a record in the byte ring, and the entry of a slot that says where its record is.
 RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8"), ("stride", "<u8")])
@@ -187,6 +191,18 @@ def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]
     )
 
 
+def of_core(
+    struct: str, itemsize: int, *, u4: str = "", f8: str = "", **others: str
+) -> np.dtype[np.void]:
+    """A struct of the C core, at its offsets; fields that are not named are u8."""
+    prefix = f"{struct}."
+    at = {name.removeprefix(prefix): n for name, n in _CORE.items() if name.startswith(prefix)}
+    types = dict.fromkeys(at, "<u8") | dict.fromkeys(u4.split(), "<u4")
+    types |= dict.fromkeys(f8.split(), "<f8") | others
+    fields = [(name, types[name], at[name]) for name in sorted(at, key=lambda name: at[name])]
+    return structure(*fields, itemsize=itemsize)
+
+
 SUPERBLOCK = structure(
     ("magic", "V8", 0),
     ("format_major", "<u2", 8),
@@ -225,61 +241,17 @@ SUPERBLOCK = structure(
 )
 
 #: One of the two in the runtime page's ``limiters``.
-LIMITER = structure(
-    ("samples_per_insert", "<f8", 0),
-    ("error_buffer", "<f8", 8),
-    ("min_size", "<u8", 16),
-    ("inserts_base", "<u8", 24),
-    ("samples_base", "<u8", 32),
-    ("max_times_sampled", "<u8", 40),
-    ("queue_next", "<u8", 48),
-    ("when_no_peer", "<u4", 56),
-    ("limits", "<u4", 60),
-    itemsize=64,
-)
+LIMITER = of_core("limiter", 64, u4="when_no_peer limits", f8="samples_per_insert error_buffer")
 
-RUNTIME = structure(
-    ("mutex", "V64", 0),
-    ("head", "<u8", 64),
-    ("write_count", "<u8", 72),
-    ("length", "<u8", 80),
-    ("state", "<u4", 88),
-    ("prioritized", "<u4", 92),
-    ("max_priority", "<f8", 96),
-    ("alpha", "<f8", 104),
-    ("eps", "<f8", 112),
-    ("alpha_version", "<u8", 120),
-    ("next_turn", "<u8", 128),
-    ("waiters", "<u4", 136),
-    ("progress", "<u4", 140),
-    ("next_incarnation", "<u8", 144),
-    ("repairs", "<u8", 152),
-    ("rolled_back", "<u8", 160),
-    ("rolled_forward", "<u8", 168),
-    ("reaped", "<u8", 176),
-    ("byte_head", "<u8", 184),
-    ("byte_tail", "<u8", 192),
-    ("evicted", "<u8", 200),
-    ("drawn", "<u8", 208),
-    ("pending", "<u8", 216),
-    ("limiter_version", "<u4", 224),
-    ("limited", "<u4", 228),
-    ("inserts_goal", "<u8", 232),
-    ("queue_since", "<u8", 240),
-    ("lock_waits", "<u8", 248),
-    ("limiters", "V128", 256),
-    ("touched_ns", "<u8", 384),
-    ("consumers", "<u4", 392),
-    *(("reserved", "<u8", 1664), ("reserved_bytes", "<u8", 1672)),
-    ("next_expiry", "<u8", 1680),
-    ("next_reservation", "<u8", 1688),
-    ("refused", "<u8", 1696),
-    ("ages", "V64", 1704),
-    ("consumer_version", "<u8", 1768),
-    ("offline_base", "<f8", 1776),
-    ("offline_fraction", "<f8", 1784),
-    ("first_draws", "(256,)<u8", 1792),
-    itemsize=PAGE,
+RUNTIME = of_core(
+    "runtime",
+    PAGE,
+    u4="state prioritized waiters progress limiter_version limited consumers",
+    f8="max_priority alpha eps offline_base offline_fraction",
+    mutex="V64",
+    limiters="V128",
+    ages="V64",
+    first_draws=f"({ENTRIES},)<u8",
 )
 
 #: What the last recovery found, at the end of the runtime page; the C core knows only its size.
@@ -303,69 +275,26 @@ RECOVERY = structure(
     itemsize=RECOVERY_BYTES,
 )
 
-ENTRY = structure(
-    ("state", "<u4", 0),
-    ("role", "<u4", 4),
-    ("incarnation", "<u8", 8),
-    ("pid", "<u8", 16),
-    ("start_time", "<u8", 24),
-    ("pid_namespace", "<u8", 32),
-    ("boot_id", "V16", 40),
-    ("joined_ns", "<u8", 56),
-    ("phase", "<u4", 64),
-    ("kind", "<u4", 68),
-    ("first", "<u8", 72),
-    ("count", "<u8", 80),
-    ("goal", "<u8", 88),
-    ("turn", "<u8", 96),
-    ("turn_ns", "<u8", 104),
-    ("byte_first", "<u8", 112),
-    ("inserts", "<u8", 120),
-    ("aborts", "<u8", 128),
-    ("batches_sampled", "<u8", 136),
-    ("items_sampled", "<u8", 144),
-    ("redraws", "<u8", 152),
-    ("age_sum", "<u8", 160),
-    ("updates_applied", "<u8", 168),
-    ("updates_stale", "<u8", 176),
-    ("waits", "<u8", 184),
-    ("last_seen_ns", "<u8", 192),
-    ("pending", "<u8", 200),
-    ("reading", "<u8", 208),
-    ("waits_for", "<u4", 216),
-    ("waits_why", "<u4", 220),
-    ("inserts_wanted", "<u4", 224),
-    ("samples_wanted", "<u4", 228),
-    ("waits_since_ns", "<u8", 232),
-    ("last_insert_ns", "<u8", 240),
-    ("last_sample_ns", "<u8", 248),
-    itemsize=ENTRY_BYTES,
+ENTRY = of_core(
+    "entry",
+    ENTRY_BYTES,
+    u4="state role phase kind waits_for waits_why inserts_wanted samples_wanted",
+    boot_id="V16",
 )
 
 #: Of one copy of the weights.
-STAMP = structure(
-    ("version", "<u8", 0),
-    ("step", "<i8", 8),
-    ("time_ns", "<u8", 16),
-    ("pid", "<u8", 24),
-    ("crc32c", "<u4", 32),
-    itemsize=64,
-)
+STAMP = of_core("stamp", 64, u4="crc32c", step="<i8")
 STAMP_SIGNED_BYTES = 32
 
 #: The head of the file of the weights; the rest of its page is zero.
-WEIGHTS_HEAD = structure(
-    ("magic", "V8", 0),
-    ("format", "<u2", 8),
-    ("pad", "<u2", 10),
-    ("endian", "<u4", 12),
-    ("copy_bytes", "<u8", 16),
-    ("copies", "<u8", 24),
-    ("form_bytes", "<u4", 32),
-    ("crc32c", "<u4", 36),
-    ("newest", "<u8", 64),
-    ("stamps", "V128", 128),
-    itemsize=256,
+WEIGHTS_HEAD = of_core(
+    "weights",
+    256,
+    u4="endian form_bytes crc32c",
+    magic="V8",
+    format="<u2",
+    pad="<u2",
+    stamps="V128",
 )
 
 #: Counters of an entry; the totals of the buffer are their sums over all entries, dead ones

@@ -22,68 +22,25 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory import layout
-from shmbuffer.memory.layout import structure
+from shmbuffer.memory.layout import of_core
 from shmbuffer.memory.path_checks import wrong_size
 
 #: Of the ledger: who consumes.
 CONSUMERS, LEASES, RESERVATIONS = 8, 1024, 4096
 CONSUMES, NAME_BYTES = 1, 48
-CONSUMER = structure(
-    ("name", "S48", 0),
-    ("state", "<u4", 48),
-    ("times", "<u4", 52),
-    ("holds", "<u4", 56),
-    ("next", "<u8", 64),
-    ("floor", "<u8", 72),
-    ("since", "<u8", 80),
-    ("open_leases", "<u8", 88),
-    ("delivered", "<u8", 96),
-    ("acked", "<u8", 104),
-    ("redelivered", "<u8", 112),
-    ("refused", "<u8", 120),
-    ("dropped", "<u8", 128),
-    ("created_ns", "<u8", 136),
-    ("number", "<u8", 144),
-    itemsize=256,
-)
+CONSUMER = of_core("consumer", 256, u4="state times holds", name=f"S{NAME_BYTES}")
 
 #: Some items, and who was given them.
-LEASE = structure(
-    ("id", "<u8", 0),
-    ("entry", "<u4", 8),
-    ("incarnation", "<u8", 16),
-    ("deadline_ns", "<u8", 24),
-    ("first", "<u8", 32),
-    ("end", "<u8", 40),
-    ("left", "<u8", 48),
-    ("taken_ns", "<u8", 56),
-    itemsize=64,
-)
+LEASE = of_core("lease", 64, u4="entry")
 
 #: Room that somebody holds for items to come.
-RESERVATION = structure(
-    ("id", "<u8", 0),
-    ("incarnation", "<u8", 8),
-    ("entry", "<u4", 16),
-    ("state", "<u4", 20),
-    ("rows", "<u8", 24),
-    ("bytes", "<u8", 32),
-    ("expires_ns", "<u8", 40),
-    ("since_ns", "<u8", 48),
-    ("flags", "<u4", 56),
-    itemsize=64,
-)
+RESERVATION = of_core("reservation", 64, u4="entry state flags")
 
 #: What a consumer has noted of a slot.
-DELIVERY = structure(("ticket", "<u8", 0), ("what", "<u8", 8), itemsize=16)
+DELIVERY = of_core("delivery", 16)
 LEASE_BITS, MOST_ACKS, LEASED = 53, 1023, 2**63
 
-HEAD = structure(
-    ("consumers", "V2048", 0),
-    ("next_lease", "<u8", 2048),
-    ("bytes", "<u8", 2056),
-    itemsize=layout.PAGE,
-)
+HEAD = of_core("ledger", layout.PAGE, consumers=f"V{CONSUMERS * CONSUMER.itemsize}")
 
 
 class Taken(NamedTuple):

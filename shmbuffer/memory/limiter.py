@@ -28,13 +28,7 @@ from shmbuffer.memory.layout import Alone, Limit
 WhenNoPeer = Literal["pass", "wait", "error"]
 
 #: Beside a limiter, one of the two in the runtime page's ``ages``.
-AGES = layout.structure(
-    ("max_staleness", "<u8", 0),
-    ("items_per_version", "<u8", 8),
-    ("inserts_base", "<u8", 16),
-    ("version_base", "<u8", 24),
-    itemsize=32,
-)
+AGES = layout.of_core("ages", 32)
 
 #: A limiter and the ages beside it, as the C core copies them.
 SETTING = np.dtype([("limiter", layout.LIMITER), ("ages", AGES)])
