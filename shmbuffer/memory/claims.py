@@ -89,8 +89,8 @@ class Claims:
         self, addresses: Sequence[int], count: int, sources: NDArray[np.uint64]
     ) -> int:
         """`Ring.write` of items of other ``sources``; neighbours of one source share rows."""
-        given = tuple(addresses), count, 0, address(sources), LOCK_TIMEOUT_NS
-        return self._calls.run(lambda: int(self._seat.native.write_loaded(*given)), "write")
+        given = tuple(addresses), count, 0, address(sources)
+        return self._calls.ask("write_loaded", *given, what="write")
 
     def fill(self, addresses: Sequence[int]) -> None:
         """Copies the payload of the claimed slots, row after row, from one address a leaf."""

@@ -223,11 +223,7 @@ class Consumer:
 
     def _to_give(self, most: int) -> int:
         self._seat.reap_dead()  # nobody else may do it, and what they hold is to be given
-
-        def call() -> int:
-            return int(self._seat.native.to_give(self.which, self.number, most, LOCK_TIMEOUT_NS))
-
-        return self._calls.run(call, "to_give")
+        return self._calls.ask("to_give", self.which, self.number, most)
 
     def returned(self, known: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Slots and tickets of items whose leases have ended since the call before.
@@ -237,35 +233,26 @@ class Consumer:
 
         Cost: 2 µs; where leases have ended, the slots between the first and the last item of each.
         """
-        none = np.empty(0, np.int64)
-
-        def call(*room: int) -> int:
-            given = self.which, self.number, known.ctypes.data, *room, LOCK_TIMEOUT_NS
-            return self._calls.run(lambda: int(self._seat.native.returned(*given)), "returned")
-
-        if not call(0, 0, 0):
-            return none, none
+        given = "returned", self.which, self.number, known.ctypes.data
+        if not self._calls.ask(*given, 0, 0, 0):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         capacity = self._calls.schema.capacity
         slots, tickets = np.empty((2, capacity), np.int64)
-        found = call(slots.ctypes.data, tickets.ctypes.data, capacity)
+        found = self._calls.ask(*given, slots.ctypes.data, tickets.ctypes.data, capacity)
         return slots[:found].copy(), tickets[:found].copy()
 
     def oldest_to_give(self) -> Oldest | None:
         """The oldest item that it is not done with; None where somebody holds it, or writes."""
         found = np.empty(5, np.int64)
-        where = self.which, self.number, found.ctypes.data, LOCK_TIMEOUT_NS
-        call = lambda: int(self._seat.native.oldest_to_give(*where))  # noqa: E731
-        if not self._calls.run(call, "oldest_to_give"):
+        if not self._calls.ask("oldest_to_give", self.which, self.number, found.ctypes.data):
             return None
         slot, ticket, head, room, waits = found.tolist()
         return Oldest(slot, ticket, head, room, bool(waits))
 
     def is_stuck(self, missing: int) -> bool:
         """Whether so many items cannot be written before the oldest is done, which nobody holds."""
-        where = self.which, self.number, missing
         is_possible = missing < self._calls.schema.capacity  # else no batch is ever whole
-        call = lambda: int(self._seat.native.is_stuck(*where, LOCK_TIMEOUT_NS))  # noqa: E731
-        return is_possible and self._calls.run(call, "is_stuck") > 0
+        return is_possible and self._calls.ask("is_stuck", self.which, self.number, missing) > 0
 
     def claim(
         self,
@@ -331,12 +318,8 @@ class Consumer:
         Returns how many. For what was given up: groups that cannot be whole, ends of streams.
         """
         index, tickets = _pair(index, tickets)
-
-        def call() -> int:
-            where = self.which, self.number, address(index), address(tickets), len(index)
-            return int(self._seat.native.drop_items(*where, LOCK_TIMEOUT_NS))
-
-        return self._calls.run(call, "drop", index=index)
+        where = self.which, self.number, address(index), address(tickets), len(index)
+        return self._calls.ask("drop_items", *where, what="drop", index=index)
 
     def ack(
         self,
@@ -359,13 +342,8 @@ class Consumer:
 
     def give_back(self, lease: int) -> None:
         """What was taken under a lease, and is not acknowledged, is given to others; 0: nothing."""
-
-        def call() -> int:
-            given = self.which, self.number, lease
-            return int(self._seat.native.return_lease(*given, LOCK_TIMEOUT_NS))
-
         if lease:
-            self._calls.run(call, "give_back")
+            self._calls.ask("return_lease", self.which, self.number, lease, what="give_back")
 
     def standings(self) -> Standings:
         """What each slot's item is to it, all of one moment. O(capacity)."""
@@ -375,14 +353,8 @@ class Consumer:
             np.empty(capacity, np.int64),
             np.empty(capacity, np.uint64),
         )
-
-        def call() -> int:
-            where = (one.ctypes.data for one in found)
-            return int(
-                self._seat.native.standings(self.which, self.number, *where, LOCK_TIMEOUT_NS)
-            )
-
-        self._calls.run(call, "standings")
+        where = (one.ctypes.data for one in found)
+        self._calls.ask("standings", self.which, self.number, *where)
         return found
 
     def held(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:

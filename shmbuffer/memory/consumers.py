@@ -16,7 +16,6 @@ from shmbuffer.errors import ConsumerError
 from shmbuffer.memory import consumer_status, ledger
 from shmbuffer.memory.consumer import Consumer
 from shmbuffer.memory.consumer_status import ConsumerStatus
-from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.waiting import Calls
 
 Start = Literal["oldest", "newest"]
@@ -91,17 +90,10 @@ class Consumers:
         found = self._find(name.encode())
         if found is None:
             return False
-        which, number = found[0], int(found[1]["number"])
-        native = self._seat.native
-        result = int(native.remove_consumer(which, number, LOCK_TIMEOUT_NS))
-        if result == -_core.CONSUMER_GONE:
+        try:
+            self._calls.ask("remove_consumer", found[0], int(found[1]["number"]))
+        except ConsumerError:  # somebody else has removed it
             return False
-        if result < 0:
-            self._calls.again(
-                result,
-                lambda: int(self._seat.native.remove_consumer(which, number, LOCK_TIMEOUT_NS)),
-                "remove_consumer",
-            )
         return True
 
     def _checked(self, name: str, times: int, start: str) -> bytes:
@@ -149,10 +141,6 @@ class Consumers:
         ledger.note_bytes(self._map(), start + parts["each"])
         padded = np.frombuffer(encoded.ljust(ledger.NAME_BYTES, b"\0"), np.uint8)
         seed = 1 + secrets.randbits(_SEED_BITS)
-
-        def call() -> int:
-            given = free[0], padded.ctypes.data, times, holds, newest, seed
-            return int(seat.native.open_consumer(*given, LOCK_TIMEOUT_NS))
-
-        self._calls.run(call, "open_consumer")
+        given = free[0], padded.ctypes.data, times, holds, newest, seed
+        self._calls.ask("open_consumer", *given)
         return free[0], records[free[0]].copy()

@@ -64,17 +64,12 @@ class Flow:
     def admit(self, count: int, min_size: int = 0) -> int:
         """Waits until ``count`` elements may be drawn; returns how many count as drawn now."""
         self._calls.sides.draws_here()
-
-        def call() -> int:
-            return int(self._seat.native.admit_sample(count, min_size, False, LOCK_TIMEOUT_NS))
-
-        return self._calls.run(call, "sample")
+        return self._calls.ask("admit_sample", count, min_size, False, what="sample")
 
     def cancel(self, counted: int, version: int = 0) -> None:
         """Takes back an admission: the items were not drawn."""
         if counted:
-            native = self._seat.native
-            self._calls.run(lambda: int(native.cancel(counted, version, LOCK_TIMEOUT_NS)), "sample")
+            self._calls.ask("cancel", counted, version, what="sample")
 
     def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> bool:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.

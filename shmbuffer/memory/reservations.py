@@ -66,9 +66,7 @@ class Reservations:
             name = np.zeros(1, np.uint64)
         given = rows, nbytes, ends, number, address(name)
         try:
-            self._calls.run(
-                lambda: int(self._seat.native.reserve(*given, LOCK_TIMEOUT_NS)), "reserve"
-            )
+            self._calls.ask("reserve", *given)
             found = int(name[0])
         except BaseException:
             if name[0]:
@@ -112,17 +110,11 @@ class Reservations:
 
     def note_partial(self, name: int) -> None:
         """From here on it has pieces in a file."""
-        self._calls.run(
-            lambda: int(self._seat.native.note_partial(name, LOCK_TIMEOUT_NS)), "append"
-        )
+        self._calls.ask("note_partial", name, what="append")
 
     def is_done(self, number: int, *, forget: bool = False) -> bool:
         """Whether the pieces of that number were committed; ``forget``: their file is gone."""
-
-        def call() -> int:
-            return int(self._seat.native.partial_is_done(number, forget, LOCK_TIMEOUT_NS))
-
-        return self._calls.run(call, "partials") > 0
+        return self._calls.ask("partial_is_done", number, forget, what="partials") > 0
 
     def refuse(self, elements: int) -> None:
         """Counts elements that were too old."""

@@ -343,7 +343,7 @@ class Ring(HasTotals):
 
         Slots that a writer is filling stay its own.
         """
-        self._calls.run(lambda: self.seat.native.empty(keep_write_count, LOCK_TIMEOUT_NS), "empty")
+        self._calls.ask("empty", keep_write_count)
 
     def snapshot(self) -> bytes:
         """Runtime page and registry, of one moment; see `counters.of_snapshot`."""
@@ -362,10 +362,7 @@ class Ring(HasTotals):
             max_priority: raw; None: none was given yet.
         """
         greatest = -1.0 if max_priority is None else float(max_priority)
-        self._calls.run(
-            lambda: self.seat.native.restore(ticket, write_count, greatest, LOCK_TIMEOUT_NS),
-            "restore",
-        )
+        self._calls.ask("restore", ticket, write_count, greatest)
 
     def copy_out(self, out: Sequence[int]) -> ItemSnapshot:
         """Copies every item, all of one moment, while others go on writing.
@@ -383,4 +380,4 @@ class Ring(HasTotals):
     def limit(self, wanted: RateLimiter | Lease | None) -> None:
         """Sets what limits writes and samples; see `Engine.set_limiter`."""
         numbers = NO_LIMIT if wanted is None else wanted.to_numbers()
-        self._calls.run(lambda: self.seat.native.limit(*numbers, LOCK_TIMEOUT_NS), "limit")
+        self._calls.ask("limit", *numbers)

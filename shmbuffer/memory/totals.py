@@ -67,12 +67,8 @@ class HasTotals:
         Raises:
             ValueError: it is NaN, infinite, negative or too large; nothing was changed.
         """
-        seat, shown = self._calls.seat, np.array([value], np.float64)
-        self._calls.run(
-            lambda: int(seat.native.raise_max_priority(value, LOCK_TIMEOUT_NS)),
-            "raise_max_priority",
-            priorities=shown,
-        )
+        shown = np.array([value], np.float64)
+        self._calls.ask("raise_max_priority", value, priorities=shown)
 
 
 def _told(found: tuple[float, float, float, int]) -> Totals:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.slots_file import Floats, SlotsFile
 from shmbuffer.memory.waiting import Calls
 
@@ -95,6 +94,4 @@ class PriorityTree:
         self._set(alpha, eps, f"set_alpha({alpha}, {eps})", bind=False)
 
     def _set(self, alpha: float | None, eps: float | None, what: str, *, bind: bool) -> None:
-        self._calls.run(
-            lambda: int(self._seat.native.set_alpha(alpha, eps, bind, LOCK_TIMEOUT_NS)), what
-        )
+        self._calls.ask("set_alpha", alpha, eps, bind, what=what)

@@ -82,6 +82,18 @@ class Calls:
             raise
         return result
 
+    def ask(
+        self,
+        name: str,
+        *given: Any,
+        what: str = "",
+        priorities: object = None,
+        index: object = None,
+    ) -> int:
+        """`run` of a method of the native ring, which errors call ``what``."""
+        call = lambda: int(getattr(self.seat.native, name)(*given, LOCK_TIMEOUT_NS))  # noqa: E731
+        return self.run(call, what or name, WRITE_TIMEOUT_S, priorities, index)
+
     def answer(self, call: Callable[[], Any], what: str) -> Any:
         """The result of a call; as long as that is a status, an int, it is repeated."""
         while isinstance(found := call(), int):
