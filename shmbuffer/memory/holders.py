@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory import layout, ledger
 from shmbuffer.memory.ledger import ReservationState
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.seat import Seat
 
 
 @dataclass(frozen=True)

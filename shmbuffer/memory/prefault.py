@@ -21,13 +21,11 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shmbuffer._native import _core
 from shmbuffer.memory.filesystem import free_memory_bytes, space_error
 from shmbuffer.memory.progress import OnProgress, Progress, require_callable
-
-if TYPE_CHECKING:
-    from shmbuffer._native import _core
 
 log = logging.getLogger("shmbuffer.memory")
 

@@ -29,17 +29,14 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import layout
+from shmbuffer.memory.control import Control
 from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.region import Directory
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.control import Control
-    from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.schema import Schema
 
 _GET_HINT, _SET_HINT = 1035, 1036  # F_GET_RW_HINT, F_SET_RW_HINT of linux/fcntl.h
 _FILLING_NS = (

@@ -24,10 +24,12 @@ from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from shmbuffer.errors import BufferClosedError, ShmBufferError
 from shmbuffer.memory import cleanup
+from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.registry import Client
 from shmbuffer.service import roster
 from shmbuffer.service.main_module import (
     UNPICKLABLE,
@@ -48,10 +50,6 @@ from shmbuffer.service.stopping import is_being_stopped
 from shmbuffer.watch.historian import Death, Historian
 from shmbuffer.watch.stats import Number
 from shmbuffer.watch.writeback_warning import WritebackWarning
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.engine import Engine
-    from shmbuffer.memory.registry import Client
 
 _Answer = TypeVar("_Answer")
 _Key = tuple[int, int]  # of a client: entry, incarnation

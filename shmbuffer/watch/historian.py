@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shmbuffer.errors import AttachTimeout, BufferClosedError, ShmBufferError
+from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import (
     BY_RECOVERY,
@@ -32,10 +32,7 @@ from shmbuffer.memory.history import (
 from shmbuffer.memory.history_writer import HistoryWriter
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.engine import Engine
-    from shmbuffer.memory.registry import Client
+from shmbuffer.memory.registry import Client
 
 log = logging.getLogger("shmbuffer.service")
 

@@ -26,10 +26,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.engine import Engine
 
 Number = int | float
 

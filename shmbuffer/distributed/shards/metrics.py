@@ -10,12 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from shmbuffer.distributed.shards.client import ShardedClient
 from shmbuffer.watch.metrics import MetricsServer, Reading
-
-if TYPE_CHECKING:
-    from shmbuffer.distributed.shards.client import ShardedClient
 
 
 class ShardMetrics:

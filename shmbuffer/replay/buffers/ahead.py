@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.buffers.prefetch import Draws, Made, Order
+from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.form.packing import Packed, pack
+from shmbuffer.replay.samplers import Sampler
 from shmbuffer.replay.values import read_values, reading, write_values
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.checkpoints import Loaded
-    from shmbuffer.replay.samplers import Sampler
 
 _AHEAD = "shmbuffer.ahead"
 

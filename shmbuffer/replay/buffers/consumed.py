@@ -10,18 +10,16 @@ as is left. The counts of `ReplayBuffer.consumers` begin at 0.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import ConsumerError
+from shmbuffer.memory import Ring
 from shmbuffer.memory.ledger import DONE, HELD_HERE, NO_ITEM
+from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.values import read_values, reading, write_values
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.replay.checkpoints import Loaded
 
 _CONSUMERS = "shmbuffer.consumers"
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shmbuffer.memory import Settings
 from shmbuffer.replay.samplers import PrioritizedSampler
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.writers import RoundRobinWriter
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Settings
 
 
 def describe(buffer: Any) -> None:

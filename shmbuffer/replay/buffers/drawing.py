@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from shmbuffer.memory import Ring
 from shmbuffer.numpy import limits
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay import pinned
+from shmbuffer.replay.buffers.plan import Plan
+from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.sample_info import ANCHORS
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, in_storage
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.replay.buffers.plan import Plan
-    from shmbuffer.replay.buffers.prefetch import Batch
 
 Choice = tuple[Any, dict[Any, Any]]
 """A sampler's answer: indices, and facts about the draw."""

@@ -20,13 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.numpy.nodes import KeyPath
+from shmbuffer.replay.buffers.drawing import Choice
+from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.replay.samplers.sampler import (
     ATTEMPTS,
@@ -36,18 +40,11 @@ from shmbuffer.replay.samplers.sampler import (
     random_numbers,
 )
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
-from shmbuffer.replay.samplers.slicing.entries import key_of, path_of
+from shmbuffer.replay.samplers.slicing.entries import Key, key_of, path_of
+from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.storages.indexing import ravel
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.units import Transition
-
-if TYPE_CHECKING:
-    from shmbuffer.numpy.arrays import Ints
-    from shmbuffer.numpy.nodes import KeyPath
-    from shmbuffer.replay.buffers.drawing import Choice
-    from shmbuffer.replay.buffers.prefetch import Batch
-    from shmbuffer.replay.samplers.slicing.entries import Key
-    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 Judge = Callable[[TensorDictBase], torch.Tensor]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
 from shmbuffer.errors import ShmBufferError
+from shmbuffer.memory import Engine, RateLimiter
 from shmbuffer.replay.buffers.description import describe
 from shmbuffer.replay.buffers.plan import Plan
 from shmbuffer.replay.buffers.prefetch import Draws, Prefetcher
@@ -23,9 +24,6 @@ from shmbuffer.replay.transforms import Compose, Transform
 from shmbuffer.replay.units import SampleUnit
 from shmbuffer.replay.writers import Writer
 from shmbuffer.replay.writers.writer import write_count_of
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Engine, RateLimiter
 
 
 def ring_backed(storage: Storage, what: str) -> RingBacked:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from shmbuffer.memory import Leaf, weights
+from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.weights import TIMEOUT_S, Weights
 from shmbuffer.replay.buffers.parts import Parts, ring_backed
 from shmbuffer.replay.eager import eager
@@ -19,9 +20,6 @@ from shmbuffer.replay.form.tensors import (
     is_number,
     torch_dtype,
 )
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.seat import Seat
 
 
 class Publishing(Parts):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from shmbuffer.memory import RateLimiter
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay import pinned
@@ -27,9 +28,6 @@ from shmbuffer.replay.storages import ListStorage, Storage
 from shmbuffer.replay.transforms import Transform, compose
 from shmbuffer.replay.units import SampleUnit
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import RateLimiter
 
 DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage gets, as in TorchRL
 _PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform", "_plan"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict
 
 from shmbuffer.errors import ReservationLostError, ShmBufferError
-from shmbuffer.memory import consumer_version
+from shmbuffer.memory import Engine, consumer_version
 from shmbuffer.memory.deadline import within
 from shmbuffer.memory.ledger import RESERVATIONS
 from shmbuffer.memory.partials import Pieces
@@ -22,9 +22,6 @@ from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from shmbuffer.replay.writers.round_robin import length_of
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Engine
 
 
 class Reservation:

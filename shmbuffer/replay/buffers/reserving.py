@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmbuffer.errors import ReservationLostError, ShmBufferError
-from shmbuffer.memory import consumer_version, partials
+from shmbuffer.memory import Engine, Ring, consumer_version, partials
 from shmbuffer.memory.deadline import within
 from shmbuffer.memory.partials import Partial, Pieces
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.replay.buffers.parts import Parts, shareable
 from shmbuffer.replay.buffers.reservation import Reservation
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Engine, Ring
 
 
 class Reserving(Parts):

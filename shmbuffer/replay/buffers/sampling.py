@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +24,12 @@ from shmbuffer.numpy.indices import as_int, asked_size
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims
 from shmbuffer.replay.buffers.consuming import Consuming
+from shmbuffer.replay.buffers.dataset import Batches
 from shmbuffer.replay.buffers.drawing import Choice, chosen, drawn, expanded, taken
 from shmbuffer.replay.buffers.parts import ring_backed
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.eager import FRAMES, eager
 from shmbuffer.replay.samplers.taking import consumes
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.buffers.dataset import Batches
 
 
 class Sampling(Consuming):

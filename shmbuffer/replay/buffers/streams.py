@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +10,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shmbuffer.memory.streams import Streams, checked
 from shmbuffer.numpy.streams import require_rows, steps_and_streams
+from shmbuffer.replay.buffers.plan import Plan
 from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.ring_backed import RingBacked
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.buffers.plan import Plan
-    from shmbuffer.replay.storages import Storage
-    from shmbuffer.replay.writers import Writer
+from shmbuffer.replay.writers import Writer
 
 
 def taken_in(streams: Any, plan: Plan, storage: Storage, writer: Writer) -> int | Streams:

@@ -5,17 +5,14 @@ An item is compared under its ticket, and changed only if it still has that tick
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.indexing import ravel
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.replay.storages import Storage
 
 
 def compared(

@@ -10,7 +10,7 @@ import mmap
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory import ItemSnapshot, filesystem
 from shmbuffer.replay.compat.storages import files_of
 from shmbuffer.replay.form.leaves import Leaves
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.rows import Rows
 
 # Of a ring that is not full: slots beyond its last item that get their room before the copy, for
 # what others write meanwhile.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +24,7 @@ from shmbuffer.replay.compat.storages import pytree_metadata, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.rows import Rows
 
 
 class TensorStorageCheckpointer(RingStorageCheckpointer):

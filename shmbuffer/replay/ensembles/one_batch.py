@@ -9,17 +9,15 @@ For buffers whose items have one form and are drawn in one native call, without 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from shmbuffer.numpy.keys import GENERATION, INDEX
+from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.buffers.plan import Plan
+from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.samplers.sampler import draw_key
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.buffers import ReplayBuffer
-    from shmbuffer.replay.buffers.plan import Plan
-    from shmbuffer.replay.buffers.prefetch import Batch
 
 Shares = Sequence[tuple[int, int]]
 """Buffers by number, and how many rows of each; in the order of the batch."""

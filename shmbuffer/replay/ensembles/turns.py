@@ -12,15 +12,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from shmbuffer.memory import Ring
 from shmbuffer.numpy.limits import Turn
-from shmbuffer.replay.buffers import drawing
+from shmbuffer.replay.buffers import ReplayBuffer, drawing
 from shmbuffer.replay.buffers.prefetch import Batch
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.replay.buffers import ReplayBuffer
 
 Row = tuple[int, Any, dict[Any, Any]]
 """The number of a buffer, items of it, and their info."""

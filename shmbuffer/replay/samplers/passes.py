@@ -11,23 +11,20 @@ comes, its slot word decides:
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import slots
+from shmbuffer.memory import Ring, slots
 from shmbuffer.memory.deadline import WRITE_TIMEOUT_S
 from shmbuffer.memory.layout import SlotState
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, in_storage
 from shmbuffer.replay.storages.mover import draw_from
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Ints
 
 _FILLING_S = 0.0002  # between two looks at a place that is being written
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, masses_of, masses_of_snapshot
+from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, Ring, masses_of, masses_of_snapshot
 from shmbuffer.memory.recorded import REDUCTIONS
+from shmbuffer.numpy.arrays import Floats
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.numpy.priorities import from_zero
+from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import moved, read_priorities, write_priorities
 from shmbuffer.replay.samplers.priority.store import PriorityStore
 from shmbuffer.replay.samplers.priority.table import raw_of
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_key, in_storage
 from shmbuffer.replay.storages.mover import draw_from
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Floats
-    from shmbuffer.replay.checkpoints import Loaded
 
 DTYPES = (torch.float32, torch.float64)
 # A weight computed in float64 may differ so much from the core's float32; beyond that the

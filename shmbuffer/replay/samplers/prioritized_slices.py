@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from shmbuffer.memory.tree import PriorityTree
+from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import drawn_by, lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.arguments import refuse
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, consecutive, places
+from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.replay.storages.indexing import ravel
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.tree import PriorityTree
-    from shmbuffer.numpy.arrays import Flags, Floats, Ints
-    from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
 _ROUNDS = 4  # of rejection sampling; then exactly, in O(items)
 _SPARE = 2  # items drawn for each slice

@@ -11,13 +11,12 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from shmbuffer.numpy.arrays import Ints
+from shmbuffer.numpy.arrays import Ints
 
 UNKNOWN = -1
 """Instead of a rank: the next draw finds it out."""

@@ -6,18 +6,16 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.numpy.priorities import PriorityUpdate
 from shmbuffer.replay.checkpoints import Checkpoints
 from shmbuffer.replay.samplers.rank import UNKNOWN, mixed, rank_of_draws
 from shmbuffer.replay.storages.ring_backed import RingBacked
-
-if TYPE_CHECKING:
-    from shmbuffer.numpy.arrays import Ints
 
 NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
 ATTEMPTS = 16

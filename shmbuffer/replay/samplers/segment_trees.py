@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.numpy.indices import as_int
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class SegmentTree:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.replay.samplers.sampler import (
     ATTEMPTS,
@@ -21,16 +24,10 @@ from shmbuffer.replay.samplers.slicing.arguments import at_least_one, check_toge
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.columns import Shown
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
+from shmbuffer.replay.samplers.slicing.entries import Key
 from shmbuffer.replay.samplers.slicing.marks import Marks
+from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Ints
-    from shmbuffer.replay.samplers.slicing.entries import Key
-    from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
 _SHOWN = (
     *("num_slices", "slice_len", "end_key", "end_keys", "traj_key", "truncated_key"),

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from shmbuffer.memory import slots
+from shmbuffer.memory import Ring, slots
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.samplers.passes import Pass
 from shmbuffer.replay.samplers.sampler import drawn_by
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.arguments import refuse
 from shmbuffer.replay.samplers.slicing.cutting import Cuts
+from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Ints
-    from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
 
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import slots
+from shmbuffer.memory import Ring, slots
+from shmbuffer.memory.consumers import Start
+from shmbuffer.memory.ledger import Taken
+from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION, LEASE
+from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
-from shmbuffer.replay.samplers.slicing.cutting import Cuts
+from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side
+from shmbuffer.replay.samplers.slicing.entries import Key
 from shmbuffer.replay.samplers.slicing.shared_windows import SharedWindows
+from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.samplers.slicing.windows import Used, Windows, as_bits, of_bits
 from shmbuffer.replay.samplers.taking import Consumes
 from shmbuffer.replay.storages.indexing import ravel
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.values import write_state
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.memory.consumers import Start
-    from shmbuffer.memory.ledger import Taken
-    from shmbuffer.numpy.arrays import Ints
-    from shmbuffer.replay.checkpoints import Loaded
-    from shmbuffer.replay.samplers.slicing.cutting import Side
-    from shmbuffer.replay.samplers.slicing.entries import Key
-    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 _BEGINS = ("is_init",)
 _REMEMBERED = 64  # batches that may be on their way

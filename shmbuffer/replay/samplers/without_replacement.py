@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Ints
+from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import moved_pass, read_pass, write_numbers
 from shmbuffer.replay.samplers.passes import (
     Pass,
@@ -21,13 +25,6 @@ from shmbuffer.replay.samplers.rank import Share, require_rank, share_rank
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, ask_rank, drawn_by, lanes_of
 from shmbuffer.replay.storages.indexing import ravel, tickets_at
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Ints
-    from shmbuffer.replay.checkpoints import Loaded
 
 
 class SamplerWithoutReplacement(Sampler):

@@ -12,20 +12,17 @@ from __future__ import annotations
 import heapq
 import threading
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from shmbuffer.memory.recorded import REDUCTIONS
+from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.writers import read_ranks, write_ranks
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.writers.ranks import Key, Rank, rank_of, ranks_of
 from shmbuffer.replay.writers.writer import Writer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shmbuffer.replay.checkpoints import Loaded
 
 
 class TensorDictMaxValueWriter(Writer):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.numpy.indices import unravel
+from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.writers import Cursor, read_cursor, write_cursor
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.writers.writer import Writer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shmbuffer.replay.checkpoints import Loaded
 
 
 class RoundRobinWriter(Writer):

@@ -6,15 +6,10 @@ committed when the element is marked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from shmbuffer.memory import Engine, Schema, Settings
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Floats, Ints
+from shmbuffer.memory import Engine, Ring, Schema, Settings
+from shmbuffer.numpy.arrays import Floats, Ints
 
 
 class PriorityTable:

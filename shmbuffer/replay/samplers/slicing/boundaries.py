@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
@@ -29,18 +33,11 @@ from shmbuffer.replay.samplers.slicing.entries import (
 from shmbuffer.replay.samplers.slicing.following import Following, put_in_order
 from shmbuffer.replay.samplers.slicing.given import Given
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+from shmbuffer.replay.samplers.slicing.windows import Windows
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Flags, Ints
-    from shmbuffer.replay.samplers.slicing.windows import Windows
 
 _EMPTY = "the storage is empty: write something before sampling"
 DONE: KeyPath = ("next", "done")

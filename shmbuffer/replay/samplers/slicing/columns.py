@@ -8,20 +8,16 @@ Flags that are not stored as numbers are read entry by entry instead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from shmbuffer.replay.samplers.slicing.entries import LeafEntries, key_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shmbuffer.numpy.arrays import Ints
-    from shmbuffer.numpy.nodes import KeyPath
-    from shmbuffer.replay.samplers.slicing.entries import Entries, Key
-    from shmbuffer.replay.samplers.slicing.marks import Marks
+from shmbuffer.numpy.arrays import Ints
+from shmbuffer.numpy.nodes import KeyPath
+from shmbuffer.replay.samplers.slicing.entries import Entries, Key, LeafEntries, key_of
+from shmbuffer.replay.samplers.slicing.marks import Marks
 
 _WHOLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _ENDS, _BEGINS, _IDS = range(3)  # of the core

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from shmbuffer.numpy.arrays import Flags, Ints
-    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 Side = bool | int
 

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer.memory import slots as slot_words
+from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.nodes import LEAF, KeyPath
 from shmbuffer.replay.form.nodes import is_collection
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.numpy.arrays import Flags, Ints
-    from shmbuffer.replay.storages.record_store import RecordStore
-    from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.record_store import RecordStore
+from shmbuffer.replay.storages.rows import Rows
 
 _PIECE_BYTES = 2**24  # of records that are read at once
 

@@ -17,23 +17,19 @@ do not matter: a cut is between two items, and only a draw of both can cross it.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.numpy.indices import elements_of
+from shmbuffer.replay.samplers.slicing.columns import Shown
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    import torch
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Flags, Ints
-    from shmbuffer.replay.samplers.slicing.columns import Shown
 
 _PIECE = 2**15  # items to follow together, so that the arrays stay in the second-level cache
 _MOVED = 64  # trajectories that may make room for an item; beyond that items are sorted first

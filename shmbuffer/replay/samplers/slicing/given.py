@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.samplers.slicing.entries import any_of
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.numpy.arrays import Flags, Ints
 
 
 class Given:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from shmbuffer.replay.samplers.slicing.entries import Key, key_of, path_of
-
-if TYPE_CHECKING:
-    from shmbuffer.numpy.arrays import Ints
-    from shmbuffer.numpy.nodes import KeyPath
-    from shmbuffer.replay.samplers.slicing.cutting import SliceRows
-    from shmbuffer.replay.samplers.slicing.entries import Entries
+from shmbuffer.numpy.arrays import Ints
+from shmbuffer.numpy.nodes import KeyPath
+from shmbuffer.replay.samplers.slicing.cutting import SliceRows
+from shmbuffer.replay.samplers.slicing.entries import Entries, Key, key_of, path_of
 
 MASK: KeyPath = ("collector", "mask")
 """Where steps are told from padding, as in TorchRL."""

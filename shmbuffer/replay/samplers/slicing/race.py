@@ -11,10 +11,7 @@ each further attempt; each draw halves it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
+from shmbuffer.memory import Ring
 
 
 class Race:

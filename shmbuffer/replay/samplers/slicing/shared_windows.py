@@ -8,20 +8,18 @@ items in no window, half a lap old ──▶ Consumer.drop: writers do not wait 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
 from shmbuffer.memory import slots as slot_words
+from shmbuffer.memory.consumer import Consumer
 from shmbuffer.memory.ledger import DONE, LEASES, TO_GIVE, Taken
+from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.samplers.slicing.windows import Used, Windows
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.memory.consumer import Consumer
-    from shmbuffer.numpy.arrays import Flags, Ints
-    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 _EVERY_S = 1.0  # between two looks at what others have; earlier after a quarter of a lap
 _SHORT_S = 0.02  # the same, where there are too few windows: at least so long, and so many times as

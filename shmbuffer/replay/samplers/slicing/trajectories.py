@@ -7,18 +7,15 @@ trajectories    numbers in no order; those that are long enough are counted by a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.storages.indexing import tickets_at
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Flags, Ints
 
 _ROWS = np.int64(32)  # bits of a row below the trajectory
 

@@ -10,24 +10,21 @@ nothing but these is saved, and they are known by their tickets as long as the r
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import ItemSnapshot
+from shmbuffer.memory import ItemSnapshot, Ring
+from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE
+from shmbuffer.replay.samplers.slicing.following import Following
 from shmbuffer.replay.samplers.slicing.race import Race
+from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Flags, Ints
-    from shmbuffer.replay.samplers.slicing.following import Following
-    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 
 class Used(NamedTuple):
