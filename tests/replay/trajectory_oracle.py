@@ -16,12 +16,7 @@ Elements = list[list[int]]
 
 def boundaries(*others: Any, **keys: Any) -> Boundaries:
     """What a slice sampler makes of its keys; ``others`` are entries that will be asked for."""
-    chosen: dict[str, Any] = {
-        **dict.fromkeys(("end_key", "end_keys", "traj_key", "step_key", "ends", "trajectories")),
-        "cache_values": False,
-        "others": others,
-    }
-    return Boundaries(**chosen | keys)
+    return Boundaries(others=others, **keys)
 
 
 def listed(table: Trajectories, steps: int = 1) -> Elements:

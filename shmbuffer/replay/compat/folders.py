@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -32,9 +32,6 @@ from shmbuffer.replay.form.nodes import LazyStackNode, ObjectNode, TensorClassNo
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.values import damaged, read_json, reading
-
-if TYPE_CHECKING:
-    pass
 
 _TENSORDICT, _LAZY_STACK = (
     {

@@ -11,7 +11,7 @@ are also kept exactly (``shmbuffer.state``): TorchRL's tensor has indices and ra
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from shmbuffer.replay.values import (
     write_json,
     write_state,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _METADATA = "metadata.json"
 _GENERATION = "generation.memmap"

@@ -98,7 +98,7 @@ class Roles:
 
     def __init__(
         self,
-        done_key: Key,
+        done_key: Key = "done",
         shift_key: Key = "shift",
         is_full_key: Key = "is_full",
         done_keys: Iterable[Key] = DONE_KEYS,
@@ -112,8 +112,8 @@ class Roles:
         self._done = path_of(done_key)
         self._shift_path = path_of(shift_key)
         self._is_full_path = path_of(is_full_key)
-        end = self._done[1:] if self._done[0] == NEXT else self._done
-        self._flags = {path_of(key) for key in self.done_keys} | {end}
+        self._end = self._done[1:] if self._done[0] == NEXT else self._done  # in the compact form
+        self._flags = {path_of(key) for key in self.done_keys} | {self._end}
         self._rewards = {path_of(key) for key in self.reward_keys}
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,8 @@ from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.ted.entries import (
     CUTS,
-    DONE_KEYS,
     NEXT,
-    REWARD_KEYS,
     ROOT,
-    Key,
     KeyPath,
     Roles,
     assemble,
@@ -57,18 +54,6 @@ class Flat2TED(Roles):
     Source: ``torchrl.data.Flat2TED``.
     """
 
-    def __init__(
-        self,
-        done_key: Key = "done",
-        shift_key: Key = "shift",
-        is_full_key: Key = "is_full",
-        done_keys: Iterable[Key] = DONE_KEYS,
-        reward_keys: Iterable[Key] = REWARD_KEYS,
-    ) -> None:
-        super().__init__(done_key, shift_key, is_full_key, done_keys, reward_keys)
-        if self._done[0] == NEXT:
-            self._done = self._done[1:]
-
     def __call__(self, data: Any, out: Any = None) -> Any:
         """The items in the order of the ring: ``out``, or a new TensorDict."""
         saved = entries(data)
@@ -102,7 +87,7 @@ class Flat2TED(Roles):
 
     def _rows(self, saved: dict[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
         """The entries, with one row for each step; ``episodes`` learns where trajectories end."""
-        done = saved.get(self._done)
+        done = saved.get(self._end)
         if not isinstance(done, torch.Tensor) or done.numel() != episodes.rows:
             raise ValueError(
                 f"{type(self).__name__}(done_key={self.done_key!r}): no such entry says where "

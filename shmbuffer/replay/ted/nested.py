@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
+from tensordict import NonTensorData, NonTensorStack, is_non_tensor
 
 from shmbuffer.replay.ted.entries import CUTS, KeyPath, dotted
 from shmbuffer.replay.ted.episodes import Episodes, rows_of
@@ -70,10 +70,6 @@ class Nested2TED(Flat2TED):
     Source: ``torchrl.data.Nested2TED``.
     """
 
-    def __call__(self, data: TensorDict, out: Any = None) -> Any:
-        """The items, in the order of the ring; see `Flat2TED.__call__`."""
-        return super().__call__(data, out)
-
     def _rows(self, saved: dict[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
         rows: dict[KeyPath, Any] = {}
         for path, leaf in saved.items():
@@ -86,8 +82,8 @@ class Nested2TED(Flat2TED):
                 rows[path] = leaf
             else:
                 rows[path] = rows_of(leaf) if leaf.is_nested else leaf.flatten(0, 1)
-        if CUTS in saved and self._done in saved:
-            last = torch.tensor([len(part) for part in saved[self._done].unbind(0)]).cumsum(0) - 1
+        if CUTS in saved and self._end in saved:
+            last = torch.tensor([len(part) for part in saved[self._end].unbind(0)]).cumsum(0) - 1
             flags = rows_of(saved[CUTS]).as_subclass(torch.Tensor).reshape(len(last), -1)
             rows[CUTS] = last[flags[:, 0]]
         return super()._rows(rows, episodes)

@@ -75,14 +75,7 @@ class Trajectories:
     def __init__(self, done_key: Key | None, others: Sequence[KeyPath] = ()) -> None:
         self._done_key = done_key
         self._boundaries = Boundaries(
-            end_key=None,
-            end_keys=() if done_key is None else (done_key,),
-            traj_key=None,
-            step_key=None,
-            ends=None,
-            trajectories=None,
-            cache_values=False,
-            others=others,
+            end_keys=() if done_key is None else (done_key,), others=others
         )
 
     @property

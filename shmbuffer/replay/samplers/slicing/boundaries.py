@@ -77,8 +77,8 @@ class Boundaries:
         step_key: Key | None = None,  # None: items are in order
         ends: torch.Tensor | None = None,
         trajectories: torch.Tensor | None = None,
-        cache_values: bool,
-        others: Sequence[KeyPath],  # entries that are read as well
+        cache_values: bool = False,
+        others: Sequence[KeyPath] = (),  # entries that are read as well
         begins: Sequence[KeyPath] = (),  # flags of first items; those that items lack are ignored
         windows: Windows | None = None,  # that the trajectories of a ring are cut into
     ) -> None:
