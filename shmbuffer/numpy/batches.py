@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
@@ -55,6 +55,10 @@ class Stacking:
     """Items of one form as a batch; with ``arrays`` lists in dicts are arrays, and no PyTrees."""
 
     instead = "use a buffer of records for items that differ"
+    numbers = True  # plain ones are `Numbers`
+    refused: tuple[type[Exception], ...] = NO_ARRAY  # errors that are told in words of our own
+    named: Callable[[Any], tuple[object, Any]] = staticmethod(named)
+    stacked: Callable[[list[Any]], Any] = staticmethod(np.stack)
 
     def __init__(self, arrays: bool) -> None:
         self._arrays = arrays
@@ -127,16 +131,16 @@ class Stacking:
 
     def leaf(self, items: list[Any], where: str) -> Any:
         """The column of some numbers or arrays."""
-        if is_plain(items):
+        if self.numbers and is_plain(items):
             return Numbers(items)
         parts = []
         for item in items:
             try:
-                parts.append(named(item))
-            except NO_ARRAY as error:
+                parts.append(self.named(item))
+            except self.refused as error:
                 raise TypeError(not_a_tensor(item, error)) from error
         arrays = [array for _, array in parts]
         for at, (name, array) in enumerate(parts):
             if array.shape != arrays[0].shape or name != parts[0][0]:
                 self.refuse(arrays, where, at)
-        return np.stack(arrays)
+        return self.stacked(arrays)

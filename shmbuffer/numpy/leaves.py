@@ -6,7 +6,7 @@ becomes a contiguous array first; one of another name, dtype or shape is refused
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.memory.leaf import RAW
 from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, address_of, is_array, like, named
+from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import (
     not_a_tensor,
@@ -37,10 +38,16 @@ class ArrayStructure(Structure):
     is_leaf = staticmethod(is_array)  # type: ignore[assignment]
 
 
+FormOf = Callable[[Any, KeyPath], tuple[str, Sequence[int]]]
+"""Gives dtype and shape of a leaf of a first batch; TypeError where it is none."""
+
+
 class SchemaLeaves:
     """The leaves of one buffer, ready for use; what arrays and tensors have in common."""
 
     structure: ClassVar[Structure]
+    form_of: FormOf
+    like: Callable[[Any, str], tuple[str, Any]]  # dtype and tensor, see `arrays.like`
     private_remedy: ClassVar[str]  # what to do with data that a file cannot hold
 
     def __init__(
@@ -64,12 +71,39 @@ class SchemaLeaves:
         return cls(node, schema.leaves, schema.lanes, where)
 
     @classmethod
-    def _taken_apart(cls, data: Any, dims: int, mapping: str) -> tuple[Node, list[Any]]:
-        """The form of a first batch, and its leaves."""
+    def of_data(
+        cls,
+        data: Any,  # a first batch; one item where ``single``
+        *,
+        ndim: int,  # dimensions of the storage
+        single: bool = False,
+        mapping: str = "dict",  # what a plain dict is: this, or ``"tensordict"``
+        where: str = "this buffer",
+        form: FormOf | None = None,  # None: as of the class
+    ) -> Self:
+        """Say what an item is; ValueError where leaves differ in their leading dimensions."""
+        dims = ndim - 1 if single else ndim
         node = cls.structure.describe(data, dims, mapping=mapping)
         values: list[Any] = []
         node.collect(cls.structure.without(data, OWN_KEYS), values)
-        return node, values
+        if not values:
+            raise ValueError("the data hold no tensor, so there is nothing to store")
+        paths = paths_of(node)
+        forms = list(map(form or cls.form_of, values, paths))
+        lead = forms[0][1][:dims]
+        for path, (_, shape) in zip(paths, forms, strict=True):
+            if len(shape) < dims or shape[:dims] != lead:
+                refuse_list(node, path)
+                raise ValueError(
+                    f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
+                    f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
+                    f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)})"
+                )
+        leaves = tuple(
+            Leaf(path, dtype, tuple(shape[dims:]))
+            for path, (dtype, shape) in zip(paths, forms, strict=True)
+        )
+        return cls(node, leaves, tuple(lead if single else lead[1:]), where)
 
     def schema(self, capacity: int) -> Schema:
         """The schema of a storage of ``capacity`` slots of these."""
@@ -102,59 +136,56 @@ class SchemaLeaves:
                 self.refuse_form(data, self.optional)
         return values
 
-    def _refuse(
-        self, leaf: Leaf, wanted: Sequence[int], dtype: str, shape: Sequence[int]
-    ) -> NoReturn:
-        """Raise SchemaMismatchError for a leaf of another dtype or shape."""
-        in_batch = len(wanted) > len(self.lanes) + len(leaf.shape)
-        rest_fits = len(shape) == len(wanted) and shape[1:] == wanted[1:]
-        if in_batch and rest_fits and shape[0] != wanted[0]:
-            refuse_number(self.where, leaf, wanted[0], shape[0])
-        refuse_leaf(self.where, leaf, wanted, f"{dtype}{list(shape)}")
+    def _converted(self, value: Any, leaf: Leaf, wanted: tuple[int, ...]) -> Any:
+        """A leaf of this dtype and shape; SchemaMismatchError where it is another, or none."""
+        if not (is_array(value) or isinstance(value, (list, tuple))):
+            refuse_leaf(self.where, leaf, wanted, type(value).__name__)
+        try:
+            dtype, found = type(self).like(value, leaf.dtype)
+        except NO_ARRAY as error:
+            refuse_leaf(self.where, leaf, wanted, f"{type(value).__name__} ({error})")
+        shape = found.shape
+        if dtype != leaf.dtype or shape != wanted:
+            in_batch = len(wanted) > len(self.lanes) + len(leaf.shape)
+            rest_fits = len(shape) == len(wanted) and shape[1:] == wanted[1:]
+            if in_batch and rest_fits and shape[0] != wanted[0]:
+                refuse_number(self.where, leaf, wanted[0], shape[0])
+            refuse_leaf(self.where, leaf, wanted, f"{dtype}{list(shape)}")
+        return found
 
 
 class ArrayLeaves(SchemaLeaves):
     """The leaves of one buffer as arrays."""
 
     structure = ArrayStructure()
+    like = staticmethod(like)
     private_remedy = "leave it out"
 
     def __init__(self, node: Node, leaves: tuple[Leaf, ...], *of: Any) -> None:
         super().__init__(node, leaves, *of)
         self.dtypes = tuple(DTYPES[leaf.dtype] for leaf in leaves)
-        self._shapes: dict[int, list[tuple[tuple[int, ...], np.dtype[Any]]]] = {}
+        self._shapes = Kept(self._shapes_of, _KEPT_SIZES)
 
     @classmethod
-    def of_data(
+    def of_arrays(
         cls,
-        data: Any,  # the batch; one item where ``single``
-        *,
-        ndim: int,  # dimensions of the storage
-        single: bool,  # see there
-        mapping: str,  # what a plain dict is: ``"tensordict"`` or ``"dict"``
-        where: str,  # the buffer's name in messages
-        optional: frozenset[str],  # root keys that may be missing in later batches
-        # names for leaves whose arrays are the bytes of a dtype in `RAW`
-        dtypes: Mapping[KeyPath, str],
-        swapped: int = 0,  # the dimension of the data that becomes the first one
-    ) -> ArrayLeaves:
-        """Describe a first batch."""
-        dims = ndim - 1 if single else ndim
-        node, values = cls._taken_apart(data, dims, mapping)
-        if swapped:
-            values = [_swapped(value, swapped) for value in values]
-        paths = paths_of(node)
-        forms = [
-            _form(value, path, dtypes.get(path)) for value, path in zip(values, paths, strict=True)
-        ]
-        leaves, lanes = leaves_of_forms(node, forms, ndim=ndim, single=single)
+        data: Any,
+        swapped: int,  # the dimension of the data that becomes the first one
+        dtypes: Mapping[KeyPath, str],  # for leaves whose arrays are the bytes of one in `RAW`
+        **of: Any,
+    ) -> Self:
+        """`of_data`, of which some dtypes are known."""
+
+        def form(value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
+            return _form(_swapped(value, swapped) if swapped else value, path, dtypes.get(path))
+
+        described = cls.of_data(data, form=form, **of)
+        paths = [leaf.path for leaf in described.leaves]
         if unknown := sorted(dtypes.keys() - set(paths)):
             raise KeyError(
                 f"dtypes: {'.'.join(unknown[0])!r} is no leaf of this write, which has "
                 f"{['.'.join(path) for path in paths]}"
             )
-        described = cls(node, leaves, lanes, where)
-        described.allow(optional)
         return described
 
     def match(
@@ -174,16 +205,8 @@ class ArrayLeaves(SchemaLeaves):
 
     def outputs(self, count: int) -> tuple[list[Array], tuple[int, ...]]:
         """Fresh arrays ``[count, *shape]`` for a read, and their addresses."""
-        shapes = self._shapes.get(count)
-        if shapes is None:
-            if len(self._shapes) >= _KEPT_SIZES:
-                self._shapes.clear()
-            shapes = self._shapes[count] = [
-                ((count, *leaf.shape), dtype)
-                for leaf, dtype in zip(self.leaves, self.dtypes, strict=True)
-            ]
         empty = np.empty
-        arrays = [empty(shape, dtype) for shape, dtype in shapes]
+        arrays = [empty(shape, dtype) for shape, dtype in self._shapes[count]]
         return arrays, tuple(map(address_of, arrays))
 
     def build(self, arrays: list[Array], count: int) -> Any:
@@ -199,43 +222,13 @@ class ArrayLeaves(SchemaLeaves):
             and value.flags.c_contiguous
         ):
             return value
-        if not (is_array(value) or isinstance(value, (list, tuple))):
-            refuse_leaf(self.where, leaf, shape, type(value).__name__)
-        try:
-            name, array = like(value, leaf.dtype)
-        except NO_ARRAY as error:
-            refuse_leaf(self.where, leaf, shape, f"{type(value).__name__} ({error})")
-        if name != leaf.dtype or array.shape != shape:
-            self._refuse(leaf, shape, name, array.shape)
-        return np.ascontiguousarray(array).reshape(shape)
+        return np.ascontiguousarray(self._converted(value, leaf, shape)).reshape(shape)
 
-
-def leaves_of_forms(
-    node: Node,  # the form of a first batch
-    # dtype and shape of each of its leaves
-    forms: Sequence[tuple[str, Sequence[int]]],
-    *,
-    ndim: int,  # dimensions of the storage
-    single: bool,  # it is one item
-) -> tuple[tuple[Leaf, ...], tuple[int, ...]]:
-    """The leaves of the schema, and the sizes of the dimensions after the first; or ValueError."""
-    if not forms:
-        raise ValueError("the data hold no tensor, so there is nothing to store")
-    paths, dims = paths_of(node), ndim - 1 if single else ndim
-    lead = forms[0][1][:dims]
-    for path, (_, shape) in zip(paths, forms, strict=True):
-        if len(shape) < dims or shape[:dims] != lead:
-            refuse_list(node, path)
-            raise ValueError(
-                f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
-                f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
-                f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)})"
-            )
-    leaves = tuple(
-        Leaf(path, dtype, tuple(shape[dims:]))
-        for path, (dtype, shape) in zip(paths, forms, strict=True)
-    )
-    return leaves, tuple(lead if single else lead[1:])
+    def _shapes_of(self, count: int) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        return [
+            ((count, *leaf.shape), dtype)
+            for leaf, dtype in zip(self.leaves, self.dtypes, strict=True)
+        ]
 
 
 def _form(value: Any, path: KeyPath, asked: str | None) -> tuple[str, tuple[int, ...]]:

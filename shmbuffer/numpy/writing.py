@@ -127,16 +127,10 @@ class Writing(Handle):
     def _define(self, data: Any, single: bool, streams: GivenStreams) -> Mover:
         """Makes the schema from the first data that are written."""
         swapped = 0 if single else self._dim_extend
-        leaves = ArrayLeaves.of_data(
-            data,
-            ndim=self._ndim,
-            single=single,
-            mapping=self._mapping,
-            where=self._engine.where,
-            optional=self._optional,
-            dtypes=self._asked,
-            swapped=swapped,
-        )
+        of = {"ndim": self._ndim, "single": single, "mapping": self._mapping}
+        where = self._engine.where
+        leaves = ArrayLeaves.of_arrays(data, swapped, self._asked, **of, where=where)
+        leaves.allow(self._optional)
         of_each(streams, leaves.match(data, single, swapped)[2])  # before anything is made
         width = max(1, int(np.prod(leaves.lanes, dtype=np.int64)))
         self._engine.define(leaves.schema(-(-self._capacity // width)))

@@ -31,6 +31,7 @@ import numpy as np
 from shmbuffer.memory.record_format import Chunk, itemsize_of
 from shmbuffer.memory.record_format.grammar import DICTS, UNNAMED, join
 from shmbuffer.numpy import labels
+from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.records.containers import TAKES, Keys, Take, names_of, take_of
 
 TreePath = tuple[Any, ...]
@@ -105,12 +106,7 @@ def describe(item: Any) -> Described:
 
 def kind_of(key: tuple[Any, ...]) -> Kind:
     """The kind of the items that a walk has met this in; a bounded number of kinds is kept."""
-    kind = _kinds.get(key)
-    if kind is None:
-        if len(_kinds) >= _KEPT_KINDS:
-            _kinds.clear()
-        kind = _kinds[key] = _KindReader(key).kind()
-    return kind
+    return _kinds[key]
 
 
 def array_token(array: Any) -> str:
@@ -335,4 +331,4 @@ class _KindReader:
         return ["chunk", len(self._chunks) - 1]
 
 
-_kinds: dict[tuple[Any, ...], Kind] = {}
+_kinds: Kept[tuple[Any, ...], Kind] = Kept(lambda key: _KindReader(key).kind(), _KEPT_KINDS)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.record_format import Chunk, Codec, Form, Template, encode_form
+from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.forms import Kind, TreePath
 from shmbuffer.numpy.records.planes import Planes
@@ -118,8 +119,8 @@ class EncodingPlan:
         self._looked = dict.fromkeys(self.compressible, 0)
         self.units = Units(kind.chunks)
         self.planes = Planes(kind.chunks, self.compressible if codec is Codec.ZSTD else ())
-        self._forms: dict[tuple[Sequence[Codec], Sequence[int], Sequence[int], Unit], Form] = {}
-        self._templates: dict[tuple[tuple[Unit, ...], Unit], Template] = {}
+        self._forms = Kept(self._form, _KEPT_FORMS)
+        self._templates = Kept(self._template, _KEPT_FORMS)
 
     def cut(self, columns: Columns, planar: Unit, *, look: bool) -> Cut:
         """How the leaves of these items are cut; see `sharing.Layout.cut`.
@@ -165,39 +166,34 @@ class EncodingPlan:
         for head, *others in units:
             for leaf in others:
                 codecs[leaf], joined[leaf] = Codec.JOINED, head
-        key = tuple(codecs), tuple(frames), tuple(joined), planar
-        form = self._forms.get(key)
-        if form is None:
-            if len(self._forms) >= _KEPT_FORMS:
-                self._forms.clear()
-            chunks = [
-                replace(
-                    chunk,
-                    codec=codec,
-                    placed=count != INLINE,
-                    frames=max(count, 0),
-                    joined=head if head >= 0 else None,
-                    planar=leaf in planar,
-                )
-                for leaf, (chunk, codec, count, head) in enumerate(
-                    zip(self.kind.chunks, codecs, frames, joined, strict=True)
-                )
-            ]
-            form = self._forms[key] = encode_form(self.kind.tree, chunks)
-        return form
+        return self._forms[tuple(codecs), tuple(frames), tuple(joined), planar]
+
+    def _form(self, key: tuple[tuple[Codec, ...], tuple[int, ...], tuple[int, ...], Unit]) -> Form:
+        chunks = [
+            replace(
+                chunk,
+                codec=codec,
+                placed=count != INLINE,
+                frames=max(count, 0),
+                joined=head if head >= 0 else None,
+                planar=leaf in key[-1],
+            )
+            for leaf, (chunk, codec, count, head) in enumerate(
+                zip(self.kind.chunks, *key[:-1], strict=True)
+            )
+        ]
+        return encode_form(self.kind.tree, chunks)
 
     def template(self, compressed: tuple[Unit, ...], planar: Unit) -> Template:
         """What one whole item is put into, of which these leaves are compressed."""
-        template = self._templates.get((compressed, planar))
-        if template is None:
-            if len(self._templates) >= _KEPT_FORMS:
-                self._templates.clear()
-            codecs = list(self.raw)
-            for head, *_ in compressed:
-                codecs[head] = self.codec
-            form = self.form(codecs, self.whole.frames, compressed, planar)
-            template = self._templates[compressed, planar] = Template(form)
-        return template
+        return self._templates[compressed, planar]
+
+    def _template(self, key: tuple[tuple[Unit, ...], Unit]) -> Template:
+        compressed, planar = key
+        codecs = list(self.raw)
+        for head, *_ in compressed:
+            codecs[head] = self.codec
+        return Template(self.form(codecs, self.whole.frames, compressed, planar))
 
 
 def _leads_to(keys: frozenset[TreePath], path: TreePath) -> bool:

@@ -10,14 +10,13 @@ import torch
 from shmbuffer.memory import Leaf, weights
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.weights import TIMEOUT_S, Weights
+from shmbuffer.numpy.arrays import NO_ARRAY, is_array
 from shmbuffer.replay.buffers.parts import Parts, ring_backed
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.tensors import (
-    NO_TENSOR,
     as_tensor,
     contiguous,
     dtype_name,
-    is_number,
     torch_dtype,
 )
 
@@ -101,10 +100,10 @@ class Publishing(Parts):
 def _bytes(path: tuple[str, ...], value: Any) -> torch.Tensor:
     """A contiguous tensor on the CPU."""
     try:
-        if not is_number(value):
+        if not is_array(value):
             raise TypeError("only tensors and arrays can be published")
         return contiguous(as_tensor(value))
-    except NO_TENSOR as error:
+    except NO_ARRAY as error:
         raise TypeError(
             f"publish: '{'.'.join(path)}' is a {type(value).__name__} that cannot be stored "
             f"({error}); leave it out, or convert it"

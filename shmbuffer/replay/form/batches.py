@@ -12,13 +12,13 @@ from tensordict import TensorDict, lazy_stack
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy import batches
+from shmbuffer.numpy.arrays import NO_ARRAY, is_array
 from shmbuffer.numpy.keys import OWN_KEYS
-from shmbuffer.numpy.mismatch import Numbers, not_a_tensor
 from shmbuffer.numpy.nodes import nest
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.structure import leaves_of
-from shmbuffer.replay.form.tensors import NO_TENSOR, as_tensor, is_number, is_plain
+from shmbuffer.replay.form.tensors import as_tensor
 
 _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unlike TensorDicts
 
@@ -99,7 +99,7 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
     entries = _as_entries(nest({key: data[key] for key in data if key not in OWN_KEYS}))
     if not dims:
         return TensorDict(entries, [])
-    tensors = {path: one for path, one in leaves_of(entries).items() if is_number(one)}
+    tensors = {path: one for path, one in leaves_of(entries).items() if is_array(one)}
     lead = None
     for path, one in tensors.items():
         lead = one.shape[:dims] if lead is None else lead
@@ -125,8 +125,8 @@ def _as_entries(data: Mapping[Any, Any]) -> dict[Any, Any]:
             entries[key] = _as_entries(nest(value))
             continue
         entries[key] = value
-        if isinstance(value, (list, tuple)) or (is_number(value) and not is_collection(value)):
-            with suppress(*NO_TENSOR):  # text, for instance, which a TensorDict takes as it is
+        if isinstance(value, (list, tuple)) or (is_array(value) and not is_collection(value)):
+            with suppress(*NO_ARRAY):  # text, for instance, which a TensorDict takes as it is
                 entries[key] = as_tensor(value)
     return entries
 
@@ -161,11 +161,23 @@ def unbound(data: Any) -> list[Any]:
 class _Stacking(batches.Stacking):
     """Stacking where items may be TensorDicts; not ``strict``, what differs is no error."""
 
+    instead = (
+        "use a LazyStackStorage or a ListStorage for items that differ; a batch whose leaves have "
+        "all items in their first dimension is given as a tuple, dict or TensorDict"
+    )
+    stacked = staticmethod(torch.stack)
+
     def __init__(self, arrays: bool, *, tensors: bool = False, strict: bool = True) -> None:
         super().__init__(arrays)
-        self._tensors = tensors
+        self.numbers = not tensors
         self._strict = strict
-        self.instead = _INSTEAD if strict else _APART
+        if not strict:
+            self.instead, self.refused = _APART, ()
+
+    @staticmethod
+    def named(item: Any) -> tuple[None, torch.Tensor]:
+        """A tensor; one of another dtype is cast."""
+        return None, as_tensor(item)
 
     def kind(self, item: Any) -> type:
         return object if is_collection(item) else super().kind(item)
@@ -183,28 +195,9 @@ class _Stacking(batches.Stacking):
     def leaves(self, items: list[Any], where: str, kind: type) -> Any:
         if kind is object:
             return self._collections(items)
-        for one in batches.one_of_each(items):
-            if not is_number(one):
-                if self._strict:
-                    raise TypeError(not_a_tensor(one))
-                return items
-        return self.leaf(items, where)
-
-    def leaf(self, items: list[Any], where: str) -> Any:
-        if not self._tensors and is_plain(items):
-            return Numbers(items)
-        tensors = []
-        for item in items:
-            try:
-                tensors.append(as_tensor(item))
-            except NO_TENSOR as error:
-                if not self._strict:
-                    raise
-                raise TypeError(not_a_tensor(item, error)) from error
-        for at, tensor in enumerate(tensors):
-            if tensor.shape != tensors[0].shape:
-                self.refuse(tensors, where, at)
-        return torch.stack(tensors)
+        if not self._strict and not all(map(is_array, batches.one_of_each(items))):
+            return items
+        return super().leaves(items, where, kind)
 
     def _collections(self, items: list[Any]) -> Any:
         try:
@@ -214,14 +207,10 @@ class _Stacking(batches.Stacking):
                 return stack_lazily(items)
             raise RuntimeError(
                 "a batch is a stack of items of one form, but these TensorDicts differ "
-                f"({error}); {_INSTEAD}"
+                f"({error}); {self.instead}"
             ) from error
 
 
-_INSTEAD = (
-    "use a LazyStackStorage or a ListStorage for items that differ; a batch whose leaves have all "
-    "items in their first dimension is given as a tuple, dict or TensorDict"
-)
 _APART = (
     "give the buffer a collate_fn (list keeps the items apart), or use a LazyStackStorage for "
     "TensorDicts that differ"

@@ -13,23 +13,22 @@ import torch
 from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf
-from shmbuffer.numpy.arrays import addressof, from_buffer
-from shmbuffer.numpy.leaves import SchemaLeaves, leaves_of_forms, length_of
+from shmbuffer.numpy.arrays import NO_ARRAY, addressof, from_buffer
+from shmbuffer.numpy.kept import Kept
+from shmbuffer.numpy.leaves import SchemaLeaves, length_of
 from shmbuffer.numpy.mismatch import not_a_tensor, refuse_leaf
 from shmbuffer.numpy.nodes import KeyPath, Node
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in
 from shmbuffer.replay.form.tensors import (
-    NO_TENSOR,
     as_tensor,
     contiguous,
     dtype_name,
-    is_number,
+    like,
     numpy_dtype,
     reads,
     template,
-    tensor_like,
     torch_dtype,
 )
 
@@ -39,10 +38,23 @@ _SINGLE = -1  # key of the shapes of one item without a batch dimension
 _KEPT_SHAPES = 64  # batch sizes whose shapes are remembered
 
 
+def form_of(value: Any, path: KeyPath) -> tuple[str, torch.Size]:
+    """Name of the dtype, and shape, of a leaf of a first batch."""
+    if is_non_tensor(value):
+        return OBJECT, value.batch_size
+    try:
+        tensor = as_tensor(value)
+    except NO_ARRAY as error:
+        raise TypeError(not_a_tensor(value, error)) from error
+    return dtype_name(tensor.dtype), tensor.shape
+
+
 class Leaves(SchemaLeaves):
     """The leaves of one buffer as tensors."""
 
     structure = structure.STRUCTURE
+    form_of = staticmethod(form_of)
+    like = staticmethod(like)
     private_remedy = (
         "use a LazyStackStorage, or a LazyTensorStorage without shared_init (both for one "
         "process), or leave it out"
@@ -64,30 +76,8 @@ class Leaves(SchemaLeaves):
         # are.
         self.is_flat = type(node) is TensorDictNode and not node.batch and not self.lanes
         self.arrays = tuple(numpy_dtype(dtype) for dtype in self.dtypes)
-        self._wanted: dict[int, _Wanted] = {}
-        self._templates: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
-
-    @classmethod
-    def of_data(
-        cls,
-        data: Any,
-        *,
-        ndim: int,
-        single: bool = False,
-        mapping: str = "dict",
-        where: str = "this buffer",
-    ) -> Leaves:
-        """Describe a first batch."""
-        dims = ndim - 1 if single else ndim
-        if is_collection(data) and len(data.batch_size) < dims:
-            raise ValueError(
-                f"the data have batch size {list(data.batch_size)}, and the storage's {dims} "
-                "leading dimensions are to be in there; add() takes one item, extend() a batch"
-            )
-        node, values = cls._taken_apart(data, dims, mapping)
-        forms = [_form(value) for value in values]
-        leaves, lanes = leaves_of_forms(node, forms, ndim=ndim, single=single)
-        return cls(node, leaves, lanes, where)
+        self._wanted = Kept(self._want, _KEPT_SHAPES)
+        self._templates = Kept(self._templates_of, _KEPT_SHAPES)
 
     def columns(self, slots: int, device: torch.device) -> list[Any]:
         """New columns ``[slots, *lanes, *shape]`` for data that torch moves."""
@@ -107,7 +97,7 @@ class Leaves(SchemaLeaves):
         """
         values = self._collect(data)
         count = _SINGLE if single else length_of(values)
-        wanted = self._wanted.get(count) or self._want(count)
+        wanted = self._wanted[count]
         low, high = self.own_memory
         addresses = []
         for value, (at, shape, dtype, form, flags) in zip(values, wanted, strict=True):
@@ -133,16 +123,8 @@ class Leaves(SchemaLeaves):
 
     def outputs(self, lead: tuple[int, ...]) -> tuple[list[torch.Tensor], list[int]]:
         """Fresh tensors ``[*lead, *shape]`` for a read, and their addresses: 0.7 µs a leaf."""
-        templates = self._templates.get(lead)
-        if templates is None:
-            if len(self._templates) >= _KEPT_SHAPES:
-                self._templates.clear()
-            templates = self._templates[lead] = tuple(
-                template(dtype, (*lead, *leaf.shape))
-                for dtype, leaf in zip(self.dtypes, self.leaves, strict=True)
-            )
         empty_like = reads.empty_like
-        tensors = [empty_like(one) for one in templates]
+        tensors = [empty_like(one) for one in self._templates[lead]]
         return tensors, [tensor.data_ptr() for tensor in tensors]
 
     def build(self, tensors: list[torch.Tensor], lead: tuple[int, ...]) -> Any:
@@ -179,8 +161,6 @@ class Leaves(SchemaLeaves):
 
     def _want(self, count: int) -> _Wanted:
         """What each leaf of a batch of ``count`` is, and whether it may hide a flag."""
-        if len(self._wanted) >= _KEPT_SHAPES:
-            self._wanted.clear()
         lead = () if count == _SINGLE else (count,)
         wanted = []
         for at, leaf in enumerate(self.leaves):
@@ -190,22 +170,20 @@ class Leaves(SchemaLeaves):
             # Negative are views of complex numbers, which are contiguous only where they hold one.
             flags = dtype.is_complex or (dtype.is_floating_point and shape.numel() == 1)
             wanted.append((at, shape, dtype, self.arrays[at], flags))
-        self._wanted[count] = wanted
         return wanted
+
+    def _templates_of(self, lead: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            template(dtype, (*lead, *leaf.shape))
+            for dtype, leaf in zip(self.dtypes, self.leaves, strict=True)
+        )
 
     def _convert(self, values: list[Any], at: int, shape: torch.Size, *, move: bool = True) -> int:
         """Make ``values[at]`` contiguous; its address, or SchemaMismatchError."""
-        value = values[at]
-        if is_collection(value) or not (is_number(value) or isinstance(value, (list, tuple))):
-            refuse_leaf(self.where, self.leaves[at], shape, type(value).__name__)
-        try:
-            tensor = tensor_like(value, self.dtypes[at])
-        except NO_TENSOR as error:
-            found = f"{type(value).__name__} ({error})"
-            refuse_leaf(self.where, self.leaves[at], shape, found)
-        if tensor.dtype is not self.dtypes[at] or tensor.shape != shape:
-            self._refuse(self.leaves[at], shape, dtype_name(tensor.dtype), tensor.shape)
-        tensor = tensor.detach()
+        value, leaf = values[at], self.leaves[at]
+        if is_collection(value):
+            refuse_leaf(self.where, leaf, shape, type(value).__name__)
+        tensor: torch.Tensor = self._converted(value, leaf, shape).detach()
         if move:
             tensor = contiguous(tensor)
             low, high = self.own_memory
@@ -213,14 +191,3 @@ class Leaves(SchemaLeaves):
                 tensor = tensor.clone()
         values[at] = tensor
         return tensor.data_ptr()
-
-
-def _form(value: Any) -> tuple[str, torch.Size]:
-    """Name of the dtype, and shape, of a leaf of a first batch."""
-    if is_non_tensor(value):
-        return OBJECT, value.batch_size
-    try:
-        tensor = as_tensor(value)
-    except NO_TENSOR as error:
-        raise TypeError(not_a_tensor(value, error)) from error
-    return dtype_name(tensor.dtype), tensor.shape

@@ -38,6 +38,11 @@ class _WithTensorDicts(Structure):
 
     def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
         """See `Structure.describe`."""
+        if root and is_collection(data) and len(data.batch_size) < dims:
+            raise ValueError(
+                f"the data have batch size {list(data.batch_size)}, and the storage's {dims} "
+                "leading dimensions are to be in there; add() takes one item, extend() a batch"
+            )
         if not is_non_tensor(data):
             return super().describe(data, dims, mapping=mapping, root=root)
         if root:

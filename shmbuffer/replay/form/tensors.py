@@ -13,18 +13,9 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.numpy.arrays import is_plain
 
-_PLAIN = (bool, int, float, complex, np.generic)
-_KNOWN = (torch.Tensor, np.ndarray, *_PLAIN)
-
-NO_TENSOR = (TypeError, ValueError, RuntimeError)
-"""What `as_tensor` raises."""
-
-
-def is_number(value: Any) -> bool:
-    """A tensor, an array (NumPy's, or any with DLPack or ``__array__``, as JAX's) or a number."""
-    kind = type(value)
-    return isinstance(value, _KNOWN) or hasattr(kind, "__dlpack__") or hasattr(kind, "__array__")
+_KNOWN = (bool, int, float, complex, np.generic, np.ndarray)
 
 
 def as_tensor(value: Any) -> torch.Tensor:
@@ -46,30 +37,26 @@ def as_tensor(value: Any) -> torch.Tensor:
     return as_tensor(np.asarray(value))
 
 
-def tensor_like(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """`as_tensor`; plain numbers, and lists of them, with that dtype where it holds them exactly.
+def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
+    """`as_tensor`, with the name of its dtype; plain numbers, and lists of them, as `arrays.like`.
 
     An integer may become any float, and a float a shorter one, but not infinite.
     """
-    tensor = as_tensor(value)
-    if tensor.dtype is dtype or not is_plain(value) or not torch.can_cast(tensor.dtype, dtype):
-        return tensor
+    tensor, wanted = as_tensor(value), torch_dtype(dtype)
+    if tensor.dtype is wanted:
+        return dtype, tensor
+    name = dtype_name(tensor.dtype)
+    if not is_plain(value) or not torch.can_cast(tensor.dtype, wanted):
+        return name, tensor
     try:
-        cast = torch.tensor(value, dtype=dtype)  # from the number: as_tensor may have rounded it
+        cast = torch.tensor(value, dtype=wanted)  # from the number: as_tensor may have rounded it
     except RuntimeError:  # out of range
-        return tensor
-    if dtype.is_floating_point or dtype.is_complex:
+        return name, tensor
+    if wanted.is_floating_point or wanted.is_complex:
         held = cast.isfinite() | ~torch.tensor(value, dtype=torch.complex128).isfinite()
     else:
         held = cast == tensor
-    return cast if held.all() else tensor
-
-
-def is_plain(value: Any) -> bool:
-    """A number, or a list of plain ones."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_plain, value))
-    return isinstance(value, _PLAIN)
+    return (dtype, cast) if held.all() else (name, tensor)
 
 
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -328,7 +328,7 @@ def test_items_that_differ_in_anything_else_are_of_different_kinds() -> None:
 
 
 def test_kinds_are_kept_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "_KEPT_KINDS", 8)
+    monkeypatch.setattr(forms._kinds, "_most", 8)
     for n in range(50):
         describe({f"key {n}": n})
     assert len(forms._kinds) <= 8
