@@ -41,11 +41,10 @@ class RecordRows(Mover):
             level, told.get("dictionary_bytes", 0) if compresses else 0, compresses=compresses
         )
         self._codec.encoder = Encoder(
-            zstd=self._codec.zstd.current if compresses else None,
             keys=told.get("compress") if compresses else None,
             share=bool(told.get("share_frames")) and compresses,
         )
-        self._codec.decoder = Decoder(self._codec.zstd.expand)
+        self._codec.decoder = Decoder(self._codec.expand)
         self._codec.join(engine)
 
     def write(

@@ -28,17 +28,19 @@ _log = logging.getLogger(__name__)
 class RecordCodec:
     """How items are stored in a byte ring.
 
-    It reads what others have written otherwise: a record says how it is stored.
+    It reads what others have written otherwise: a record says how it is stored. It follows the
+    dictionary of its buffer: there is none at first, and then one that stays.
     """
 
     encoder: Encoder
     decoder: Decoder
 
     def __init__(self, level: int | None, dictionary_bytes: int, *, compresses: bool) -> None:
-        self.zstd = BufferZstd(3 if level is None else level)
+        self._level = 3 if level is None else level
+        self._zstd = Zstd(self._level)  # without a dictionary, or with the buffer's
         self._engine: Engine | None = None
         self._trainer = (
-            DictionaryTrainer(self.zstd.level, dictionary_bytes) if dictionary_bytes else None
+            DictionaryTrainer(self._level, dictionary_bytes) if dictionary_bytes else None
         )
         self._compresses = compresses  # with zstd
 
@@ -49,16 +51,27 @@ class RecordCodec:
     def join(self, engine: Engine) -> None:
         """Be the codec of this buffer: its dictionary is used, and its name in messages."""
         self._engine = engine
-        self.zstd.join(engine)
         self.decoder.where = engine.where
+        self._look()
 
     def use(self, dictionary: bytes) -> None:
         """Compress with this dictionary from now on, and read what was compressed with it."""
-        self.zstd.use(dictionary)
+        self._zstd = Zstd(self._level, dictionary=dictionary)
+
+    def expand(
+        self, sources: Sequence[Buffer], places: Places, where: str = "a batch of records"
+    ) -> None:
+        """See `Zstd.expand`. A dictionary that is not known is looked for in the buffer."""
+        try:
+            self._zstd.expand(sources, places, where)
+        except UnknownDictionaryError:
+            if not self._look():
+                raise
+            self._zstd.expand(sources, places, where)
 
     def encode(self, data: Any, single: bool, *, apart: bool = False) -> RecordBatch:
         """Records of one item, or of a batch; see `Encoder.encode`."""
-        zstd, trainer = self.zstd.current, self._trainer
+        zstd, trainer = self._zstd, self._trainer
         if self._compresses:
             self.encoder.zstd = zstd
         if trainer is None or self._engine is None or zstd.dictionary_id:
@@ -72,38 +85,6 @@ class RecordCodec:
             if trained is not None:
                 self.use(self._engine.seat.publish_dictionary(trained))
         return batch
-
-
-class BufferZstd:
-    """Follows a buffer's dictionary: there is none at first, and then one that stays."""
-
-    def __init__(self, level: int) -> None:
-        self.level = level
-        self.current = Zstd(level)  # without a dictionary, or with the buffer's
-        self._engine: Engine | None = None
-
-    def join(self, engine: Engine) -> None:
-        """Follow the dictionary of this buffer."""
-        self._engine = engine
-        self._look()
-
-    def use(self, dictionary: bytes) -> None:
-        """Compress with this one from now on, and read what was compressed with it."""
-        self.current = Zstd(self.level, dictionary=dictionary)
-
-    def expand(
-        self,
-        sources: Sequence[Buffer],
-        places: Places,
-        where: str = "a batch of records",
-    ) -> None:
-        """See `Zstd.expand`. A dictionary that is not known is looked for in the buffer."""
-        try:
-            self.current.expand(sources, places, where)
-        except UnknownDictionaryError:
-            if not self._look():
-                raise
-            self.current.expand(sources, places, where)
 
     def _look(self) -> bool:
         found = None if self._engine is None else self._engine.seat.dictionary()

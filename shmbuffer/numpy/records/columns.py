@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.record_format import Chunk, volumes
+from shmbuffer.memory.record_format import volumes
 from shmbuffer.numpy.records.forms import Described, Kind, describe
 
 
@@ -62,11 +62,12 @@ def of_described(group: list[Described]) -> Columns:
     kind, count = group[0].kind, len(group)
     batch_dims = _table([one.batch_dims for one in group], count)
     numbers = _table([one.dims for one in group], count)
+    sizes = np.empty((count, len(kind.chunks)), np.int64)
     dims, start = [], 0
-    for chunk in kind.chunks:
+    for at, chunk in enumerate(kind.chunks):
         dims.append(numbers[:, start : start + chunk.rank])
+        sizes[:, at] = volumes(chunk, dims[at])
         start += chunk.rank
-    sizes = sizes_of(kind.chunks, dims, count)
     addresses = np.zeros((count, len(kind.chunks)), np.int64)
     leaves = [list(column) for column in zip(*[one.leaves for one in group], strict=True)]
     keeps: list[Any] = [leaves]
@@ -88,16 +89,6 @@ def address_of(leaf: Any) -> int:
 def _table(rows: list[list[int]], count: int) -> NDArray[np.int64]:
     width = len(rows[0])
     return np.fromiter(chain.from_iterable(rows), np.int64, count * width).reshape(count, width)
-
-
-def sizes_of(
-    chunks: Sequence[Chunk], dims: Sequence[NDArray[np.int64]], count: int
-) -> NDArray[np.int64]:
-    """int64[n, leaves]: the bytes of every leaf."""
-    sizes = np.empty((count, len(chunks)), np.int64)
-    for at, (chunk, shape) in enumerate(zip(chunks, dims, strict=True)):
-        sizes[:, at] = volumes(chunk, shape)
-    return sizes
 
 
 def joined(values: list[bytes], sizes: NDArray[np.int64], keeps: list[Any]) -> NDArray[np.int64]:

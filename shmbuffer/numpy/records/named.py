@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,18 +16,15 @@ from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, is_array
 from shmbuffer.numpy.arrays import named as named_array
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import no_names
-from shmbuffer.numpy.nodes import nest
+from shmbuffer.numpy.nodes import named_entries
 from shmbuffer.numpy.records import forms
 from shmbuffer.numpy.records.containers import Taken
 
 
-class _Fields:
-    """What a TensorDict holds."""
+class _Taken(NamedTuple):
+    """A container, taken apart already."""
 
-    __slots__ = ("entries",)
-
-    def __init__(self, entries: dict[str, Any]) -> None:
-        self.entries = entries
+    taken: Taken
 
 
 class _Numbers(NamedTuple):
@@ -34,18 +32,6 @@ class _Numbers(NamedTuple):
 
     dtype: str
     array: np.ndarray[Any, Any]
-
-
-class _Object(NamedTuple):
-    """What becomes NonTensorData."""
-
-    value: Any
-
-
-class _Objects(NamedTuple):
-    """What becomes a NonTensorStack."""
-
-    values: list[Any]
 
 
 def as_named(item: Any) -> Any:
@@ -61,19 +47,13 @@ def as_named(item: Any) -> Any:
     return _fields({key: value for key, value in item.items() if key not in OWN_KEYS})
 
 
-def _fields(entries: Mapping[Any, Any]) -> _Fields:
-    found = {}
-    for key, value in nest(entries).items():
-        if not isinstance(key, str):
-            raise TypeError(
-                f"the key {key!r} in the data is no text, and a TensorDict has no other keys; "
-                "rename it, or use a ReplayBuffer, which keeps a dict as it is"
-            )
-        found[key] = _fields(value) if isinstance(value, Mapping) else _entry(value)
-    return _Fields(found)
+def _fields(entries: Mapping[Any, Any]) -> _Taken:
+    named = named_entries(entries)
+    parts = [_fields(one) if isinstance(one, Mapping) else _entry(one) for one in named.values()]
+    return _Taken(("tensordict", (), (None, None), tuple(named), parts))
 
 
-def _entry(value: Any) -> _Numbers | _Object | _Objects:
+def _entry(value: Any) -> _Numbers | _Taken:
     if isinstance(value, (list, tuple)) or is_array(value):
         try:
             name, array = named_array(value)
@@ -81,19 +61,13 @@ def _entry(value: Any) -> _Numbers | _Object | _Objects:
             name = ""
         if name in DTYPES:
             return _Numbers(name, array)
-    return _Objects(value) if type(value) is list else _Object(value)
+    if type(value) is list:
+        return _Taken(("objects", (), (0,), len(value), list(map(_object, value))))
+    return _object(value)
 
 
-def _take_fields(item: _Fields) -> Taken:
-    return "tensordict", (), (None, None), tuple(item.entries), item.entries.values()
-
-
-def _take_object(item: _Object) -> Taken:
-    return "object", (), (), None, (item.value,)
-
-
-def _take_objects(item: _Objects) -> Taken:
-    return "objects", (), (0,), len(item.values), list(map(_Object, item.values))
+def _object(value: Any) -> _Taken:
+    return _Taken(("object", (), (), None, (value,)))
 
 
 def _token(dtype: str) -> str:
@@ -109,11 +83,6 @@ def _numbers(item: _Numbers, out: forms.Walk) -> None:
 
 
 forms.know(
-    {
-        _Numbers: _numbers,
-        _Fields: forms.containing(_take_fields),
-        _Object: forms.containing(_take_object),
-        _Objects: forms.containing(_take_objects),
-    },
+    {_Numbers: _numbers, _Taken: forms.containing(attrgetter("taken"))},
     tensors={_token(dtype): dtype for dtype in ITEMSIZES},
 )

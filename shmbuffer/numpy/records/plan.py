@@ -8,7 +8,7 @@ is seen from the first items.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from shmbuffer.memory.record_format import Chunk, Codec, Form, Template, encode_
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.forms import Kind, TreePath
-from shmbuffer.numpy.records.planes import Planes
+from shmbuffer.numpy.records.planes import Planes, Trial
 from shmbuffer.numpy.records.sharing import INLINE, Cut, Layout
 
 _LEAST_BYTES = 64  # of a leaf that is compressed without being named
@@ -36,16 +36,8 @@ Unit = tuple[int, ...]
 """Leaves of one frame, ascending; the first is the head, the others are joined to it."""
 
 _LEAST_UNIT_BYTES = 256  # of a leaf
-_LOOKED_ITEMS = 32
 _WORTH = 0.9  # together they take at most so much of what they take apart: to read one expands all
 _MOST_GROUPS = 32  # of a kind: sizes that are never the same are not worth a look
-
-
-@dataclass
-class _Seen:
-    items: int = 0
-    apart: int = 0
-    together: int = 0
 
 
 class Units:
@@ -53,7 +45,7 @@ class Units:
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = chunks
-        self._seen: dict[Unit, _Seen] = {}
+        self._seen: dict[Unit, Trial] = {}
 
     def of(
         self,
@@ -78,17 +70,9 @@ class Units:
         return units
 
     def _pays(self, group: Unit, measure: Callable[[Unit], tuple[int, int, int]]) -> bool:
-        seen = self._seen.get(group)
-        if seen is None:
-            if len(self._seen) >= _MOST_GROUPS:
-                return False
-            seen = self._seen[group] = _Seen()
-        if seen.items < _LOOKED_ITEMS:
-            items, apart, together = measure(group)
-            seen.items += items
-            seen.apart += apart
-            seen.together += together
-        return seen.together < _WORTH * seen.apart
+        if group not in self._seen and len(self._seen) >= _MOST_GROUPS:
+            return False
+        return self._seen.setdefault(group, Trial(_WORTH)).pays(lambda: measure(group))
 
 
 class EncodingPlan:

@@ -11,7 +11,7 @@ are stacked along the first. Whether it pays is seen from the first items.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +21,30 @@ from shmbuffer.memory.record_format import Chunk
 from shmbuffer.memory.record_format.pieces import address
 from shmbuffer.numpy.records.columns import Columns
 
+Measure = Callable[[], tuple[int, int, int]]
+"""Gives how many items it has looked at, and the bytes of these as usual and the other way."""
+
 _LEAST_PLANE_BYTES = 64
 _MOST_PLANES = 16  # as many frames as are cut apart at most
 _LOOKED_ITEMS = 32
 _WORTH = 0.95  # as planes they take at most so much: to turn them takes time, if little
 
 
-@dataclass
-class _Seen:
-    items: int = 0
-    as_is: int = 0
-    turned: int = 0
+class Trial:
+    """Whether another way to store leaves pays, as far as is known from the first items."""
+
+    def __init__(self, worth: float) -> None:
+        self._worth = worth  # at most so much of what it takes otherwise
+        self._items = self._usual = self._other = 0
+
+    def pays(self, measure: Measure) -> bool:
+        """Whether it does, after another look where there were few."""
+        if self._items < _LOOKED_ITEMS:
+            items, usual, other = measure()
+            self._items += items
+            self._usual += usual
+            self._other += other
+        return self._other < self._worth * self._usual
 
 
 class Planes:
@@ -39,7 +52,9 @@ class Planes:
 
     def __init__(self, chunks: Sequence[Chunk], compressible: Collection[int]) -> None:
         self._seen = {
-            leaf: _Seen() for leaf in compressible if chunks[leaf].rank > 1 and _fits(chunks[leaf])
+            leaf: Trial(_WORTH)
+            for leaf in compressible
+            if chunks[leaf].rank > 1 and _fits(chunks[leaf])
         }
 
     @property
@@ -47,19 +62,11 @@ class Planes:
         """Those that can be stored so."""
         return self._seen.keys()
 
-    def pays(
-        self, leaf: int, planes: int, size: int, measure: Callable[[], tuple[int, int, int]]
-    ) -> bool:
-        """Whether it is to be stored so; ``measure`` gives items, their bytes as is and turned."""
+    def pays(self, leaf: int, planes: int, size: int, measure: Measure) -> bool:
+        """Whether it is to be stored so; see `Trial`."""
         if not 1 < planes <= _MOST_PLANES or size < planes * _LEAST_PLANE_BYTES:
             return False
-        seen = self._seen[leaf]
-        if seen.items < _LOOKED_ITEMS:
-            items, as_is, turned = measure()
-            seen.items += items
-            seen.as_is += as_is
-            seen.turned += turned
-        return seen.turned < _WORTH * seen.as_is
+        return self._seen[leaf].pays(measure)
 
 
 def _fits(chunk: Chunk) -> bool:

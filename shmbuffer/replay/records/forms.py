@@ -6,30 +6,9 @@ import torch
 
 from shmbuffer.memory.leaf import ITEMSIZES
 from shmbuffer.numpy.records import forms
-from shmbuffer.numpy.records.forms import (
-    STORABLE,
-    Described,
-    Kind,
-    RefusedError,
-    Walk,
-    array_token,
-    describe,
-    kind_of,
-)
+from shmbuffer.numpy.records.forms import STORABLE, RefusedError, Walk
 from shmbuffer.replay.form.containers import TAKES, take_of
 from shmbuffer.replay.form.tensors import contiguous, dtype_name
-
-__all__ = [
-    "DTYPES",
-    "Described",
-    "Kind",
-    "RefusedError",
-    "Walk",
-    "array_token",
-    "describe",
-    "kind_of",
-    "plain",
-]
 
 #: Torch's names of the dtypes that can be stored.
 DTYPES = {

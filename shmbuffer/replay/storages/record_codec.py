@@ -77,14 +77,9 @@ class RecordCodec(codec.RecordCodec):
         }
         compresses = level is not None and compress is None
         super().__init__(level, dictionary_bytes, compresses=compresses)
-        self.encoder = Encoder(
-            zstd=self.zstd.current if compresses else None,
-            own=compress,
-            keys=self._config["keys"],
-            share=share,
-        )
+        self.encoder = Encoder(own=compress, keys=self._config["keys"], share=share)
         self.decoder: Decoder = Decoder(
-            self.zstd.expand, device, None if decompress is None else with_metadata(decompress)
+            self.expand, device, None if decompress is None else with_metadata(decompress)
         )
 
     def listed(self, data: Any) -> Any:
