@@ -224,7 +224,8 @@ class Handle:
         else:
             leaves = ArrayLeaves.of_schema(ring.schema, self._engine.where)
             leaves.allow(self._optional)
-            rows = ArrayRows(ring, leaves, self._priority_key if prioritized else None)
+            key = self._priority_key if prioritized else None
+            rows = ArrayRows(ring, leaves, key, self._dim_extend)
         self._limits = Limits(_Source(self._engine, ring), "")
         return rows
 

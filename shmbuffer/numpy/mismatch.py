@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
-from shmbuffer.numpy.nodes import BranchNode, KeyPath, Node
+from shmbuffer.numpy.nodes import NESTED, BranchNode, KeyPath, Node
 
 
 class Numbers(list[Any]):
@@ -24,60 +24,38 @@ def refuse_form(
 ) -> NoReturn:
     """Raise SchemaMismatchError for data of another form, whose leaves are ``there``."""
     known = {leaf.path for leaf in leaves}
-    if kind in ("tensordict", "tensorclass") and isinstance(data, (tuple, list)):
-        raise SchemaMismatchError(
-            f"{where}: {no_names(data)}", leaf="", expected=kind, found=type(data).__name__
-        )
+    shown = type(data).__name__
+    if kind in NESTED and isinstance(data, (tuple, list)):
+        _refuse(where, "", no_names(data), kind, shown)
     found = {path for path in there if path[0] not in optional or path in known}
-    parts = {"expected": _names(known), "found": _names(found)}
+    held, given = _names(known), _names(found)
     if missing := sorted(known - found):
         name = ".".join(missing[0])
-        raise SchemaMismatchError(
-            f"{where}: leaf {name!r} is missing in this write, which has {_names(found)}; "
-            "write every leaf of the buffer, or create a new buffer",
-            leaf=name,
-            **parts,
-        )
+        words = f"is missing in this write, which has {given}; write every leaf of the buffer"
+        _refuse(where, name, f"leaf {name!r} {words}, or create a new buffer", held, given)
     if extra := sorted(found - known):
         name = ".".join(extra[0])
-        raise SchemaMismatchError(
-            f"{where}: leaf {name!r} of this write is not a leaf of the buffer, which has "
-            f"{_names(known)}; leave it out, or create a new buffer",
-            leaf=name,
-            **parts,
-        )
-    raise SchemaMismatchError(
-        f"{where}: the buffer holds a {kind}, this write is a {type(data).__name__}; "
-        "write the same kind of data, or create a new buffer",
-        leaf="",
-        expected=kind,
-        found=type(data).__name__,
-    )
+        words = f"of this write is not a leaf of the buffer, which has {held}; leave it out"
+        _refuse(where, name, f"leaf {name!r} {words}, or create a new buffer", held, given)
+    words = f"the buffer holds a {kind}, this write is a {shown}; write the same kind of data"
+    _refuse(where, "", f"{words}, or create a new buffer", kind, shown)
 
 
 def refuse_leaf(where: str, leaf: Leaf, shape: Sequence[int], found: str) -> NoReturn:
     """Raise SchemaMismatchError for a leaf of another dtype or shape."""
-    name = ".".join(leaf.path)
     expected = f"{leaf.dtype}{list(shape)}"
-    raise SchemaMismatchError(
-        f"{where}: leaf {name!r} is {expected}, this write has {found}; convert it, or create a "
-        "new buffer",
-        leaf=name,
-        expected=expected,
-        found=found,
-    )
+    words = f"is {expected}, this write has {found}; convert it, or create a new buffer"
+    _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", expected, found)
 
 
 def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
     """Raise SchemaMismatchError for a leaf with more or fewer items than the others."""
-    name = ".".join(leaf.path)
-    raise SchemaMismatchError(
-        f"{where}: leaf {name!r} has {found} items in this write, others have {count}; give every "
-        "leaf the same number",
-        leaf=name,
-        expected=count,
-        found=found,
-    )
+    words = f"has {found} items in this write, others have {count}; give every leaf the same number"
+    _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", count, found)
+
+
+def _refuse(where: str, leaf: str, words: str, expected: Any, found: Any) -> NoReturn:
+    raise SchemaMismatchError(f"{where}: {words}", leaf=leaf, expected=expected, found=found)
 
 
 def refuse_list(node: Node, path: KeyPath) -> None:

@@ -46,12 +46,7 @@ class Mover(ABC):
 
     @abstractmethod
     def write(
-        self,
-        data: Any,
-        single: bool,
-        swapped: int,
-        priorities: Floats | None,
-        streams: GivenStreams,
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams
     ) -> tuple[int, int]:
         """Write a batch, or an item, which is converted first; the first ticket, and the slots."""
 

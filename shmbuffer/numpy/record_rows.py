@@ -48,12 +48,7 @@ class RecordRows(Mover):
         self._codec.join(engine)
 
     def write(
-        self,
-        data: Any,
-        single: bool,
-        swapped: int,
-        priorities: Floats | None,
-        streams: GivenStreams,
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams
     ) -> tuple[int, int]:
         """See `Mover.write`."""
         if self._has_function:

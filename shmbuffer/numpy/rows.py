@@ -8,7 +8,8 @@ The core takes a dict of arrays as they are, with the priorities among them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ import numpy as np
 from shmbuffer.memory import Ring
 from shmbuffer.memory.leaf import RAW
 from shmbuffer.memory.streams import GivenStreams
-from shmbuffer.numpy.arrays import Floats, Ints, address_of
-from shmbuffer.numpy.leaves import ArrayLeaves
+from shmbuffer.numpy.arrays import DTYPES, Floats, Ints, address_of
+from shmbuffer.numpy.leaves import ArrayLeaves, SchemaLeaves
 from shmbuffer.numpy.mover import REALS, Drawn, Mover, write_found
 from shmbuffer.numpy.nodes import LEAF, tree_of
 
@@ -26,37 +27,28 @@ _NO_CLASS = type(None)  # of tensors, and of what holds dicts: there are none
 
 
 class ArrayRows(Mover):
-    """The rows of a ring; ``key`` names the entry of the data that becomes the priorities."""
+    """The rows of a ring."""
 
-    def __init__(self, ring: Ring, leaves: ArrayLeaves, key: str | tuple[str, ...] | None) -> None:
+    def __init__(
+        self,
+        ring: Ring,
+        leaves: ArrayLeaves,
+        key: str | tuple[str, ...] | None,  # the entry of the data that becomes the priorities
+        swapped: int,  # the dimension of a batch that becomes the first one
+    ) -> None:
         super().__init__(ring)
         self.leaves = leaves
         self.lanes = leaves.lanes
+        self._swapped = swapped
         self._priority = priority_of([leaf.path for leaf in leaves.leaves], leaves.optional, key)
-        tree = None if leaves.node is LEAF else tree_of(leaves.node)
-        self._form: dict[str, Any] | None = None
-        if not (
-            tree == ()
-            or leaves.lanes
-            or ring.width != 1
-            or any(len(leaf.shape) > _MOST_DIMS for leaf in leaves.leaves)
-        ):
-            self._form = {
-                "tree": tree,
-                "forms": tuple(
-                    (
-                        tuple(leaf.shape),
-                        np.zeros((2, 3), dtype),
-                        None if leaf.dtype in RAW else dtype.type(),
-                        None,
-                    )
-                    for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
-                ),
-                "tensors": _NO_CLASS,
-                "box": _NO_CLASS,
-                "inside": "",
-                "reals": REALS,
-            }
+        arrays = [np.zeros((2, 3), dtype) for dtype in leaves.dtypes]
+        numbers = [
+            None if leaf.dtype in RAW else DTYPES[leaf.dtype].type() for leaf in leaves.leaves
+        ]
+        examples = zip(arrays, numbers, repeat(None), strict=False)
+        self._form = intake_form(
+            ring, leaves, examples, tensors=_NO_CLASS, box=_NO_CLASS, inside=""
+        )
 
     def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
         """See `Mover.write_as_it_is`."""
@@ -82,15 +74,10 @@ class ArrayRows(Mover):
         return None
 
     def write(
-        self,
-        data: Any,
-        single: bool,
-        swapped: int,
-        priorities: Floats | None,
-        streams: GivenStreams,
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams
     ) -> tuple[int, int]:
         """See `Mover.write`."""
-        found = self.leaves.match(data, single, swapped)
+        found = self.leaves.match(data, single, 0 if single else self._swapped)
         return write_found(self.ring, self.leaves.where, found, priorities, streams)
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
@@ -132,3 +119,24 @@ def priority_of(
     if path in paths:
         return paths.index(path)
     return key if isinstance(key, str) and key in optional else None
+
+
+def intake_form(
+    ring: Ring,
+    leaves: SchemaLeaves,
+    # for each leaf an array, a number and a tensor of its dtype; None where there is none
+    examples: Iterable[tuple[Any, Any, Any]],
+    **classes: Any,  # of tensors; of what holds dicts, and where
+) -> dict[str, Any] | None:
+    """What `Seat.intake` takes; None where the core does not write such data as they are."""
+    tree = None if leaves.node is LEAF else tree_of(leaves.node)
+    shapes = [tuple(leaf.shape) for leaf in leaves.leaves]
+    if (
+        tree == ()
+        or leaves.lanes
+        or ring.width != 1
+        or max(map(len, shapes), default=0) > _MOST_DIMS
+    ):
+        return None
+    forms = tuple((shape, *example) for shape, example in zip(shapes, examples, strict=True))
+    return {"tree": tree, "forms": forms, "reals": REALS, **classes}

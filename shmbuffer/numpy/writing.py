@@ -120,8 +120,7 @@ class Writing(Handle):
         else:
             rows = rows or self._define(data, single, streams)
             raw = self._priorities_in(rows.ring, data, single)
-        swapped = 0 if single else self._dim_extend
-        first, count = rows.write(data, single, swapped, raw, streams)
+        first, count = rows.write(data, single, raw, streams)
         return self._written(rows, first, count, single)
 
     def _define(self, data: Any, single: bool, streams: GivenStreams) -> Mover:

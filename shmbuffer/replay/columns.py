@@ -100,9 +100,9 @@ class File:
         self.rows = int(self._file.metadata.num_rows)
         form = (self._file.schema_arrow.metadata or {}).get(_KEY)
         if form is None:
+            empty = self._file.schema_arrow.empty_table()
             by_path = {
-                leaf.path: leaf
-                for leaf in (_leaf_of(path, field) for field in _flat(self._file.schema_arrow))
+                leaf.path: leaf for leaf in (_leaf_of(path, field) for field in _flat(empty).schema)
             }
             self.lanes: tuple[int, ...] = ()
             node = structure.of_schema({"kind": "tensordict"}, list(by_path), str(path))
@@ -121,8 +121,10 @@ class File:
 
     def batches(self, rows: int) -> Iterator[Any]:
         """The items in their order, so many at once; a batch lies over what was read."""
+        pa, _ = _arrow()
         for batch in self._file.iter_batches(rows):
-            arrays = dict(_arrays(batch))
+            table = _flat(pa.Table.from_batches([batch]))
+            arrays = {name: table[name].combine_chunks() for name in table.column_names}
             tensors = [one.tensor(self._path, arrays, len(batch)) for one in self._columns]
             yield self._leaves.build(tensors, (len(batch), *self.lanes))
 
@@ -221,27 +223,11 @@ def in_order_of_age(rows: Rows) -> Iterator[list[torch.Tensor]]:
             yield shaped
 
 
-def _flat(fields: Any) -> Iterator[Any]:
-    """The fields of a schema, those in structs under their own names with dots between."""
-    for field in fields:
-        if str(field.type).startswith("struct"):
-            yield from _flat(field.flatten())
-        else:
-            yield field
-
-
-def _arrays(batch: Any) -> Iterator[tuple[str, Any]]:
-    """The columns of a batch, those of structs one by one."""
-    for field, array in zip(batch.schema, batch.columns, strict=True):
-        yield from _parts(field.name, array)
-
-
-def _parts(name: str, array: Any) -> Iterator[tuple[str, Any]]:
-    if str(array.type).startswith("struct"):
-        for field, part in zip(array.type, array.flatten(), strict=True):
-            yield from _parts(f"{name}.{field.name}", part)
-    else:
-        yield name, array
+def _flat(table: Any) -> Any:
+    """A table, with what is in structs as columns of their own, with dots in their names."""
+    while any(str(field.type).startswith("struct") for field in table.schema):
+        table = table.flatten()
+    return table
 
 
 def _leaf_of(path: Path, field: Any) -> Leaf:

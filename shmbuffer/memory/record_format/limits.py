@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,6 @@ SMALL_BYTES = 4096
 bytes say how large what was read may become."""
 
 
-@overload
-def plausible(raw_bytes: int, stored_bytes: int) -> bool: ...
-@overload
-def plausible(
-    raw_bytes: NDArray[np.int64], stored_bytes: NDArray[np.int64]
-) -> NDArray[np.bool_]: ...
 def plausible(raw_bytes: Any, stored_bytes: Any) -> Any:
     """Whether so many bytes can come out of so many that zstd has stored.
 

@@ -112,7 +112,7 @@ class FastRead:
         index, weights, shown = into.index, into.weights, into.shown
         beta = None if by_priority is None else by_priority._beta
         key = draw_key(self._sampler, self._storage)
-        draw_into(rows.ring, into.addresses, index, into.tickets, weights, key, beta)
+        draw_into(rows.ring, into.addresses, (index, into.tickets, weights), key, beta)
         if by_priority is not None and shown is not None and shown is not weights:
             shown.copy_(by_priority._weights(index, weights))
         into.changed()

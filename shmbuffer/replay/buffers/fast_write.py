@@ -10,7 +10,7 @@ priority that the sampler chooses) is excluded before every call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,18 +19,15 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.streams import GivenStreams
-from shmbuffer.numpy.nodes import LEAF, as_dict, tree_of
+from shmbuffer.numpy.nodes import as_dict
 from shmbuffer.numpy.priorities import as_raw
-from shmbuffer.numpy.rows import priority_of
+from shmbuffer.numpy.rows import intake_form, priority_of
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.native_rows import NativeRows
 
 if TYPE_CHECKING:
     from shmbuffer.replay.form.leaves import Leaves
     from shmbuffer.replay.storages.tensor import TensorStorage
-
-_MOST_DIMS = 32  # of a leaf; the core's limit
-_REALS = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class FastWrite:
@@ -42,37 +39,27 @@ class FastWrite:
         self,
         storage: TensorStorage,  # which may get other rows, or watchers
         rows: NativeRows,
-        tree: tuple[Any, ...] | None,  # of the keys, as of `tree_of`; None: an item is one leaf
+        form: dict[str, Any],  # of an item, as of `intake_form`
         key: str | tuple[str, ...] | None,  # entry with priorities; None: the default priority
     ) -> None:
         self._storage, self._rows, self._ring = storage, rows, rows.ring
-        self._tree, self._key = tree, key
+        self._form, self._tree, self._key = form, form["tree"], key
         leaves = rows.leaves
         self._priority = priority_of(
             [leaf.path for leaf in leaves.leaves],
             leaves.optional,
             key if leaves.is_tensordict else None,
         )
-        self._form = {
-            "tree": tree,
-            "forms": _forms(rows.leaves),
-            "tensors": torch.Tensor,
-            "box": TensorDict,
-            "inside": "_tensordict",
-            "reals": _REALS,
-        }
 
     @classmethod
     def into(cls, storage: TensorStorage, key: str | tuple[str, ...] | None) -> FastWrite | None:
         """The fast way into the rows of a storage; None if there is none."""
         rows = storage.mover()
-        if not isinstance(rows, NativeRows) or rows.ring.width != 1 or rows.leaves.lanes:
+        if not isinstance(rows, NativeRows):
             return None
-        leaves = rows.leaves
-        tree = None if leaves.node is LEAF else tree_of(leaves.node)
-        if tree == () or any(len(leaf.shape) > _MOST_DIMS for leaf in leaves.leaves):
-            return None
-        return cls(storage, rows, tree, key)
+        classes = {"tensors": torch.Tensor, "box": TensorDict, "inside": "_tensordict"}
+        form = intake_form(rows.ring, rows.leaves, _examples(rows.leaves), **classes)
+        return None if form is None else cls(storage, rows, form, key)
 
     def write(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
         """Write a batch, or one item; None: it has to be converted, refused or waited for."""
@@ -119,14 +106,8 @@ class FastWrite:
         return self.write(plain, single, streams)
 
 
-def _forms(leaves: Leaves) -> tuple[Any, ...]:
-    """For each leaf the shape of an item; an array, a number and a tensor of its dtype."""
-    return tuple(
-        (
-            tuple(leaf.shape),
-            None if array is None else np.zeros((2, 3), array),
-            None if array is None else array.type(),
-            torch.empty((), dtype=dtype),
-        )
-        for leaf, array, dtype in zip(leaves.leaves, leaves.arrays, leaves.dtypes, strict=True)
-    )
+def _examples(leaves: Leaves) -> Iterator[tuple[Any, Any, Any]]:
+    """For each leaf an array, a number and a tensor of its dtype."""
+    for array, dtype in zip(leaves.arrays, leaves.dtypes, strict=True):
+        known = (None, None) if array is None else (np.zeros((2, 3), array), array.type())
+        yield (*known, torch.empty((), dtype=dtype))

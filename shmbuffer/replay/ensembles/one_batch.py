@@ -64,12 +64,11 @@ class OneBatch:
             plan, end = self._plans[at], first + share
             of = plan.by_priority
             places, its = index[first:end], tickets[first:end]
+            its_weights = None if of is None or weights is None else weights[first:end]
             plan.payload.fill(
                 [tensors[leaf] for leaf in self._orders[at]],
                 first,
-                places,
-                its,
-                None if of is None or weights is None else weights[first:end],
+                (places, its, its_weights),
                 draw_key(plan.sampler, plan.storage),
                 None if of is None else of.beta,
             )

@@ -28,9 +28,11 @@ from shmbuffer.replay.storages.indexing import Selection, is_plain, select
 ATTEMPTS = 16
 """At reading what other processes keep writing over."""
 
+Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Element indices int64 ``[n]``; tickets int64 ``[n]``; weights float32 ``[n]`` or None."""
+
 RowSample = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""What was drawn; element indices int64 ``[n]``; tickets int64 ``[n]``; weights float32 ``[n]`` or
-None."""
+"""What was drawn, and `Drawn`."""
 
 
 class Mover(ABC):
@@ -150,27 +152,24 @@ def require_priorities(ring: Ring, priorities: Floats) -> None:
         )
 
 
-def draw_from(
-    ring: Ring, count: int, key: int, beta: float | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Draw elements, not copied: index, tickets, and weights or None."""
+def draw_from(ring: Ring, count: int, key: int, beta: float | None) -> Drawn:
+    """Draw elements, not copied."""
     index = torch.empty(count, dtype=torch.int64)
-    tickets = torch.empty_like(index)
     weights = None if beta is None else torch.empty(count, dtype=torch.float32)
-    draw_into(ring, None, index, tickets, weights, key, beta)
-    return index, tickets, weights
+    drawn = index, torch.empty_like(index), weights
+    draw_into(ring, None, drawn, key, beta)
+    return drawn
 
 
 def draw_into(
     ring: Ring,
     addresses: Sequence[int] | None,  # of the leaves' rows; None: elements are drawn, not copied
-    index: torch.Tensor,
-    tickets: torch.Tensor,
-    weights: torch.Tensor | None,
+    drawn: Drawn,
     key: int,
     beta: float | None,
 ) -> None:
     """`Ring.sample` into memory that is there."""
+    index, tickets, weights = drawn
     ring.sample(
         index.numel(),
         key,

@@ -16,7 +16,7 @@ from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.mover import write_found
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.tensors import reads_elsewhere, template
-from shmbuffer.replay.storages.mover import RowSample, draw_into, require_one_each
+from shmbuffer.replay.storages.mover import Drawn, RowSample, draw_into, require_one_each
 from shmbuffer.replay.storages.rows import Rows
 
 
@@ -85,23 +85,21 @@ class NativeRows(Rows):
             self._drawn = drawn
         index, tickets = empty_like(drawn[0]), empty_like(drawn[0])
         weights = None if beta is None else empty_like(drawn[1])
-        draw_into(self.ring, addresses, index, tickets, weights, key, beta)
+        draw_into(self.ring, addresses, (index, tickets, weights), key, beta)
         return tensors, index, tickets, weights
 
     def fill(
         self,
         tensors: Sequence[torch.Tensor],
         first: int,
-        index: torch.Tensor,
-        tickets: torch.Tensor,
-        weights: torch.Tensor | None,
+        drawn: Drawn,
         key: int,
         beta: float | None,
     ) -> None:
         """`sample` into rows of tensors that others share, from the row ``first`` on."""
         leaves = zip(tensors, self.leaves.leaves, strict=True)
         addresses = [tensor.data_ptr() + first * leaf.nbytes for tensor, leaf in leaves]
-        draw_into(self.ring, addresses, index, tickets, weights, key, beta)
+        draw_into(self.ring, addresses, drawn, key, beta)
 
     def _outtake(self) -> Any:
         """The shortest way out; None where the core has none, or the handle was closed."""

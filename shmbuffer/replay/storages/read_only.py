@@ -22,7 +22,7 @@ from shmbuffer.replay.checkpointers.read_only import ReadOnlyStorageCheckpointer
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.location import Location
-from shmbuffer.replay.storages.mover import RowSample, draw_from, draw_into
+from shmbuffer.replay.storages.mover import Drawn, RowSample, draw_from, draw_into
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
@@ -151,13 +151,12 @@ class _ReadOnlyRows(HeldRows):
         self,
         tensors: Sequence[torch.Tensor],
         first: int,
-        index: torch.Tensor,
-        tickets: torch.Tensor,
-        weights: torch.Tensor | None,
+        drawn: Drawn,
         key: int,
         beta: float | None,
     ) -> None:
         """`sample` into rows of tensors that others share, from the row ``first`` on."""
-        draw_into(self.ring, None, index, tickets, weights, key, beta)
+        draw_into(self.ring, None, drawn, key, beta)
+        rows = slice(first, first + len(drawn[0]))
         for column, tensor in zip(self._flat, tensors, strict=True):
-            torch.index_select(column, 0, index, out=tensor[first : first + len(index)])
+            torch.index_select(column, 0, drawn[0], out=tensor[rows])
