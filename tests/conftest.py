@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import multiprocessing.util
 import os
 import shutil
@@ -125,6 +126,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    # To loggers that keep what they hear to themselves pytest listens one by one, six times a test.
+    # Most are torch's, which says little.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.hookimpl(wrapper=True)

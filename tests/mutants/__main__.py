@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 from tests.mutants.hunt import SurvivedError, kill, require_that_they_pass
 from tests.mutants.mutant import mutants
-from tests.mutants.tree import DoesNotApplyError, DoesNotCompileError
+from tests.mutants.tree import DoesNotApplyError
+from tests.native.program import CompileError
 
 
 def main() -> int:
@@ -31,15 +30,14 @@ def main() -> int:
     tests = (name for mutant in chosen for name in mutant.caught_by)
     cases = require_that_they_pass(tests, full=full)
     print(f"{cases} test cases pass where nothing is broken", flush=True)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as objects:
-        for mutant in chosen:
-            began = time.monotonic()
-            try:
-                told = f"noticed, failed test cases: {kill(mutant, Path(objects), full=full)}"
-            except (SurvivedError, DoesNotApplyError, DoesNotCompileError) as error:
-                survivors += 1
-                told = f"SURVIVED: {error}"
-            print(f"{mutant.path.stem}: {told} ({time.monotonic() - began:.1f} s)", flush=True)
+    for mutant in chosen:
+        began = time.monotonic()
+        try:
+            told = f"noticed, failed test cases: {kill(mutant, full=full)}"
+        except (SurvivedError, DoesNotApplyError, CompileError) as error:
+            survivors += 1
+            told = f"SURVIVED: {error}"
+        print(f"{mutant.path.stem}: {told} ({time.monotonic() - began:.1f} s)", flush=True)
     print(f"{len(chosen) - survivors} of {len(chosen)} mutants killed")
     return 1 if survivors else 0
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.mutants.hunt import kill, require_that_they_pass
 from tests.mutants.mutant import mutants
@@ -29,13 +27,12 @@ def campaign(seconds: float, seed: int, say: Callable[[str], None]) -> dict[str,
     passing = require_that_they_pass(name for mutant in order for name in mutant.caught_by)
     say(f"{passing} test cases pass where nothing is broken")
     killed = noticed = 0
-    with tempfile.TemporaryDirectory(prefix="mutants-") as objects:
-        for mutant in order:
-            if killed and time.monotonic() > deadline:
-                break
-            noticed += kill(mutant, Path(objects))
-            killed += 1
-            say(f"{mutant.path.stem} was noticed ({killed} of {len(order)})")
+    for mutant in order:
+        if killed and time.monotonic() > deadline:
+            break
+        noticed += kill(mutant)
+        killed += 1
+        say(f"{mutant.path.stem} was noticed ({killed} of {len(order)})")
     return {"mutants": killed, "mutants_left_out": len(order) - killed, "cases_failed": noticed}
 
 

@@ -22,12 +22,11 @@ class SurvivedError(AssertionError):
     """The tests have not noticed, or have failed for another reason."""
 
 
-def kill(mutant: Mutant, objects: Path, *, full: bool = False) -> int:
+def kill(mutant: Mutant, *, full: bool = False) -> int:
     """Runs the tests that have to catch it.
 
     Args:
         mutant: the seeded bug.
-        objects: see `compile_core`; a directory that several calls share.
         full: all cases of the tests, not only those that a run of all tests takes.
 
     Returns:
@@ -35,13 +34,13 @@ def kill(mutant: Mutant, objects: Path, *, full: bool = False) -> int:
 
     Raises:
         SurvivedError: one of them did not.
-        DoesNotApplyError, DoesNotCompileError: the mutant is not of these sources.
+        DoesNotApplyError, CompileError: the mutant is not of these sources.
     """
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         tree = copy_of_the_repository(Path(folder))
         apply(mutant, tree)
         if mutant.touches_the_core:
-            compile_core(mutant, tree, objects)
+            compile_core(mutant, tree)
         outcomes = tested(tree, mutant.caught_by, full=full)
     if why := outcomes.survived(mutant.caught_by, mutant.fails_with):
         raise SurvivedError(f"{mutant.path.name}: {why}\n{mutant.broken}")

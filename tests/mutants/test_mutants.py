@@ -15,9 +15,9 @@ from tests.mutants.mutant import Mutant, mutants
 from tests.mutants.tree import (
     ROOT,
     DoesNotApplyError,
-    DoesNotCompileError,
     changed,
 )
+from tests.native.program import CompileError
 
 MUTANTS = {mutant.path.stem: mutant for mutant in mutants()}
 #: What the fastest tests catch: in a write that died, in Python.
@@ -31,11 +31,6 @@ MORE = (
     "10-rebuild-skipped",
     "20-liveness-file-inherited-by-fork",
 )
-
-
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("objects")
 
 
 def test_mutants_are_numbered_from_one() -> None:
@@ -62,8 +57,8 @@ def test_every_mutant_names_tests_that_are_there(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [*TWO, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)]
 )
-def test_a_broken_rule_is_noticed(name: str, objects: Path) -> None:
-    assert kill(MUTANTS[name], objects) >= len(MUTANTS[name].caught_by)
+def test_a_broken_rule_is_noticed(name: str) -> None:
+    assert kill(MUTANTS[name]) >= len(MUTANTS[name].caught_by)
 
 
 @pytest.mark.slow
@@ -98,35 +93,33 @@ FIRST_INCLUDE = ("shmbuffer/_native/masses.c", "#include <math.h>")
 
 
 @pytest.mark.slow
-def test_a_mutant_that_no_test_notices_has_survived(tmp_path: Path, objects: Path) -> None:
+def test_a_mutant_that_no_test_notices_has_survived(tmp_path: Path) -> None:
     harmless = a_mutant(tmp_path, *FIRST_INCLUDE, "#include <math.h> /* harmless */")
     with pytest.raises(SurvivedError, match=r"99-made-up\.patch: these did not notice: \['tests"):
-        kill(harmless, objects)
+        kill(harmless)
 
 
 @pytest.mark.slow
-def test_a_case_that_is_not_there_has_noticed_nothing(tmp_path: Path, objects: Path) -> None:
+def test_a_case_that_is_not_there_has_noticed_nothing(tmp_path: Path) -> None:
     file = "shmbuffer/memory/flush.py"
     line = '    _core.reached("flush.locked")'
     case = "test_the_words_of_a_fresh_buffer_are_zero[nowhere]"
     with pytest.raises(SurvivedError, match=r"pytest ended with 4:\n(.*\n)*ERROR: not found: "):
-        kill(a_mutant(tmp_path, file, line, "    pass", case), objects)
+        kill(a_mutant(tmp_path, file, line, "    pass", case))
 
 
-def test_a_mutant_that_does_not_compile_is_not_a_dead_one(tmp_path: Path, objects: Path) -> None:
+def test_a_mutant_that_does_not_compile_is_not_a_dead_one(tmp_path: Path) -> None:
     broken = a_mutant(tmp_path, *FIRST_INCLUDE, "#include <no such header.h>")
-    with pytest.raises(DoesNotCompileError, match=r"no such header\.h"):
-        kill(broken, objects)
+    with pytest.raises(CompileError, match=r"no such header\.h"):
+        kill(broken)
 
 
 @pytest.mark.parametrize(("line", "times"), [("#include <maths.h>", 0), ("}", r"\d+")])
-def test_a_mutant_of_other_sources_is_refused(
-    tmp_path: Path, objects: Path, line: str, times: object
-) -> None:
+def test_a_mutant_of_other_sources_is_refused(tmp_path: Path, line: str, times: object) -> None:
     """Also where nobody could say which place is meant."""
     other = a_mutant(tmp_path, FIRST_INCLUDE[0], line, "")
     with pytest.raises(DoesNotApplyError, match=rf"patch is of other .*masses\.c .* {times} times"):
-        kill(other, objects)
+        kill(other)
 
 
 def test_a_mutant_changes_its_lines_and_no_others(tmp_path: Path) -> None:

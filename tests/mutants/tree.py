@@ -1,7 +1,7 @@
 """A copy of the repository that may be broken: made, patched, compiled.
 
 Of the core only what a patch changes is compiled; the other objects are those of the unpatched
-sources, which all mutants share.
+sources, which all mutants share, and all runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sysconfig
 from pathlib import Path
 
 from tests.mutants.mutant import Mutant
+from tests.native.program import compiled
 
 ROOT = Path(__file__).parents[2]
 NATIVE = "shmbuffer/_native"
@@ -21,10 +22,6 @@ CORE = f"{NATIVE}/_core.abi3.so"
 _COPIED = ("shmbuffer", "tests", "docs")
 # -O1 takes half the time; -ffp-contract as in setup.py: tests compare sums bit by bit.
 _FLAGS = ["-std=gnu11", "-O1", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden"]
-
-
-class DoesNotCompileError(Exception):
-    """The compiler has refused a mutant, which shows nothing about the tests."""
 
 
 class DoesNotApplyError(Exception):
@@ -69,45 +66,25 @@ def changed(mutant: Mutant, tree: Path) -> dict[str, str]:
     return {file: "\n".join(lines) for file, lines in texts.items()}
 
 
-def compile_core(mutant: Mutant, tree: Path, objects: Path) -> None:
-    """Compiles what the mutant changes and links it with the rest.
-
-    Args:
-        mutant: what was applied to the copy.
-        tree: the copy.
-        objects: of the unpatched sources; those that are missing are made.
+def compile_core(mutant: Mutant, tree: Path) -> None:
+    """Compiles what the mutant changes, in its copy, and links it with the rest.
 
     Raises:
-        DoesNotCompileError: with what the compiler says.
+        CompileError: with what the compiler says.
     """
     sources = sorted(path.name for path in (tree / NATIVE).glob("*.c"))
     if any(name.endswith(".h") for name in mutant.files):
         patched = sources
     else:
         patched = [name for name in sources if f"{NATIVE}/{name}" in mutant.files]
-    linked = [_compiled(tree / NATIVE / name, tree) for name in patched]
-    for name in sources:
-        if name not in patched:
-            there = objects / Path(name).with_suffix(".o")
-            linked.append(there if there.exists() else _compiled(ROOT / NATIVE / name, objects))
+    include = f"-I{sysconfig.get_path('include')}"
+    command = [_compiler(), *_FLAGS, include, "-DPy_LIMITED_API=0x030B0000"]
+    linked = compiled(command, [tree / NATIVE / name for name in patched], tree)
+    linked += compiled(command, [ROOT / NATIVE / name for name in sources if name not in patched])
     core = tree / CORE
     core.unlink(missing_ok=True)
-    _run([_compiler(), "-shared", "-pthread", *map(str, linked), "-o", str(core)])
-
-
-def _compiled(source: Path, into: Path) -> Path:
-    target = into / source.with_suffix(".o").name
-    include = f"-I{sysconfig.get_path('include')}"
-    macro = "-DPy_LIMITED_API=0x030B0000"
-    _run([_compiler(), *_FLAGS, include, macro, "-c", str(source), "-o", str(target)])
-    return target
+    subprocess.run([_compiler(), "-shared", "-pthread", *linked, "-o", core], check=True)
 
 
 def _compiler() -> str:
     return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise DoesNotCompileError(f"{shlex.join(command)}\n{done.stderr}")

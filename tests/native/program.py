@@ -6,9 +6,11 @@ missing, `missing_tool` says which, for a skip by name.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -16,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-CORE = HERE.parents[1] / "shmbuffer" / "_native"
+ROOT = HERE.parents[1]
+CORE = ROOT / "shmbuffer" / "_native"
+OBJECTS = ROOT / "build" / "objects"
 #: Those that need no Python, but for `crashpoint`: points.h has other crash points.
 SOURCES = tuple(
     path.stem
@@ -82,6 +86,10 @@ def corner_cases() -> list[str]:
     return re.findall(r'^    \{"(\w+)", \w+\},$', (HERE / "corners.c").read_text(), re.MULTILINE)
 
 
+class CompileError(Exception):
+    """The compiler has refused a source."""
+
+
 class FoundError(AssertionError):
     """What a program, or what watched it, said against the core; with the command that said so."""
 
@@ -114,7 +122,7 @@ def build(
 
     Args:
         flavour: a name in `FLAVOURS`.
-        folder: exists; what was compiled there before and has not been edited is used again.
+        folder: for the program, and what is compiled of edited sources; exists.
         edits: (source, what stands there once, what shall stand there) of the core, for this
             program alone.
         program: sources of this package.
@@ -123,22 +131,58 @@ def build(
     flags += [*FLAVOURS[flavour].flags, f"-I{CORE}", f"-I{HERE}"]
     flags += ["-include", str(HERE / "points.h")]
     edited = _edited(folder, edits)
-    sources = [edited.get(name, CORE / f"{name}.c") for name in SOURCES]
+    sources = [CORE / f"{name}.c" for name in SOURCES if name not in edited]
     sources += [HERE / f"{name}.c" for name in program]
-    running, objects = [], []
-    for source in sources:
-        compiled = (source.parent if source in edited.values() else folder) / f"{source.stem}.o"
-        objects.append(str(compiled))
-        if not compiled.exists():
-            command = [COMPILER, *flags, "-c", str(source), "-o", str(compiled)]
-            running.append((command, subprocess.Popen(command)))
-    failed = [" ".join(command) for command, process in running if process.wait()]
-    if failed:
-        raise RuntimeError(f"does not compile: {failed}")
+    # What counts a source's lines lies beside its object.
+    counted = folder if flavour == "coverage" else None
+    objects = compiled([COMPILER, *flags], sources, counted)
+    objects += compiled([COMPILER, *flags], edited.values(), folder)
     built = folder / "-".join([program[0], *sorted(edited)])
-    command = [COMPILER, *FLAVOURS[flavour].flags, "-pthread", *objects, "-lm", "-o", str(built)]
+    command = [
+        COMPILER,
+        *FLAVOURS[flavour].flags,
+        "-pthread",
+        *map(str, objects),
+        "-lm",
+        "-o",
+        str(built),
+    ]
     subprocess.run(command, check=True)
     return built
+
+
+def compiled(command: list[str], sources: Iterable[Path], folder: Path | None = None) -> list[Path]:
+    """Objects of the sources, in order; where no folder is named, kept in `OBJECTS`.
+
+    There an object is known by its source, all headers and the command: it is compiled once for all
+    processes and runs, and removed when the next one of this source and command is made.
+
+    Raises:
+        CompileError: with what the compiler says.
+    """
+    headers = b"".join(path.read_bytes() for path in sorted([*CORE.glob("*.h"), *HERE.glob("*.h")]))
+    objects, running = [], []
+    for source in sources:
+        said = repr([*command, str(source)]).encode()
+        name = f"{source.stem}-{hashlib.sha256(said).hexdigest()[:16]}"
+        text = hashlib.sha256(headers + source.read_bytes()).hexdigest()[:16]
+        kept = OBJECTS / f"{name}-{text}.o"
+        objects.append(folder / f"{source.stem}.o" if folder else kept)
+        if folder or not kept.exists():
+            objects[-1].parent.mkdir(parents=True, exist_ok=True)
+            for old in OBJECTS.glob(f"{name}-*.o") if not folder else ():
+                old.unlink(missing_ok=True)
+            made = objects[-1].with_suffix(f".{os.getpid()}")
+            full = [*command, "-c", str(source), "-o", str(made)]
+            running.append(
+                (full, made, objects[-1], subprocess.Popen(full, stderr=subprocess.PIPE))
+            )
+    for full, made, target, process in running:
+        _, complaint = process.communicate()
+        if process.returncode:
+            raise CompileError(f"{shlex.join(full)}\n{complaint.decode()}")
+        made.replace(target)
+    return objects
 
 
 def _edited(folder: Path, edits: Iterable[tuple[str, str, str]]) -> dict[str, Path]:
@@ -150,7 +194,6 @@ def _edited(folder: Path, edits: Iterable[tuple[str, str, str]]) -> dict[str, Pa
             raise ValueError(f"{name}.c has {text.count(before)} times: {before}")
         path.parent.mkdir(exist_ok=True)
         path.write_text(text.replace(before, after))
-        path.with_suffix(".o").unlink(missing_ok=True)
         found[name] = path
     return found
 

@@ -29,7 +29,8 @@ def _forkserver_has_loaded_torch() -> None:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    """Of this device alone: for those that are not there torch keeps the call, with its stack."""
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(params=["memory", "anonymous memmap", "directory"])
