@@ -164,7 +164,8 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     ring->claim_slots_taken = marked.taken;
     if (streams) note_streams(ring, streams);
     if (ring->plan) shmb_note_nexts(ring);
-    atomic_fetch_sub_explicit(&runtime->length, marked.gone, memory_order_relaxed); /* a repair counts again */
+    uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
+    atomic_store_explicit(&runtime->length, length - marked.gone, memory_order_relaxed); /* a repair counts again */
     CP(write_length);
     if (ring->bytes) shmb_take_bytes(ring);
     if (marked.unmassed) shmb_claim_parents(ring);

@@ -183,7 +183,8 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     CP(write_committing);
     const struct commitment with = {prioritized, mixed, fallback, fallback_mass};
     SHMB_FOR_CLAIMED(claimed, commit_rows(ring, claimed, with));
-    atomic_fetch_add_explicit(&runtime->length, ring->claim_slots_taken, memory_order_relaxed);
+    uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
+    atomic_store_explicit(&runtime->length, length + ring->claim_slots_taken, memory_order_relaxed);
     CP(write_lengthened);
     if (ring->plan) shmb_join(ring);
     if (prioritized) shmb_claim_parents(ring);

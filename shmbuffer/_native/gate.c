@@ -38,24 +38,21 @@ void shmb_gate_init(struct shmb_gate *gate) {
     pthread_condattr_destroy(&monotonic);
 }
 
-int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t timeout_ns) {
-    struct shmb_gate *gate = &ring->gate;
-    int64_t deadline = 0;
+/* A thread that waits says so before it looks once more, and one that leaves looks at that last: either the first finds nobody
+ * inside, or the second wakes it. */
+static int wait_to_enter(struct shmb_gate *gate, struct shmb_call *call, pid_t me, int64_t timeout_ns) {
+    int64_t deadline = timeout_ns == SHMB_FOR_EVER ? SHMB_FOR_EVER : shmb_now_ns() + timeout_ns;
     int status = SHMB_OK;
-    if (shmb_life() != ring->life) return SHMB_FORKED;
-    pid_t me = this_thread();
+    call->may_block(call);
+    atomic_fetch_add(&gate->waiting, 1);
     pthread_mutex_lock(&gate->mutex);
-    while (gate->thread != 0 && status == SHMB_OK) {
-        if (gate->thread == me) {
-            status = gate->in_call ? SHMB_REENTERED : SHMB_OK;
-            break;
-        }
-        call->may_block(call);
-        int64_t now = shmb_now_ns(), until = now + SLICE_NS;
-        if (deadline == 0) deadline = timeout_ns == SHMB_FOR_EVER ? SHMB_FOR_EVER : now + timeout_ns;
+    for (pid_t inside = 0; status == SHMB_OK && !atomic_compare_exchange_strong(&gate->thread, &inside, me);) {
+        int64_t until = shmb_now_ns() + SLICE_NS;
         struct timespec slice = {until / 1000000000, until % 1000000000};
-        if (pthread_cond_timedwait(&gate->freed, &gate->mutex, &slice) == 0) continue;
-        if (gate->thread != 0 && has_ended(gate->thread)) break;
+        bool woken = pthread_cond_timedwait(&gate->freed, &gate->mutex, &slice) == 0;
+        if (!woken && has_ended(inside)) continue; /* unless another thread is inside by now, it is let in */
+        inside = 0;
+        if (woken) continue;
         pthread_mutex_unlock(&gate->mutex);
         if (call->interrupted(call))
             status = SHMB_INTERRUPTED;
@@ -63,34 +60,41 @@ int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t time
             status = SHMB_LOCK_TIMEOUT;
         pthread_mutex_lock(&gate->mutex);
     }
-    if (status == SHMB_OK) {
-        gate->thread = gate->last = me;
-        gate->in_call = true;
-    }
     pthread_mutex_unlock(&gate->mutex);
+    atomic_fetch_sub(&gate->waiting, 1);
     return status;
 }
 
-void shmb_gate_pause(struct shmb_ring *ring) {
-    pthread_mutex_lock(&ring->gate.mutex);
-    ring->gate.in_call = false;
-    pthread_mutex_unlock(&ring->gate.mutex);
+int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t timeout_ns) {
+    struct shmb_gate *gate = &ring->gate;
+    if (shmb_life() != ring->life) return SHMB_FORKED;
+    pid_t me = this_thread(), inside = 0;
+    if (!atomic_compare_exchange_strong(&gate->thread, &inside, me)) {
+        if (inside == me && gate->in_call) return SHMB_REENTERED;
+        int status = inside == me ? SHMB_OK : wait_to_enter(gate, call, me, timeout_ns);
+        if (status != SHMB_OK) return status;
+    }
+    atomic_store_explicit(&gate->last, me, memory_order_relaxed);
+    gate->in_call = true;
+    return SHMB_OK;
 }
 
+void shmb_gate_pause(struct shmb_ring *ring) { ring->gate.in_call = false; }
+
 int shmb_gate_resume(struct shmb_ring *ring) {
+    struct shmb_gate *gate = &ring->gate;
     if (shmb_life() != ring->life) return SHMB_FORKED;
-    pid_t me = this_thread();
-    pthread_mutex_lock(&ring->gate.mutex);
-    bool ours = ring->gate.thread == me && !ring->gate.in_call;
-    if (ours) ring->gate.in_call = true;
-    pthread_mutex_unlock(&ring->gate.mutex);
-    return ours ? SHMB_OK : SHMB_NO_CLAIM;
+    if (atomic_load(&gate->thread) != this_thread() || gate->in_call) return SHMB_NO_CLAIM;
+    gate->in_call = true;
+    return SHMB_OK;
 }
 
 void shmb_gate_leave(struct shmb_ring *ring) {
-    pthread_mutex_lock(&ring->gate.mutex);
-    ring->gate.thread = 0;
-    ring->gate.in_call = false;
-    pthread_cond_signal(&ring->gate.freed);
-    pthread_mutex_unlock(&ring->gate.mutex);
+    struct shmb_gate *gate = &ring->gate;
+    gate->in_call = false;
+    atomic_store(&gate->thread, 0);
+    if (__builtin_expect(atomic_load(&gate->waiting) == 0, 1)) return;
+    pthread_mutex_lock(&gate->mutex); /* a thread that is about to sleep holds it until it does */
+    pthread_cond_signal(&gate->freed);
+    pthread_mutex_unlock(&gate->mutex);
 }

@@ -37,19 +37,28 @@ PyObject *shmb_answer(struct asked *asked, int status, uint64_t number) {
 }
 
 /* Every write, draw and update ends here, so it is here that a directory which was removed is noticed: the clock is read
- * anyhow. What the call did is done, in memory that nobody will find; the status of all later calls is the same. */
-int shmb_seen(struct ring_object *self, int status) {
-    if (status != SHMB_OK) return status;
+ * anyhow. What the call did is done, in memory that nobody will find; the status of all later calls is the same. Returns the time
+ * to a few milliseconds. */
+static int64_t note_seen(struct ring_object *self, int *told) {
+    if (*told != SHMB_OK) return 0;
     atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
     CP(count_added);
-    return shmb_is_removed(&self->ring, shmb_clock_ns(CLOCK_MONOTONIC_COARSE)) ? SHMB_UNLINKED : SHMB_OK;
+    int64_t now_ns = shmb_clock_ns(CLOCK_MONOTONIC_COARSE);
+    if (shmb_is_removed(&self->ring, now_ns)) *told = SHMB_UNLINKED;
+    return now_ns;
 }
 
-/* What makes a client one of those who insert, or of those who sample. A few milliseconds are nothing here. */
+int shmb_seen(struct ring_object *self, int status) {
+    note_seen(self, &status);
+    return status;
+}
+
+/* What makes a client one of those who insert, or of those who sample. */
 int shmb_inserted(struct ring_object *self, int status) {
     struct shmb_entry *me = self->ring.me;
-    if ((status = shmb_seen(self, status)) == SHMB_OK) {
-        atomic_store_explicit(&me->last_insert_ns, (uint64_t)shmb_clock_ns(CLOCK_MONOTONIC_COARSE), memory_order_relaxed);
+    int64_t now_ns = note_seen(self, &status);
+    if (status == SHMB_OK) {
+        atomic_store_explicit(&me->last_insert_ns, (uint64_t)now_ns, memory_order_relaxed);
         CP(count_added);
     }
     return status;
@@ -57,8 +66,9 @@ int shmb_inserted(struct ring_object *self, int status) {
 
 int shmb_sampled(struct ring_object *self, int status) {
     struct shmb_entry *me = self->ring.me;
-    if ((status = shmb_seen(self, status)) == SHMB_OK) {
-        atomic_store_explicit(&me->last_sample_ns, (uint64_t)shmb_clock_ns(CLOCK_MONOTONIC_COARSE), memory_order_relaxed);
+    int64_t now_ns = note_seen(self, &status);
+    if (status == SHMB_OK) {
+        atomic_store_explicit(&me->last_sample_ns, (uint64_t)now_ns, memory_order_relaxed);
         CP(count_added);
     }
     return status;

@@ -73,11 +73,12 @@ struct shmb_call {
 
 /* See gate.c. */
 struct shmb_gate {
-    pthread_mutex_t mutex; /* held for some instructions, never while waiting */
+    _Atomic pid_t thread; /* who is inside; 0: nobody */
+    _Atomic pid_t last;   /* who was inside last */
+    bool in_call;         /* of the thread inside */
+    _Atomic uint32_t waiting;
+    pthread_mutex_t mutex; /* of those who wait */
     pthread_cond_t freed;
-    pid_t thread; /* who is inside; 0: nobody */
-    pid_t last;   /* who was inside last */
-    bool in_call;
 };
 
 #define SHMB_FOR_EVER INT64_MAX
