@@ -26,7 +26,7 @@ class Writing(Handle):
     """The part of a buffer that writes."""
 
     def add(
-        self, data: Any, timeout: float | None = None, *, streams: int | None = None
+        self, data: Any, timeout: float | None = None, streams: int | None = None
     ) -> int | Ints:
         """Write one item ``[*lanes, ...]``.
 
@@ -55,7 +55,6 @@ class Writing(Handle):
     def extend(
         self,
         data: Any,
-        *,
         timeout: float | None = None,
         streams: Any = None,
         stream_dim: int | None = None,

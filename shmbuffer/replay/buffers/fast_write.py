@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class FastWrite:
     """The first way in."""
 
-    __slots__ = ("_form", "_key", "_priority", "_ring", "_rows", "_storage", "_tree")
+    __slots__ = ("_form", "_key", "_of_ring", "_priority", "_rows", "_seat", "_storage", "_tree")
 
     def __init__(
         self,
@@ -42,8 +42,9 @@ class FastWrite:
         form: dict[str, Any],  # of an item, as of `intake_form`
         key: str | tuple[str, ...] | None,  # entry with priorities; None: the default priority
     ) -> None:
-        self._storage, self._rows, self._ring = storage, rows, rows.ring
+        self._storage, self._rows, self._seat = storage, rows, rows.ring.seat
         self._form, self._tree, self._key = form, form["tree"], key
+        self._of_ring = rows.ring.tree
         leaves = rows.leaves
         self._priority = priority_of(
             [leaf.path for leaf in leaves.leaves],
@@ -64,16 +65,16 @@ class FastWrite:
     def write(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
         """Write a batch, or one item; None: it has to be converted, refused or waited for."""
         storage = self._storage
-        if storage._mover is not self._rows or storage._watchers:
-            return None
-        ring, priority = self._ring, self._priority
-        if ring.tree.initial is not None:
-            return None
-        seat = ring.seat
-        core = seat.intakes.get(priority) or seat.intake(priority, **self._form)
-        if core is None:
+        if storage._mover is not self._rows or storage._watchers or self._of_ring.initial:
             return None
         index: Any
+        core: Any
+        try:
+            core = self._seat.intakes[self._priority]
+        except KeyError:
+            core = self._seat.intake(self._priority, **self._form)
+            if core is None:
+                return None
         if single:
             index = core.add(data, streams)
             if index is None or index >= 0:
@@ -82,7 +83,7 @@ class FastWrite:
             index = core.extend(data, streams)
             if type(index) is not int:
                 return index
-        ring.refused(index)
+        self._rows.ring.refused(index)
         return None
 
     def convert(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:

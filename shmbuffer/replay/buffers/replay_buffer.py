@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -164,8 +165,15 @@ class ReplayBuffer(
             "checkpointer": checkpointer,
             "rate_limiter": rate_limiter,
         }
-        if not (transform_factory is not None if delayed_init is None else delayed_init):
+        if transform_factory is not None if delayed_init is None else delayed_init:
+            self._make_parts_later()
+        else:
             self._make_parts()
+
+    def _make_parts_later(self) -> None:
+        """Make the parts as soon as one of them is looked for."""
+        cls: Any = type(self)
+        self.__class__ = _delayed(cls)
 
     def _make_parts(self) -> None:
         """Make the parts, once."""
@@ -195,15 +203,6 @@ class ReplayBuffer(
         if limiter is not None and not limiter.says_the_same(self.rate_limiter):
             self.rate_limiter = limiter  # only then does the ratio start from zero
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            # Called for missing attributes only: the parts of a delayed buffer.
-            if name in _PARTS and self.__dict__.get("_makers") is not None:
-                self._make_parts()
-                return self.__dict__[name]
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     def __repr__(self) -> str:
         if self._makers is not None or self._closed:
             return f"{type(self).__name__}({'closed' if self._closed else 'not used yet'})"
@@ -229,12 +228,14 @@ class ReplayBuffer(
             self._prefetcher = Prefetcher(depth, self._order, self._go_to)
         if self._makers is None:
             self._join()
+        else:
+            self._make_parts_later()
 
     # -- writing -------------------------------------------------------------------------------
 
     @eager
     def add(
-        self, data: Any, timeout: float | None = None, *, streams: int | None = None
+        self, data: Any, timeout: float | None = None, streams: int | None = None
     ) -> int | torch.Tensor:
         """Write one item ``[*lanes, ...]``.
 
@@ -272,7 +273,6 @@ class ReplayBuffer(
     def extend(
         self,
         data: Any,
-        *,
         update_priority: bool | None = None,
         timeout: float | None = None,
         streams: Any = None,
@@ -318,6 +318,27 @@ class ReplayBuffer(
             if index is not None:
                 return index  # type: ignore[no-any-return]
         return self._written(data, False, None, timeout)  # type: ignore[no-any-return]
+
+
+@cache
+def _delayed(cls: Any) -> Any:
+    """The class of a buffer until its parts are made: looking for one of them makes them.
+
+    It is not ``cls`` that looks: with ``__getattr__`` every attribute costs more, found or not.
+    """
+
+    def look(self: ReplayBuffer, name: str) -> Any:
+        if name not in _PARTS:
+            raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+        self.__class__ = cls
+        self._make_parts()
+        return self.__dict__[name]
+
+    def reduced(self: ReplayBuffer, _protocol: int) -> tuple[Any, ...]:
+        return object.__new__, (cls,), self.__getstate__()
+
+    said = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls)(cls.__name__, (cls,), {**said, "__getattr__": look, "__reduce_ex__": reduced})
 
 
 def _consuming(sampler: Any, count: Any, prefetch: int | None) -> Any:

@@ -81,7 +81,7 @@ class Buffers(Changes):
     # -- writes --------------------------------------------------------------------------------
 
     @eager
-    def add(self, data: Any, timeout: float | None = None, *, streams: int | None = None) -> Any:
+    def add(self, data: Any, timeout: float | None = None, streams: int | None = None) -> Any:
         """Write one item into the buffer of its ``routing_key``; see `extend`."""
         if self._routing_key is None:
             raise RuntimeError(refusal("an item was given to the ensemble"))
@@ -93,7 +93,6 @@ class Buffers(Changes):
     def extend(
         self,
         data: Any,
-        *,
         update_priority: bool | None = None,
         timeout: float | None = None,
         streams: Any = None,

@@ -210,13 +210,13 @@ class OfflineToOnlineReplayBuffer(TwoParts):
 
     # -- writing -------------------------------------------------------------------------------
 
-    def add(self, data: Any, timeout: float | None = None, *, streams: int | None = None) -> Any:
+    def add(self, data: Any, timeout: float | None = None, streams: int | None = None) -> Any:
         """Write one item into the online part; see `ReplayBuffer.add`."""
         return self.online_buffer.add(data, timeout, streams=streams)
 
-    def extend(self, data: Any, **options: Any) -> Any:
+    def extend(self, data: Any, *given: Any, **options: Any) -> Any:
         """Write a batch into the online part; see `TensorDictReplayBuffer.extend`."""
-        return self.online_buffer.extend(data, **options)
+        return self.online_buffer.extend(data, *given, **options)
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget the items of the online part; see `ReplayBuffer.empty`."""
