@@ -63,6 +63,9 @@ static bool unpack(const struct ring_object *self, const struct method *method, 
             if ((truth = PyObject_IsTrue(args[i])) < 0) return false;
             *to = (uint64_t)truth;
             break;
+        case 'p':
+            asked->at[i].object = args[i];
+            break;
         case 'm':
             if (args[i] == Py_None) break;
             /* fall through */

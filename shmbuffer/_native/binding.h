@@ -36,6 +36,7 @@ struct asked {
     struct python_call python;
     union {
         uint64_t number; /* or an address, or a truth value */
+        PyObject *object;
         double real;
     } at[MOST_ARGUMENTS];
     const unsigned char **addresses; /* one a leaf; NULL: None was given */
@@ -51,6 +52,7 @@ enum items { ANY, ROWS, RECORDS }; /* what the items of a ring have to be */
  *     e  of an entry of the registry         m  the same, or None
  *     s  of a slot                           t  timeout_ns, of the call
  *     r  a real number                       o  the same, or None: NaN then
+ *     p  an object of Python's
  */
 struct method {
     const char *name, *arguments;
@@ -72,6 +74,7 @@ PyObject *shmb_totals_told(const struct shmb_totals *totals);
 /* In a method: its arguments by their place. */
 #define NUMBER(n) (asked->at[n].number)
 #define REAL(n) (asked->at[n].real)
+#define OBJECT(n) (asked->at[n].object)
 #define AT(type, n) ((type *)(uintptr_t)NUMBER(n))
 #define CALL (&asked->python.call)
 #define BIG(number) ((unsigned long long)(number))

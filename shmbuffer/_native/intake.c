@@ -31,7 +31,7 @@ struct intake_object {
     struct branch *root; /* NULL: the data are the one leaf */
     struct shmb_form *forms;
     unsigned n_leaves;
-    struct shmb_leaf_classes classes; /* without a table indices are bytes */
+    const struct dl_table *tensors; /* NULL: indices are bytes */
     PyTypeObject *box; /* a class whose objects hold such a dict, under the attribute `inside` */
     PyObject *inside;
     PyObject *priority_key; /* of an entry that is no leaf; or NULL */
@@ -57,20 +57,28 @@ static bool is_the_rings(const struct intake_object *self, const unsigned char *
     return false;
 }
 
+/* Of a key of ours: most dicts have them in our order, and keys that are written in a program are there once. */
+static PyObject *value_of(PyObject *dict, PyObject *key, Py_ssize_t *at) {
+    PyObject *there, *value;
+    while (PyDict_Next(dict, at, &there, &value))
+        if (there == key) return value;
+    return PyDict_GetItemWithError(dict, key);
+}
+
 /* The leaves of a dict, each held. */
 static bool collect(const struct intake_object *self, const struct branch *branch, PyObject *data, PyObject **leaves,
                     unsigned *n, PyObject **priorities) {
     PyObject *dict = Py_TYPE(data) == self->box ? PyObject_GetAttr(data, self->inside) : Py_NewRef(data);
     if (dict == NULL) PyErr_Clear();
     bool fits = dict != NULL && PyDict_CheckExact(dict);
-    Py_ssize_t more = 0;
+    Py_ssize_t more = 0, at = 0;
     if (fits && priorities != NULL && self->priority_key != NULL) {
         PyObject *given = PyDict_GetItemWithError(dict, self->priority_key);
         if (given != NULL) *priorities = Py_NewRef(given), more = 1;
     }
     fits = fits && PyDict_Size(dict) == branch->size + more;
     for (Py_ssize_t i = 0; fits && i < branch->size; i++) {
-        PyObject *value = PyDict_GetItemWithError(dict, branch->keys[i]);
+        PyObject *value = value_of(dict, branch->keys[i], &at);
         if (value == NULL)
             fits = false;
         else if (branch->children[i] != NULL)
@@ -129,8 +137,8 @@ static PyObject *index_of(const struct intake_object *self, struct index_memory 
         .tensor = {memory->numbers, DL_CPU, 0, 1, {DL_INT, 64, 1}, memory->shape, NULL, 0},
     };
     void *index = NULL;
-    if (self->classes.table != NULL && self->classes.table->wrap(&memory->managed, &index) == 0) return index;
-    index = self->classes.table != NULL ? NULL : PyByteArray_FromStringAndSize((char *)memory->numbers, (Py_ssize_t)(8 * count));
+    if (self->tensors != NULL && self->tensors->wrap(&memory->managed, &index) == 0) return index;
+    index = self->tensors != NULL ? NULL : PyByteArray_FromStringAndSize((char *)memory->numbers, (Py_ssize_t)(8 * count));
     free(memory);
     return index;
 }
@@ -176,7 +184,7 @@ static bool look(const struct intake_object *self, PyObject *data, bool single, 
         const struct shmb_form *form = &self->forms[i];
         struct shmb_found leaf;
         uint64_t *number = single && i < ROOM_LEAVES ? &leaves->numbers[i] : NULL;
-        fits = shmb_look_at_leaf(&self->classes, form, leaves->held[i], number, &leaf);
+        fits = shmb_look_at_leaf(form, leaves->held[i], number, &leaf);
         if (!fits) break;
         if (i == 0 && !single && leaf.rank > 0) *count = (uint64_t)leaf.shape[0];
         fits = *count > 0 && has_shape(&leaf, form, single, *count) && !is_the_rings(self, leaf.data);
@@ -189,8 +197,8 @@ static bool look(const struct intake_object *self, PyObject *data, bool single, 
 /* NULL where they are not as they have to be: priorities are given then. */
 static double *priorities_of(const struct intake_object *self, const struct leaves *leaves, uint64_t count, double *room) {
     int which = self->priority_leaf;
-    return shmb_read_priorities(&self->classes, leaves->given, which < 0 ? NULL : &self->forms[which],
-                                which < 0 ? NULL : leaves->at[which], count, room, count == 1 ? 1 : ROOM_PRIORITIES);
+    return shmb_read_priorities(leaves->given, which < 0 ? NULL : &self->forms[which], which < 0 ? NULL : leaves->at[which], count, room,
+                                count == 1 ? 1 : ROOM_PRIORITIES);
 }
 
 static uint64_t in_lines(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -316,6 +324,7 @@ static struct branch *branch_of(PyObject *tree, unsigned *leaves) {
         made = is_tuple(pair) && PyArg_ParseTuple(pair, "OO:Intake", &key, &below);
         if (!made) break;
         branch->keys[i] = Py_NewRef(key);
+        PyUnicode_InternInPlace(&branch->keys[i]);
         if (below == Py_None)
             *leaves += 1;
         else
@@ -332,7 +341,6 @@ static void intake_dealloc(PyObject *object) {
     PyMem_Free(self->forms);
     free_branch(self->root);
     Py_XDECREF(self->ring);
-    shmb_leaf_classes_forget(&self->classes);
     Py_XDECREF((PyObject *)self->box);
     Py_XDECREF(self->inside);
     Py_XDECREF(self->priority_key);
@@ -352,18 +360,18 @@ static void set_span(struct intake_object *self, const struct shmb_ring *ring) {
 }
 
 static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"ring", "tree", "forms", "tensors", "box", "inside", "reals", "priority", "timeout_ns", NULL};
-    PyObject *ring, *tree, *forms, *tensors, *box, *inside, *single, *wide, *priority;
+    static char *names[] = {"ring", "tree", "forms", "tensors", "box", "inside", "priority", "timeout_ns", NULL};
+    PyObject *ring, *tree, *forms, *box, *inside, *priority;
     long long timeout_ns;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!O!U(OO)OL:Intake", names, &ring, &tree, &PyTuple_Type, &forms,
-                                     &PyType_Type, &tensors, &PyType_Type, &box, &inside, &single, &wide, &priority, &timeout_ns))
+    int tensors;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!pO!UOL:Intake", names, &ring, &tree, &PyTuple_Type, &forms, &tensors,
+                                     &PyType_Type, &box, &inside, &priority, &timeout_ns))
         return NULL;
     if (!PyObject_TypeCheck(ring, shmb_ring_type)) return PyErr_Format(PyExc_TypeError, "Intake: a Ring is needed");
-    bool none = tensors == (PyObject *)Py_TYPE(Py_None); /* its class stands for "no tensors" */
     unsigned n = (unsigned)PyTuple_Size(forms), leaves = tree == Py_None;
     const struct shmb_ring *of = shmb_binding_ring(ring);
-    if ((!none && shmb_dl_table((PyTypeObject *)tensors) == NULL) || of->lanes != 1 || of->bytes != NULL || n != of->n_leaves)
-        return PyErr_Format(PyExc_ValueError, "Intake: one form a leaf, one lane, and tensors with " DL_ATTRIBUTE " are needed");
+    if ((tensors && shmb_tensors() == NULL) || of->lanes != 1 || of->bytes != NULL || n != of->n_leaves)
+        return PyErr_Format(PyExc_ValueError, "Intake: one form a leaf, one lane, and a class of tensors that is known are needed");
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     struct intake_object *self = (struct intake_object *)allocate(type, 0);
     if (self == NULL) return NULL;
@@ -372,7 +380,7 @@ static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->inside = Py_NewRef(inside);
     self->timeout_ns = timeout_ns;
     set_span(self, of);
-    bool made = shmb_leaf_classes_of(&self->classes, none ? NULL : (PyTypeObject *)tensors, single, wide);
+    self->tensors = tensors ? shmb_tensors() : NULL;
     self->priority_leaf = -1;
     if (PyLong_Check(priority)) {
         long leaf = PyLong_AsLong(priority);
@@ -381,10 +389,10 @@ static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!PyLong_Check(priority) && priority != Py_None)
         self->priority_key = Py_NewRef(priority);
     self->forms = PyMem_Calloc((size_t)n + 1, sizeof *self->forms);
-    made = made && self->forms != NULL;
-    if (self->forms == NULL) PyErr_NoMemory();
+    bool made = self->forms != NULL;
+    if (!made) PyErr_NoMemory();
     self->n_leaves = self->forms ? n : 0;
-    for (unsigned i = 0; made && i < n; i++) made = shmb_form_of(&self->forms[i], PyTuple_GetItem(forms, i), &self->classes);
+    for (unsigned i = 0; made && i < n; i++) made = shmb_form_of(&self->forms[i], PyTuple_GetItem(forms, i));
     if (made && tree != Py_None) made = (self->root = branch_of(tree, &leaves)) != NULL;
     if (made && PyErr_Occurred() == NULL && (leaves != n || self->priority_leaf >= (int)n))
         PyErr_Format(PyExc_ValueError, "Intake: the tree has %u leaves, %u forms are given; priority is %R", leaves, n, priority);
@@ -400,7 +408,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Intake(ring, tree, forms, tensors, box, inside, reals, priority, timeout_ns)"},
+    {Py_tp_doc, "Intake(ring, tree, forms, tensors, box, inside, priority, timeout_ns)"},
     {Py_tp_new, intake_new},
     {Py_tp_dealloc, intake_dealloc},
     {Py_tp_methods, methods},

@@ -19,6 +19,15 @@ struct array_object {
 #define ARRAY_C_CONTIGUOUS 1
 #define LARGEST_EXACT ((int64_t)1 << 53) /* integers up to here are doubles */
 
+/* Each is held, by this process for as long as it runs. */
+static struct {
+    PyTypeObject *arrays, *tensors; /* exactly these; NULL: left to Python */
+    const struct dl_table *table;
+    PyObject *is_negative;                           /* name of a method of a tensor */
+    PyObject *dtypes[SHMB_NUMBER_KINDS];             /* of arrays */
+    PyTypeObject *number_classes[SHMB_NUMBER_KINDS]; /* numpy's, of one number */
+} classes;
+
 static int64_t product(const int64_t *shape, int rank) {
     int64_t count = 1;
     for (int i = 0; i < rank; i++) count *= shape[i];
@@ -37,11 +46,11 @@ static bool lies_in_order(const struct dl_tensor *tensor) {
 
 /* A tensor on the CPU, contiguous, whose bytes are its numbers: torch keeps "negative" as a flag, which a view of the
  * imaginary parts of complex numbers has; it is contiguous only where it holds one number. */
-static bool look_at_tensor(const struct shmb_leaf_classes *classes, PyObject *leaf, struct dl_tensor *tensor) {
-    if (classes->table->look(leaf, tensor) != 0) return PyErr_Clear(), false;
+static bool look_at_tensor(PyObject *leaf, struct dl_tensor *tensor) {
+    if (classes.table->look(leaf, tensor) != 0) return PyErr_Clear(), false;
     if (tensor->device != DL_CPU || !lies_in_order(tensor)) return false;
     if (tensor->dtype.code != DL_FLOAT || product(tensor->shape, tensor->rank) != 1) return true;
-    PyObject *negative = PyObject_CallMethodObjArgs(leaf, classes->is_negative, NULL);
+    PyObject *negative = PyObject_CallMethodObjArgs(leaf, classes.is_negative, NULL);
     bool plain = negative == Py_False;
     if (negative == NULL) PyErr_Clear();
     Py_XDECREF(negative);
@@ -68,13 +77,13 @@ static bool store_integer(const struct shmb_number *form, int64_t number, void *
 }
 
 /* As the Python side does it where the data have to be converted: numbers take the dtype of their leaf if it can hold them. */
-static const unsigned char *find_number(const struct shmb_leaf_classes *classes, const struct shmb_number *form, PyObject *leaf,
+static const unsigned char *find_number(const struct shmb_number *form, PyObject *leaf,
                                         uint64_t *room) {
     PyTypeObject *class = Py_TYPE(leaf);
     if (form->class == NULL || room == NULL) return NULL;
     if (class == form->class) return (const unsigned char *)leaf + form->at;
     bool stored = false;
-    if (class == &PyFloat_Type || class == classes->real_numbers[1]) {
+    if (class == &PyFloat_Type || class == classes.number_classes[1]) {
         stored = store_float(form, PyFloat_AsDouble(leaf), room);
     } else if (leaf == Py_True || leaf == Py_False) {
         *room = leaf == Py_True;
@@ -87,27 +96,27 @@ static const unsigned char *find_number(const struct shmb_leaf_classes *classes,
     return stored ? (const unsigned char *)room : NULL;
 }
 
-bool shmb_look_at_leaf(const struct shmb_leaf_classes *classes, const struct shmb_form *form, PyObject *leaf, uint64_t *room,
+bool shmb_look_at_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *room,
                        struct shmb_found *out) {
-    if (Py_TYPE(leaf) == classes->arrays) {
+    if (Py_TYPE(leaf) == classes.arrays) {
         const struct array_object *array = (const struct array_object *)leaf;
         *out = (struct shmb_found){(const unsigned char *)array->data, (const int64_t *)array->shape, array->rank};
         return array->dtype == form->array_dtype && (array->flags & ARRAY_C_CONTIGUOUS);
     }
-    if (Py_TYPE(leaf) == classes->tensors) {
+    if (Py_TYPE(leaf) == classes.tensors) {
         struct dl_tensor tensor;
-        if (!look_at_tensor(classes, leaf, &tensor)) return false;
+        if (!look_at_tensor(leaf, &tensor)) return false;
         *out = (struct shmb_found){(const unsigned char *)tensor.data + tensor.byte_offset, tensor.shape, tensor.rank};
         return form->dtype.bits && memcmp(&tensor.dtype, &form->dtype, sizeof form->dtype) == 0;
     }
-    *out = (struct shmb_found){find_number(classes, &form->number, leaf, room), NULL, 0};
+    *out = (struct shmb_found){find_number(&form->number, leaf, room), NULL, 0};
     return out->data != NULL;
 }
 
 /* A number as the one priority. */
-static bool read_priority(const struct shmb_leaf_classes *classes, PyObject *given, double *out) {
+static bool read_priority(PyObject *given, double *out) {
     PyTypeObject *class = Py_TYPE(given);
-    if (class != &PyFloat_Type && class != &PyLong_Type && class != classes->real_numbers[0] && class != classes->real_numbers[1])
+    if (class != &PyFloat_Type && class != &PyLong_Type && class != classes.number_classes[0] && class != classes.number_classes[1])
         return false;
     *out = PyFloat_AsDouble(given);
     if (PyErr_Occurred()) return PyErr_Clear(), false;
@@ -115,50 +124,56 @@ static bool read_priority(const struct shmb_leaf_classes *classes, PyObject *giv
     return true;
 }
 
-/* Bits of the real numbers of a leaf; 0: it has others. */
-static int real_bits_of(const struct shmb_leaf_classes *classes, const struct shmb_form *form) {
-    if (form->array_dtype != NULL) return form->array_dtype == classes->reals[0] ? 32 : form->array_dtype == classes->reals[1] ? 64 : 0;
-    return form->dtype.code == DL_FLOAT && form->dtype.lanes == 1 ? form->dtype.bits : 0;
+static enum shmb_number_kind number_kind_of(const struct dl_dtype *dtype) {
+    if (dtype->lanes != 1 || (dtype->bits != 32 && dtype->bits != 64)) return SHMB_NUMBER_KINDS;
+    if (dtype->code == DL_FLOAT) return dtype->bits == 32 ? SHMB_SINGLE : SHMB_DOUBLE;
+    return dtype->code == DL_INT && dtype->bits == 64 ? SHMB_INTEGER : SHMB_NUMBER_KINDS;
 }
 
-double *shmb_read_priorities(const struct shmb_leaf_classes *classes, PyObject *given, const struct shmb_form *form,
-                             const unsigned char *data, uint64_t count, double *room, uint64_t room_count) {
-    const unsigned char *from;
-    bool wide;
-    int64_t size;
-    if (form != NULL) { /* what is stored, and not what was given: it has been looked at */
-        int bits = real_bits_of(classes, form);
-        wide = bits == 64;
-        if (!wide && bits != 32) return NULL;
-        from = data;
-        size = (int64_t)count * product(form->shape, form->rank);
-    } else if (Py_TYPE(given) == classes->arrays) {
+static enum shmb_number_kind number_kind_in(const PyObject *dtype) {
+    enum shmb_number_kind kind = 0;
+    while (kind < SHMB_NUMBER_KINDS && dtype != classes.dtypes[kind]) kind++;
+    return kind;
+}
+
+bool shmb_look_at_numbers(PyObject *given, struct shmb_numbers *out) {
+    struct dl_tensor tensor;
+    if (Py_TYPE(given) == classes.arrays) {
         const struct array_object *array = (const struct array_object *)given;
-        wide = array->dtype == classes->reals[1];
-        if (!wide && array->dtype != classes->reals[0]) return NULL;
-        if (!(array->flags & ARRAY_C_CONTIGUOUS)) return NULL;
-        from = (const unsigned char *)array->data;
-        size = product((const int64_t *)array->shape, array->rank);
-    } else if (Py_TYPE(given) == classes->tensors) {
-        struct dl_tensor tensor;
-        if (!look_at_tensor(classes, given, &tensor)) return NULL;
-        wide = tensor.dtype.bits == 64;
-        if (tensor.dtype.code != DL_FLOAT || tensor.dtype.lanes != 1 || (!wide && tensor.dtype.bits != 32)) return NULL;
-        from = (const unsigned char *)tensor.data + tensor.byte_offset;
-        size = product(tensor.shape, tensor.rank);
-    } else {
-        return count == 1 && read_priority(classes, given, room) ? room : NULL;
+        *out = (struct shmb_numbers){(const unsigned char *)array->data, (uint64_t)product((const int64_t *)array->shape, array->rank),
+                                     array->rank, number_kind_in(array->dtype)};
+        return out->kind != SHMB_NUMBER_KINDS && (array->flags & ARRAY_C_CONTIGUOUS);
     }
-    if ((uint64_t)size != count) return NULL;
-    double *out = count <= room_count ? room : malloc(count * sizeof *out);
+    if (Py_TYPE(given) != classes.tensors || !look_at_tensor(given, &tensor)) return false;
+    *out = (struct shmb_numbers){(const unsigned char *)tensor.data + tensor.byte_offset,
+                                 (uint64_t)product(tensor.shape, tensor.rank), tensor.rank, number_kind_of(&tensor.dtype)};
+    return out->kind != SHMB_NUMBER_KINDS;
+}
+
+double *shmb_widened(const struct shmb_numbers *numbers, double *room, uint64_t room_count) {
+    double *out = numbers->count <= room_count ? room : malloc(numbers->count * sizeof *out);
     if (out == NULL) return NULL;
-    if (wide) return memcpy(out, from, count * sizeof *out);
-    for (uint64_t i = 0; i < count; i++) {
+    if (numbers->kind == SHMB_DOUBLE) return memcpy(out, numbers->data, numbers->count * sizeof *out);
+    for (uint64_t i = 0; i < numbers->count; i++) {
         float real;
-        memcpy(&real, from + i * sizeof real, sizeof real);
+        memcpy(&real, numbers->data + i * sizeof real, sizeof real);
         out[i] = (double)real;
     }
     return out;
+}
+
+double *shmb_read_priorities(PyObject *given, const struct shmb_form *form, const unsigned char *data, uint64_t count, double *room,
+                             uint64_t room_count) {
+    struct shmb_numbers numbers;
+    if (form != NULL) { /* what is stored, and not what was given: it has been looked at */
+        numbers.kind = form->array_dtype != NULL ? number_kind_in(form->array_dtype) : number_kind_of(&form->dtype);
+        numbers.data = data;
+        numbers.count = count * (uint64_t)product(form->shape, form->rank);
+    } else if (!shmb_look_at_numbers(given, &numbers)) {
+        return count == 1 && read_priority(given, room) ? room : NULL;
+    }
+    if (numbers.kind > SHMB_DOUBLE || numbers.count != count) return NULL;
+    return shmb_widened(&numbers, room, room_count);
 }
 
 /* Whether numpy's struct is the one that we know: the buffer protocol has to say the same of an example. */
@@ -194,7 +209,7 @@ static void find_in_number(struct shmb_number *form, PyObject *example) {
     PyBuffer_Release(&view);
 }
 
-bool shmb_form_of(struct shmb_form *form, PyObject *said, struct shmb_leaf_classes *classes) {
+bool shmb_form_of(struct shmb_form *form, PyObject *said) {
     PyObject *shape, *array, *number, *tensor;
     if (!PyTuple_Check(said)) return PyErr_Format(PyExc_TypeError, "Intake: %R should be a tuple", said), false;
     if (!PyArg_ParseTuple(said, "O!OOO:Intake", &PyTuple_Type, &shape, &array, &number, &tensor)) return false;
@@ -203,18 +218,11 @@ bool shmb_form_of(struct shmb_form *form, PyObject *said, struct shmb_leaf_class
     form->rank = (int)rank;
     for (Py_ssize_t i = 0; i < rank; i++) form->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
     if (PyErr_Occurred()) return false;
-    if (array != Py_None) {
-        PyObject *dtype = PyObject_GetAttrString(array, "dtype");
-        if (dtype == NULL) return false;
-        if (is_as_known(array, dtype)) form->array_dtype = Py_NewRef(dtype);
-        if (form->array_dtype != NULL && classes->arrays == NULL)
-            classes->arrays = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(array));
-        Py_DECREF(dtype);
-    }
+    if (Py_TYPE(array) == classes.arrays) form->array_dtype = Py_NewRef(((const struct array_object *)array)->dtype);
     if (number != Py_None) find_in_number(&form->number, number);
     struct dl_tensor example;
-    if (tensor == Py_None || Py_TYPE(tensor) != classes->tensors) return true;
-    if (classes->table->look(tensor, &example) != 0) PyErr_Clear();
+    if (Py_TYPE(tensor) != classes.tensors) return true;
+    if (classes.table->look(tensor, &example) != 0) PyErr_Clear();
     else if (example.dtype.code != DL_COMPLEX) form->dtype = example.dtype; /* complex ones have a flag, see look_at_tensor */
     return true;
 }
@@ -233,28 +241,27 @@ const struct dl_table *shmb_dl_table(PyTypeObject *kind) {
     return table != NULL && table->look != NULL ? table : NULL;
 }
 
-bool shmb_leaf_classes_of(struct shmb_leaf_classes *classes, PyTypeObject *tensors, PyObject *single, PyObject *wide) {
-    PyObject *reals[2] = {single, wide};
-    if (tensors != NULL) {
-        classes->tensors = (PyTypeObject *)Py_NewRef((PyObject *)tensors);
-        classes->table = shmb_dl_table(tensors);
-    }
-    for (int i = 0; i < 2; i++) {
-        classes->reals[i] = Py_NewRef(reals[i]);
-        PyObject *class = PyObject_GetAttrString(reals[i], "type");
-        if (class == NULL) PyErr_Clear();
-        classes->real_numbers[i] = (PyTypeObject *)class;
-    }
-    classes->is_negative = PyUnicode_InternFromString("is_neg");
-    return classes->is_negative != NULL;
+const struct dl_table *shmb_tensors(void) { return classes.table; }
+
+PyObject *shmb_core_know_tensors(PyObject *Py_UNUSED(module), PyObject *kind) {
+    const struct dl_table *table = PyType_Check(kind) ? shmb_dl_table((PyTypeObject *)kind) : NULL;
+    if (table == NULL) return PyErr_Format(PyExc_TypeError, "%R is no class of tensors with " DL_ATTRIBUTE, kind);
+    if (classes.is_negative == NULL && (classes.is_negative = PyUnicode_InternFromString("is_neg")) == NULL) return NULL;
+    classes.tensors = (PyTypeObject *)Py_NewRef(kind);
+    classes.table = table;
+    Py_RETURN_NONE;
 }
 
-void shmb_leaf_classes_forget(struct shmb_leaf_classes *classes) {
-    Py_XDECREF((PyObject *)classes->arrays);
-    Py_XDECREF((PyObject *)classes->tensors);
-    Py_XDECREF(classes->is_negative);
-    for (int i = 0; i < 2; i++) {
-        Py_XDECREF(classes->reals[i]);
-        Py_XDECREF((PyObject *)classes->real_numbers[i]);
+PyObject *shmb_core_know_arrays(PyObject *Py_UNUSED(module), PyObject *examples) {
+    PyObject *example[SHMB_NUMBER_KINDS];
+    if (!PyArg_ParseTuple(examples, "OOO:know_arrays", &example[0], &example[1], &example[2])) return NULL;
+    for (int kind = 0; kind < SHMB_NUMBER_KINDS; kind++) {
+        PyObject *dtype = PyObject_GetAttrString(example[kind], "dtype");
+        PyObject *class = dtype == NULL ? NULL : PyObject_GetAttrString(dtype, "type");
+        if (class == NULL) return Py_XDECREF(dtype), NULL;
+        if (is_as_known(example[kind], dtype)) classes.arrays = Py_TYPE(example[kind]);
+        classes.dtypes[kind] = dtype, classes.number_classes[kind] = (PyTypeObject *)class;
     }
+    Py_XINCREF((PyObject *)classes.arrays);
+    Py_RETURN_NONE;
 }

@@ -16,15 +16,6 @@
 
 #define SHMB_MOST_DIMS 32
 
-/* Classes of leaves. Each is held. */
-struct shmb_leaf_classes {
-    PyTypeObject *arrays, *tensors; /* exactly these; NULL: not looked at here */
-    const struct dl_table *table;   /* NULL where there are no tensors */
-    PyObject *is_negative;          /* name of a method of a tensor */
-    PyObject *reals[2];             /* dtypes of arrays: float32, float64 */
-    PyTypeObject *real_numbers[2];  /* numpy's classes of such numbers; NULL: not known */
-};
-
 /* What numbers a leaf takes. */
 struct shmb_number {
     PyTypeObject *class; /* numpy's, of the leaf's dtype; NULL: numbers are left to Python */
@@ -49,19 +40,33 @@ struct shmb_found {
     int rank;
 };
 
+/* Numbers in a row. */
+enum shmb_number_kind { SHMB_SINGLE, SHMB_DOUBLE, SHMB_INTEGER, SHMB_NUMBER_KINDS };
+struct shmb_numbers {
+    const unsigned char *data;
+    uint64_t count;
+    int rank;
+    enum shmb_number_kind kind; /* float32, float64, int64 */
+};
+
+/* Classes that are looked at here; before Python has said them all leaves are left to it. (float32, float64, int64): an example
+ * array of each. Answer None. */
+PyObject *shmb_core_know_arrays(PyObject *module, PyObject *examples);
+PyObject *shmb_core_know_tensors(PyObject *module, PyObject *kind);
+const struct dl_table *shmb_tensors(void); /* NULL: there are none */
+
 /* From (shape, example array or None, example number or None, example tensor or None). */
-bool shmb_form_of(struct shmb_form *form, PyObject *said, struct shmb_leaf_classes *classes);
+bool shmb_form_of(struct shmb_form *form, PyObject *said);
 void shmb_form_forget(struct shmb_form *form);
-/* `tensors`: a class that shmb_dl_table finds the functions of, or NULL. `single`, `wide`: float32 and float64. */
-bool shmb_leaf_classes_of(struct shmb_leaf_classes *classes, PyTypeObject *tensors, PyObject *single, PyObject *wide);
-void shmb_leaf_classes_forget(struct shmb_leaf_classes *classes);
 
 /* `room`: where a number of Python's goes; NULL: numbers are left to Python. */
-bool shmb_look_at_leaf(const struct shmb_leaf_classes *classes, const struct shmb_form *form, PyObject *leaf, uint64_t *room,
-                       struct shmb_found *out);
+bool shmb_look_at_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *room, struct shmb_found *out);
+bool shmb_look_at_numbers(PyObject *given, struct shmb_numbers *out);
+/* Reals as float64, in `room` or, where it has too few, in memory that is to be freed. NULL: there is none. */
+double *shmb_widened(const struct shmb_numbers *numbers, double *room, uint64_t room_count);
 /* Priorities as float64[count], into `room` where there are as many as one. NULL: not as they have to be. `form` and `data`: of a
  * leaf that they are; NULL: of an entry that is no leaf. */
-double *shmb_read_priorities(const struct shmb_leaf_classes *classes, PyObject *given, const struct shmb_form *form,
-                             const unsigned char *data, uint64_t count, double *room, uint64_t room_count);
+double *shmb_read_priorities(PyObject *given, const struct shmb_form *form, const unsigned char *data, uint64_t count, double *room,
+                             uint64_t room_count);
 
 #endif

@@ -18,7 +18,8 @@
     X(sample, ANY, "nkmnnnrbt", "(count, key, out, index, tickets, weights, beta, prioritized, timeout_ns): draw, copy, validate.") \
     X(read, ROWS, "nnant", "(index, count, out, tickets, timeout_ns): validated copies by index.") \
     X(update, ANY, "nnnnt", "(index, tickets, priorities, count, timeout_ns): raw priorities.") \
-    X(update_singles, ANY, "nnnnt", "(index, tickets, priorities, count, timeout_ns): the same, of float32.") \
+    X(update_given, ANY, "pppt", "(index given, priorities given, tickets given, timeout_ns): the same, of arrays or tensors as they lie, or\n" \
+                                 "no tickets; (applied, stale), a status below 0, or None: others, or no such elements.") \
     X(set_alpha, ANY, "oobt", "(alpha or None, eps or None, bind, timeout_ns): change them, or switch the tree on; None: as it is.") \
     X(totals, ANY, "t", "(timeout_ns): mass, least, max_priority and length of one moment.") \
     X(raise_max_priority, ANY, "rt", "(value, timeout_ns): the largest priority ever given is at least this one.") \

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "crc32c.h"
+#include "leaf.h"
 #include "locating.h"
 #include "pool.h"
 #include "power.h"
@@ -396,6 +397,8 @@ static PyObject *core_tree_lower_bound(PyObject *Py_UNUSED(module), PyObject *ar
 }
 
 static PyMethodDef methods[] = {
+    {"know_arrays", shmb_core_know_arrays, METH_VARARGS, "know_arrays(single, wide, integer): [2, 3] of float32, float64, int64: their class is read here."},
+    {"know_tensors", shmb_core_know_tensors, METH_O, "know_tensors(class): so are tensors of exactly this class."},
     {"split_planes", core_split_planes, METH_VARARGS, "split_planes(from, sizes, planes, to, count, base=0): what lies byte beside byte, plane by plane."},
     {"join_planes", core_join_planes, METH_VARARGS, "join_planes(from, sizes, planes, to, count, base=0): planes byte beside byte."},
     {"move_pieces", core_move_pieces, METH_VARARGS, "move_pieces(from, sizes, to, count, base=0): copy pieces from address to address."},
@@ -467,7 +470,6 @@ PyMODINIT_FUNC PyInit__core(void) {
                  {"Follower", &shmb_follower_spec},
                  {"Trajectories", &shmb_trajectories_spec},
                  {"Labels", &shmb_labels_spec},
-
                  {"Windows", &shmb_windows_spec}};
     if (shmb_map_type == NULL || shmb_ring_type == NULL || PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
         PyModule_AddObjectRef(module, "Ring", (PyObject *)shmb_ring_type) < 0)

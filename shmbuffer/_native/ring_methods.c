@@ -3,9 +3,12 @@
 #include <string.h>
 
 #include "check.h"
+#include "leaf.h"
 #include "ledger.h"
 #include "methods.h"
 #include "reserve.h"
+
+#define ROOM_PRIORITIES 256 /* more do not go onto the stack */
 
 /* Rows of leaves. */
 
@@ -171,33 +174,47 @@ PyObject *shmb_ring_read(struct ring_object *self, struct asked *asked) {
 
 /* Priorities. */
 
-static PyObject *update(struct ring_object *self, struct asked *asked, const double *priorities) {
+static int update(struct ring_object *self, struct asked *asked, const int64_t *index, const int64_t *tickets,
+                  const double *priorities, uint64_t count, uint64_t *applied) {
     struct shmb_entry *me = self->ring.me;
-    uint64_t count = NUMBER(3), applied = 0;
     shmb_release_for(&asked->python, count * sizeof *priorities);
-    int status = shmb_seen(self, shmb_update(&self->ring, CALL, AT(const int64_t, 0), AT(const int64_t, 1), priorities, count, &applied));
-    if (status == SHMB_OK) {
-        atomic_fetch_add_explicit(&me->updates_applied, applied, memory_order_relaxed);
-        CP(count_added);
-        atomic_fetch_add_explicit(&me->updates_stale, count - applied, memory_order_relaxed);
-        CP(count_added);
-    }
-    return shmb_answer(asked, status, applied);
+    int status = shmb_seen(self, shmb_update(&self->ring, CALL, index, tickets, priorities, count, applied));
+    if (status != SHMB_OK) return status;
+    atomic_fetch_add_explicit(&me->updates_applied, *applied, memory_order_relaxed);
+    CP(count_added);
+    atomic_fetch_add_explicit(&me->updates_stale, count - *applied, memory_order_relaxed);
+    CP(count_added);
+    return SHMB_OK;
 }
 
 /* -> how many were applied */
 PyObject *shmb_ring_update(struct ring_object *self, struct asked *asked) {
-    return update(self, asked, AT(const double, 2));
+    uint64_t applied = 0;
+    int status = update(self, asked, AT(const int64_t, 0), AT(const int64_t, 1), AT(const double, 2), NUMBER(3), &applied);
+    return shmb_answer(asked, status, applied);
 }
 
-PyObject *shmb_ring_update_singles(struct ring_object *self, struct asked *asked) {
-    uint64_t count = NUMBER(3);
-    double *widened = malloc(count * sizeof *widened + 1);
+static bool are_integers(PyObject *given, uint64_t count, struct shmb_numbers *out) {
+    return shmb_look_at_numbers(given, out) && out->kind == SHMB_INTEGER && out->count == count;
+}
+
+/* -> (applied, stale), or None */
+PyObject *shmb_ring_update_given(struct ring_object *self, struct asked *asked) {
+    struct shmb_numbers index, priorities, tickets = {0};
+    double room[ROOM_PRIORITIES];
+    uint64_t applied = 0;
+    bool fits = self->ring.lanes == 1 && shmb_look_at_numbers(OBJECT(1), &priorities) && priorities.kind != SHMB_INTEGER &&
+                are_integers(OBJECT(0), priorities.count, &index) && index.rank == 1 &&
+                (OBJECT(2) == Py_None || are_integers(OBJECT(2), priorities.count, &tickets));
+    if (!fits) Py_RETURN_NONE;
+    double *widened = shmb_widened(&priorities, room, ROOM_PRIORITIES);
     if (widened == NULL) return PyErr_NoMemory();
-    for (uint64_t i = 0; i < count; i++) widened[i] = AT(const float, 2)[i];
-    PyObject *applied = update(self, asked, widened);
-    free(widened);
-    return applied;
+    int status = update(self, asked, (const int64_t *)index.data, (const int64_t *)tickets.data, widened, index.count, &applied);
+    shmb_python_end(&asked->python);
+    if (widened != room) free(widened);
+    if (status == SHMB_BAD_INDEX) Py_RETURN_NONE;
+    if (status != SHMB_OK) return shmb_answer(asked, status, 0);
+    return Py_BuildValue("(KK)", BIG(applied), BIG(index.count - applied));
 }
 
 PyObject *shmb_ring_set_alpha(struct ring_object *self, struct asked *asked) {

@@ -13,7 +13,8 @@ weights: the caller keeps memory alive and contiguous, and has compared dtypes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,13 +149,13 @@ class Ring(HasTotals):
             self.seat.native.give_up(LOCK_TIMEOUT_NS)
             raise
 
-    def refused(self, status: int) -> None:
-        """Of a fast write that answered with a status, before the same is tried with `write`.
+    def refused(self, status: int, what: str = "write") -> None:
+        """Of a fast call that answered with a status, before the same is tried in another way.
 
         Raises LockTimeout: that it has waited for once is enough.
         """
         if status == -_core.LOCK_TIMEOUT:
-            raise_for_status(self.seat, -status, "write")
+            raise_for_status(self.seat, -status, what)
 
     def require_linked(self) -> None:
         """Raises BufferUnlinkedError if the directory was removed; looks once a second.
@@ -299,44 +300,26 @@ class Ring(HasTotals):
             raise ValueError(
                 f"update: {count} indices, {len(priorities)} priorities{given}; give as many"
             )
-        return self.update_at(
-            address(index),
-            address(priorities),
-            count,
-            address(tickets),
-            single=False,
-            shown=lambda: (priorities, index),
+        at = address(index), address(tickets), address(priorities), count
+        applied = self._calls.run(
+            lambda: self.seat.native.update(*at, LOCK_TIMEOUT_NS), "update", None, priorities, index
         )
+        return applied, count - applied
 
-    def update_at(
-        self,
-        index: int,
-        priorities: int,
-        count: int,
-        tickets: int = 0,
-        *,
-        single: bool,
-        shown: Callable[[], tuple[NDArray[np.float64], NDArray[np.int64]]],
-    ) -> tuple[int, int]:
-        """`update` by address.
+    def update_given(
+        self, index: Any, priorities: Any, tickets: Any = None
+    ) -> tuple[int, int] | None:
+        """`update` with arrays or tensors that the core reads where they are.
 
-        Args:
-            index: address of int64[count].
-            priorities: address of float32[count] where ``single``, else of float64[count].
-            count: elements.
-            tickets: address of int64[count], or 0.
-            single: see there.
-            shown: priorities and index, asked for where one of them has to be named in an error.
+        Returns:
+            None: they are others, an index is out of range, or the core has refused: `update` says
+            why.
         """
-
-        def call() -> int:
-            update = self.seat.native.update_singles if single else self.seat.native.update
-            return int(update(index, tickets, priorities, count, LOCK_TIMEOUT_NS))
-
-        result = call()
-        if result < 0:
-            result = self._calls.again(result, call, "update", None, *shown())
-        return result, count - result
+        found = self.seat.native.update_given(index, priorities, tickets, LOCK_TIMEOUT_NS)
+        if type(found) is int:
+            self.refused(found, "update")
+            return None
+        return found  # type: ignore[no-any-return]
 
     def empty(self, *, keep_write_count: bool = False) -> None:
         """Forgets every item, and the largest priority. O(capacity).

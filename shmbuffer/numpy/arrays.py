@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
 from shmbuffer.memory.leaf import ITEMSIZES, RAW
 
 Ints = NDArray[np.int64]
@@ -23,6 +24,8 @@ Flags = NDArray[np.bool_]
 
 from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 addressof = ctypes.addressof
+
+_core.know_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))
 
 NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
 """What `named` raises."""

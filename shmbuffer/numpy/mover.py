@@ -13,9 +13,6 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.streams import GivenStreams, of_each
 from shmbuffer.numpy.arrays import Floats, Ints, address_of
 
-REALS = np.dtype(np.float32), np.dtype(np.float64)
-_INTEGER = np.dtype(np.int64)
-
 
 @dataclass(slots=True)
 class Drawn:
@@ -57,43 +54,6 @@ class Mover(ABC):
     @abstractmethod
     def read(self, index: Ints, tickets: Ints) -> Any:
         """The items at these elements; None if one of them is another by now, or gone."""
-
-    def update(self, index: Any, priority: Any, generation: Any) -> tuple[int, int] | None:
-        """`Ring.update` with arrays as the core reads them; None: they are others."""
-        if not (
-            type(index) is np.ndarray
-            and type(priority) is np.ndarray
-            and self.ring.width == 1
-            and index.dtype == _INTEGER
-            and index.ndim == 1
-            and priority.dtype in REALS
-            and priority.shape == index.shape
-            and index.size
-            and index.flags.c_contiguous
-            and priority.flags.c_contiguous
-        ):
-            return None
-        tickets = 0
-        if generation is not None:
-            if not (
-                type(generation) is np.ndarray
-                and generation.dtype == _INTEGER
-                and generation.shape == index.shape
-                and generation.flags.c_contiguous
-            ):
-                return None
-            tickets = address_of(generation)
-        try:
-            return self.ring.update_at(
-                address_of(index),
-                address_of(priority),
-                len(index),
-                tickets,
-                single=priority.dtype == REALS[0],
-                shown=lambda: (priority.astype(np.float64), index),
-            )
-        except IndexError:
-            return None
 
 
 def write_found(

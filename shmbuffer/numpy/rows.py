@@ -19,11 +19,11 @@ from shmbuffer.memory.leaf import RAW
 from shmbuffer.memory.streams import GivenStreams
 from shmbuffer.numpy.arrays import DTYPES, Floats, Ints, address_of
 from shmbuffer.numpy.leaves import ArrayLeaves, SchemaLeaves
-from shmbuffer.numpy.mover import REALS, Drawn, Mover, write_found
+from shmbuffer.numpy.mover import Drawn, Mover, write_found
 from shmbuffer.numpy.nodes import LEAF, tree_of
 
 _MOST_DIMS = 32  # of a leaf; the core's limit
-_NO_CLASS = type(None)  # of tensors, and of what holds dicts: there are none
+_NO_CLASS = type(None)  # of what holds dicts: there is none
 
 
 class ArrayRows(Mover):
@@ -46,9 +46,7 @@ class ArrayRows(Mover):
             None if leaf.dtype in RAW else DTYPES[leaf.dtype].type() for leaf in leaves.leaves
         ]
         examples = zip(arrays, numbers, repeat(None), strict=False)
-        self._form = intake_form(
-            ring, leaves, examples, tensors=_NO_CLASS, box=_NO_CLASS, inside=""
-        )
+        self._form = intake_form(ring, leaves, examples, tensors=False, box=_NO_CLASS, inside="")
 
     def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
         """See `Mover.write_as_it_is`."""
@@ -126,7 +124,7 @@ def intake_form(
     leaves: SchemaLeaves,
     # for each leaf an array, a number and a tensor of its dtype; None where there is none
     examples: Iterable[tuple[Any, Any, Any]],
-    **classes: Any,  # of tensors; of what holds dicts, and where
+    **how: Any,  # whether indices are tensors; what holds dicts, and where
 ) -> dict[str, Any] | None:
     """What `Seat.intake` takes; None where the core does not write such data as they are."""
     tree = None if leaves.node is LEAF else tree_of(leaves.node)
@@ -139,4 +137,4 @@ def intake_form(
     ):
         return None
     forms = tuple((shape, *example) for shape, example in zip(shapes, examples, strict=True))
-    return {"tree": tree, "forms": forms, "reals": REALS, **classes}
+    return {"tree": tree, "forms": forms, **how}

@@ -96,9 +96,9 @@ class Sampling(Handle):
             return PriorityUpdate(0, 0)
         rows = self._rows or self._need()
         if self._greatest is None:
-            applied = rows.update(index, priority, generation)
+            applied = ring.update_given(index, priority, generation)
             if applied is not None:
-                return PriorityUpdate(*applied)
+                return PriorityUpdate._make(applied)
         if self._dim_extend and np.ndim(priority) > 1:
             priority = np.asarray(named(priority)[1]).swapaxes(0, self._dim_extend).reshape(-1)
         elements = indices.ravel(index, rows.lanes)

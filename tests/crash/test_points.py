@@ -42,10 +42,10 @@ PRIVATE = """
 AT NUMBERS acked action again all anew applied arena armed asked at away b before book bool branch
 by_age bytes c call changed choice classes code const copy count counted counted_draw counts d done
 double draw draws dropped elements end entry expires_ns f failed file first first_room flags float
-follower_in form found frames freed from front gate given half head held holes id index int64_t
-item items joint kept key kin known known_in label labels lane last lease_id leaves left life_page
-limit locks loose lost map marked marks mask me memory missing moment more n n_equal n_numbers
-n_pieces nbytes next note now number object of offsets oldest one order out owner pair pairs part
+follower_in form found frames freed from front gate given half head held holes id index int64_t item
+items joint kept key kin known known_in label labels lane last lease_id leaves left life_page limit
+locks loose lost map marked marks mask me memory missing moment more n n_equal n_numbers n_pieces
+nbytes next note now number numbers object of offsets oldest one order out owner pair pairs part
 passes place plan pool powers presence priorities python random records redrawn release result ring
 room root rounded rows run runs second seen self serial sets shmb_hold shmb_labels_in shmb_refusal
 since size slot slots sorted source step steps streams struct stuck sums swapped table taken target

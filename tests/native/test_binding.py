@@ -60,7 +60,10 @@ def test_a_wrong_argument_is_refused_in_any_position(ring: Any, kind: str, metho
     nowhere = (0,) * len(schema(kind).leaves)
     right = [nowhere if name in ADDRESSES else 0 for name in parameters(method)]
     call = getattr(ring, method)
-    for at in range(len(right)):
+    for at, name in enumerate(parameters(method)):
+        if name.endswith(" given"):  # any object may be
+            assert call(*right[:at], SPOILT, *right[at + 1 :]) is None
+            continue
         with pytest.raises(TypeError) as refused:
             call(*right[:at], SPOILT, *right[at + 1 :])
         assert "were given" not in str(refused.value)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 
+import shmbuffer.numpy.arrays  # noqa: F401 - which says what arrays are
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine
 from tests.crash.harness import schema, settings
@@ -16,22 +18,25 @@ class Tensors:
     """A class that offers the functions of dlpack.h would be one; this one does not."""
 
 
+def test_a_class_of_tensors_has_the_functions_of_dlpack() -> None:
+    for wrong in (Tensors, SPOILT):
+        with pytest.raises(TypeError, match="no class of tensors"):
+            _core.know_tensors(wrong)  # type: ignore[arg-type]
+
+
 def test_an_intake_without_a_class_of_tensors_says_the_slots_in_bytes() -> None:
-    numpy = pytest.importorskip("numpy")
     with Engine.anonymous(settings("rows")) as engine:
         ring = engine.define(schema("rows"))
         leaves = ring.schema.leaves
-        none = type(None)
         intake = _core.Intake(
             ring=ring.seat.native,
             tree=tuple((str(at), None) for at in range(len(leaves))),
             forms=tuple(
                 (leaf.shape, numpy.zeros((2, 3), leaf.dtype), None, None) for leaf in leaves
             ),
-            tensors=none,
-            box=none,
+            tensors=False,
+            box=type(None),
             inside="",
-            reals=(numpy.dtype("float32"), numpy.dtype("float64")),
             priority=None,
             timeout_ns=0,
         )
@@ -49,7 +54,7 @@ def test_an_intake_without_a_class_of_tensors_says_the_slots_in_bytes() -> None:
 
 def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
     torch = pytest.importorskip("torch")
-    numpy = pytest.importorskip("numpy")
+    _core.know_tensors(torch.Tensor)
     with Engine.anonymous(settings("rows")) as engine:
         ring = engine.define(schema("rows"))
         native = ring.seat.native
@@ -59,16 +64,15 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
             "ring": native,
             "tree": tuple((str(at), None) for at in range(len(leaves))),
             "forms": (form,) * len(leaves),
-            "tensors": torch.Tensor,
+            "tensors": True,
             "box": dict,
             "inside": "nothing",
-            "reals": (1, 2),
             "priority": None,
             "timeout_ns": 0,
         }
         assert _core.Intake(**right).extend([], None) is None
         wrong: list[tuple[str, Any]] = [
-            *((name, SPOILT) for name in right if name not in ("priority", "reals")),
+            *((name, SPOILT) for name in right if name != "priority"),
             ("tree", (("a", None),) * (len(leaves) + 1)),
             ("tree", (("a", SPOILT),)),
             ("tree", ("a",)),
@@ -76,11 +80,9 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
             ("forms", (((1,) * 33, None, None, None),) * len(leaves)),
             ("forms", (((SPOILT,), None, None, None),) * len(leaves)),
             ("forms", ((form[0],),) * len(leaves)),
-            ("tensors", Tensors),
             ("priority", len(leaves)),
             ("priority", -2),
             ("priority", 1 << 80),
-            ("reals", (1,)),
         ]
         for name, value in wrong:
             with pytest.raises((TypeError, ValueError, OverflowError)):
@@ -91,3 +93,43 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
                 intake.add(*arguments)
             with pytest.raises(TypeError):
                 intake.extend(*arguments)
+
+
+def test_the_keys_of_a_batch_may_be_in_any_order_and_other_objects() -> None:
+    with Engine.anonymous(settings("rows")) as engine:
+        ring = engine.define(schema("rows"))
+        names = [f"leaf {at}" for at in range(len(ring.schema.leaves))]
+        intake = _core.Intake(
+            ring=ring.seat.native,
+            tree=tuple((name, None) for name in names),
+            forms=tuple(
+                (leaf.shape, numpy.zeros((2, 3), leaf.dtype), None, None)
+                for leaf in ring.schema.leaves
+            ),
+            tensors=False,
+            box=type(None),
+            inside="",
+            priority="urgent",
+            timeout_ns=0,
+        )
+        batch = {
+            name: numpy.full((2, *leaf.shape), at, leaf.dtype)
+            for at, (name, leaf) in enumerate(zip(names, ring.schema.leaves, strict=True))
+        }
+        urgent = {"urgent": numpy.array([3.0, 4.0])}
+        for first, data in enumerate(
+            (
+                batch,
+                dict(reversed(batch.items())),
+                {"".join(name): rows for name, rows in batch.items()},
+                {names[0]: batch[names[0]], **urgent, **batch},
+            )
+        ):
+            slots = intake.extend(data, None)
+            assert numpy.frombuffer(slots, "<i8").tolist() == [2 * first, 2 * first + 1]
+            for at, leaf in enumerate(ring.schema.leaves):
+                stored = numpy.frombuffer(ring.leaf(at), leaf.dtype).reshape(-1, *leaf.shape)
+                assert (stored[2 * first : 2 * first + 2] == at).all()
+        assert ring.live.raw[6:8].tolist() == [3.0, 4.0]
+        assert intake.extend({**batch, "another": batch[names[0]]}, None) is None
+        assert intake.extend({**dict(list(batch.items())[1:]), "another": 0}, None) is None

@@ -58,8 +58,8 @@ class FastWrite:
         rows = storage.mover()
         if not isinstance(rows, NativeRows):
             return None
-        classes = {"tensors": torch.Tensor, "box": TensorDict, "inside": "_tensordict"}
-        form = intake_form(rows.ring, rows.leaves, _examples(rows.leaves), **classes)
+        how = {"tensors": True, "box": TensorDict, "inside": "_tensordict"}
+        form = intake_form(rows.ring, rows.leaves, _examples(rows.leaves), **how)
         return None if form is None else cls(storage, rows, form, key)
 
     def write(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:

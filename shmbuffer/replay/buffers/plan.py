@@ -53,6 +53,7 @@ class Plan:
     why_sample: str  # the same for the way out
     gives_priorities: bool  # whether a write gives the items their priorities
     tells_sampler: bool  # whether the sampler is told of writes
+    updates: PrioritizedSampler | None  # whose ring takes the priorities of a sample as they come
     rewrites: bool  # whether data are changed before they are written, apart from transforms
     info: SampleInfo  # entries of samples besides their items
     limits: Limits  # that samples wait for
@@ -68,7 +69,9 @@ class Plan:
         self.payload: Any = None if backed is None else backed._mover or backed.mover()
         unit = buffer._sample_unit
         self.unit: SampleUnit | None = None if type(unit) is Transition else unit
-        self.by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
+        self.by_priority = by = sampler if isinstance(sampler, PrioritizedSampler) else None
+        plain = type(sampler).update_priority is PrioritizedSampler.update_priority
+        self.updates = by if plain and self.unit is None else None
         self._samples_tensordicts = buffer._mapping == "tensordict"
         ring = ring_of(storage)
         self._own_table = self.by_priority is not None and self.by_priority.ring() is not ring

@@ -162,7 +162,7 @@ class Sampling(Consuming):
         return data
 
     @eager
-    def update_priority(self, index: Any, priority: Any, *, generation: Any = None) -> Any:
+    def update_priority(self, index: Any, priority: Any, generation: Any = None) -> Any:
         """Change priorities.
 
         Args:
@@ -181,6 +181,10 @@ class Sampling(Consuming):
 
         Cost: one native call.
         """
+        if (updates := self._plan.updates) is not None:
+            found = updates.update_given(index, priority, generation)
+            if found is not None:
+                return found
         if self.dim_extend and np.ndim(priority) > 1:
             priority = swap_dims(torch.as_tensor(priority), self.dim_extend).flatten()
         if generation is None:

@@ -91,7 +91,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def extend(
         self,
         tensordicts: Any,
-        *,
         update_priority: bool | None = None,
         timeout: float | None = None,
         streams: Any = None,
@@ -237,7 +236,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Cost: one native call.
         """
-        sampler, storage, key = self._sampler, self._storage, self._priority_key
+        key, updates = self._priority_key, self._plan.updates
+        if updates is not None and type(data) is TensorDict:
+            get = data._tensordict.get
+            found = updates.update_given(get(INDEX), get(key), get(GENERATION))
+            if found is not None:
+                return found
+        sampler, storage = self._sampler, self._storage
         if not isinstance(sampler, PrioritizedSampler):
             return PriorityUpdate(0, 0)
         given = data

@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from shmbuffer._native import _core
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.numpy.arrays import is_plain
+
+_core.know_tensors(torch.Tensor)
 
 _KNOWN = (bool, int, float, complex, np.generic, np.ndarray)
 

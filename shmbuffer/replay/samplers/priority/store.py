@@ -5,8 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from shmbuffer.numpy.indices import are_written
 from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, check_raw, from_zero
@@ -19,9 +17,6 @@ from shmbuffer.replay.storages.storage import ring_of
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.numpy.arrays import Floats, Ints
-
-
-_REALS = (torch.float32, torch.float64)
 
 
 class PriorityStore(Sampler):
@@ -242,9 +237,8 @@ class PriorityStore(Sampler):
         Cost: one native call; contiguous tensors (int64 indices and generations, float32 or
             float64 priorities) are read in place.
         """
-        ring = self._bound() if self._ring is None else self._ring
-        if ring is not None:
-            found = self._update_in_place(ring, index, priority, generation)
+        if self._bound() is not None:
+            found = self.update_given(index, priority, generation)
             if found is not None:
                 return found
         elif storage is not None and not self.bind(storage):
@@ -262,50 +256,13 @@ class PriorityStore(Sampler):
             tickets = None if tickets is None else tickets[written]
             return self._update(elements[written], raw[written], tickets)
 
-    def _update_in_place(
-        self, ring: Ring, index: Any, priority: Any, generation: Any
-    ) -> PriorityUpdate | None:
-        """Set priorities from tensors that the core can read; None: others, or out of range."""
-        if not (
-            type(index) is torch.Tensor
-            and type(priority) is torch.Tensor
-            and ring.width == 1
-            and self._greatest is None
-            # A single number may be a view with the negative bit set.
-            and (count := index.numel()) == priority.numel() > 1
-            and index.dtype is torch.int64
-            and priority.dtype in _REALS
-            and not priority.requires_grad
-            and index.is_contiguous()
-            and priority.is_contiguous()
-            and index.is_cpu
-            and priority.is_cpu
-        ):
+    def update_given(self, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
+        """`update_priority` from arrays or tensors that the core reads; None: in another way."""
+        ring = self._ring
+        if ring is None or self._greatest is not None:
             return None
-        tickets = 0
-        if generation is not None:
-            if not (
-                type(generation) is torch.Tensor
-                and generation.numel() == count
-                and generation.dtype is torch.int64
-                and generation.is_contiguous()
-                and generation.is_cpu
-            ):
-                return None
-            tickets = generation.data_ptr()
-        try:
-            return PriorityUpdate(
-                *ring.update_at(
-                    index.data_ptr(),
-                    priority.data_ptr(),
-                    count,
-                    tickets,
-                    single=priority.dtype is torch.float32,
-                    shown=lambda: (as_raw(priority, count), ravel(index, ())),
-                )
-            )
-        except IndexError:
-            return None
+        found = ring.update_given(index, priority, generation)
+        return None if found is None else PriorityUpdate._make(found)
 
     def _update(self, elements: Ints, raw: Floats, tickets: Ints | None) -> PriorityUpdate:
         if self._ring is not None:
