@@ -452,6 +452,14 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
     return SHMB_OK;
 }
 
+/* Of records that are read soon the word and the place; then, with those, the record. */
+static inline __attribute__((always_inline)) void fetch_soon(const struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t i) {
+    if (i + 24 < count) __builtin_prefetch(&ring->words[index[i + 24]]), __builtin_prefetch(&ring->extents[index[i + 24]]);
+    if (i + 8 >= count) return;
+    struct shmb_extent extent = ring->extents[index[i + 8]];
+    fetch(shmb_record_at(ring, extent.position), extent.bytes);
+}
+
 /* Records by slot, one behind the other. tickets[i] is -1, and the size 0, where the slot holds no item.
  * SHMB_NO_ROOM: they do not fit into the arena; as much as shmb_refusal.needed will do, if nothing changes.
  * SHMB_DAMAGED: what a slot says is not where its record is. */
@@ -459,6 +467,7 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
                       struct shmb_arena *arena, int64_t *tickets) {
     for (uint64_t i = 0; i < count; i++) {
         uint64_t slot = (uint64_t)index[i], before = arena->used;
+        SHMB_OPTIMISTIC(fetch_soon(ring, index, count, i));
         for (int round = 0;; round++) {
             bool with_the_lock = round >= ROUNDS;
             int status = with_the_lock ? shmb_lock(ring, call) : SHMB_OK;

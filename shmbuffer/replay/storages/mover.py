@@ -78,6 +78,11 @@ class Mover(ABC):
     def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
         """Copies of elements, for `build`; tickets, -1 without an item; how many are -1."""
 
+    def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
+        """`read`, for `build`; None where an item is another one by now."""
+        found, now, _ = self.read(index)
+        return found if torch.equal(now, tickets.reshape(-1)) else None
+
     @abstractmethod
     def sample(self, count: int, key: int, beta: float | None) -> RowSample:
         """Draw, copy and validate, for `build`. ``beta`` None draws uniformly."""

@@ -120,6 +120,11 @@ class RecordStore(ItemStore):
         missing = int((drawn.tickets < 0).sum())
         return drawn.batch, torch.from_numpy(drawn.tickets), missing
 
+    def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
+        """See `Mover.read_chosen`."""
+        drawn = self.records.read(index.numpy())
+        return drawn.batch if drawn.tickets.tobytes() == tickets.numpy().tobytes() else None
+
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
         """See `Mover.build`: `RawBatch`, where it is not one item."""
         fetched = RawBatch(found, self.codec.decoder)

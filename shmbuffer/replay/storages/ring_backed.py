@@ -284,10 +284,8 @@ class RingBacked(Storage):
         elements = index
         if mover.lanes or not is_plain(index):
             elements = torch.from_numpy(ravel(index, mover.lanes))
-        found, now, _ = mover.read(elements)
-        if not torch.equal(now, tickets.reshape(-1)):
-            return None
-        return self.to_device(mover.build(found, (len(elements),)))
+        found = mover.read_chosen(elements, tickets)
+        return None if found is None else self.to_device(mover.build(found, (len(elements),)))
 
     def tickets(self, index: Any) -> torch.Tensor:
         """The tickets int64 ``[n]`` of the items at ``index``; -1 without an item.
