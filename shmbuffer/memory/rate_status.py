@@ -40,8 +40,7 @@ class RateStatus:
     max_times_sampled: int  # 0: there is no queue
     leased: int | None = None  # elements that the lease of one ring among several has left
     reserved: int = 0  # items that are reserved
-    # items written, in flight and reserved since ages count, and how many may be; None: no gate
-    early: tuple[int, int] | None = None
+    allowed: int | None = None  # items that may be written before the next version; None: no gate
     version: int = 0  # of the policy that learners have
     max_staleness: int | None = None  # versions that items may be behind it; None: nobody asks
     refused: int = 0  # items that were too old
@@ -53,7 +52,7 @@ class RateStatus:
                 return Why.FULL
             if self.leased is not None and count > self.leased:
                 return Why.LEASED
-            if self.early is not None and self.early[0] + count > self.early[1]:
+            if self.allowed is not None and count > self.allowed:
                 return Why.VERSION
             if self.wanted is not None and self.filled >= self.min_size:
                 after = self.ahead + (self.pending + self.reserved + count) * self.wanted
@@ -109,14 +108,14 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
         max_times_sampled=times,
         leased=None if lease is None else max(0, lease[0] - lease[1] - pending - reserved),
         reserved=reserved,
-        early=_early(runtime, ages, pending + reserved) if limits & Limit.AGES else None,
+        allowed=_allowed(runtime, ages, pending + reserved) if limits & Limit.AGES else None,
         version=int(runtime["consumer_version"]),
         max_staleness=int(ages["max_staleness"]) if limits & Limit.AGES else None,
         refused=int(runtime["refused"]),
     )
 
 
-def _early(runtime: Any, ages: Any, open_: int) -> tuple[int, int] | None:
+def _allowed(runtime: Any, ages: Any, open_: int) -> int | None:
     each = int(ages["items_per_version"])
     if each == 0:
         return None
@@ -124,8 +123,8 @@ def _early(runtime: Any, ages: Any, open_: int) -> tuple[int, int] | None:
     versions = limiter.signed(int(runtime["consumer_version"]) - int(ages["version_base"]))
     if written + open_ == 0:
         versions = 0  # nothing is written: versions count from here on
-    allowed = (max(0, versions) + int(ages["max_staleness"]) + 1) * each
-    return written + open_, allowed
+    # Where a version was made from nothing both count a batch more: only the difference is told.
+    return (max(0, versions) + int(ages["max_staleness"]) + 1) * each - written - open_
 
 
 def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> list[int]:
@@ -166,10 +165,9 @@ def explain(
             )
             who = "it grows as the learners of the sharded buffer sample"
         case Why.VERSION:
-            there, allowed = now.early or (0, 0)
             what = (
-                f"{there:,} items are written, in flight and reserved, and while learners have "
-                f"version {now.version:,} there may be {allowed:,} "
+                f"{count:,} items are to be written, and while learners have version "
+                f"{now.version:,} there may be {max(0, now.allowed or 0):,} more "
                 f"(max_staleness={now.max_staleness})"
             )
         case Why.HELD:

@@ -214,8 +214,8 @@ def test_a_write_that_waits_says_for_which_version_and_goes_on_with_it(engine: E
     with pytest.raises(RateLimitTimeout) as caught, deadline.within(0.05):
         write(ring, 3)
     assert str(caught.value) == (
-        f"{engine.path}: extend waits: 38 items are written, in flight and reserved, and while "
-        "learners have version 7 there may be 40 (max_staleness=2); there is no learner; "
+        f"{engine.path}: extend waits: 3 items are to be written, and while learners have version "
+        "7 there may be 2 more (max_staleness=2); there is no learner; "
         "after 0.05 s nothing was changed"
     )
 
@@ -294,6 +294,20 @@ def test_a_rollout_that_others_overtake_is_refused_at_the_first_turn_that_is_too
     assert line.ring.write_count == 12
     slow[1].give_back()
     assert line.fill() == 4
+
+
+def test_a_write_that_waits_counts_no_batch_for_a_version_that_was_made_from_nothing(
+    engine: Engine,
+) -> None:
+    line = Line(engine)
+    assert line.fill() == 12
+    for _ in range(2):
+        consumer_version.increment(engine.seat)
+    with line.learner() as consumer:
+        line.learn(consumer, publish=False)
+    assert goes(line.ring, 3) is False
+    with pytest.raises(RateLimitTimeout, match="2 there may be 0 more"), deadline.within(0.05):
+        write(line.ring, 3)
 
 
 def test_a_claim_that_is_open_is_in_line_and_one_that_is_given_up_is_not(engine: Engine) -> None:
@@ -390,7 +404,7 @@ def test_decisions_are_those_of_the_rule_whatever_comes_when(tmp_path: Path) -> 
                 allowed = (max(0, version - base) + gate.max_staleness + 1) * gate.items_per_version
                 fits = written + count <= allowed
                 status = ring.flow.rate_status()
-                assert status.early == (written, allowed)
+                assert status.allowed == allowed - written
                 assert goes(ring, count) == fits
                 written += count if fits else 0
                 refused += not fits
