@@ -124,6 +124,21 @@ def test_a_lazy_stack_is_acknowledged_without_a_look_at_its_items(tmp_path: Path
     assert rb.consumers()[0].acked == 16
 
 
+def test_items_that_were_exchanged_in_a_lazy_stack_are_those_that_are_acknowledged(
+    tmp_path: Path,
+) -> None:
+    storage = LazyStackStorage(16, max_bytes=2**16, scratch_dir=tmp_path)
+    rb = made(storage=storage)
+    rb.extend([TensorDict({"n": torch.tensor(n)}) for n in range(16)])
+    one, other = rb.sample(lease=math.inf), rb.sample(lease=math.inf)
+    one.tensordicts[1], other.tensordicts[2] = other.tensordicts[2], one.tensordicts[1]
+    assert rb.ack(one) == (4, 0)
+    assert rb.leased()["index"].tolist() == [1, 4, 5, 7]
+    del other.tensordicts[1]
+    assert rb.ack(other) == (3, 0)
+    assert rb.leased()["index"].tolist() == [5]
+
+
 def test_what_a_handle_holds_can_be_acknowledged_as_a_whole() -> None:
     rb = made()
     rb.extend(items(0, 8))

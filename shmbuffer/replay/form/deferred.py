@@ -5,6 +5,7 @@ A learner that pads, or reads a few entries, need not wait for hundreds of Tenso
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,12 @@ def to_come(stack: LazyStackedTensorDict) -> dict[Any, Any]:
     return found if type(stack) is _Deferred else {}
 
 
+def is_as_made(stack: LazyStackedTensorDict) -> bool:
+    """Whether it has the items that got entries at the first look, all of them in their order."""
+    made, items = stack.__dict__.get("_made", ()), stack.tensordicts
+    return len(made) == len(items) and all(map(operator.is_, made, items))
+
+
 class _Deferred(LazyStackedTensorDict):
     """A lazy stack before the first look: ``tensordicts`` is not there yet."""
 
@@ -68,10 +75,11 @@ class _Deferred(LazyStackedTensorDict):
         if name == "tensordicts":
             make = attributes.get("_make")
             if make is not None:
-                attributes.setdefault(name, make())  # one step: another thread may be here
+                items = attributes.setdefault(name, make())  # one step: other threads may be here
+                if attributes.pop("_entries", None):
+                    attributes["_made"] = tuple(items)
                 self.__class__ = LazyStackedTensorDict
                 attributes.pop("_make", None)
-                attributes.pop("_entries", None)
             if name in attributes:
                 return attributes[name]
         raise AttributeError(f"a {LazyStackedTensorDict.__name__} has no attribute {name!r}")
