@@ -10,7 +10,7 @@ import mmap
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from shmbuffer._native import _core
 from shmbuffer.memory import ItemSnapshot, filesystem
 from shmbuffer.replay.compat.storages import files_of
 from shmbuffer.replay.form.leaves import Leaves
-from shmbuffer.replay.storages.rows import Rows
+
+if TYPE_CHECKING:  # storages import their checkpointers
+    from shmbuffer.replay.storages.rows import Rows
 
 # Of a ring that is not full: slots beyond its last item that get their room before the copy, for
 # what others write meanwhile.

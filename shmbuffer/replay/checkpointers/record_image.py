@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +26,10 @@ from shmbuffer.memory import ItemSnapshot, RecordBatch, Records
 from shmbuffer.memory.extents import padded
 from shmbuffer.memory.record_batch import HEADER_BYTES, gather
 from shmbuffer.numpy.arrays import Ints
-from shmbuffer.replay.storages.record_codec import RecordCodec
 from shmbuffer.replay.values import damaged, read_array, reading
+
+if TYPE_CHECKING:  # storages import their checkpointers
+    from shmbuffer.replay.storages.record_codec import RecordCodec
 
 _DATA = "shmbuffer.records.data"
 _TABLE = "shmbuffer.records.npy"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from shmbuffer.replay.compat.storages import pytree_metadata, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
-from shmbuffer.replay.storages.rows import Rows
+
+if TYPE_CHECKING:  # storages import their checkpointers
+    from shmbuffer.replay.storages.rows import Rows
 
 
 class TensorStorageCheckpointer(RingStorageCheckpointer):

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
 
 from shmbuffer.replay.compat.folders import Folder, read_folder
 from shmbuffer.replay.form.tensors import torch_dtype
-from shmbuffer.replay.storages.item_codec import PackedCodec
 from shmbuffer.replay.values import damaged, read_json
+
+if TYPE_CHECKING:  # storages import their checkpointers
+    from shmbuffer.replay.storages.item_codec import PackedCodec
 
 _METADATA = "metadata.json"
 _ZLIB = 0x78  # the first byte of what TorchRL compresses below Python 3.14
