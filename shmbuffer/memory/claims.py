@@ -6,7 +6,8 @@ rolled back when it claims again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,13 +129,20 @@ class Claims:
         return self._native if self._native is not None and isinstance(native, Closed) else native
 
 
+from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+addressof = ctypes.addressof
+
+
 def address(array: NDArray[Any] | int | None) -> int:
     """The address of an array; an int is one already, and None is 0."""
     if array is None:
         return 0
     if isinstance(array, int):
         return array
-    return int(array.__array_interface__["data"][0])
+    try:
+        return addressof(from_buffer(array))  # a quarter of what numpy's own way costs
+    except (TypeError, ValueError):  # it has no bytes, or nobody may write there
+        return int(array.__array_interface__["data"][0])
 
 
 def address_of_priorities(array: NDArray[np.float64] | int | None, count: int) -> int:

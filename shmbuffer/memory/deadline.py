@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 #: For the mutex, which living processes hold for microseconds.
@@ -14,12 +14,16 @@ LOCK_TIMEOUT_NS = 5_000_000_000
 WRITE_TIMEOUT_S = 5.0
 
 
+def within(seconds: float | None) -> AbstractContextManager[None]:
+    """Limits the time that the calls of this thread together wait for others; None: nothing new."""
+    return _AS_BEFORE if seconds is None else _within(seconds)
+
+
+_AS_BEFORE = nullcontext()
+
+
 @contextmanager
-def within(seconds: float | None) -> Iterator[None]:
-    """Limits the time that the calls of this thread together wait for others."""
-    if seconds is None:
-        yield
-        return
+def _within(seconds: float) -> Iterator[None]:
     if not seconds >= 0:
         raise ValueError(f"timeout is a number of seconds from 0 on, or None; got {seconds!r}")
     before = _own.limit

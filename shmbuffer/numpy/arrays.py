@@ -6,9 +6,7 @@ integers of the same size, which ml_dtypes, JAX and torch look at with ``view``.
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer.memory.claims import address, addressof, from_buffer
 from shmbuffer.memory.leaf import ITEMSIZES, RAW
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-
-from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
-addressof = ctypes.addressof
 
 _core.know_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))
 
@@ -147,8 +143,8 @@ def _of_torch(tensor: Any, torch: Any) -> tuple[str, np.ndarray[Any, Any]]:
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Where the bytes of an array begin; a quarter of the usual cost, if it is writable."""
+    """Where the bytes of an array begin; 0 if it has none."""
     try:
         return addressof(from_buffer(array))
-    except (TypeError, ValueError):  # it has no bytes, or nobody may write there
-        return int(array.__array_interface__["data"][0]) if array.size else 0
+    except (TypeError, ValueError):
+        return address(array) if array.size else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import cast
 
-from shmbuffer.numpy.arrays import addressof, from_buffer
+from shmbuffer.memory.claims import addressof, from_buffer
 
 _READ, _WRITE = 0x100, 0x200  # of Python's PyBUF_READ and PyBUF_WRITE
 

@@ -13,7 +13,8 @@ import torch
 from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf
-from shmbuffer.numpy.arrays import NO_ARRAY, addressof, from_buffer
+from shmbuffer.memory.claims import addressof, from_buffer
+from shmbuffer.numpy.arrays import NO_ARRAY
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.leaves import SchemaLeaves, length_of
 from shmbuffer.numpy.mismatch import not_a_tensor, refuse_leaf
