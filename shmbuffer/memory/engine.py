@@ -69,17 +69,11 @@ class Engine:
     # Creating and joining.
 
     @classmethod
-    def anonymous(
-        cls,
-        settings: Settings,
-        *,
-        role: str = "client",
-        prefault: Prefault = OFF,
-    ) -> Engine:
+    def anonymous(cls, settings: Settings, *, prefault: Prefault = OFF) -> Engine:
         """A buffer in memory without a name."""
         require_platform()
         ground, control = Anonymous.create(asdict(settings), settings.flags & ~Flag.RESERVE)
-        return cls(Seat(ground, control, Role[role.upper()]), prefault=prefault)
+        return cls(Seat(ground, control, Role.CLIENT), prefault=prefault)
 
     @classmethod
     def open(

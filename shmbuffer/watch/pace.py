@@ -101,9 +101,9 @@ class Watch:
         self.last, self._at, self._is_lost = found, at, False
         return pace
 
-    def lose(self, why: str, kind: Kind = "removed", wall_s: float | None = None) -> Pace:
+    def lose(self, why: str, kind: Kind = "removed") -> Pace:
         """Takes in that the buffer cannot be inspected any more, and why."""
-        seen = () if self._is_lost else (Change(wall_s or time.time(), kind, why),)
+        seen = () if self._is_lost else (Change(time.time(), kind, why),)
         self.events += seen
         self._is_lost = True
         return Pace.nothing(*seen)
