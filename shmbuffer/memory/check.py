@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.errors import (
-    BufferNotFoundError,
-    CorruptBufferError,
-    LockTimeout,
-    ShmBufferError,
-)
+from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, LockTimeout, ShmBufferError
 from shmbuffer.memory import history, layout
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS

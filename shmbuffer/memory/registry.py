@@ -26,12 +26,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.errors import (
-    AttachTimeout,
-    BufferNeedsRestart,
-    RegistryFullError,
-    ShmBufferError,
-)
+from shmbuffer.errors import AttachTimeout, BufferNeedsRestart, RegistryFullError, ShmBufferError
 from shmbuffer.memory import identity, layout
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS

@@ -20,12 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.errors import (
-    BufferNotFoundError,
-    CorruptBufferError,
-    FormatError,
-    ShmBufferError,
-)
+from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, FormatError, ShmBufferError
 from shmbuffer.memory import consumer_version, layout, weights_file
 from shmbuffer.memory.leaf import ITEMSIZES, RAW, Leaf
 from shmbuffer.memory.locks import Lock

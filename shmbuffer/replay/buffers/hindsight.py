@@ -32,13 +32,7 @@ from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.buffers.drawing import Choice
 from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
-from shmbuffer.replay.samplers.sampler import (
-    ATTEMPTS,
-    Sampler,
-    ask_rank,
-    lanes_of,
-    random_numbers,
-)
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, ask_rank, lanes_of, random_numbers
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
 from shmbuffer.replay.samplers.slicing.entries import Key, key_of, path_of
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories

@@ -14,14 +14,7 @@ from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.publication import publish_file
-from shmbuffer.replay.ted import (
-    Flat2TED,
-    H5Combine,
-    H5Split,
-    Nested2TED,
-    TED2Flat,
-    TED2Nested,
-)
+from shmbuffer.replay.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from shmbuffer.replay.ted.entries import LENGTH, ROOT, entries, shape_of
 
 Key = str | tuple[Any, ...]

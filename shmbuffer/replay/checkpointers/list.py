@@ -21,13 +21,7 @@ from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat import compressed
 from shmbuffer.replay.compat.storages import METADATA, read_metadata
 from shmbuffer.replay.form.packing import Packed
-from shmbuffer.replay.values import (
-    damaged,
-    pack_plainly,
-    read_values,
-    unpack_plainly,
-    write_values,
-)
+from shmbuffer.replay.values import damaged, pack_plainly, read_values, unpack_plainly, write_values
 
 _ITEMS = "shmbuffer.list"
 

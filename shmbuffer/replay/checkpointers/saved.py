@@ -16,12 +16,7 @@ from shmbuffer.numpy.nodes import LEAF, Node
 from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.checkpointers.objects import read_objects
 from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
-from shmbuffer.replay.compat.folders import (
-    Folder,
-    objects_of,
-    read_folder,
-    shapes_of_objects,
-)
+from shmbuffer.replay.compat.folders import Folder, objects_of, read_folder, shapes_of_objects
 from shmbuffer.replay.compat.storages import METADATA, pytree_columns, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves

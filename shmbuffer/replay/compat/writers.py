@@ -18,14 +18,7 @@ import torch
 
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.compat.folders import described, mapped
-from shmbuffer.replay.values import (
-    OURS,
-    read_json,
-    read_state,
-    reading,
-    write_json,
-    write_state,
-)
+from shmbuffer.replay.values import OURS, read_json, read_state, reading, write_json, write_state
 
 _METADATA = "metadata.json"
 _GENERATION = "generation.memmap"
