@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def sampled(path: Path, kind: str) -> Iterator[Begun]:
 
 @contextmanager
 def reserved(path: Path, kind: str) -> Iterator[Begun]:
-    """Room for new items, or for those of a dead process."""
+    """Room for new items, for those of a dead process, or of a reservation that is dropped."""
     with learner(path, "consuming") as rb:
         rb.extend(units(0, 1))
         if kind == "resume":
@@ -49,24 +50,27 @@ def reserved(path: Path, kind: str) -> Iterator[Begun]:
 
         def works() -> None:
             assert int(engine.stats()["reserved"]) == 0
-            assert len(rb.partials()) == (kind == "resume")
+            assert len(rb.partials()) == (kind != "reserve")
 
-        kept: list[object] = []
+        kept: list[Any] = []
 
         def act() -> None:
             kept.append(rb.resume(rb.partials()[0]) if kind == "resume" else rb.reserve(3))
 
-        yield act, works
+        if kind == "dropped":
+            act()
+            kept[0].append(units(1, 1))
+        yield kept.clear if kind == "dropped" else act, works
         kept.clear()
         engine.cleanup()
 
 
 #: Places behind the delivery: returns of Python functions, where CPython does not look for signals.
-RETURNS = {"reserve": 1, "resume": 1, **dict.fromkeys(SAMPLERS, 5)}
+RETURNS = {"reserve": 1, "resume": 1, "dropped": 0, **dict.fromkeys(SAMPLERS, 5)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*SAMPLERS, "reserve", "resume"])
+@pytest.mark.parametrize("kind", [*SAMPLERS, "reserve", "resume", "dropped"])
 def test_what_an_interrupted_call_was_granted_is_free(kind: str, fast_path: Path) -> None:
     numbers = itertools.count()
     of = sampled if kind in SAMPLERS else reserved
@@ -81,6 +85,6 @@ def test_what_an_interrupted_call_was_granted_is_free(kind: str, fast_path: Path
     del act, _
     gc.collect()
     places = range(len(counted.places) - RETURNS[kind])
-    assert len(places) > 50
+    assert len(places) > 10
     for number in (*places[::9], *places[-20:]):
         interrupt(Deed(kind, begin), number)

@@ -51,8 +51,7 @@ class Reservation:
     ) -> None:
         self._engine = engine
         self._rb = rb
-        self._granted = granted  # what names it, once it is
-        self._incarnation = engine.seat.incarnation
+        self._room = _Room(engine, granted)
         self._over = ""  # how it ended here
         self._pieces = None if pieces is None else self._kept(pieces)
         self.items = items
@@ -60,14 +59,10 @@ class Reservation:
         self.refused = 0
 
     @property
-    def _name(self) -> int | None:
-        """What names it; None: nothing was written yet, and nothing is reserved."""
-        return int(self._granted[0]) or None
-
-    @property
     def id(self) -> int | None:
         """Its unique number; None before the first write to the buffer."""
-        return None if self._name is None else self._name // RESERVATIONS
+        name = self._room.name
+        return None if name is None else name // RESERVATIONS
 
     @property
     def ended(self) -> bool:
@@ -154,15 +149,14 @@ class Reservation:
         """Give the room back, and drop the appended pieces; does nothing once it has ended."""
         if self._over:
             return
-        if not self._is_ours():
+        if not self._room.is_ours():
             self._let_go()
             return
         self._over = "was given back"
         if self._pieces is not None:
             self._pieces.remove()  # first: if we die now, no process continues it
             self._pieces.close()
-        if self._name is not None and self._is_ours() and (ring := self._engine.ring()):
-            ring.reservations.give_back(self._name)
+        self._room.give_back()
 
     def _committed(self, data: Any, ages: Any, timeout: float | None, given: Any) -> Any:
         """Write; again without the items that the core refuses."""
@@ -189,16 +183,16 @@ class Reservation:
         young: NDArray[np.bool_] | None,
         given: Any,
     ) -> Any:
-        ring, name = self._engine.ring(), self._name
+        ring, name = self._engine.ring(), self._room.name
         if name is None and ring is not None:
-            name = ring.reservations.reserve(self.items, name=self._granted)
+            name = ring.reservations.reserve(self.items, name=self._room.granted)
         if name is None or ring is None:  # nothing was written yet: an ordinary write
             return _nothing() if data is None else self._rb.extend(data, **given)
         index = None
         if data is not None:
             with ring.reservations.held(name, versions, young):
                 index = self._rb.extend(data, **given)
-        ring.reservations.give_back(name)  # of nothing, or where transforms kept all back
+        self._room.give_back()  # of nothing, or where transforms kept all back
         return _nothing() if index is None else index
 
     def _versions(self, data: Any, ages: Any) -> NDArray[np.int64] | None:
@@ -233,7 +227,7 @@ class Reservation:
         return _joined(found)
 
     def _make_pieces(self) -> Pieces:
-        directory, name = self._engine.seat.ground.directory, self._name
+        directory, name = self._engine.seat.ground.directory, self._room.name
         ring = self._engine.ring()
         if directory is None or name is None or ring is None:
             what = "has no directory" if directory is None else "has no items yet"
@@ -266,16 +260,12 @@ class Reservation:
         ring.reservations.is_done(self._pieces.number, forget=True)
         self._pieces.close()
 
-    def _is_ours(self) -> bool:
-        seat = self._engine.seat
-        return not seat.closed and seat.is_ours() and seat.incarnation == self._incarnation
-
     def _require_held(self, what: str) -> None:
         where = self._engine.where
         self._engine.seat.require_open()
         if self._over:
             problem = f"this reservation {self._over} already"
-        elif not self._is_ours():
+        elif not self._room.is_ours():
             problem = "this reservation is another process's, which has forked"
         else:
             return
@@ -297,8 +287,7 @@ class Reservation:
     def _let_go(self) -> None:
         """Free the room and leave the pieces to others, as if we had died."""
         self._over = "was let go"
-        if self._name is not None and self._is_ours() and (ring := self._engine.ring()):
-            ring.reservations.give_back(self._name)
+        self._room.give_back()
         if self._pieces is not None:
             self._pieces.close()
 
@@ -308,6 +297,41 @@ class Reservation:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a reservation belongs to one handle: reserve in the process that commits")
+
+
+class _Room:
+    """What names a reservation, and gives its room back.
+
+    Its finalizer comes behind that of the reservation: Ctrl-C ends one of them at most.
+    """
+
+    def __init__(self, engine: Engine, granted: NDArray[np.uint64]) -> None:
+        self._engine = engine
+        self.granted = granted  # what names it, once it is
+        self._incarnation = engine.seat.incarnation
+        self._is_over = False
+
+    @property
+    def name(self) -> int | None:
+        """What names it; None: nothing was written yet, and nothing is reserved."""
+        return int(self.granted[0]) or None
+
+    def is_ours(self) -> bool:
+        """Whether it is of this handle still, which has not gone through fork."""
+        seat = self._engine.seat
+        return not seat.closed and seat.is_ours() and seat.incarnation == self._incarnation
+
+    def give_back(self) -> None:
+        """Others may have it; if it was spent, or is not ours, nothing happens."""
+        name = self.name
+        if name is not None and self.is_ours() and (ring := self._engine.ring()):
+            ring.reservations.give_back(name)
+        self._is_over = True
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_over", True):
+            with suppress(Exception):  # the interpreter may be gone, or the handle
+                self.give_back()
 
 
 def _nothing() -> torch.Tensor:
