@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,8 @@ def of_described(group: list[Described]) -> Columns:
         if type(column[0]) is bytes:
             addresses[:, at] = joined(column, sizes[:, at], keeps)
         else:
-            addresses[:, at] = np.fromiter(map(address_of, column), np.int64, count)
+            find = address_of if type(column[0]) is np.ndarray else methodcaller("data_ptr")
+            addresses[:, at] = np.fromiter(map(find, column), np.int64, count)
     return Columns(kind, batch_dims, tuple(dims), addresses, sizes, keeps, leaves)
 
 
