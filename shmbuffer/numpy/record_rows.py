@@ -36,14 +36,11 @@ class RecordRows(Mover):
         told = recorded.of_storage(engine.settings, engine.where)
         self._has_function = bool(told.get("own_functions"))
         compresses = told.get("kind") == _COMPRESSED and not self._has_function
-        level = told.get("compression_level", _LEVEL) if compresses else None
-        self._codec = RecordCodec(
-            level, told.get("dictionary_bytes", 0) if compresses else 0, compresses=compresses
-        )
-        self._codec.encoder = Encoder(
-            keys=told.get("compress") if compresses else None,
-            share=bool(told.get("share_frames")) and compresses,
-        )
+        how = told if compresses else {}
+        level = how.get("compression_level", _LEVEL) if compresses else None
+        self._codec = RecordCodec(level, how.get("dictionary_bytes", 0))
+        share = bool(how.get("share_frames"))
+        self._codec.encoder = Encoder(keys=how.get("compress"), share=share)
         self._codec.decoder = Decoder(self._codec.expand)
         self._codec.join(engine)
 

@@ -91,7 +91,7 @@ Here, from below:
     limits                              how large what is said may be; a row that cannot be
     chunks, grammar, numbers            leaves; tags of the binary form; where the numbers are
     form_writer, forms                  a form, and its code
-    pieces, heads                       sizes and places; first bytes, and what equal ones tell
+    pieces, headers                     sizes and places; first bytes
     assembling, template, locating          from pieces to records, many or one; and back, in the
                                         core (`locating.c`) where all have one form
 """

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.forms import Form
-from shmbuffer.memory.record_format.headers import FRONT_AT, FRONT_WORD, Model, head_of, model
-from shmbuffer.memory.record_format.limits import MAX_U32, SMALL_BYTES, ImpossibleError, refuse
+from shmbuffer.memory.record_format.headers import FRONT_AT, FRONT_WORD, head_of
+from shmbuffer.memory.record_format.limits import MAX_U32, ImpossibleError, refuse
 from shmbuffer.memory.record_format.pieces import (
     address,
     aligned,
@@ -41,10 +41,6 @@ def assemble(
         _require_shape("owners", owners, (count, columns.pieces))
     try:
         numbers = _numbers(form, count, batch_dims, dims, sizes)
-        if count and not len(columns.placed) and (numbers == numbers[0]).all():
-            start = head_of(form) + numbers[0].astype("<u4").tobytes() + form.code
-            if len(start) <= SMALL_BYTES and (sizes == (one := model(start)).sizes).all():
-                return _copies(one, addresses, sizes)
         if (found := _laid_out_by_core(form, numbers, addresses, sizes)) is not None:
             return found
         require_raw(form, sizes, measure(form, numbers))
@@ -78,18 +74,6 @@ def _numbers(
         lambda row, column: f"{numbers[row, column]} does not fit into 32 bits",
     )
     return numbers
-
-
-def _copies(one: Model, addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> RecordBatch:
-    """Records that differ in the bytes of their pieces only."""
-    count, stride = len(addresses), one.end + 7 & -8
-    starts = np.arange(0, count * stride, stride)
-    data = np.empty(count * stride, np.uint8)
-    data.view(np.uint64).reshape(count, -1)[:, one.gaps] = 0
-    data.reshape(count, -1)[:, : len(one.start)] = one.start
-    to = starts[:, None] + (one.offsets + address(data))
-    move(addresses, sizes, to)
-    return RecordBatch(data, starts, np.full(count, one.end))
 
 
 def _laid_out_by_core(

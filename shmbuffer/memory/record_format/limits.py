@@ -22,8 +22,8 @@ MAX_PARTS = 2**14
 MAX_FORM_BYTES = 2**20
 MAX_INT_KEY_BITS = 2**13
 SMALL_BYTES = 4096
-"""Of a form, or of the start of a record, that is kept with many others once it was read: its
-bytes say how large what was read may become."""
+"""Of a form that is kept with many others once it was read: its bytes say how large what was read
+may become."""
 
 
 def plausible(raw_bytes: Any, stored_bytes: Any) -> Any:

@@ -35,14 +35,14 @@ class RecordCodec:
     encoder: Encoder
     decoder: Decoder
 
-    def __init__(self, level: int | None, dictionary_bytes: int, *, compresses: bool) -> None:
+    def __init__(self, level: int | None, dictionary_bytes: int) -> None:
         self._level = 3 if level is None else level
         self._zstd = Zstd(self._level)  # without a dictionary, or with the buffer's
         self._engine: Engine | None = None
         self._trainer = (
             DictionaryTrainer(self._level, dictionary_bytes) if dictionary_bytes else None
         )
-        self._compresses = compresses  # with zstd
+        self._compresses = level is not None  # with zstd
 
     def listed(self, data: Any) -> Any:
         """A batch that can be looked at twice."""

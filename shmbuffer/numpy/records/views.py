@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import cast
 
-from shmbuffer.memory.claims import addressof, from_buffer
-
 _READ, _WRITE = 0x100, 0x200  # of Python's PyBUF_READ and PyBUF_WRITE
 
 _from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -22,8 +20,3 @@ def readable(address: int, nbytes: int) -> memoryview:
 def writable(address: int, nbytes: int) -> memoryview:
     """Memory to be written."""
     return cast(memoryview, _from_memory(address, nbytes, _WRITE))
-
-
-def address_of(buffer: memoryview) -> int:
-    """Where a writable buffer of at least one byte starts."""
-    return addressof(from_buffer(buffer))

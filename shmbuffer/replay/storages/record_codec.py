@@ -75,8 +75,7 @@ class RecordCodec(codec.RecordCodec):
             "dictionary_bytes": dictionary_bytes,
             "device": device,
         }
-        compresses = level is not None and compress is None
-        super().__init__(level, dictionary_bytes, compresses=compresses)
+        super().__init__(level if compress is None else None, dictionary_bytes)
         self.encoder = Encoder(own=compress, keys=self._config["keys"], share=share)
         self.decoder: Decoder = Decoder(
             self.expand, device, None if decompress is None else with_metadata(decompress)
