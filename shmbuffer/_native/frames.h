@@ -5,14 +5,35 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Columns of `shmb_arrange_parts`, of so many parts each. */
+/* Columns of `shmb_arrange_parts`, with room for so many parts each. */
 enum { SHMB_PART_AT, SHMB_PART_SIZE, SHMB_PART_WHOLE, SHMB_PART_BEFORE, SHMB_PART_BYTES, SHMB_PART_TO, SHMB_PART_PLANES, SHMB_PART_COLUMNS };
 /* And of what it makes of them: three of frames, then five of parts. */
 enum { SHMB_FRAME_START, SHMB_FRAME_END, SHMB_FRAME_WHOLE, SHMB_IN_FRAME, SHMB_IN_BEFORE, SHMB_IN_BYTES, SHMB_IN_TO, SHMB_IN_PLANES, SHMB_IN_COLUMNS };
 
-/* Parts by frame, in the order in which they lie in it; those without bytes are left out. Starts and ends count from `base`. False:
- * there is no memory for it. */
-bool shmb_arrange_parts(const int64_t *parts, uint64_t count, int64_t base, int64_t *out, uint64_t *frames, uint64_t *left);
+/* How a piece of a form is stored. */
+struct shmb_held {
+    int64_t compressed; /* with zstd */
+    int64_t head;       /* the piece whose frame it is in; itself: it has one, or none */
+    int64_t planes;     /* the number that says how many lie in it one behind the other; -1: it is no plane */
+};
+
+/* Located records of one form: rows of numbers, and of pieces. */
+struct shmb_leaves {
+    int64_t base; /* the address that offsets count from */
+    const struct shmb_held *held;
+    uint64_t pieces;
+    const int64_t *numbers;
+    uint64_t width;
+    const int64_t *offsets, *stored, *expanded;
+    uint64_t count;
+};
+
+/* What each piece holds, on its way to an address of `to`, [pieces][count]; 0: nobody wants it. Copies what is raw. Adds what is
+ * compressed to the parts, of which there is `room` for so many, from `at` on. False: there is no memory for it. */
+bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, int64_t *parts, uint64_t room, uint64_t *at);
+
+/* Parts by frame, in the order in which they lie in it. Starts and ends count from `base`. False: there is no memory for it. */
+bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int64_t base, int64_t *out, uint64_t *frames, uint64_t *left);
 
 /* What frames expand to, and where it goes: as numpy/records/places.py tells. */
 struct shmb_places {

@@ -69,7 +69,8 @@ static bool numbers_of(const struct form *form, const unsigned char *record, uin
 }
 
 /* Returns where the record ends, from its start; 0: there can be no such record. `offsets` first has what each piece expands to. */
-static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t *numbers, int64_t *offsets, int64_t *sizes) {
+static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t *numbers, int64_t *offsets, int64_t *sizes,
+                          int64_t *expanded) {
     uint64_t total = 0, at = FRONT + 4 * form->n_numbers + form->nbytes;
     const int64_t *step = form->pieces;
     for (uint64_t p = 0; p < form->n_pieces; p++) {
@@ -79,17 +80,18 @@ static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t
         if (!volume(form, numbers, step, piece->factors, &bytes) || (total += bytes) > MOST_BYTES) return 0;
         step += piece->factors;
         offsets[p] = sizes[p] = (int64_t)bytes;
+        if (expanded) expanded[p] = (int64_t)bytes;
         if (piece->codec == JOINED) offsets[piece->head] += (int64_t)bytes;
     }
     step = form->pieces;
     for (uint64_t p = 0; p < form->n_pieces; p++) {
         const struct piece *piece = (const struct piece *)step;
-        uint64_t expanded = (uint64_t)offsets[p], alignment = (uint64_t)piece->alignment;
+        uint64_t whole = (uint64_t)offsets[p], alignment = (uint64_t)piece->alignment;
         step += sizeof *piece / sizeof *step + (uint64_t)piece->factors;
         if (piece->codec == JOINED) sizes[p] = 0;
         if (piece->codec == ZSTD || piece->codec == OWN) sizes[p] = numbers[piece->size_column];
         uint64_t stored = (uint64_t)sizes[p];
-        if (piece->codec == ZSTD && (expanded > MOST_BYTES || expanded > ((uint64_t)1 << 17) + (stored << 15))) return 0;
+        if (piece->codec == ZSTD && (whole > MOST_BYTES || whole > ((uint64_t)1 << 17) + (stored << 15))) return 0;
         at = (at + alignment - 1) & ~(alignment - 1);
         offsets[p] = (int64_t)(start + at);
         at += stored;
@@ -98,14 +100,15 @@ static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t
 }
 
 bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *steps, const unsigned char *code, uint64_t code_bytes,
-                        int64_t *numbers, int64_t *offsets, int64_t *sizes) {
+                        int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded) {
     const struct form form = form_told(steps, code, code_bytes);
     for (uint64_t row = 0; row < read->count; row++) {
         uint64_t start = (uint64_t)read->starts[row], size = (uint64_t)read->sizes[row];
         if (start > read->nbytes || start % 8 || size > read->nbytes - start) return false;
         if (!numbers_of(&form, read->data + start, size, numbers + row * form.n_numbers)) return false;
-        if (pieces_of(&form, start, numbers + row * form.n_numbers, offsets + row * form.n_pieces, sizes + row * form.n_pieces) != size)
-            return false;
+        const uint64_t at = row * form.n_pieces;
+        int64_t *whole = expanded ? expanded + at : NULL;
+        if (pieces_of(&form, start, numbers + row * form.n_numbers, offsets + at, sizes + at, whole) != size) return false;
     }
     return true;
 }
@@ -119,7 +122,7 @@ int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t
         for (uint64_t i = 0; i < form.n_numbers; i++)
             if (numbers[i] < 0 || numbers[i] > UINT32_MAX) return -1;
         if (form.n_pieces > SHMB_MOST_PIECES || !shapes_agree(&form, numbers)) return -1;
-        uint64_t end = pieces_of(&form, 0, numbers, offsets + row * form.n_pieces, stored);
+        uint64_t end = pieces_of(&form, 0, numbers, offsets + row * form.n_pieces, stored, NULL);
         if (end == 0 || memcmp(stored, given, form.n_pieces * sizeof *stored) != 0) return -1;
         starts[row] = (int64_t)at;
         ends[row] = (int64_t)end;

@@ -7,7 +7,6 @@
 
 #include "crc32c.h"
 #include "leaf.h"
-#include "locating.h"
 #include "pool.h"
 #include "power.h"
 #include "ring.h"
@@ -343,18 +342,6 @@ static PyObject *core_same_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, sizes_out): see locating.h */
-static PyObject *core_locate_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long at[11];
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKK:locate_pieces", &at[0], &at[1], &at[2], &at[3], &at[4], &at[5], &at[6], &at[7], &at[8],
-                          &at[9], &at[10]))
-        return NULL;
-    const struct shmb_records_read read = {(const unsigned char *)(uintptr_t)at[0], at[1], (const int64_t *)(uintptr_t)at[2],
-                                           (const int64_t *)(uintptr_t)at[3], at[4]};
-    return PyBool_FromLong(shmb_locate_pieces(&read, (const int64_t *)(uintptr_t)at[5], (const unsigned char *)(uintptr_t)at[6], at[7],
-                                              (int64_t *)(uintptr_t)at[8], (int64_t *)(uintptr_t)at[9], (int64_t *)(uintptr_t)at[10]));
-}
-
 /* A tree of its own: the numbers at an address, and the nodes behind them, as in a slots file. */
 static struct shmb_tree tree_at(uint64_t address, uint64_t size, bool whole) {
     struct shmb_sections sections;
@@ -404,18 +391,21 @@ static PyMethodDef methods[] = {
     {"move_pieces", core_move_pieces, METH_VARARGS, "move_pieces(from, sizes, to, count, base=0): copy pieces from address to address."},
     {"checksum_pieces", core_checksum_pieces, METH_VARARGS, "checksum_pieces(from, nbytes, count, out): CRC32C of pieces."},
     {"same_pieces", core_same_pieces, METH_VARARGS, "same_pieces(one, other, nbytes, count, out): which pieces are equal."},
-    {"locate_pieces", core_locate_pieces, METH_VARARGS,
-     "locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored): of records of one form."},
+    {"locate_pieces", shmb_core_locate_pieces, METH_VARARGS,
+     "locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded): of one form."},
     {"measure_records", shmb_core_measure_records, METH_VARARGS,
      "measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends): bytes of records of one form, or -1."},
     {"lay_out_records", shmb_core_lay_out_records, METH_VARARGS,
      "lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data): write those."},
-    {"arrange_parts", shmb_core_arrange_parts, METH_VARARGS, "arrange_parts(parts, count, base, out): by frame; how many of both."},
+    {"take_apart", shmb_core_take_apart, METH_VARARGS,
+     "take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at): leaves of located records."},
+    {"arrange_parts", shmb_core_arrange_parts, METH_VARARGS, "arrange_parts(parts, room, count, base, out): by frame; how many of both."},
     {"runs", shmb_core_runs, METH_VARARGS,
      "runs(whole, frames, frame, before, nbytes, to, planes, parts, most, at, out): frames that are expanded in one step."},
     {"frames_say", shmb_core_frames_say, METH_VARARGS, "frames_say(frames, whole, dictionary): that they expand to so much."},
     {"views", shmb_core_views, METH_VARARGS, "views(addresses, sizes, count): memoryviews, to be read."},
     {"bytes_at", shmb_core_bytes_at, METH_VARARGS, "bytes_at(found, addresses, sizes): where buffers lie."},
+    {"address", shmb_core_address, METH_O, "address(one): where a buffer or a tensor begins; of a number itself, of None 0."},
     {"tree_update", core_tree_update, METH_VARARGS, "tree_update(tree, size, whole, elements, count): the nodes above them."},
     {"tree_query", core_tree_query, METH_VARARGS, "tree_query(tree, size, least, first, end, out, count): sums, or minima."},
     {"tree_lower_bound", core_tree_lower_bound, METH_VARARGS, "tree_lower_bound(tree, size, sums, out, count): where they lie."},

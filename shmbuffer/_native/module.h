@@ -31,11 +31,14 @@ PyObject *shmb_core_newest(PyObject *module, PyObject *args);
 /* pieces_binding.c */
 PyObject *shmb_core_measure_records(PyObject *module, PyObject *args);
 PyObject *shmb_core_lay_out_records(PyObject *module, PyObject *args);
+PyObject *shmb_core_locate_pieces(PyObject *module, PyObject *args);
+PyObject *shmb_core_take_apart(PyObject *module, PyObject *args);
 PyObject *shmb_core_arrange_parts(PyObject *module, PyObject *args);
 PyObject *shmb_core_runs(PyObject *module, PyObject *args);
 PyObject *shmb_core_frames_say(PyObject *module, PyObject *args);
 PyObject *shmb_core_views(PyObject *module, PyObject *args);
 PyObject *shmb_core_bytes_at(PyObject *module, PyObject *args);
+PyObject *shmb_core_address(PyObject *module, PyObject *one);
 
 struct shmb_windows;
 

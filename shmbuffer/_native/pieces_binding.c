@@ -6,6 +6,17 @@
 
 #define AT(type, address) ((type *)(uintptr_t)(address))
 
+/* locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded): see locating.h */
+PyObject *shmb_core_locate_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKK:locate_pieces", &data, &nbytes, &starts, &sizes, &count, &steps, &code, &code_bytes, &numbers,
+                          &offsets, &stored, &expanded))
+        return NULL;
+    const struct shmb_records_read read = {AT(const unsigned char, data), nbytes, AT(const int64_t, starts), AT(const int64_t, sizes), count};
+    return PyBool_FromLong(shmb_locate_pieces(&read, AT(const int64_t, steps), AT(const unsigned char, code), code_bytes,
+                                              AT(int64_t, numbers), AT(int64_t, offsets), AT(int64_t, stored), AT(int64_t, expanded)));
+}
+
 /* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends) -> bytes; -1: not so */
 PyObject *shmb_core_measure_records(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends;
@@ -31,12 +42,28 @@ PyObject *shmb_core_lay_out_records(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* arrange_parts(parts, count, base, out) -> frames, parts that are left: see frames.h */
+/* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at) -> where the parts end: see frames.h */
+PyObject *shmb_core_take_apart(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKK:take_apart", &base, &held, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
+                          &to, &parts, &room, &at))
+        return NULL;
+    const struct shmb_leaves leaves = {(int64_t)base, AT(const struct shmb_held, held), pieces, AT(const int64_t, numbers), width,
+                                       AT(const int64_t, offsets), AT(const int64_t, stored), AT(const int64_t, expanded), count};
+    uint64_t end = at;
+    bool done;
+    Py_BEGIN_ALLOW_THREADS
+    done = shmb_take_apart(&leaves, AT(const int64_t, to), AT(int64_t, parts), room, &end);
+    Py_END_ALLOW_THREADS
+    return done ? PyLong_FromUnsignedLongLong(end) : PyErr_NoMemory();
+}
+
+/* arrange_parts(parts, room, count, base, out) -> frames, parts that are left: see frames.h */
 PyObject *shmb_core_arrange_parts(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long parts, count, base, out;
+    unsigned long long parts, room, count, base, out;
     uint64_t frames, left;
-    if (!PyArg_ParseTuple(args, "KKKK:arrange_parts", &parts, &count, &base, &out)) return NULL;
-    if (!shmb_arrange_parts(AT(const int64_t, parts), count, (int64_t)base, AT(int64_t, out), &frames, &left)) return PyErr_NoMemory();
+    if (!PyArg_ParseTuple(args, "KKKKK:arrange_parts", &parts, &room, &count, &base, &out)) return NULL;
+    if (!shmb_arrange_parts(AT(const int64_t, parts), room, count, (int64_t)base, AT(int64_t, out), &frames, &left)) return PyErr_NoMemory();
     return Py_BuildValue("KK", (unsigned long long)frames, (unsigned long long)left);
 }
 
@@ -95,4 +122,16 @@ PyObject *shmb_core_bytes_at(PyObject *Py_UNUSED(module), PyObject *args) {
         Py_DECREF(one);
     }
     return count < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* address(one) -> where a buffer or a tensor begins, as long as it is there; a number is an address already, and None is 0 */
+PyObject *shmb_core_address(PyObject *Py_UNUSED(module), PyObject *one) {
+    Py_buffer buffer;
+    if (PyLong_Check(one)) return Py_NewRef(one);
+    if (one == Py_None) return PyLong_FromLong(0);
+    if (!PyObject_CheckBuffer(one)) return PyObject_CallMethod(one, "data_ptr", NULL);
+    if (PyObject_GetBuffer(one, &buffer, PyBUF_STRIDES) < 0) return NULL;
+    PyObject *found = PyLong_FromVoidPtr(buffer.buf);
+    PyBuffer_Release(&buffer);
+    return found;
 }

@@ -6,13 +6,13 @@ rolled back when it claims again.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native._core import address
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.seat import Closed
 from shmbuffer.memory.streams import Streams
@@ -127,22 +127,6 @@ class Claims:
         """The native ring of the claim: `close` waits for it, after replacing it for others."""
         native = self._seat.native
         return self._native if self._native is not None and isinstance(native, Closed) else native
-
-
-from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
-addressof = ctypes.addressof
-
-
-def address(array: NDArray[Any] | int | None) -> int:
-    """The address of an array; an int is one already, and None is 0."""
-    if array is None:
-        return 0
-    if isinstance(array, int):
-        return array
-    try:
-        return addressof(from_buffer(array))  # a quarter of what numpy's own way costs
-    except (TypeError, ValueError):  # it has no bytes, or nobody may write there
-        return int(array.__array_interface__["data"][0])
 
 
 def address_of_priorities(array: NDArray[np.float64] | int | None, count: int) -> int:

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import ledger, limiter
-from shmbuffer.memory.claims import address
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, nanoseconds
 from shmbuffer.memory.layout import Alone, Side
 from shmbuffer.memory.ledger import HELD_HERE, Acknowledged, Standings, Taken

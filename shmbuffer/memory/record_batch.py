@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory import layout
 from shmbuffer.memory.extents import padded
 
@@ -68,8 +69,8 @@ def gather(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> RecordBatc
     """Copies of records, header included, that lie anywhere in memory; they do not overlap."""
     starts = np.cumsum(padded(sizes)) - padded(sizes)
     data = np.zeros(int(padded(sizes).sum()), np.uint8)
-    to = data.ctypes.data + starts
-    _core.move_pieces(addresses.ctypes.data, sizes.ctypes.data, to.ctypes.data, len(sizes))
+    to = address(data) + starts
+    _core.move_pieces(address(addresses), address(sizes), address(to), len(sizes))
     return RecordBatch(data, starts, sizes)
 
 
@@ -81,9 +82,9 @@ def addresses_of(batch: RecordBatch) -> tuple[int, int, int, int, int]:
     if batch.data.dtype != np.uint8 or not batch.data.flags.c_contiguous:
         raise ValueError("the bytes of a batch of records are uint8, contiguous")
     return (
-        batch.data.ctypes.data,
+        address(batch.data),
         batch.data.size,
-        batch.starts.ctypes.data,
-        batch.sizes.ctypes.data,
+        address(batch.starts),
+        address(batch.sizes),
         len(batch),
     )

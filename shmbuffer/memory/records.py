@@ -36,8 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory import filesystem, layout
-from shmbuffer.memory.claims import address, address_of_priorities
+from shmbuffer.memory.claims import address_of_priorities
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.extents import live_bytes
 from shmbuffer.memory.item_snapshot import ItemSnapshot
@@ -138,11 +139,11 @@ class Records:
         expected = None if tickets is None else np.ascontiguousarray(tickets[order], np.int64)
         taken = np.ones(count, np.bool_)
         given = address_of_priorities(raw, count)
-        addresses = (ordered.ctypes.data, *addresses_of(rows), given, in_place)
+        addresses = (address(ordered), *addresses_of(rows), given, in_place)
         self._calls.run(
             lambda: int(
                 self._seat.native.place_records(
-                    *addresses, address(expected), taken.ctypes.data, LOCK_TIMEOUT_NS
+                    *addresses, address(expected), address(taken), LOCK_TIMEOUT_NS
                 )
             ),
             "place",
@@ -158,9 +159,9 @@ class Records:
         index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         weights = None if beta is None else np.empty(count, np.float32)
         how = (
-            index.ctypes.data,
-            tickets.ctypes.data,
-            0 if weights is None else weights.ctypes.data,
+            address(index),
+            address(tickets),
+            address(weights),
             0.0 if beta is None else beta,
             beta is not None,
         )
@@ -177,7 +178,7 @@ class Records:
         """Copies records by slot, each validated; where there is no item the size is 0."""
         index = np.ascontiguousarray(index, np.int64)
         count, tickets = len(index), np.empty(len(index), np.int64)
-        at, whose = index.ctypes.data, tickets.ctypes.data
+        at, whose = address(index), address(tickets)
         batch = self._copied(
             count,
             lambda arena: self._seat.native.read_records(at, count, *arena, whose, LOCK_TIMEOUT_NS),
@@ -211,12 +212,12 @@ class Records:
             rest = np.empty(room, np.uint8)
             answer = self._seat.native.records_moment(
                 copied,
-                rest.ctypes.data,
+                address(rest),
                 room,
-                tickets.ctypes.data,
-                extents.ctypes.data,
-                sources.ctypes.data,
-                raw.ctypes.data,
+                address(tickets),
+                address(extents),
+                address(sources),
+                address(raw),
                 LOCK_TIMEOUT_NS,
             )
             if not isinstance(answer, int):
@@ -276,10 +277,10 @@ class Records:
         starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
         positions = np.empty(count, np.uint64)
         room = int(count * self._usual_bytes * 1.25) + layout.PAGE
-        places = (starts.ctypes.data, sizes.ctypes.data, positions.ctypes.data)
+        places = (address(starts), address(sizes), address(positions))
         while True:
             data = np.empty(room, np.uint8)
-            arena = (data.ctypes.data, room, *places)
+            arena = (address(data), room, *places)
 
             def attempt(arena: tuple[int, ...] = arena) -> int:
                 result = call(arena)

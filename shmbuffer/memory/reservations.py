@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory import ledger
-from shmbuffer.memory.claims import address
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.holders import now_ns, table_of
 from shmbuffer.memory.ledger import RESERVATION, RESERVATIONS, ReservationState

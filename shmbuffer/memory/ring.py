@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory.claims import Claims, address, address_of_priorities
+from shmbuffer._native._core import address
+from shmbuffer.memory.claims import Claims, address_of_priorities
 from shmbuffer.memory.consumers import Consumers
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.flow import Flow

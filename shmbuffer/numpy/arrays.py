@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory.claims import address, addressof, from_buffer
 from shmbuffer.memory.leaf import ITEMSIZES, RAW
 
 Ints = NDArray[np.int64]
@@ -140,11 +139,3 @@ def _of_torch(tensor: Any, torch: Any) -> tuple[str, np.ndarray[Any, Any]]:
         rows = tensor.reshape(-1).view(torch.uint8).numpy()
         return name, rows.view(DTYPES[name]).reshape(tuple(tensor.shape))
     return name, tensor.numpy()
-
-
-def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Where the bytes of an array begin; 0 if it has none."""
-    try:
-        return addressof(from_buffer(array))
-    except (TypeError, ValueError):
-        return address(array) if array.size else 0

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 
+from shmbuffer._native._core import address
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.memory.leaf import RAW
-from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, address_of, is_array, like, named
+from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, is_array, like, named
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import (
@@ -201,13 +202,13 @@ class ArrayLeaves(SchemaLeaves):
             self._fit(value, leaf, dtype, (*lead, *leaf.shape))
             for value, leaf, dtype in zip(values, self.leaves, self.dtypes, strict=True)
         ]
-        return list(map(address_of, arrays)), arrays, count
+        return list(map(address, arrays)), arrays, count
 
     def outputs(self, count: int) -> tuple[list[Array], tuple[int, ...]]:
         """Fresh arrays ``[count, *shape]`` for a read, and their addresses."""
         empty = np.empty
         arrays = [empty(shape, dtype) for shape, dtype in self._shapes[count]]
-        return arrays, tuple(map(address_of, arrays))
+        return arrays, tuple(map(address, arrays))
 
     def build(self, arrays: list[Array], count: int) -> Any:
         """The data in their own form, from one array ``[count, *shape]`` a leaf."""

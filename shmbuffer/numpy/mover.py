@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
 from shmbuffer.memory.streams import GivenStreams, of_each
-from shmbuffer.numpy.arrays import Floats, Ints, address_of
+from shmbuffer.numpy.arrays import Floats, Ints
 
 
 @dataclass(slots=True)
@@ -73,5 +74,5 @@ def write_found(
             f"{where}: {priorities.size} priorities were given for {count * ring.width} items; "
             "nothing was changed"
         )
-    given = None if priorities is None else address_of(priorities)
+    given = None if priorities is None else address(priorities)
     return ring.write(addresses, count, given, streams=of_each(streams, count)), count

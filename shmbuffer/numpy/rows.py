@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
 from shmbuffer.memory.leaf import RAW
 from shmbuffer.memory.streams import GivenStreams
-from shmbuffer.numpy.arrays import DTYPES, Floats, Ints, address_of
+from shmbuffer.numpy.arrays import DTYPES, Floats, Ints
 from shmbuffer.numpy.leaves import ArrayLeaves, SchemaLeaves
 from shmbuffer.numpy.mover import Drawn, Mover, write_found
 from shmbuffer.numpy.nodes import LEAF, tree_of
@@ -87,9 +88,9 @@ class ArrayRows(Mover):
             count,
             key,
             addresses,
-            address_of(index),
-            address_of(tickets),
-            0 if weights is None else address_of(weights),
+            address(index),
+            address(tickets),
+            0 if weights is None else address(weights),
             beta=beta or 0.0,
             prioritized=beta is not None,
         )
@@ -100,7 +101,7 @@ class ArrayRows(Mover):
         count = len(index)
         arrays, addresses = self.leaves.outputs(count)
         now = np.empty(count, np.int64)
-        self.ring.read(address_of(index), count, addresses, address_of(now))
+        self.ring.read(address(index), count, addresses, address(now))
         return self.leaves.build(arrays, count) if np.array_equal(now, tickets) else None
 
 

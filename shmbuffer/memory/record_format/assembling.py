@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.forms import Form
 from shmbuffer.memory.record_format.headers import FRONT_AT, FRONT_WORD, head_of
 from shmbuffer.memory.record_format.limits import MAX_U32, ImpossibleError, refuse
 from shmbuffer.memory.record_format.pieces import (
-    address,
     aligned,
     measure,
     move,
@@ -43,7 +43,7 @@ def assemble(
         numbers = _numbers(form, count, batch_dims, dims, sizes)
         if (found := _laid_out_by_core(form, numbers, addresses, sizes)) is not None:
             return found
-        require_raw(form, sizes, measure(form, numbers))
+        require_raw(form, sizes, measure(form, numbers)[0])
         require_joined(form, sizes)
         return _laid_out(form, numbers, addresses, sizes, owners)
     except ImpossibleError as error:

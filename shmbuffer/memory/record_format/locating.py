@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.forms import Form, form_of, parse_form
@@ -20,7 +21,6 @@ from shmbuffer.memory.record_format.headers import (
 )
 from shmbuffer.memory.record_format.limits import ImpossibleError, refuse
 from shmbuffer.memory.record_format.pieces import (
-    address,
     measure,
     name_of,
     place_inline,
@@ -29,19 +29,32 @@ from shmbuffer.memory.record_format.pieces import (
 
 
 class Located(NamedTuple):
-    """Records of one form in a batch, with all that is needed to read them, checked."""
+    """Records of one form in a batch, with all that is needed to read them, checked.
+
+    The arrays of numbers and pieces are contiguous.
+    """
 
     form: Form
     rows: NDArray[np.int64]
     """int64[m]: their numbers in the batch."""
-    batch_dims: NDArray[np.int64]
-    """int64[m, form.batch_dims]."""
-    dims: tuple[NDArray[np.int64], ...]
-    """int64[m, rank], one for each chunk."""
+    numbers: NDArray[np.int64]
+    """int64[m, numbers]: what each of them says."""
     offsets: NDArray[np.int64]
     """int64[m, pieces]: where each piece starts in ``batch.data``; chunk after chunk."""
     sizes: NDArray[np.int64]
     """int64[m, pieces]: stored bytes."""
+    expanded: NDArray[np.int64]
+    """int64[m, pieces]: bytes of the leaf that is stored so."""
+
+    @property
+    def batch_dims(self) -> NDArray[np.int64]:
+        """int64[m, form.batch_dims]."""
+        return self.numbers[:, : self.form.batch_dims]
+
+    @property
+    def dims(self) -> list[NDArray[np.int64]]:
+        """int64[m, rank], one for each chunk."""
+        return [self.numbers[:, held] for held in self.form.columns.dims]
 
 
 def locate(batch: RecordBatch, where: str) -> list[Located]:
@@ -77,15 +90,14 @@ def _located_by_core(batch: RecordBatch) -> Located | None:
     if columns.steps is None or columns.numbers != numbers or len(form.code) != form_bytes:
         return None
     told = np.empty((count, numbers), np.int64)
-    offsets, stored = np.empty((2, count, columns.pieces), np.int64)
+    offsets, stored, expanded = np.empty((3, count, columns.pieces), np.int64)
     starts, sizes = np.ascontiguousarray(batch.starts), np.ascontiguousarray(batch.sizes)
     at = address(data)
     read = (at, len(data), address(starts), address(sizes), count)
-    found = (address(told), address(offsets), address(stored))
+    found = (address(told), address(offsets), address(stored), address(expanded))
     if not _core.locate_pieces(*read, address(columns.steps), at + code, form_bytes, *found):
         return None
-    dims = tuple([told[:, held] for held in columns.dims])
-    return Located(form, np.arange(count), told[:, : form.batch_dims], dims, offsets, stored)
+    return Located(form, np.arange(count), told, offsets, stored, expanded)
 
 
 def _alike(batch: RecordBatch, heads: Headers) -> list[NDArray[np.int64]]:
@@ -124,7 +136,7 @@ def _located(batch: RecordBatch, heads: Headers, rows: NDArray[np.int64]) -> Loc
         columns = form.columns
         at = (starts + heads.numbers_at[rows]) >> 2
         numbers = words_of(batch)[at[:, None] + np.arange(columns.numbers)].astype(np.int64)
-        sizes = measure(form, numbers)
+        sizes, expanded = map(np.ascontiguousarray, measure(form, numbers))
         offsets = np.empty((len(rows), columns.pieces), np.int64)
         end = place_inline(form, sizes, heads.form_at[rows] + len(form.code), offsets)
         require_short(end)
@@ -139,8 +151,7 @@ def _located(batch: RecordBatch, heads: Headers, rows: NDArray[np.int64]) -> Loc
     except ImpossibleError as error:
         raise ImpossibleError(int(rows[error.row]), str(error)) from None
     offsets += starts[:, None]
-    dims = tuple([numbers[:, held] for held in columns.dims])
-    return Located(form, rows, numbers[:, : form.batch_dims], dims, offsets, sizes)
+    return Located(form, rows, numbers, offsets, sizes, expanded)
 
 
 def _require_places(

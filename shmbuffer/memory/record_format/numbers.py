@@ -55,6 +55,9 @@ class NumberColumns(NamedTuple):
     """The alignment of placed pieces."""
     gapped: NDArray[np.int64]
     """Pieces before which there may be a gap."""
+    held: NDArray[np.int64]
+    """int64[pieces, 3], for `_core.take_apart`: whether it is compressed with zstd; the piece in
+    whose frame it is, or itself; the column of its planes, or -1."""
     steps: NDArray[np.int64] | None
     """The same for `_core.locate_pieces`; None where pieces are placed."""
 
@@ -68,10 +71,12 @@ def columns_of(
     stored, placed, zstd, joined, inline, parts = [], [], [], [], [], []
     chunk_of: list[int] = []
     raw: list[bool] = []
+    ways: list[tuple[bool, int, int]] = []
     for number, chunk in enumerate(chunks):
         dims.append(slice(at, at + chunk.rank))
         at += chunk.rank
         for piece in range(len(raw), len(raw) + chunk.pieces):
+            head = piece if chunk.joined is None else chunk_of.index(chunk.joined)
             if chunk.placed:
                 placed.append(piece)
                 offsets.append(at)
@@ -85,7 +90,10 @@ def columns_of(
             if chunk.codec is Codec.ZSTD:
                 zstd.append(piece)
             if chunk.joined is not None:
-                joined.append((piece, chunk_of.index(chunk.joined)))
+                joined.append((piece, head))
+            packed = chunk.codec in (Codec.ZSTD, Codec.JOINED)
+            planes = dims[-1].stop - 1 if chunk.planar and not chunk.frames else -1
+            ways.append((packed, head, planes))
             raw.append(chunk.codec is Codec.RAW)
             chunk_of.append(number)
             parts.append(chunk.pieces)
@@ -138,6 +146,7 @@ def columns_of(
         inline=tuple(inline),
         front=front,
         gapped=_ints(gapped + placed if front > 1 else gapped),
+        held=np.array(ways, np.int64).reshape(len(raw), 3),
         steps=None if placed else _ints(steps),
     )
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory.record_format.chunks import Chunk
 from shmbuffer.memory.record_format.forms import Form
 from shmbuffer.memory.record_format.limits import (
@@ -19,8 +18,8 @@ from shmbuffer.memory.record_format.limits import (
 )
 
 
-def measure(form: Form, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Stored bytes of each piece, int64[m, pieces], from the numbers, int64[m, numbers].
+def measure(form: Form, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Stored bytes of each piece, and those of its leaf, int64[m, pieces], from int64[m, numbers].
 
     Refuses products that are too large, and sizes that the dims contradict.
     """
@@ -39,7 +38,7 @@ def measure(form: Form, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
             ),
         )
     if not len(columns.first):
-        return np.empty((count, 0), np.int64)
+        return np.empty((count, 0), np.int64), np.empty((count, 0), np.int64)
     factors = wide[:, columns.factors]
     with np.errstate(over="ignore"):  # inf is too large too
         volume = np.multiply.reduceat(np.maximum(factors, 1).astype(float), columns.first, axis=1)
@@ -60,8 +59,9 @@ def measure(form: Form, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     )
     sizes = whole[:, columns.chunk_of]
     sizes //= columns.parts
+    held = sizes.copy()
     if len(columns.stored):
-        expanded = sizes.copy()
+        expanded = held.copy()
         sizes[:, columns.stored] = numbers[:, columns.sizes]
         require_raw(form, sizes, expanded)
         for piece, head in columns.joined:
@@ -75,7 +75,7 @@ def measure(form: Form, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
                 f"compressed in {packed[row, at]}, which cannot be"
             ),
         )
-    return sizes
+    return sizes, held
 
 
 def require_raw(form: Form, sizes: NDArray[np.int64], expanded: NDArray[np.int64]) -> None:
@@ -139,11 +139,6 @@ def _chunk_name(form: Form, chunk: int, dims: object = "") -> str:
 def aligned(at: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
     """The next multiples of a power of two."""
     return (at + (alignment - 1)) & -alignment
-
-
-def address(array: NDArray[Any]) -> int:
-    """The address of an array; faster than its ``ctypes``."""
-    return int(array.__array_interface__["data"][0])
 
 
 def move(addresses: NDArray[np.int64], sizes: NDArray[np.int64], to: NDArray[np.int64]) -> None:

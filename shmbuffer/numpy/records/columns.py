@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native._core import address
 from shmbuffer.memory.record_format import volumes
 from shmbuffer.numpy.records.forms import Described, Kind, describe
 
@@ -76,16 +76,8 @@ def of_described(group: list[Described]) -> Columns:
         if type(column[0]) is bytes:
             addresses[:, at] = joined(column, sizes[:, at], keeps)
         else:
-            find = address_of if type(column[0]) is np.ndarray else methodcaller("data_ptr")
-            addresses[:, at] = np.fromiter(map(find, column), np.int64, count)
+            addresses[:, at] = np.fromiter(map(address, column), np.int64, count)
     return Columns(kind, batch_dims, tuple(dims), addresses, sizes, keeps, leaves)
-
-
-def address_of(leaf: Any) -> int:
-    """Where an array or a tensor begins."""
-    if type(leaf) is np.ndarray:
-        return int(leaf.__array_interface__["data"][0])
-    return int(leaf.data_ptr())
 
 
 def _table(rows: list[list[int]], count: int) -> NDArray[np.int64]:
@@ -97,5 +89,5 @@ def joined(values: list[bytes], sizes: NDArray[np.int64], keeps: list[Any]) -> N
     """Addresses of values, one behind the other in a memory of their own."""
     whole = np.frombuffer(b"".join(values), np.uint8)
     keeps.append(whole)
-    starts: NDArray[np.int64] = whole.ctypes.data + np.cumsum(sizes) - sizes
+    starts: NDArray[np.int64] = address(whole) + np.cumsum(sizes) - sizes
     return starts

@@ -17,14 +17,15 @@ import numpy as np
 import zstandard
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.record_format.pieces import address
-from shmbuffer.numpy.arrays import address_of
 from shmbuffer.numpy.records.places import Places, Run, Runs
 from shmbuffer.numpy.records.views import writable
 
 _MAX_THREADS = 4
-_ALONE_BYTES = 2**20  # work that one thread does in the time that another takes to start and end
+# Work that one thread does in the time that another takes to start and end.
+_COMPRESSED_ALONE = 2**20
+_EXPANDED_ALONE = 2**21
 _KEPT_BYTES = 2**22  # of what one frame at most expands to; more is given back
 
 #: Whether zstandard has its threads; where it is not written in C, it has not.
@@ -77,10 +78,10 @@ class Zstd:
         total = sum(map(len, pieces))
         codec = _lent(self._compressors, self._compressor)
         try:
-            if total < _ALONE_BYTES or not _HAS_THREADS:
+            if total < _COMPRESSED_ALONE or not _HAS_THREADS:
                 return [codec.compress(piece) if len(piece) else b"" for piece in pieces]
             whole: Any = [piece for piece in pieces if len(piece)]
-            threads = min(self.threads, 1 + total // _ALONE_BYTES)
+            threads = min(self.threads, 1 + total // _COMPRESSED_ALONE)
             frames: Any = codec.multi_compress_to_buffer(whole, threads=threads)
         finally:
             self._compressors.append(codec)
@@ -95,7 +96,8 @@ class Zstd:
         """Writes what each frame holds to its places. Cost: zstd's, 0.3 µs a frame, 10 a run."""
         if not _core.frames_say([*sources], address(places.whole), self.dictionary_id):
             self._look(sources, places.whole.tolist(), where)
-        runs = places.runs(self._threads_for(int(places.whole.sum())))
+        threads = min(self.threads, 1 + int(places.whole.sum()) // _EXPANDED_ALONE)
+        runs = places.runs(threads)
 
         def work(mine: Iterator[Run]) -> None:
             expander = _lent(self._expanders, self._expander)
@@ -105,10 +107,7 @@ class Zstd:
             finally:
                 self._expanders.append(expander)
 
-        _in_threads(work, runs.all, min(self._threads_for(runs.nbytes), len(runs.all)))
-
-    def _threads_for(self, nbytes: int) -> int:
-        return min(self.threads, 1 + nbytes // _ALONE_BYTES)
+        _in_threads(work, runs.all, min(threads, len(runs.all)))
 
     @staticmethod
     def train(samples: Sequence[Buffer], nbytes: int, level: int = 3) -> bytes:
@@ -201,7 +200,7 @@ class _Expander:
             if run.size <= _KEPT_BYTES:
                 self._memory = memory
         self._read(run.first, run.end, sources, memory.data[: run.size], where)
-        runs.move(run, address_of(memory))
+        runs.move(run, address(memory))
 
     def _read(
         self, first: int, end: int, sources: Sequence[Buffer], out: memoryview, where: str

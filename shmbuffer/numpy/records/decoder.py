@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Located
-from shmbuffer.memory.record_format.pieces import address
-from shmbuffer.numpy.arrays import address_of
 from shmbuffer.numpy.records import cutting
 from shmbuffer.numpy.records.building import RecordRows, built
 from shmbuffer.numpy.records.table import Column, Own, Table
@@ -93,7 +92,7 @@ class Reading:
             return lambda: self.cut(column, self.data, home)
         starts, nbytes = homes(column.nbytes)
         memory = np.empty(nbytes, np.uint8)
-        self.transfer.add(column, starts + address_of(memory), memory)
+        self.transfer.add(column, starts + address(memory), memory)
         return lambda: self.cut(column, memory, starts)
 
     def array(self, column: Column) -> Callable[[], NDArray[Any]]:
@@ -122,10 +121,9 @@ class Reading:
 
     def _at_home(self, column: Column) -> NDArray[np.int64] | None:
         """Where in the batch's own memory the rows are views; None if they must be moved."""
-        addresses = column.in_place()
-        if addresses is None:
+        starts = column.in_place()
+        if starts is None:
             return None
-        starts = addresses - address_of(self.data)
         if len(starts) == 1:  # nothing is beside it
             return None if int(starts[0]) % max(column.chunk.itemsize, 1) else starts
         ends = starts + column.nbytes

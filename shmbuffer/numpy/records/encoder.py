@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import Codec, assemble, move
-from shmbuffer.memory.record_format.pieces import address
-from shmbuffer.numpy.records.columns import Columns, address_of, of_described, of_items
+from shmbuffer.numpy.records.columns import Columns, of_described, of_items
 from shmbuffer.numpy.records.compression import Buffer, Zstd
 from shmbuffer.numpy.records.forms import Described, Kind, describe
 from shmbuffer.numpy.records.memory import lent
@@ -149,7 +149,7 @@ class Encoder:
         zstd, found = self.zstd, []
         for leaf in plan.planes.leaves if zstd is not None else ():
             size, planes = len(pieces[leaf]), int(one.leaves[leaf].shape[-1])
-            turn = partial(turned_one, address_of(one.leaves[leaf]), size, planes)
+            turn = partial(turned_one, address(one.leaves[leaf]), size, planes)
             piece = pieces[leaf]
 
             def measure(turn: Any = turn, piece: Buffer = piece) -> tuple[int, int, int]:
@@ -306,10 +306,9 @@ def _buffers(leaves: list[Any]) -> list[Buffer] | None:
         if type(leaf) is bytes:
             buffers.append(leaf)
         elif nbytes := leaf.nbytes:
-            address = address_of(leaf)
-            if not address:
+            if not (at := address(leaf)):
                 return None
-            buffers.append(readable(address, nbytes))
+            buffers.append(readable(at, nbytes))
         else:
             buffers.append(b"")
     return buffers
@@ -373,5 +372,5 @@ def _in_order(groups: list[tuple[NDArray[np.int64], RecordBatch]]) -> RecordBatc
     sizes, origins = np.empty(count, np.int64), np.empty(count, np.int64)
     for rows, batch in groups:
         sizes[rows] = batch.sizes
-        origins[rows] = batch.data.ctypes.data + batch.starts
+        origins[rows] = address(batch.data) + batch.starts
     return gather(origins, sizes)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory.record_format.pieces import address
+from shmbuffer._native._core import address
 
 _LEAST_RUN_BYTES = 2**16
 _RUN_BYTES = 2**18  # stays in a processor's cache, and a thread does it while another does the next
@@ -90,7 +90,6 @@ class Runs:
     def __init__(self, runs: list[Run], at: NDArray[np.int64], places: Places) -> None:
         self.all = runs
         self.at = at
-        self.nbytes = sum([run.size for run in runs])
         self._places = places
         self._from, self._sizes = address(at), address(places.nbytes)
         self._planes, self._to = address(places.planes), address(places.to)

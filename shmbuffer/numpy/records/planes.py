@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory.record_format import Chunk
-from shmbuffer.memory.record_format.pieces import address
 from shmbuffer.numpy.records.columns import Columns
 
 Measure = Callable[[], tuple[int, int, int]]

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.columns import Columns
 
@@ -120,7 +121,7 @@ def _groups(at: NDArray[np.int64], nbytes: NDArray[np.int64]) -> NDArray[np.int6
         mine = np.flatnonzero(nbytes == size)
         from_ = np.ascontiguousarray(at[mine])
         sums = np.empty(mine.size, np.uint32)
-        _core.checksum_pieces(from_.ctypes.data, size, mine.size, sums.ctypes.data)
+        _core.checksum_pieces(address(from_), size, mine.size, address(sums))
         order = np.argsort(sums, kind="stable")
         ordered = sums[order]
         # Of those with one sum each is compared with the one before: what equals it, equals all
@@ -128,7 +129,7 @@ def _groups(at: NDArray[np.int64], nbytes: NDArray[np.int64]) -> NDArray[np.int6
         later = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1
         one, other = from_[order[later - 1]], from_[order[later]]
         same = np.zeros(later.size, np.uint8)
-        _core.same_pieces(one.ctypes.data, other.ctypes.data, size, later.size, same.ctypes.data)
+        _core.same_pieces(address(one), address(other), size, later.size, address(same))
         first = np.arange(mine.size)
         first[later[same != 0]] = -1
         first = np.maximum.accumulate(first)  # of each run of equal ones

@@ -17,63 +17,61 @@ from numpy.typing import NDArray
 
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec, Located, volumes
-from shmbuffer.numpy.arrays import address_of
 
 _ALL = slice(None)
 
+Rows = NDArray[np.int64] | slice
+"""int64[m], or all of them in order."""
 
-class TablePieces(NamedTuple):
-    """Where the bytes of a column are, for those of its rows that have one form."""
 
-    rows: NDArray[np.int64] | slice
-    """int64[m], or all of them in order."""
-    codec: Codec
-    placed: bool
-    """Several of them may be the same bytes."""
+class Stored(NamedTuple):
+    """Where a column is in the records of one form."""
+
+    rows: Rows
+    located: Located
+    chunk: Chunk
+    """How it is stored there."""
+    first: int
+    """The first of its pieces."""
+
+
+class Raw(NamedTuple):
+    """What a user's function has made of a column, for those of its rows that have one form."""
+
+    rows: Rows
     addresses: NDArray[np.int64]
     """int64[m, pieces]."""
     sizes: NDArray[np.int64]
-    """int64[m, pieces]: stored bytes."""
+    """int64[m, pieces]."""
     kept: Any
     """What owns these bytes."""
-    frame: Frame | None = None
-    """Of zstd, where it has bytes of other columns, too."""
-    planar: bool = False
-    """The bytes lie plane by plane."""
 
 
-Own = Callable[
-    [RecordBatch, Chunk, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], TablePieces
-]
-"""What the user's ``decompression_fn`` makes of a chunk, raw: called with the batch, the chunk, its
+Own = Callable[[RecordBatch, Chunk, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], Raw]
+"""What the user's ``decompression_fn`` makes of a chunk: called with the batch, the chunk, its
 dims, and offsets and sizes of its pieces."""
-
-
-class Frame(NamedTuple):
-    """What frames of zstd expand to, of which a column is a part."""
-
-    before: NDArray[np.int64]
-    """int64[m]: bytes in front of those of the column."""
-    nbytes: NDArray[np.int64]
-    """int64[m]: all of them."""
 
 
 class Column:
     """One leaf of n items.
 
     Args:
-        chunk: what it is; how it is stored, ``pieces`` tell.
+        chunk: what it is; how it is stored, ``parts`` tell.
         dims: int64[n, rank].
-        pieces: where its bytes are; each row is in one of them.
+        parts: where its bytes are; each row is in one of them.
     """
 
     def __init__(
-        self, chunk: Chunk, dims: NDArray[np.int64], pieces: Sequence[TablePieces]
+        self, chunk: Chunk, dims: NDArray[np.int64], parts: Sequence[Stored | Raw]
     ) -> None:
         self.chunk = chunk
         self.dims = dims
-        self.pieces = pieces
-        self.nbytes = volumes(chunk, dims)  # int64[n]: size of each row, in bytes
+        self.parts = parts
+
+    @cached_property
+    def nbytes(self) -> NDArray[np.int64]:
+        """int64[n]: size of each row, in bytes."""
+        return volumes(self.chunk, self.dims)
 
     @cached_property
     def ragged(self) -> list[int]:
@@ -81,13 +79,16 @@ class Column:
         return differing(self.dims)
 
     def in_place(self) -> NDArray[np.int64] | None:
-        """int64[n]: addresses of rows that can be used where they are; None if they cannot."""
-        if len(self.pieces) != 1:
+        """int64[n]: offsets of rows that can be used where they are; None if they cannot."""
+        if len(self.parts) != 1:
             return None
-        found = self.pieces[0]
-        if found.codec is not Codec.RAW or found.placed or found.planar:
+        found = self.parts[0]
+        if isinstance(found, Raw):
             return None
-        return found.addresses[:, 0] if found.addresses.shape[1] == 1 else None
+        chunk = found.chunk
+        if chunk.codec is not Codec.RAW or chunk.placed or chunk.planar:
+            return None
+        return found.located.offsets[:, found.first]
 
 
 class Table(NamedTuple):
@@ -118,68 +119,33 @@ def columns_of(
     batch: RecordBatch, located: Sequence[Located], numbers: Collection[int], own: Own | None
 ) -> list[Column]:
     """Some chunks of records whose forms differ only in how bytes are stored."""
-    rows, base = _rows_of(located), address_of(batch.data)
+    rows = _rows_of(located)
     columns = []
-    at = [0] * len(located)
-    frames = [_frames_of(one) for one in located]
+    first = [0] * len(located)
+    dims = [one.dims for one in located]
     for number, chunk in enumerate(located[0].form.chunks):
-        pieces = []
-        for part, one in enumerate(located):
+        parts: list[Stored | Raw] = []
+        for at, one in enumerate(located):
             stored = one.form.chunks[number]
-            start = at[part]
-            end = at[part] = start + stored.pieces
-            if number not in numbers:
-                continue
-            offsets, sizes = one.offsets[:, start:end], one.sizes[:, start:end]
-            if stored.codec is Codec.OWN:
-                if own is None:
-                    raise RuntimeError(
-                        "these records were compressed by a compression_fn: open the storage with "
-                        "the decompression_fn that belongs to it"
-                    )
-                found = own(batch, stored, one.dims[number], offsets, sizes)
-                pieces.append(found._replace(rows=rows[part]))
-                continue
-            frame = None
-            if number in frames[part]:
-                head, frame = frames[part][number]
-                offsets, sizes = one.offsets[:, head : head + 1], one.sizes[:, head : head + 1]
-            where = offsets + base
-            pieces.append(
-                TablePieces(
-                    rows[part],
-                    stored.codec,
-                    stored.placed,
-                    where,
-                    sizes,
-                    batch.data,
-                    frame,
-                    stored.planar,
-                )
-            )
-        if pieces:
-            columns.append(
-                Column(chunk, _gathered([one.dims[number] for one in located], rows), pieces)
-            )
+            part = Stored(rows[at], one, stored, first[at])
+            first[at] += stored.pieces
+            if number in numbers:
+                is_own = stored.codec is Codec.OWN
+                parts.append(_by_own(batch, part, dims[at][number], own) if is_own else part)
+        if parts:
+            columns.append(Column(chunk, _gathered([each[number] for each in dims], rows), parts))
     return columns
 
 
-def _frames_of(located: Located) -> dict[int, tuple[int, Frame]]:
-    """For each chunk that lies in a frame with others the piece which is that frame."""
-    found: dict[int, tuple[int, Frame]] = {}
-    columns, chunks = located.form.columns, located.form.chunks
-    members: dict[int, list[int]] = {}
-    for piece, head in columns.joined:
-        members.setdefault(head, [head]).append(piece)
-    for head, pieces in members.items():
-        end = np.zeros(len(located.rows), np.int64)
-        starts = []
-        for piece in pieces:
-            number = int(columns.chunk_of[piece])
-            starts.append((number, end))
-            end = end + volumes(chunks[number], located.dims[number])
-        found.update((number, (head, Frame(before, end))) for number, before in starts)
-    return found
+def _by_own(batch: RecordBatch, part: Stored, dims: NDArray[np.int64], own: Own | None) -> Raw:
+    if own is None:
+        raise RuntimeError(
+            "these records were compressed by a compression_fn: open the storage with the "
+            "decompression_fn that belongs to it"
+        )
+    pieces = slice(part.first, part.first + part.chunk.pieces)
+    offsets, sizes = part.located.offsets[:, pieces], part.located.sizes[:, pieces]
+    return own(batch, part.chunk, dims, offsets, sizes)._replace(rows=part.rows)
 
 
 def differing(dims: NDArray[np.int64]) -> list[int]:
@@ -194,16 +160,14 @@ def _alike(one: Chunk, other: Chunk) -> bool:
     return (one.kind, one.dtype, one.rank) == (other.kind, other.dtype, other.rank)
 
 
-def _rows_of(located: Sequence[Located]) -> list[NDArray[np.int64] | slice]:
+def _rows_of(located: Sequence[Located]) -> list[Rows]:
     """Where in a table the records of each form are."""
     if len(located) == 1:
         return [_ALL]
     return [one.rows for one in located]
 
 
-def _gathered(
-    parts: Sequence[NDArray[np.int64]], rows: Sequence[NDArray[np.int64] | slice]
-) -> NDArray[np.int64]:
+def _gathered(parts: Sequence[NDArray[np.int64]], rows: Sequence[Rows]) -> NDArray[np.int64]:
     """Rows of several forms, each at its number."""
     if len(parts) == 1:
         return parts[0]

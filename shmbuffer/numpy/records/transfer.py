@@ -1,7 +1,7 @@
 """The way of leaves to their places.
 
-A transfer collects the pieces of all columns. Then one native call moves those that are stored raw,
-and one call of ``expand`` decompresses the others to where they belong.
+A transfer collects where the columns go. Then one native call a form moves what is stored raw, and
+one call of ``expand`` decompresses the rest to where it belongs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory import record_format
-from shmbuffer.memory.record_format import Codec
-from shmbuffer.memory.record_format.pieces import address
-from shmbuffer.numpy.arrays import address_of
+from shmbuffer.memory.record_format import Codec, Located
 from shmbuffer.numpy.records.places import Places
 from shmbuffer.numpy.records.planes import joined
-from shmbuffer.numpy.records.table import Column, TablePieces
+from shmbuffer.numpy.records.table import Column, Raw
 
 Expand = Callable[[Sequence[memoryview], Places, str], None]
 """Decompresses each source to its places. The text is where they are from, for messages."""
@@ -28,7 +27,7 @@ Expand = Callable[[Sequence[memoryview], Places, str], None]
 class Transfer:
     """Pieces on their way to their places; equal bytes are decompressed once.
 
-    Cost: 15 µs, and 4 a column; beyond that a copy of each piece, or its decompression.
+    Cost: 15 µs, and 2 a column; beyond that a copy of each piece, or its decompression.
     """
 
     def __init__(
@@ -41,53 +40,31 @@ class Transfer:
         self._data = data
         self._where = where
         self._raw: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, to
-        self._packed: list[NDArray[np.int64]] = []
+        # Where each piece of each record goes, int64[pieces, m]; 0: nowhere.
+        self._stored: dict[int, tuple[Located, NDArray[np.int64]]] = {}
         self._turned: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, planes, to
         self._kept: list[Any] = []
 
     def add(self, column: Column, to: NDArray[np.int64], kept: Any) -> None:
         """Row i of a column goes to address ``to[i]``, in one run; ``kept`` owns it."""
         self._kept.append(kept)
-        for part in column.pieces:
-            self._kept.append(part.kept)
-            nbytes, goes, planes = column.nbytes[part.rows], to[part.rows], 1
-            if part.planar or part.addresses.shape[1] > 1:
-                nbytes, goes, planes = self._apart(part, nbytes, goes, column.dims[part.rows, -1])
-            if part.codec is not Codec.ZSTD and part.frame is None:
-                self.move(part.addresses, part.sizes, goes)
+        for part in column.parts:
+            goes = to[part.rows]
+            if isinstance(part, Raw):
+                self.move(part.addresses, part.sizes, _behind(goes, part.sizes), part.kept)
                 continue
-            before, whole = (0, nbytes) if part.frame is None else part.frame
-            self._packed.append(
-                _packed(
-                    part.addresses.ravel(),
-                    part.sizes.ravel(),
-                    whole,
-                    before,
-                    nbytes,
-                    goes,
-                    planes,
-                )
+            chunk = part.chunk
+            if chunk.planar and (chunk.frames or chunk.codec is Codec.RAW):
+                # Together first: a plane alone is none.
+                goes = self._turned_to(column.nbytes[part.rows], column.dims[part.rows, -1], goes)
+            found = self._stored.get(id(part.located))
+            if found is None:
+                shape = part.located.offsets.shape[::-1]
+                found = self._stored[id(part.located)] = part.located, np.zeros(shape, np.int64)
+            pieces = slice(part.first, part.first + chunk.pieces)
+            found[1][pieces] = (
+                _behind(goes, part.located.expanded[:, pieces]).T if chunk.frames else goes
             )
-
-    def _apart(
-        self,
-        part: TablePieces,
-        nbytes: NDArray[np.int64],
-        to: NDArray[np.int64],
-        last: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
-        """Bytes, addresses and planes of all pieces of rows that are stored in several, or turned.
-
-        ``last`` are the last dims of the rows.
-        """
-        count, planes = part.addresses.shape[1], np.ones_like(last)
-        if part.planar and (count > 1 or part.codec is Codec.RAW):
-            to = self._turned_to(nbytes, last, to)  # together first: a plane alone is none
-        elif part.planar:
-            planes = last
-        each = nbytes // count
-        goes = to[:, None] + each[:, None] * np.arange(count)
-        return np.repeat(each, count), goes.ravel(), planes if count == 1 else 1
 
     def _turned_to(
         self, nbytes: NDArray[np.int64], planes: NDArray[np.int64], to: NDArray[np.int64]
@@ -96,7 +73,7 @@ class Transfer:
         starts, total = homes(nbytes)
         memory = np.empty(total, np.uint8)
         self._kept.append(memory)
-        starts += address_of(memory)
+        starts += address(memory)
         self._turned.append((starts, nbytes, planes, to))
         return starts
 
@@ -113,47 +90,63 @@ class Transfer:
 
     def run(self) -> None:
         """Everything goes to its place."""
-        if self._packed:
-            self._decompress()
+        if self._stored:
+            self._take_apart()
         if self._raw:
             record_format.move(*(np.concatenate(parts) for parts in zip(*self._raw, strict=True)))
         for turned in self._turned:
             joined(*turned)
-        self._raw, self._packed, self._turned, self._kept = [], [], [], []
+        self._raw, self._stored, self._turned, self._kept = [], {}, [], []
 
-    def _decompress(self) -> None:
+    def _take_apart(self) -> None:
+        """Moves what is stored raw, and decompresses the rest."""
+        room, count, base = (
+            sum([to.size for _, to in self._stored.values()]),
+            0,
+            address(self._data),
+        )
+        parts = np.empty((_PARTS, room), np.int64)
+        for located, to in self._stored.values():
+            pieces, rows = to.shape
+            count = _core.take_apart(
+                base,
+                address(located.form.columns.held),
+                pieces,
+                address(located.numbers),
+                located.numbers.shape[1],
+                address(located.offsets),
+                address(located.sizes),
+                address(located.expanded),
+                rows,
+                address(to),
+                address(parts),
+                room,
+                count,
+            )
+        if not count:
+            return
         if self._expand is None:
             raise RuntimeError(
                 f"{self._where}: its records are compressed with zstd, and this storage reads raw "
                 "ones only: open it as the CompressedListStorage that it is"
             )
-        parts = np.concatenate(self._packed, axis=1)
-        count = parts.shape[1]
         out = np.empty((_ARRANGED, count), np.int64)
-        arrange = (address(parts), count, address_of(self._data), address(out))
-        frames, left = _core.arrange_parts(*arrange)
-        if not frames:
-            return
+        frames, left = _core.arrange_parts(address(parts), room, count, base, address(out))
         starts, ends, whole = out[:3, :frames]
         memory = self._data.data
         sources = [memory[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
         self._expand(sources, Places(whole, *out[3:, :left]), self._where)
 
 
+_PARTS = 7
 _ARRANGED = 3 + len(Places._fields) - 1
-"""Rows of what `_core.arrange_parts` gives: three of frames, then those of their parts."""
+"""Rows of what `_core.take_apart` and `_core.arrange_parts` give: see frames.h."""
 
 
-def _packed(*columns: Any) -> NDArray[np.int64]:
-    """Parts of compressed frames as `_core.arrange_parts` takes them: int64[7, m].
-
-    The address of the frame, the bytes of it and those that it expands to; of these those in front
-    of the part, its own, the address that it goes to, and its planes (see `Places`).
-    """
-    parts = np.empty((len(columns), columns[0].size), np.int64)
-    for row, column in zip(parts, columns, strict=True):
-        row[:] = column
-    return parts
+def _behind(to: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where pieces of rows, int64[m, pieces], go that lie one behind the other from ``to`` on."""
+    found: NDArray[np.int64] = to[:, None] + np.cumsum(sizes, axis=1) - sizes
+    return found
 
 
 def homes(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

@@ -6,6 +6,8 @@ address. See `numpy.leaves`.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,6 @@ import torch
 from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf
-from shmbuffer.memory.claims import addressof, from_buffer
 from shmbuffer.numpy.arrays import NO_ARRAY
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.leaves import SchemaLeaves, length_of
@@ -32,6 +33,9 @@ from shmbuffer.replay.form.tensors import (
     template,
     torch_dtype,
 )
+
+_from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+_addressof = ctypes.addressof
 
 _Wanted = list[tuple[int, torch.Size, torch.dtype, np.dtype[Any] | None, bool]]
 _NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, strided, read-only
@@ -105,7 +109,7 @@ class Leaves(SchemaLeaves):
             try:
                 if type(value) is np.ndarray:
                     fits = value.dtype is form and value.shape == shape
-                    address = addressof(from_buffer(value)) if fits else 0
+                    address = _addressof(_from_buffer(value)) if fits else 0
                 else:
                     fits = (
                         value.dtype is dtype

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack
 
+from shmbuffer._native._core import address
 from shmbuffer.memory.record_format import volumes
-from shmbuffer.numpy.records.columns import Columns, address_of, of_described
+from shmbuffer.numpy.records.columns import Columns, of_described
 from shmbuffer.numpy.records.containers import Taken
 from shmbuffer.numpy.records.forms import (
     RefusedError,
@@ -137,7 +138,7 @@ class _Rows(Walk):
         token, rank = array_token(data), data.ndim - 1
         data = np.ascontiguousarray(data)
         self.key += ("array", token, rank) if rank else ("number", token)
-        self._leaf(data.shape[1:], address_of(data), data.strides[0], data)
+        self._leaf(data.shape[1:], address(data), data.strides[0], data)
 
     def _objects(self, data: Any) -> None:
         """An object for each item, where all are text, or bytes, or one kind of number."""

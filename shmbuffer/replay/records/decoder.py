@@ -182,8 +182,10 @@ class Reading(decoder.Reading):
         """A fresh tensor ``[n, ...]``; all rows have one shape."""
         dtype = torch_dtype_of(column.chunk)
         assert dtype is not None  # the caller has looked
-        out = empty((len(column.dims), *column.dims[0].tolist()), dtype)
-        self.transfer.add(column, np.arange(len(out)) * column.nbytes + out.data_ptr(), out)
+        count = len(column.dims)
+        out = empty((count, *column.dims[0].tolist()), dtype)
+        at, step = out.data_ptr(), out.nbytes // count
+        self.transfer.add(column, at + step * np.arange(count), out)
         return self.sent(out)
 
     def sent(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:

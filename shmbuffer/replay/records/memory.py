@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory.record_batch import RecordBatch
-from shmbuffer.memory.record_format import Chunk, Codec
+from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.memory import is_lent, lent
-from shmbuffer.numpy.records.table import TablePieces
+from shmbuffer.numpy.records.table import Raw
 from shmbuffer.replay.form.packing import expanded
 from shmbuffer.replay.form.tensors import contiguous, torch_dtype, torch_dtype_like
 
@@ -26,7 +26,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     nbytes = math.prod(shape) * dtype.itemsize
     if not is_lent(nbytes):
         return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(lent(nbytes)).view(dtype).view(shape)
+    memory = torch.from_numpy(lent(nbytes).reshape(*shape[:-1], -1))
+    return memory if dtype is torch.uint8 else memory.view(dtype)
 
 
 def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
@@ -43,7 +44,7 @@ def by_user(
     dims: NDArray[np.int64],
     offsets: NDArray[np.int64],
     sizes: NDArray[np.int64],
-) -> TablePieces:
+) -> Raw:
     """What the user's function makes of pieces, raw. ``rows`` is for the caller to say."""
     dtype = torch_dtype_of(chunk)
     kept = []
@@ -61,4 +62,4 @@ def by_user(
             tensor = contiguous(expanded(found, dtype or torch.uint8, plain))
             kept.append(tensor)
             addresses[row, piece], found_sizes[row, piece] = tensor.data_ptr(), nbytes
-    return TablePieces(slice(None), Codec.RAW, True, addresses, found_sizes, kept)
+    return Raw(slice(None), addresses, found_sizes, kept)
