@@ -100,11 +100,8 @@ class Transfer:
 
     def _take_apart(self) -> None:
         """Moves what is stored raw, and decompresses the rest."""
-        room, count, base = (
-            sum([to.size for _, to in self._stored.values()]),
-            0,
-            address(self._data),
-        )
+        room, base = sum([to.size for _, to in self._stored.values()]), address(self._data)
+        count = 0
         parts = np.empty((_PARTS, room), np.int64)
         for located, to in self._stored.values():
             pieces, rows = to.shape
