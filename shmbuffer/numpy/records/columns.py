@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native._core import address
 from shmbuffer.memory.record_format import volumes
-from shmbuffer.numpy.records.forms import Described, Kind, describe
+from shmbuffer.numpy.records.forms import Kind, Walk, describe
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Columns:
     sizes: NDArray[np.int64]  # int64[n, leaves]: how many they are
     # whose memory it is; the addresses are good as long as these are there
     keeps: list[Any] = field(repr=False)
-    # where the items were apart: as `forms.Described` has them, a list for each leaf
+    # where the items were apart: as `forms.Walk` has them, a list for each leaf
     leaves: list[list[Any]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Columns:
 
 def of_items(items: Sequence[Any]) -> list[tuple[NDArray[np.int64], Columns]]:
     """Items by kind, positions ascending. Cost: that of `forms.describe`, and 0.3 µs a leaf."""
-    groups: dict[tuple[Any, ...], list[Described]] = {}
+    groups: dict[tuple[Any, ...], list[Walk]] = {}
     places: dict[tuple[Any, ...], list[int]] = {}
     for at, item in enumerate(items):
         one = describe(item)
@@ -58,7 +58,7 @@ def of_items(items: Sequence[Any]) -> list[tuple[NDArray[np.int64], Columns]]:
     return [(np.array(places[key], np.int64), of_described(group)) for key, group in groups.items()]
 
 
-def of_described(group: list[Described]) -> Columns:
+def of_described(group: list[Walk]) -> Columns:
     """Items of one kind, at least one."""
     kind, count = group[0].kind, len(group)
     batch_dims = _table([one.batch_dims for one in group], count)

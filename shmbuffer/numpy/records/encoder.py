@@ -20,7 +20,7 @@ from shmbuffer.memory.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import Codec, assemble, move
 from shmbuffer.numpy.records.columns import Columns, of_described, of_items
 from shmbuffer.numpy.records.compression import Buffer, Zstd
-from shmbuffer.numpy.records.forms import Described, Kind, describe
+from shmbuffer.numpy.records.forms import Kind, Walk, describe
 from shmbuffer.numpy.records.memory import lent
 from shmbuffer.numpy.records.plan import EncodingPlan, Unit
 from shmbuffer.numpy.records.planes import as_planes, turned, turned_one
@@ -132,7 +132,7 @@ class Encoder:
         del keep  # the addresses are good until here
         return found
 
-    def _one(self, one: Described, apart: bool) -> RecordBatch:
+    def _one(self, one: Walk, apart: bool) -> RecordBatch:
         """The record of one item: as `_encode` makes it, where nothing of it is shared."""
         plan = self._plan(one.kind)
         pieces = _buffers(one.leaves) if self.own is None else None
@@ -144,7 +144,7 @@ class Encoder:
                 return record
         return self._encode(of_described([one]), apart)
 
-    def _turn(self, plan: EncodingPlan, one: Described, pieces: list[Buffer]) -> Unit:
+    def _turn(self, plan: EncodingPlan, one: Walk, pieces: list[Buffer]) -> Unit:
         """Puts leaves that are stored plane by plane in the place of what they are; which."""
         zstd, found = self.zstd, []
         for leaf in plan.planes.leaves if zstd is not None else ():
@@ -300,7 +300,7 @@ class Encoder:
 
 
 def _buffers(leaves: list[Any]) -> list[Buffer] | None:
-    """The bytes of leaves, as `forms.Described` has them; None if one has no memory."""
+    """The bytes of leaves, as `forms.Walk` has them; None if one has no memory."""
     buffers: list[Buffer] = []
     for leaf in leaves:
         if type(leaf) is bytes:

@@ -1,6 +1,6 @@
 """What an item is made of: its form, its sizes, and its leaves.
 
-    item ──describe──▶ Described(kind, batch_dims, dims, leaves)
+    item ──describe──▶ Walk: kind, batch_dims, dims, leaves
 
 Two items are of one kind if they differ in numbers only: in sizes, and in what is in the leaves. An
 item is walked once, and its kind is looked up under what the walk has met (the key), so that the
@@ -24,7 +24,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -59,49 +59,43 @@ class Kind:
     paths: tuple[TreePath, ...]
 
 
-class Described(NamedTuple):
-    """An item, taken apart."""
-
-    kind: Kind
-    batch_dims: list[int]
-    """Sizes of its batches, in the order of the tree."""
-    dims: list[int]
-    """Sizes of its leaves, one leaf after the other: ``kind.chunks[k].rank`` of leaf k."""
-    leaves: list[Any]
-    """One for each chunk: a contiguous tensor on the CPU, a C-contiguous numpy array (of a numpy
-    number: ``shape == ()``), or bytes. They share memory with the item where they can."""
-
-
 Handler = Callable[[Any, "Walk"], None]
 
 
 class Walk:
-    """What a walk through an item has met so far. See `Described`, and `Kind.key`."""
+    """What a walk through an item has met: the item, taken apart."""
 
-    __slots__ = ("batch_dims", "dims", "key", "leaves")
+    __slots__ = ("batch_dims", "dims", "key", "kind", "leaves")
+    kind: Kind
+    """Once the walk is over."""
 
     def __init__(self) -> None:
         self.key: list[Any] = []
+        """That of its kind: `Kind.key`."""
         self.batch_dims: list[int] = []
+        """Sizes of its batches, in the order of the tree."""
         self.dims: list[int] = []
+        """Sizes of its leaves, one leaf after the other: ``kind.chunks[k].rank`` of leaf k."""
         self.leaves: list[Any] = []
+        """One for each chunk: a contiguous tensor on the CPU, a C-contiguous numpy array (of a
+        numpy number: ``shape == ()``), or bytes. They share memory with the item where they can."""
 
     def add(self, item: Any) -> None:
         """Adds what this item is made of."""
         _HANDLERS.get(type(item), _other)(item, self)
 
 
-def describe(item: Any) -> Described:
+def describe(item: Any) -> Walk:
     """Takes an item apart. Cost: 1.2 µs, and 0.6 µs a leaf."""
     out = Walk()
     try:
         out.add(item)
-        kind = kind_of(tuple(out.key))
+        out.kind = kind_of(tuple(out.key))
     except RecursionError:
         raise ValueError(
             "an item holds itself, or is nested deeper than the 64 levels of a record"
         ) from None
-    return Described(kind, out.batch_dims, out.dims, out.leaves)
+    return out
 
 
 def kind_of(key: tuple[Any, ...]) -> Kind:
