@@ -191,7 +191,15 @@ def __getattr__(name: str) -> Any:
     module = _HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(module), name)
+    try:
+        home = importlib.import_module(module)
+    except AttributeError as error:  # for `from shmbuffer import ...` the name would be missing
+        raise ImportError(
+            f"{module} cannot be imported: {error}; if sources have changed, compile the core again"
+            " (pip install -e .)",
+            name=module,
+        ) from error
+    found = globals()[name] = getattr(home, name)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,19 @@ def test_a_public_name_can_be_had_and_says_what_it_is(name: str) -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NoSuchBuffer"):
         shmbuffer.NoSuchBuffer  # noqa: B018
+
+
+def test_a_module_that_needs_another_core_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would say that the front door has no such name, and nothing of the core."""
+    (tmp_path / "of_other_sources.py").write_text(
+        "from shmbuffer._native import _core\n_core.of_a_later_version()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(shmbuffer._HOME_OF, "Later", "of_other_sources")
+    with pytest.raises(ImportError, match=r"of_a_later_version.*compile the core again"):
+        from shmbuffer import Later  # type: ignore[attr-defined]  # noqa: F401
 
 
 def test_dir_shows_the_public_names_only() -> None:
