@@ -15,7 +15,8 @@ import torch
 from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf
-from shmbuffer.numpy.arrays import NO_ARRAY
+from shmbuffer.memory.leaf import RAW
+from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.leaves import SchemaLeaves, length_of
 from shmbuffer.numpy.mismatch import not_a_tensor, refuse_leaf
@@ -28,7 +29,6 @@ from shmbuffer.replay.form.tensors import (
     contiguous,
     dtype_name,
     like,
-    numpy_dtype,
     reads,
     template,
     torch_dtype,
@@ -80,7 +80,10 @@ class Leaves(SchemaLeaves):
         # The data are TensorDicts ``[n]``: a sample's index and weights are entries of it as they
         # are.
         self.is_flat = type(node) is TensorDictNode and not node.batch and not self.lanes
-        self.arrays = tuple(numpy_dtype(dtype) for dtype in self.dtypes)
+        # NumPy's dtype of each leaf, where it has one.
+        self.arrays = tuple(
+            None if leaf.dtype in RAW else DTYPES.get(leaf.dtype) for leaf in leaves
+        )
         self._wanted = Kept(self._want, _KEPT_SHAPES)
         self._templates = Kept(self._templates_of, _KEPT_SHAPES)
 

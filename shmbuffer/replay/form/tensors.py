@@ -85,14 +85,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
-    """Numpy's dtype for tensors of one of torch's; None if it has none."""
-    try:
-        return torch.empty(0, dtype=dtype).numpy().dtype
-    except TypeError:  # bfloat16 and its like: numpy has no name for them
-        return None
-
-
 def numbers_of(array: Any) -> torch.Tensor:
     """An array as a tensor; where torch does not have its dtype, its bytes as one."""
     if torch_dtype_like(array.dtype) is not None:

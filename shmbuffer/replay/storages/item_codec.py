@@ -158,22 +158,20 @@ class BodyCodec(ItemCodec):
         self._codec = codec
         self._compressing = compressing
 
-    def keep(self, item: Any) -> bytes | Packed:
+    def keep(self, item: Any) -> Any:
         """See `ItemCodec.keep`."""
-        try:
-            batch = self._codec.encode(item, True, apart=True)
-        except TypeError:  # a record does not hold everything
-            return self._compressing.keep(item)
-        return _bytes_of(batch)[0]
+        return self.encode(item, True)[0]
 
-    def _keep_all(self, data: Any) -> list[Any]:
-        if not is_batch(data):
+    def encode(self, data: Any, single: bool, *, apart: bool = False) -> list[Any]:
+        """See `ItemCodec.encode`."""
+        if not (single or is_batch(data)):
             data = unbound(data)  # it may be looked at twice
         try:
-            batch = self._codec.encode(data, False, apart=True)
-        except TypeError:
+            return _bytes_of(self._codec.encode(data, single, apart=True))
+        except TypeError:  # a record does not hold everything
+            if single:
+                return [self._compressing.keep(data)]
             return [self.keep(item) for item in unbound(data)]
-        return _bytes_of(batch)
 
     def give(self, kept: bytes | Packed) -> Any:
         """See `ItemCodec.give`."""

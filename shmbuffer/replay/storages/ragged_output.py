@@ -34,11 +34,9 @@ class RaggedOutput:
                 f"{{'keys': [...]}}, got {asked!r}"
             )
 
-    def of_items(self, items: Any) -> Any:
-        """A list of TensorDicts, or a lazy stack of them."""
-        return (ragged.densify if self._nested else ragged.pad)(items, **self._how)
-
-    def of_records(self, fetched: RawBatch) -> Any:
-        """What was read of a byte ring."""
+    def __call__(self, items: Any) -> Any:
+        """A batch of a list of TensorDicts, of a lazy stack of them, or of records."""
+        if not isinstance(items, RawBatch):
+            return (ragged.densify if self._nested else ragged.pad)(items, **self._how)
         make = ragged.nested if self._nested else ragged.padded
-        return make(fetched.decoder, fetched.batch, **self._how)
+        return make(items.decoder, items.batch, **self._how)

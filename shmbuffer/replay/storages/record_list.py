@@ -22,7 +22,7 @@ from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.location import Location, Place, unmade
 from shmbuffer.replay.storages.mover import whole_or_empty
 from shmbuffer.replay.storages.ragged_output import PadOutput, RaggedOutput
-from shmbuffer.replay.storages.record_codec import RawBatch, RecordCodec
+from shmbuffer.replay.storages.record_codec import RecordCodec
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.tickets import Tickets
 
@@ -200,11 +200,7 @@ class RecordList(ListStorage):
 
     def collate(self, items: Any) -> Any:
         """A batch from what `fetch` or `get` gives for several; see ``pad_output``."""
-        if self._output is None:
-            return self._collate(items)
-        if isinstance(items, RawBatch):
-            return self._output.of_records(items)
-        return self._output.of_items(items)
+        return self._collate(items) if self._output is None else self._output(items)
 
     # -- everything ----------------------------------------------------------------------------
 
