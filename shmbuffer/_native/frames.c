@@ -1,6 +1,6 @@
 /* Frames of zstd: what they say of themselves, which of them are expanded in one step, and where what they hold goes.
  *
- *     columns of leaves ──arrange──▶ frames, each with its parts ──▶ runs of frames
+ *     leaves of records ──take apart──▶ parts ──arrange──▶ frames, each with its parts ──▶ runs of frames
  *
  * The core has no zstd: this is what lies around it. numpy/records/places.py has the picture. */
 #include "frames.h"
@@ -49,8 +49,10 @@ bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, int64_
     int64_t *before = malloc((pieces + !pieces) * 2 * sizeof *before), *whole = before + pieces;
     if (before == NULL) return false;
     for (uint64_t row = 0; row < leaves->count; row++) {
-        const int64_t *offsets = leaves->offsets + row * pieces, *stored = leaves->stored + row * pieces;
-        const int64_t *expanded = leaves->expanded + row * pieces, *numbers = leaves->numbers + row * leaves->width;
+        const int64_t *offsets = leaves->offsets + row * pieces;
+        const int64_t *stored = leaves->stored + row * pieces;
+        const int64_t *expanded = leaves->expanded + row * pieces;
+        const int64_t *numbers = leaves->numbers + row * leaves->width;
         for (uint64_t p = 0; p < pieces; p++) {
             const int64_t head = leaves->held[p].head;
             before[p] = head == (int64_t)p ? 0 : whole[head];

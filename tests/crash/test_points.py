@@ -46,11 +46,11 @@ follower_in form found frames freed from front gate given half head held holes i
 items joint kept key kin known known_in label labels lane last lease_id leaves left life_page limit
 locks loose lost map marked marks mask me memory missing moment more n n_equal n_numbers n_pieces
 nbytes next note now number numbers object of offsets oldest one order out owner pair pairs part
-passes place plan pool powers presence priorities python random records redrawn release result ring
-room root rounded rows run runs second seen self serial sets shmb_hold shmb_labels_in shmb_refusal
-since size slot slots sorted source step steps streams struct stuck sums swapped table taken target
-tensor there ticket tickets to told touched tree uint64_t upto values version w wanted whole whose
-why width windows_of wish with word words x
+parts passes place plan pool powers presence priorities python random records redrawn release result
+ring room root rounded rows run runs second seen self serial sets shmb_hold shmb_labels_in
+shmb_refusal since size slot slots sorted source step steps streams struct stuck sums swapped table
+taken target tensor there ticket tickets to told touched tree uint64_t upto values version w wanted
+whole whose why width windows_of wish with word words x
 """
 
 

@@ -73,7 +73,7 @@ class Column:
         """int64[n]: size of each row, in bytes."""
         return volumes(self.chunk, self.dims)
 
-    @cached_property
+    @property
     def ragged(self) -> list[int]:
         """The dims that differ between rows."""
         return differing(self.dims)

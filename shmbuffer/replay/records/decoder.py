@@ -18,7 +18,7 @@ from shmbuffer.memory.record_format import Form, Located
 from shmbuffer.numpy.records import decoder
 from shmbuffer.numpy.records.building import built
 from shmbuffer.numpy.records.decoder import writable
-from shmbuffer.numpy.records.table import Column, columns_of
+from shmbuffer.numpy.records.table import Column, Table, columns_of
 from shmbuffer.numpy.records.transfer import Expand
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.records import cutting
@@ -105,10 +105,11 @@ class Decoder(decoder.Decoder):
 
         Cost: a copy of the bytes, or their decompression; 25 µs a leaf, and 0.1 to 0.5 µs a record.
         """
-        table = self.table(batch := writable(batch))
+        located = record_format.locate(batch := writable(batch), self.where)
+        table = Table.of(batch, located, self.own) if located else None
         if table is None or (table.batch_dims != table.batch_dims[:1]).any():
             return None
-        values = chunks_under(table.tree, OBJECTS)
+        values = _objects_of(located[0].form)
         reading = Reading(self, batch.data)
         leaves: list[Callable[[], Any]] = []
         for number, column in enumerate(table.columns):
@@ -168,6 +169,11 @@ class Decoder(decoder.Decoder):
 @lru_cache(256)
 def _chunks_of(form: Form) -> dict[TreePath, int]:
     return chunks_at(form.tree)
+
+
+@lru_cache(256)
+def _objects_of(form: Form) -> set[int]:
+    return chunks_under(form.tree, OBJECTS)
 
 
 class Reading(decoder.Reading):
