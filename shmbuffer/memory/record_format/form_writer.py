@@ -6,6 +6,7 @@ import math
 import struct
 from typing import Any
 
+from shmbuffer.memory.record_format import grammar, limits
 from shmbuffer.memory.record_format.chunks import (
     DTYPED,
     KINDS,
@@ -14,25 +15,7 @@ from shmbuffer.memory.record_format.chunks import (
     rank_of,
     require_possible,
 )
-from shmbuffer.memory.record_format.grammar import (
-    CHUNK_TAG,
-    KEYED,
-    NAMED,
-    ON_DEVICE,
-    PLACED,
-    PLANAR,
-    SINGLE,
-    STACKS,
-    TAGS,
-    split,
-)
-from shmbuffer.memory.record_format.limits import (
-    MAX_DEPTH,
-    MAX_INT_KEY_BITS,
-    MAX_PARTS,
-    MAX_RANK,
-    MAX_U32,
-)
+from shmbuffer.memory.record_format.grammar import split
 from shmbuffer.memory.record_format.numbers import Place
 
 _STACKED = frozenset({"tensordict", "tensorclass", "lazy"})
@@ -65,7 +48,7 @@ class FormWriter:
                 self._leaf(number, lead)
                 return 0
         kind, batch, about, keys, parts = split(tree)
-        self.out.append(TAGS[kind])
+        self.out.append(grammar.TAGS[kind])
         rank, inner = 0, tuple[int, ...]()
         match kind, batch, about:
             case "tensordict", ["dims", int(rank)], [None | "cpu" as device, names]:
@@ -82,19 +65,19 @@ class FormWriter:
                 pass
             case _:
                 raise TypeError(f"{tree!r:.60} is no form that a record may have")
-        if kind not in SINGLE:
+        if kind not in grammar.SINGLE:
             self._count(len(parts))
         known: set[Any] = set()
         ranks = set()
         for at, part in enumerate(parts):
-            if kind in KEYED:
+            if kind in grammar.KEYED:
                 self._entry(keys[at], kind, known, depth + 1)
             if kind in _HOLDS:
                 self._require_kind(part, *_HOLDS[kind])
             ranks.add(self.node(part, inner, depth + 1))
-        if kind in STACKS:
+        if kind in grammar.STACKS:
             rank = ranks.pop() if ranks else 0
-            if ranks or not max(about[0], len(inner)) <= rank < MAX_RANK:
+            if ranks or not max(about[0], len(inner)) <= rank < limits.MAX_RANK:
                 raise ValueError(f"what is stacked along dim {about[0]} has not the dims for it")
             return rank + 1
         return ranks.pop() if kind == "tensorclass" else rank
@@ -129,8 +112,8 @@ class FormWriter:
                 (("batch", expected, 0), ("dim", number, dim)) for dim, expected in enumerate(lead)
             ]
         kind = KINDS.index(chunk.kind)
-        flags = chunk.codec | PLACED * chunk.placed | PLANAR * chunk.planar
-        self.out += bytes((CHUNK_TAG + kind, flags))
+        flags = chunk.codec | grammar.PLACED * chunk.placed | grammar.PLANAR * chunk.planar
+        self.out += bytes((grammar.CHUNK_TAG + kind, flags))
         if chunk.kind in DTYPED:
             self._text(chunk.dtype)
         if rank_of(chunk.kind) is None:
@@ -153,8 +136,8 @@ class FormWriter:
             )
 
     def _stack(self, dim: int, parts: int, lead: tuple[int, ...]) -> tuple[int, ...]:
-        if not 0 <= dim <= MAX_RANK:
-            raise ValueError(f"the stack dim {dim} is not between 0 and {MAX_RANK}")
+        if not 0 <= dim <= limits.MAX_RANK:
+            raise ValueError(f"the stack dim {dim} is not between 0 and {limits.MAX_RANK}")
         self.out.append(dim)
         if dim >= len(lead):
             return lead
@@ -162,8 +145,8 @@ class FormWriter:
         return lead[:dim] + lead[dim + 1 :]
 
     def _batch(self, rank: int, lead: tuple[int, ...]) -> tuple[int, ...]:
-        if not len(lead) <= rank <= MAX_RANK:
-            raise ValueError(f"{rank} batch dims are not between {len(lead)} and {MAX_RANK}")
+        if not len(lead) <= rank <= limits.MAX_RANK:
+            raise ValueError(f"{rank} batch dims are not between {len(lead)} and {limits.MAX_RANK}")
         self.out.append(rank)
         columns = tuple(range(self.batch_dims, self.batch_dims + rank))
         self.batch_dims += rank
@@ -174,7 +157,9 @@ class FormWriter:
         return columns
 
     def _marks(self, device: str | None, names: Any, rank: int) -> None:
-        self.out.append((names is not None) * NAMED | (device is not None) * ON_DEVICE)
+        self.out.append(
+            (names is not None) * grammar.NAMED | (device is not None) * grammar.ON_DEVICE
+        )
         if names is None:
             return
         if not isinstance(names, (list, tuple)) or len(names) != rank:
@@ -193,9 +178,10 @@ class FormWriter:
         if key is None or isinstance(key, bool):
             self.out.append(0 if key is None else 1 + key)
         elif isinstance(key, int):
-            if key.bit_length() > MAX_INT_KEY_BITS:
+            if key.bit_length() > limits.MAX_INT_KEY_BITS:
                 raise ValueError(
-                    f"a key is an int of {key.bit_length()} bits, {MAX_INT_KEY_BITS} are the limit"
+                    f"a key is an int of {key.bit_length()} bits, "
+                    f"{limits.MAX_INT_KEY_BITS} are the limit"
                 )
             self.out.append(3)
             self._bytes(_int_bytes(key))
@@ -226,11 +212,11 @@ class FormWriter:
         known.add(value)
 
     def _part(self, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            raise ValueError(f"the item is nested deeper than {MAX_DEPTH}")
+        if depth > limits.MAX_DEPTH:
+            raise ValueError(f"the item is nested deeper than {limits.MAX_DEPTH}")
         self._parts += 1
-        if self._parts > MAX_PARTS:
-            raise ValueError(f"the item has more than {MAX_PARTS} parts")
+        if self._parts > limits.MAX_PARTS:
+            raise ValueError(f"the item has more than {limits.MAX_PARTS} parts")
 
     def _text(self, text: str) -> None:
         self._bytes(text.encode("utf-8", "surrogatepass"))
@@ -240,7 +226,7 @@ class FormWriter:
         self.out += data
 
     def _count(self, count: int) -> None:
-        if not 0 <= count <= MAX_U32:
+        if not 0 <= count <= limits.MAX_U32:
             raise ValueError(f"the count {count} does not fit into 32 bits")
         while count > 127:
             self.out.append(count & 127 | 128)

@@ -11,32 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer.memory.record_format import grammar, limits
 from shmbuffer.memory.record_format.chunks import DTYPED, KINDS, Chunk, Codec, itemsize_of, rank_of
 from shmbuffer.memory.record_format.form_writer import FormWriter
-from shmbuffer.memory.record_format.grammar import (
-    BATCHED,
-    CHUNK_TAG,
-    CLASSES,
-    KEYED,
-    NAMED,
-    NAMES,
-    ON_DEVICE,
-    PLACED,
-    PLANAR,
-    SINGLE,
-    STACKS,
-    join,
-)
-from shmbuffer.memory.record_format.limits import (
-    MAX_CHUNKS,
-    MAX_DEPTH,
-    MAX_FORM_BYTES,
-    MAX_NUMBERS,
-    MAX_PARTS,
-    SMALL_BYTES,
-    ImpossibleError,
-    refuse,
-)
+from shmbuffer.memory.record_format.grammar import join
+from shmbuffer.memory.record_format.limits import ImpossibleError, refuse
 from shmbuffer.memory.record_format.numbers import NumberColumns, columns_of
 
 
@@ -64,20 +43,20 @@ class Form:
 def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
     """A form from its tree and leaves."""
     chunks = tuple(chunks)
-    if len(chunks) > MAX_CHUNKS:
-        raise ValueError(f"the item has {len(chunks)} leaves, {MAX_CHUNKS} are the limit")
+    if len(chunks) > limits.MAX_CHUNKS:
+        raise ValueError(f"the item has {len(chunks)} leaves, {limits.MAX_CHUNKS} are the limit")
     writer = FormWriter(chunks)
     writer.node(tree, (), 0)
     if writer.chunk != len(chunks):
         raise ValueError(f"{len(chunks)} chunks were given, the tree has {writer.chunk} of them")
-    if len(writer.out) > MAX_FORM_BYTES:
+    if len(writer.out) > limits.MAX_FORM_BYTES:
         raise ValueError(
-            f"what the item is made of takes {len(writer.out)} bytes to say, {MAX_FORM_BYTES} are "
-            "the limit: it has too many keys, or too long ones"
+            f"what the item is made of takes {len(writer.out)} bytes to say, "
+            f"{limits.MAX_FORM_BYTES} are the limit: it has too many keys, or too long ones"
         )
     numbers = writer.batch_dims + sum(chunk.numbers for chunk in chunks)
-    if numbers > MAX_NUMBERS:
-        raise ValueError(f"the item has {numbers} sizes, {MAX_NUMBERS} are the limit")
+    if numbers > limits.MAX_NUMBERS:
+        raise ValueError(f"the item has {numbers} sizes, {limits.MAX_NUMBERS} are the limit")
     columns = columns_of(writer.batch_dims, chunks, writer.equal)
     return Form(bytes(writer.out), tree, writer.batch_dims, chunks, columns)
 
@@ -95,8 +74,8 @@ def form_of(code: bytes, told: NDArray[np.int64]) -> Form:
 
 def _parse(code: bytes) -> Form:
     """Writes the form that was read again, so that reading and writing share one set of rules."""
-    if len(code) > MAX_FORM_BYTES:
-        raise ValueError(f"it has {len(code)} bytes, {MAX_FORM_BYTES} are the limit")
+    if len(code) > limits.MAX_FORM_BYTES:
+        raise ValueError(f"it has {len(code)} bytes, {limits.MAX_FORM_BYTES} are the limit")
     reader = _Reader(code)
     try:
         form = encode_form(reader.whole(), reader.chunks)
@@ -113,7 +92,7 @@ _parsed_large = lru_cache(8)(_parse)
 
 def parse_form(code: bytes) -> Form:
     """The form that these bytes say, if they were parsed lately the same object."""
-    return (_parsed if len(code) <= SMALL_BYTES else _parsed_large)(code)
+    return (_parsed if len(code) <= limits.SMALL_BYTES else _parsed_large)(code)
 
 
 class _Reader:
@@ -136,23 +115,23 @@ class _Reader:
         self._part(depth)
         at = self._at
         tag = self._u8()
-        if 0 <= tag - CHUNK_TAG < len(KINDS):
-            return self._chunk(KINDS[tag - CHUNK_TAG])
-        kind = NAMES.get(tag)
+        if 0 <= tag - grammar.CHUNK_TAG < len(KINDS):
+            return self._chunk(KINDS[tag - grammar.CHUNK_TAG])
+        kind = grammar.NAMES.get(tag)
         if kind is None:
             raise ValueError(f"byte {at} of {len(self._code)} is {tag:#04x}, which starts nothing")
-        rank = self._u8() if kind in BATCHED else 0
+        rank = self._u8() if kind in grammar.BATCHED else 0
         about: tuple[Any, ...] = ()
         if kind == "tensordict":
             about = self._marks(rank)
-        elif kind in CLASSES:
+        elif kind in grammar.CLASSES:
             about = (self._text(),)
-        elif kind in STACKS:
+        elif kind in grammar.STACKS:
             about = (self._u8(),)
         held = []
-        for _ in range(1 if kind in SINGLE else self._count()):
+        for _ in range(1 if kind in grammar.SINGLE else self._count()):
             key = None
-            if kind in KEYED:
+            if kind in grammar.KEYED:
                 key = self._text() if kind == "tensordict" else self._key(depth + 1)
             held.append((key, self._node(depth + 1)))
         return join(kind, ["dims", rank], about, held)
@@ -165,21 +144,27 @@ class _Reader:
         dtype = self._text() if kind in DTYPED else ""
         if (rank := rank_of(kind)) is None:
             rank = self._u8()
-        placed = bool(flags & PLACED)
+        placed = bool(flags & grammar.PLACED)
         frames = self._count() if placed else 0
         joined = self._count() if codec is Codec.JOINED else None
-        size, planar = itemsize_of(kind, dtype), bool(flags & PLANAR)
+        size, planar = itemsize_of(kind, dtype), bool(flags & grammar.PLANAR)
         self.chunks.append(Chunk(kind, dtype, size, rank, codec, placed, frames, joined, planar))
-        if len(self.chunks) > MAX_CHUNKS:
-            raise ValueError(f"it has more than {MAX_CHUNKS} chunks")
+        if len(self.chunks) > limits.MAX_CHUNKS:
+            raise ValueError(f"it has more than {limits.MAX_CHUNKS} chunks")
         return ["chunk", len(self.chunks) - 1]
 
     def _marks(self, rank: int) -> tuple[str | None, list[str | None] | None]:
         marks = self._u8()
-        if marks & ~(NAMED | ON_DEVICE):
+        if marks & ~(grammar.NAMED | grammar.ON_DEVICE):
             raise ValueError(f"the marks {marks:#04x} of a tensordict are not known")
-        names = [self._text() if self._bit() else None for _ in range(rank if marks & NAMED else 0)]
-        return "cpu" if marks & ON_DEVICE else None, names if marks & NAMED else None
+        names = [
+            self._text() if self._bit() else None
+            for _ in range(rank if marks & grammar.NAMED else 0)
+        ]
+        return (
+            "cpu" if marks & grammar.ON_DEVICE else None,
+            names if marks & grammar.NAMED else None,
+        )
 
     def _key(self, depth: int) -> Any:
         self._part(depth)
@@ -201,8 +186,10 @@ class _Reader:
 
     def _part(self, depth: int) -> None:
         self._parts += 1
-        if depth > MAX_DEPTH or self._parts > MAX_PARTS:
-            raise ValueError(f"it is nested deeper than {MAX_DEPTH}, or has over {MAX_PARTS} parts")
+        if depth > limits.MAX_DEPTH or self._parts > limits.MAX_PARTS:
+            raise ValueError(
+                f"it is nested deeper than {limits.MAX_DEPTH}, or has over {limits.MAX_PARTS} parts"
+            )
 
     def _text(self) -> str:
         return self._bytes(self._count()).decode("utf-8", "surrogatepass")
