@@ -156,6 +156,3 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._asked is None:
             return settings
         return replace(settings, extra={**settings.extra, "share_next": self._asked.to_json()})
-
-    def _where_it_lies(self, data: Any) -> torch.device:
-        return torch.device("cpu")  # whatever ``device`` is

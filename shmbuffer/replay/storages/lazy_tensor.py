@@ -96,18 +96,15 @@ class LazyTensorStorage(TensorStorage):
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
 
     def _define(self, data: Any, single: bool) -> Rows:
-        device = self._where_it_lies(data)
         if self.device is None:
-            self.device = device
+            self.device = _device_of(data)
+        device = torch.device("cpu") if self._memory_mapped else self.device
         leaves = self._described(data, single)
         for_all = self.shared or self._handed_over
         if device.type == "cpu" and (for_all or leaves.node.private() is None):
             return self._native(leaves)
         slots = self._slots(leaves)
         return self._hold(leaves, slots, leaves.columns(slots, device))
-
-    def _where_it_lies(self, data: Any) -> torch.device:
-        return _device_of(data) if self.device is None else self.device
 
 
 def _device_of(data: Any) -> torch.device:
