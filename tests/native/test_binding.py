@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shmbuffer._native import _core
@@ -115,3 +116,15 @@ def test_a_map_that_cannot_be_made_is_an_error(size: tuple[int, int]) -> None:
                 _core.Map(descriptor, nbytes, offset=offset, twice=twice)
     else:
         _core.Map(descriptor, nbytes).sync()
+
+
+def test_a_buffer_says_where_it_begins() -> None:
+    array = np.arange(24).reshape(4, 6)
+    frozen = np.frombuffer(b"read-only", np.uint8)
+    text = np.zeros(3, np.dtype([("when", "M8[s]"), ("what", "U4")]))
+    for one in (array, array[1:, ::2], array.T, frozen, text, np.empty(0), np.zeros(())):
+        assert _core.address(one) == one.__array_interface__["data"][0]
+    assert _core.address(None) == 0
+    assert _core.address(2**63) == 2**63
+    with pytest.raises(AttributeError, match="data_ptr"):
+        _core.address(SPOILT)
