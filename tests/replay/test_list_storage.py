@@ -6,7 +6,7 @@ import os
 import pickle
 import threading
 import warnings
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -573,6 +573,18 @@ def test_a_state_brings_items_priorities_and_position_back(max_size: int | None)
     assert other.write_count == 3000
     assert other.sampler.ring().tree.priorities()[:3000].tolist() == list(range(3000))
     assert other.add("next") == 3000
+
+
+@pytest.mark.parametrize("made", [Point, lambda x, y: OrderedDict(x=x, y=[y])])
+def test_items_of_a_state_that_is_loaded_are_copies_of_their_class(made: Any) -> None:
+    state = filled(made(torch.zeros(2), np.zeros(2))).state_dict()
+    storage = ListStorage(4)
+    storage.load_state_dict(state)
+    (item,), (before,) = storage[:1], state["_list"]
+    assert type(item) is type(before)
+    for leaf in torch.utils._pytree.tree_leaves(before):
+        leaf[:] = 1
+    assert not any(leaf.any() for leaf in torch.utils._pytree.tree_leaves(item))
 
 
 def test_a_full_ring_that_is_loaded_where_there_is_more_room_goes_on_behind_its_last_item() -> None:

@@ -20,7 +20,7 @@ from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.packing import Packed, pack, unpack
 from shmbuffer.replay.form.tensors import contiguous
-from shmbuffer.replay.storages.mover import to_device
+from shmbuffer.replay.storages.mover import by_leaf, to_device
 from shmbuffer.replay.storages.record_codec import (
     Compress,
     Decompress,
@@ -219,12 +219,10 @@ def _bytes_of(batch: RecordBatch) -> list[bytes]:
 
 def cloned(item: Any) -> Any:
     """An item whose tensors are copies."""
-    if isinstance(item, torch.Tensor) or is_collection(item):
-        return item.clone()
-    if isinstance(item, np.ndarray):
-        return item.copy()
-    if type(item) is dict:
-        return {key: cloned(value) for key, value in item.items()}
-    if type(item) in (tuple, list):
-        return type(item)(cloned(value) for value in item)
-    return item
+    return by_leaf(item, _copied)
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) or is_collection(leaf):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -12,8 +12,9 @@ compared with the words afterwards; what is written is committed as a whole, or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -201,11 +202,16 @@ def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
 
 def to_device(data: Any, device: torch.device | None) -> Any:
     """``data`` of any form on ``device``; what cannot be moved as it is."""
-    if hasattr(data, "to"):
-        return data.to(device)
+    return by_leaf(data, lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf)
+
+
+def by_leaf(data: Any, change: Callable[[Any], Any]) -> Any:
+    """``data`` of any form, made of what ``change`` makes of each leaf."""
     if isinstance(data, dict):
-        return {key: to_device(value, device) for key, value in data.items()}
+        made = copy(data)  # of its class
+        made.update((key, by_leaf(value, change)) for key, value in data.items())
+        return made
     if not isinstance(data, (tuple, list)):
-        return data
-    parts = [to_device(value, device) for value in data]
+        return change(data)
+    parts = [by_leaf(value, change) for value in data]
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
