@@ -257,12 +257,37 @@ bool shmb_follower_look(struct shmb_follower *f, bool *anew) {
     return f->gone.count || f->changed.count || f->at < f->end;
 }
 
+/* Each of 64 slots from a multiple of it on holds an item that is to be told of, in the order of tickets from that one on, which
+ * becomes the last of them. */
+static bool are_all_new(const struct shmb_follower *f, uint64_t slot, uint64_t *ticket) {
+    uint64_t before = SHMB_WORD(*ticket, SHMB_COMMITTED), others = 0;
+    for (uint64_t i = slot; i < slot + 64; i++) {
+        uint64_t word = atomic_load_explicit(&f->ring->words[i], memory_order_relaxed);
+        others |= (uint64_t)(word < before) | (uint64_t)(SHMB_STATE(word) ^ SHMB_COMMITTED);
+        before = word;
+    }
+    atomic_thread_fence(SYNC_SLOT_COMMIT_ACQUIRE);
+    if (others || SHMB_TICKET(before) >= f->seen) return false;
+    *ticket = SHMB_TICKET(before);
+    return true;
+}
+
 /* The next of the new items, oldest first: their slots, and how many places before each are no hole, where `reach` is no NULL.
  * 0: that was all. */
 uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t room) {
     const uint64_t capacity = f->ring->capacity, seen = f->seen, end = f->end;
     uint64_t found = 0, place = f->at, ticket = f->ticket, settled_before = f->pending.count ? 0 : room;
     for (uint64_t slot = slot_at(f, place); place < end && found < room; place++) {
+        bool whole = slot % 64 == 0 && end - place >= 64 && room - found >= 64 && capacity - slot >= 64 && !(reach && f->holes.count);
+        if (whole && are_all_new(f, slot, &ticket)) {
+            f->held[slot / 64] = UINT64_MAX;
+            for (uint64_t i = 0; i < 64; i++) slots[found + i] = (int64_t)(slot + i);
+            for (uint64_t i = 0; i < 64 && reach; i++) reach[found + i] = (int64_t)capacity;
+            found += 64;
+            place += 63;
+            slot = slot + 64 < capacity ? slot + 64 : 0;
+            continue;
+        }
         uint64_t word = word_of(f->ring, slot);
         bool ours = SHMB_TICKET(word) < seen;
         if (ours && SHMB_STATE(word) == SHMB_COMMITTED) {

@@ -14,6 +14,7 @@
 
 #define PIECE 8192u
 #define AT_ONCE 64u /* elements */
+#define MOST_LABEL (((uint64_t)1 << 61) - 1)
 #define WHOLE 9007199254740992.0 /* 2^53: a float64 below it is a whole number exactly */
 
 /* Numbers of one kind, some an element. */
@@ -58,7 +59,17 @@ static inline bool label_in(const struct column *column, uint64_t element, int64
     }
     uint64_t bits = bits_in(column, element);
     *label = column->kind == 'i' ? signed_in(column, bits) : (int64_t)bits;
-    return *label < (int64_t)1 << 61 && *label > -((int64_t)1 << 61) && (column->kind == 'i' || bits >> 61 == 0);
+    return (uint64_t)*label + MOST_LABEL < 2 * MOST_LABEL + 1 && (column->kind == 'i' || bits >> 61 == 0);
+}
+
+/* As a rule numbers of 64 bits. */
+static void labels_in(const struct column *column, const uint32_t *elements, uint64_t count, int64_t *labels, bool *good) {
+    bool usual = column->kind == 'i' && column->bytes == sizeof *labels;
+    for (uint64_t i = 0; i < count && usual; i++) {
+        memcpy(&labels[i], column->base + elements[i] * sizeof *labels, sizeof *labels);
+        good[i] = (uint64_t)labels[i] + MOST_LABEL < 2 * MOST_LABEL + 1;
+    }
+    for (uint64_t i = 0; i < count && !usual; i++) good[i] = label_in(column, elements[i], &labels[i]);
 }
 
 /* Where a number lies in records of one form. */
@@ -118,7 +129,7 @@ static bool put_slots(const struct telling *of, const int64_t *slots, uint64_t c
         for (uint64_t i = 0; i < some; i++)
             for (uint64_t lane = 0; lane < lanes; lane++) elements[n++] = (uint32_t)((uint64_t)slots[first + i] * lanes + lane);
         for (uint64_t i = 0; i < n && of->form.steps; i++) SHMB_OPTIMISTIC(good[i] = label_of_record(of, elements[i], &labels[i]));
-        for (uint64_t i = 0; i < n && !of->form.steps; i++) good[i] = label_in(&column, elements[i], &labels[i]);
+        if (!of->form.steps) labels_in(&column, elements, n, labels, good);
         for (uint64_t i = 0; i < n && of->values.base; i++) values[i] = mean_in(&of->values, elements[i]);
         atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
         for (uint64_t i = 0; i < n; i++) {

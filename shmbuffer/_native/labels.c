@@ -234,15 +234,18 @@ void shmb_label_away(struct shmb_labels *all, uint32_t element) {
 
 /* Items. */
 
-/* As a rule the oldest of its kin goes, and others stay, of which nothing more is to be said. False: not so. */
-static inline bool dropped_first(struct shmb_labels *all, struct shmb_kin *kin, uint32_t element) {
+/* As a rule the oldest of a kin go, and others stay, of which nothing more is to be said. How many of these elements do. */
+static inline uint32_t dropped_first(struct shmb_labels *all, struct shmb_place_in *where, uint64_t most) {
+    const uint32_t number = where->kin;
+    struct shmb_kin *kin = &all->kins[number - 1];
     bool counts = all->limit && (kin->state == SHMB_KIN_OPEN || kin->state == SHMB_KIN_WHOLE);
-    if (all->where[element].index != kin->front || kin->count == 1 || kin->absent || kin->marked != SHMB_NO_ITEM || counts) return false;
-    all->where[element].kin = 0;
-    count_more(all, kin, -1);
-    do kin->front++;
-    while (*entry(kin, kin->front) == SHMB_NO_ITEM);
-    return true;
+    if (kin->absent || kin->marked != SHMB_NO_ITEM || counts) return 0;
+    uint32_t n = 0, room = kin->count - 1 < most ? kin->count - 1 : (uint32_t)most;
+    for (; n < room && where[n].kin == number && where[n].index == kin->front + n; n++) where[n].kin = 0;
+    kin->front += n;
+    count_more(all, kin, -(int32_t)n);
+    while (*entry(kin, kin->front) == SHMB_NO_ITEM) kin->front++;
+    return n;
 }
 
 void shmb_label_drop(struct shmb_labels *all, uint32_t element) {
@@ -267,9 +270,9 @@ void shmb_label_drop(struct shmb_labels *all, uint32_t element) {
 }
 
 void shmb_labels_drop(struct shmb_labels *all, uint64_t first, uint64_t end) {
-    for (uint64_t element = first; element < end; element++) {
-        uint32_t kin = all->where[element].kin;
-        if (kin && !dropped_first(all, &all->kins[kin - 1], (uint32_t)element)) shmb_label_drop(all, (uint32_t)element);
+    for (uint64_t element = first, count; element < end; element += count) {
+        count = all->where[element].kin ? dropped_first(all, &all->where[element], end - element) : 0;
+        if (count == 0) shmb_label_drop(all, (uint32_t)element), count = 1;
     }
 }
 
