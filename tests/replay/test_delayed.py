@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import pickle
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -35,6 +35,55 @@ def delayed(**options: Any) -> ReplayBuffer:
     return ReplayBuffer(
         storage=partial(LazyTensorStorage, 10), batch_size=4, delayed_init=True, **options
     )
+
+
+class Registered(ReplayBuffer):
+    """Has hooks of its own, and is the one of its kind."""
+
+    __slots__ = ("slot",)
+    kinds: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        cls.kinds.append(kind)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "answer":
+            return 42
+        raise AttributeError(f"there is no {name}")
+
+
+class Named(Registered, kind="named"):
+    """Is pickled as a call."""
+
+    def __reduce__(self) -> Any:
+        return named, (type(self).__name__,)
+
+
+def named(name: str, kind: type[ReplayBuffer] = Named) -> ReplayBuffer:
+    rb = kind(storage=partial(LazyTensorStorage, 10), batch_size=4, delayed_init=True)
+    rb.name = name  # type: ignore[attr-defined]
+    return rb
+
+
+def test_a_class_keeps_its_hooks_while_its_buffer_waits() -> None:
+    rb: Any = named("first")
+    assert Registered.kinds == ["named"]
+    assert rb.answer == 42
+    with pytest.raises(AttributeError, match="there is no question"):
+        _ = rb.question
+    again = pickle.loads(pickle.dumps(rb))
+    assert (again.name, again.initialized) == ("Named", False)
+    assert again.extend(torch.arange(3)).tolist() == [0, 1, 2]
+    assert type(again) is Named
+    assert again.answer == 42
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_any_protocol_pickles_a_buffer_that_waits(protocol: int) -> None:
+    rb = pickle.loads(pickle.dumps(delayed(), protocol))
+    assert not rb.initialized
+    rb.extend(torch.arange(3))
+    assert type(rb) is ReplayBuffer
 
 
 def test_nothing_is_made_before_the_first_use() -> None:

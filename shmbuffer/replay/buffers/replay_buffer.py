@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, ClassVar
@@ -320,25 +321,37 @@ class ReplayBuffer(
         return self._written(data, False, None, timeout)  # type: ignore[no-any-return]
 
 
-@cache
-def _delayed(cls: Any) -> Any:
-    """The class of a buffer until its parts are made: looking for one of them makes them.
+class _Delayed:
+    """In front of the class of a buffer until its parts are made: looking for one makes them.
 
-    It is not ``cls`` that looks: with ``__getattr__`` every attribute costs more, found or not.
+    It is not the buffer's class that looks: with ``__getattr__`` every attribute costs more, found
+    or not.
     """
 
-    def look(self: ReplayBuffer, name: str) -> Any:
-        if name not in _PARTS:
-            raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+    def __init_subclass__(cls) -> None:
+        """The hooks of the buffer's class are for those that users derive from it."""
+
+    def __getattr__(self, name: str) -> Any:
+        cls: Any = type(self).__mro__[2]
+        if name not in _PARTS:  # where a user's class has no hook, the usual error
+            return getattr(cls, "__getattr__", object.__getattribute__)(self, name)
         self.__class__ = cls
-        self._make_parts()
+        cls._make_parts(self)
         return self.__dict__[name]
 
-    def reduced(self: ReplayBuffer, _protocol: int) -> tuple[Any, ...]:
-        return object.__new__, (cls,), self.__getstate__()
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        cls = type(self).__mro__[2]
+        found = super().__reduce_ex__(max(protocol, 2))
+        if found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return found
+        return cls.__new__, (cls, *found[1][1:]), *found[2:]
 
+
+@cache
+def _delayed(cls: Any) -> Any:
+    """The class of a buffer until its parts are made."""
     said = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls)(cls.__name__, (cls,), {**said, "__getattr__": look, "__reduce_ex__": reduced})
+    return type(cls)(cls.__name__, (_Delayed, cls), said)
 
 
 def _consuming(sampler: Any, count: Any, prefetch: int | None) -> Any:
