@@ -95,7 +95,7 @@ class Sampling(Handle):
         if ring is None or not ring.tree.prioritized:
             return PriorityUpdate(0, 0)
         rows = self._rows or self._need()
-        if self._greatest is None:
+        if self._greatest is None and not self._dim_extend:
             applied = ring.update_given(index, priority, generation)
             if applied is not None:
                 return PriorityUpdate._make(applied)

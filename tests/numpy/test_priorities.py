@@ -118,6 +118,19 @@ def test_an_index_of_minus_one_is_left_out(generation: bool, directory: Director
     assert raw_of(arrays) == [5.0, 1.0, 6.0]
 
 
+@pytest.mark.parametrize("kind", ["arrays", "tensors"])
+def test_priorities_lie_as_the_data_that_are_appended_along_another_dimension(
+    kind: str, directory: Directory
+) -> None:
+    storage = LazyMemmapStorage(8, scratch_dir=directory.path)
+    sampler = PrioritizedSampler(8, alpha=1.0, beta=1.0)
+    with TensorDictReplayBuffer(storage=storage, sampler=sampler, dim_extend=1) as tensors:
+        index = tensors.extend(TensorDict({"a": torch.arange(6).reshape(1, 6)}, [1, 6]))
+        buffer = tensors if kind == "tensors" else directory.arrays()
+        buffer.update_priority(index.numpy(), np.arange(1.0, 7.0).reshape(2, 3))
+        assert raw_of(tensors) == [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]
+
+
 def test_an_item_that_was_written_over_keeps_its_priority(directory: Directory) -> None:
     directory.create(capacity=4, alpha=0.6)
     arrays, tensors = directory.arrays(), directory.tensors()

@@ -71,7 +71,8 @@ class Plan:
         self.unit: SampleUnit | None = None if type(unit) is Transition else unit
         self.by_priority = by = sampler if isinstance(sampler, PrioritizedSampler) else None
         plain = type(sampler).update_priority is PrioritizedSampler.update_priority
-        self.updates = by if plain and self.unit is None else None
+        as_they_come = plain and self.unit is None and not buffer.dim_extend
+        self.updates = by if as_they_come else None
         self._samples_tensordicts = buffer._mapping == "tensordict"
         ring = ring_of(storage)
         self._own_table = self.by_priority is not None and self.by_priority.ring() is not ring
