@@ -86,9 +86,10 @@ class Structure:
 
     def without(self, data: Any, keys: frozenset[str]) -> Any:
         """``data`` without these root entries; a plain dict where there were any."""
-        if not hasattr(data, "keys") or keys.isdisjoint(data.keys()):
+        held = self.held(data)
+        if not isinstance(held, Mapping) or keys.isdisjoint(held.keys()):
             return data
-        return {key: value for key, value in self.held(data).items() if key not in keys}
+        return {key: value for key, value in held.items() if key not in keys}
 
     def from_json(self, spec: dict[str, Any]) -> Node:
         """The tree that `Node.to_json` wrote."""
@@ -152,13 +153,15 @@ class Structure:
 
     def container(self, data: Any, dims: int, mapping: str) -> Container | None:
         """A container, taken apart by one level; None of a leaf, TypeError of what is neither."""
-        if isinstance(data, Mapping):
+        if isinstance(data, Mapping) and len(data) == len(data.keys()):  # no TensorDict
             if mapping == "tensordict":
                 return mapping, named_entries(data), {"batch": []}
             return "dict", data, {}
-        if isinstance(data, Numbers) or self.is_leaf(data):
+        if isinstance(data, Numbers):
             return None
-        if not isinstance(data, (tuple, list)):
+        if not isinstance(data, (tuple, list)):  # those may be arrays as well, and are none here
+            if self.is_leaf(data):
+                return None
             raise TypeError(not_a_tensor(data))
         entries = dict(enumerate(data))
         if hasattr(data, "_fields"):

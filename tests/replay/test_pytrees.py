@@ -9,6 +9,7 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -26,7 +27,7 @@ from shmbuffer.numpy import labels
 from shmbuffer.replay.form import structure
 
 Point = namedtuple("Point", ["x", "y"])
-Pair = namedtuple("Pair", ["left", "right"])
+Pair = namedtuple("Pair", ["keys", "values"])  # as the methods of a dict
 
 
 class Color(enum.Enum):
@@ -81,7 +82,7 @@ TREES = {
     "members": {Axis.X: numbers(6), Axis.Y: numbers(6, 2)},
     "mixed": {0: {"a": {(1,): numbers(6)}}, "b": {0: [numbers(6), (numbers(6, 2),)]}},
     "tuple": (numbers(6), [numbers(6, 2), (numbers(6),)], {"k": numbers(6)}),
-    "namedtuples": Point(numbers(6), Pair({"q": numbers(6, 2)}, [numbers(6)])),
+    "namedtuples": Pair(numbers(6), Point({"q": numbers(6, 2)}, [numbers(6)])),
     "one": (numbers(6),),
     "deep": {"a": [({"b": [(numbers(6),)]},)]},
 }
@@ -157,6 +158,19 @@ def test_items_that_are_lists_stay_lists(make: Any) -> None:
     assert rb[:][0].tolist() == [2, 1, 0]
     rb.extend([[torch.tensor(7), (torch.tensor([7, 7]),)]] * 2)
     assert rb[:][0].tolist() == [2, 1, 0, 7, 7]
+
+
+class Frames(list[Any]):
+    """A list that is an array for NumPy."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return np.stack(self)
+
+
+def test_a_list_that_could_be_an_array_is_a_list(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(10), batch_size=3)
+    rb.extend({"a": Frames([np.arange(6), np.arange(6)])})
+    same(rb[:], {"a": [numbers(6), numbers(6)]})
 
 
 @pytest.mark.product
