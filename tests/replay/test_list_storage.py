@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from torch.nn.utils.rnn import pack_sequence
 
 from shmbuffer import (
     EmptyBufferError,
@@ -341,6 +342,22 @@ def test_items_are_sent_to_the_device_of_the_storage_when_they_are_written() -> 
     item = storage.get(0)
     assert item["a"][0].device == storage.get(1)["a"].device == torch.device("meta")
     assert item["a"][1] == "text"
+
+
+class Output(OrderedDict[str, Any]):
+    """As some models give: a dict of a class that has its own rules."""
+
+    def update(self, *entries: Any, **named: Any) -> None:
+        raise TypeError("update is not for these")
+
+
+def test_what_moves_by_itself_is_sent_to_the_device_as_it_does() -> None:
+    storage = ListStorage(10, device="meta")
+    storage.set(0, Output(packed=pack_sequence([torch.zeros(3), torch.zeros(2)])))
+    item = storage.get(0)
+    assert type(item) is Output
+    assert item["packed"].data.device == torch.device("meta")
+    assert item["packed"].batch_sizes.device == torch.device("cpu")
 
 
 # -- without a limit -------------------------------------------------------------------------------

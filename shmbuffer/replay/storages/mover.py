@@ -206,12 +206,16 @@ def to_device(data: Any, device: torch.device | None) -> Any:
 
 
 def by_leaf(data: Any, change: Callable[[Any], Any]) -> Any:
-    """``data`` of any form, made of what ``change`` makes of each leaf."""
+    """``data`` of any form, made of what ``change`` makes of each leaf.
+
+    What goes to a device by itself is a leaf, if it is a dict or a tuple: it knows what stays.
+    """
+    if hasattr(data, "to") or not isinstance(data, (dict, tuple, list)):
+        return change(data)
     if isinstance(data, dict):
         made = copy(data)  # of its class
-        made.update((key, by_leaf(value, change)) for key, value in data.items())
+        for key, value in data.items():
+            made[key] = by_leaf(value, change)
         return made
-    if not isinstance(data, (tuple, list)):
-        return change(data)
     parts = [by_leaf(value, change) for value in data]
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
