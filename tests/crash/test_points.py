@@ -50,7 +50,7 @@ parts passes place plan pool powers presence priorities python random records re
 ring room root rounded rows run runs second seen self serial sets shmb_hold shmb_labels_in
 shmb_refusal since size slot slots sorted source step steps streams struct stuck sums swapped table
 taken target tensor there ticket tickets to told touched tree uint64_t upto values version w wanted
-whole whose why width windows_of wish with word words x
+whole where whose why width windows_of wish with word words x
 """
 
 

@@ -109,7 +109,13 @@ FAULTS = {
         "thread",
         "one handle",
         rf"{RACE}|FAILED",
-        (("gate", "while (gate->thread != 0 && status == SHMB_OK) {", "while (false) {"),),
+        (
+            (
+                "gate",
+                "    if (!atomic_compare_exchange_strong(&gate->thread, &inside, me)) {",
+                "    if (atomic_exchange(&gate->thread, me) == me) {",
+            ),
+        ),
     ),
     "an acknowledgement is taken from one who has lost the item": Fault(
         "thread",
