@@ -90,11 +90,11 @@ class Reservations:
             young: where `TooOld` is raised, set to which of them will not be too old at their turn.
         """
         native = self._seat.native
-        if versions is None or young is None:
-            native.hold(name, 0, 0, 0)
-        else:
-            native.hold(name, address(versions), address(young), len(versions))
-        try:
+        try:  # Ctrl-C may come as soon as it is held
+            if versions is None or young is None:
+                native.hold(name, 0, 0, 0)
+            else:
+                native.hold(name, address(versions), address(young), len(versions))
             yield
         finally:
             native.hold(0, 0, 0, 0)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shmbuffer import attach
-from tests.crash.interrupts import Deed, Interrupter, interrupt
+from tests.crash.interrupts import Deed, Interrupter, interrupt, walk
 from tests.replay.test_waiting_consumers import SAMPLERS, SIZE, learner, units
 
 Begun = tuple[Callable[[], object], Callable[[], object]]
@@ -94,3 +94,24 @@ def test_what_an_interrupted_call_was_granted_is_free(kind: str, fast_path: Path
     assert len(places) > 10
     for number in (*places[::9], *places[-20:]):
         interrupt(Deed(kind, begin), number)
+
+
+def test_what_is_written_after_an_interrupted_commit_is_not_of_the_reservation(
+    fast_path: Path,
+) -> None:
+    numbers = itertools.count()
+
+    @contextmanager
+    def begin() -> Iterator[Begun]:
+        with learner(fast_path / str(next(numbers)), "consuming") as rb:
+            rb.extend(units(0, 1))
+            reservation = rb.reserve(2 * SIZE)
+
+            def works() -> None:
+                reservation.abort()
+                rb.extend(units(2, 1))
+
+            yield lambda: reservation.commit(units(1, 1)), works
+            rb.storage.engine().cleanup()
+
+    assert walk(Deed("commit", begin), stride=10_000, all_of="memory/reservations.py") > 3
