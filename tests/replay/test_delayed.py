@@ -177,3 +177,21 @@ def test_prioritized_buffers_may_wait_too() -> None:
     rb.extend({"a": torch.arange(3), "td_error": torch.tensor([0.0, 1.0, 0.0])})
     assert rb.sample()["a"].tolist() == [1] * 4
     assert isinstance(rb.sampler, PrioritizedSampler)
+
+
+def test_a_factory_that_fails_is_asked_again() -> None:
+    """What is said is its error each time, and not that the buffer has no parts."""
+    errors = [OSError("no disk"), OSError("still no disk")]
+
+    def make() -> Any:
+        if errors:
+            raise errors.pop(0)
+        return add_one
+
+    rb = delayed(transform_factory=make)
+    with pytest.raises(OSError, match="no disk"):
+        rb.extend(torch.arange(3))
+    with pytest.raises(OSError, match="still no disk"):
+        len(rb)
+    rb.extend(torch.arange(3))
+    assert rb[:].tolist() == [1, 2, 3]

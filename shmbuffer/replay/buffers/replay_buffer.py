@@ -336,7 +336,15 @@ class _Delayed:
         if name not in _PARTS:  # where a user's class has no hook, the usual error
             return getattr(cls, "__getattr__", object.__getattribute__)(self, name)
         self.__class__ = cls
-        cls._make_parts(self)
+        makers: Any = vars(self)["_makers"]
+        try:
+            cls._make_parts(self)
+        except BaseException:
+            for part in _PARTS & vars(self).keys():
+                delattr(self, part)
+            self._makers = makers
+            cls._make_parts_later(self)
+            raise
         return self.__dict__[name]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
