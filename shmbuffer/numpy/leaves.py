@@ -40,7 +40,7 @@ class ArrayStructure(Structure):
 
 
 FormOf = Callable[[Any, KeyPath], tuple[str, Sequence[int]]]
-"""Gives dtype and shape of a leaf of a first batch; TypeError where it is none."""
+"""Gives dtype and shape of a leaf of a first batch; TypeError where it is no tensor."""
 
 
 class SchemaLeaves:

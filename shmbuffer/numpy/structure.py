@@ -159,7 +159,7 @@ class Structure:
             return "dict", data, {}
         if isinstance(data, Numbers):
             return None
-        if not isinstance(data, (tuple, list)):  # those may be arrays as well, and are none here
+        if not isinstance(data, (tuple, list)):  # a list with __array__ stays a list
             if self.is_leaf(data):
                 return None
             raise TypeError(not_a_tensor(data))

@@ -1,6 +1,6 @@
 """Items of any size as records: what they are made of, and their bytes.
 
-`Encoder` makes records of items, which the byte ring keeps; `ArrayDecoder` makes items of them.
+`Encoder` makes records of items, which the byte ring keeps; `Decoder` makes items of them.
 
     items ──forms, columns──▶ Columns ──plan, sharing, compression──▶ pieces ──▶ RecordBatch
     RecordBatch ──table──▶ Columns ──transfer, cutting──▶ leaves ──building──▶ items
