@@ -162,7 +162,7 @@ class Sampling(Consuming):
         return data
 
     @eager
-    def update_priority(self, index: Any, priority: Any, generation: Any = None) -> Any:
+    def update_priority(self, index: Any, priority: Any, *, generation: Any = None) -> Any:
         """Change priorities.
 
         Args:

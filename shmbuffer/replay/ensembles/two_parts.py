@@ -92,7 +92,9 @@ class TwoParts(ReplayBufferEnsemble):
         ids = (places >= self._start).long()
         return TensorDict({BUFFER_IDS: ids, INDEX: places - ids * self._start}, [len(places)])
 
-    def update_priority(self, index: Any, priority: Any, generation: Any = None) -> PriorityUpdate:
+    def update_priority(
+        self, index: Any, priority: Any, *, generation: Any = None
+    ) -> PriorityUpdate:
         """Change priorities, each in its part; see `ReplayBuffer.update_priority`."""
         index = self._routable(index)
         return super().update_priority(index, priority, generation=generation)  # type: ignore[no-any-return]
