@@ -86,10 +86,10 @@ class Structure:
 
     def without(self, data: Any, keys: frozenset[str]) -> Any:
         """``data`` without these root entries; a plain dict where there were any."""
-        held = self.held(data)
-        if not isinstance(held, Mapping) or keys.isdisjoint(held.keys()):
+        names = getattr(data, "keys", None)  # of a named tuple that may be a field
+        if not callable(names) or keys.isdisjoint(names()):
             return data
-        return {key: value for key, value in held.items() if key not in keys}
+        return {key: value for key, value in self.held(data).items() if key not in keys}
 
     def from_json(self, spec: dict[str, Any]) -> Node:
         """The tree that `Node.to_json` wrote."""
