@@ -62,7 +62,7 @@ void shmb_form_forget(struct shmb_form *form);
 /* `room`: where a number of Python's goes; NULL: numbers are left to Python. */
 bool shmb_look_at_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *room, struct shmb_found *out);
 bool shmb_look_at_numbers(PyObject *given, struct shmb_numbers *out);
-/* Reals as float64, in `room` or, where it has too few, in memory that is to be freed. NULL: there is none. */
+/* Reals as float64: in `room` if they fit there, else in memory that the caller frees. NULL: out of memory. */
 double *shmb_widened(const struct shmb_numbers *numbers, double *room, uint64_t room_count);
 /* Priorities as float64[count], into `room` where there are as many as one. NULL: not as they have to be. `form` and `data`: of a
  * leaf that they are; NULL: of an entry that is no leaf. */
