@@ -43,7 +43,6 @@
     X(share_filled, "share.filled")                                                                          \
     X(share_back, "share.back")                                                                              \
     X(share_link, "share.link")                                                                              \
-    X(share_evicted, "share.evicted")                                                                        \
     X(share_found, "share.found")                                                                            \
     X(share_dropped, "share.dropped")                                                                        \
     X(write_relocked, "write.relocked")                                                                      \

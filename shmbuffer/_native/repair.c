@@ -11,13 +11,17 @@ static void unmass(struct shmb_ring *ring, uint64_t slot) {
     }
 }
 
-static void roll_back(struct shmb_ring *ring, uint64_t ticket) {
-    uint64_t slot = ticket % ring->capacity;
-    if (atomic_load_explicit(&ring->words[slot], memory_order_relaxed) != SHMB_WORD(ticket, SHMB_WRITING)) return;
-    unmass(ring, slot);
+/* Its slot is nobody's, and has no item. */
+static void abort_slot(struct shmb_ring *ring, uint64_t ticket) {
+    unmass(ring, ticket % ring->capacity);
     CP(reap_leaf);
-    atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket, SHMB_ABORTED), memory_order_release);
+    atomic_store_explicit(&ring->words[ticket % ring->capacity], SHMB_WORD(ticket, SHMB_ABORTED), memory_order_release);
     CP(reap_word);
+}
+
+static void roll_back(struct shmb_ring *ring, uint64_t ticket) {
+    if (atomic_load_explicit(&ring->words[ticket % ring->capacity], memory_order_relaxed) != SHMB_WORD(ticket, SHMB_WRITING)) return;
+    abort_slot(ring, ticket);
     atomic_fetch_add_explicit(&ring->runtime->rolled_back, 1, memory_order_relaxed);
     CP(count_added);
 }
@@ -63,18 +67,14 @@ static bool can_be_a_claim(const struct shmb_ring *ring, uint64_t first, uint64_
     return count <= ring->capacity && first <= SHMB_LAST_TICKET - count && (first <= head || first - head <= LARGEST_BATCH);
 }
 
-/* Where observations are stored once, an item has to go before the one that holds its next observation. The head moves on,
- * so the items go that the dead writer had not come to: they were to go in any case. */
+/* The head moves on, so the items go that the dead writer had not come to: they were to go in any case, and would be the newest
+ * now, behind what was written after them. Where observations are stored once, they would outlive the next ones. */
 static void evict_unmarked(struct shmb_ring *ring, const struct shmb_entry *entry, uint64_t first, uint64_t end) {
     uint32_t phase = atomic_load_explicit(&entry->phase, memory_order_relaxed);
-    if (ring->plan == NULL || phase != SHMB_MARKING || entry->kind != SHMB_RING_WRITE) return;
+    if (phase != SHMB_MARKING || entry->kind != SHMB_RING_WRITE) return;
     for (uint64_t ticket = first; ticket < end; ticket++) {
-        uint64_t slot = ticket % ring->capacity;
-        if (SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) != SHMB_COMMITTED) continue;
-        unmass(ring, slot);
-        CP(reap_leaf);
-        atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket, SHMB_ABORTED), memory_order_release);
-        CP(share_evicted);
+        uint64_t word = atomic_load_explicit(&ring->words[ticket % ring->capacity], memory_order_relaxed);
+        if (SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < ticket) abort_slot(ring, ticket);
     }
 }
 

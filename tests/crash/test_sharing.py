@@ -177,7 +177,7 @@ PASSINGS = (0, 1, 2, 3, 5, 8)
 
 
 def test_every_step_of_sharing_is_in_a_case() -> None:
-    beside = {*OF_RECOVERY, OF_REPAIR}
+    beside = set(OF_RECOVERY)
     assert {point for _, point in CASES if point in POINTS} == {*POINTS} - beside
 
 
@@ -252,20 +252,15 @@ def test_a_reader_beside_a_writer_that_stands_still_sees_whole_items(
     engine.close()
 
 
-# What only a repair does, and what only a recovery does.
-
-OF_REPAIR = "share.evicted"
-
-
-@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 1, 4])
 def test_items_go_in_order_though_their_writer_died_before_it_had_marked_them(
     tmp_path: Path, after: int
 ) -> None:
     """The head is past them: an item that stayed would outlive what holds its next observation."""
     engine = prepare(tmp_path / "buffer")
     assert dies(tmp_path / "buffer", "write.mark", writes_four, after=1)
-    status = ended(fork(lambda: arm_and_open(tmp_path / "buffer", OF_REPAIR, after)))
-    assert status == (-signal.SIGKILL if after < 2 else 0)  # who joins repairs
+    status = ended(fork(lambda: arm_and_open(tmp_path / "buffer", "reap.word", after)))
+    assert status == (-signal.SIGKILL if after < 4 else 0)  # who joins repairs
     engine.seat.reap_dead()
     there = read_all(ring_of(engine))
     assert {number for number in there.values() if number < 100} == {7, 8, 9, 10}

@@ -12,6 +12,7 @@ from tests.model.state import (
     FIRST,
     HEAD,
     IDLE,
+    IN_RING,
     INCARNATION,
     INIT,
     LENGTH,
@@ -71,7 +72,7 @@ class Mending(Shared):
         return self.reap_leaf(s, b)
 
     def reap_leaf(self, s: bytearray, b: int) -> str:
-        """The next slot of the claim that is still WRITING (for empty(): that is not): its leaf."""
+        """The leaf of the next slot that is WRITING, or was to be marked (for empty(): was not)."""
         e = s[b + CURSOR]
         phase = s[e + PHASE]
         s[b] = At.REAP_WORD
@@ -83,15 +84,23 @@ class Mending(Shared):
             for k in range(s[b + K], s[e + SPAN]):
                 ticket = s[e + FIRST] + k
                 i = ticket % self.n
-                if s[self.word + i] == (ticket << 2 | WRITING):
-                    s[b + K] = k
-                    if self.forward(phase):
-                        self.settle_leaf(s, i)
-                    else:
-                        s[self.leaf + i] = 0
-                    return "reap.leaf"
+                ours = s[self.word + i] == (ticket << 2 | WRITING)
+                if ours and self.forward(phase):
+                    self.settle_leaf(s, i)
+                elif ours or self.is_passed(s, e, ticket):
+                    s[self.leaf + i] = 0
+                else:
+                    continue
+                s[b + K] = k
+                return "reap.leaf"
         s[b + K] = 0
         return self.reap_head(s, b)
+
+    def is_passed(self, s: bytearray, e: int, ticket: int) -> bool:
+        """Say whether a ring write that died had to mark the item in this slot still."""
+        word = s[self.word + ticket % self.n]
+        passed = s[e + PHASE] == MARKING and s[e + IN_RING] and word >> 2 < ticket
+        return bool(passed) and word & 3 == COMMITTED and "unmarked items stay" not in self.broken
 
     def forward(self, phase: int) -> bool:
         """Say whether a claim of a dead owner is committed."""
@@ -106,8 +115,11 @@ class Mending(Shared):
             self.empty_slot(s, b)
         else:
             ticket = s[e + FIRST] + s[b + K]
-            state = COMMITTED if self.forward(s[e + PHASE]) else ABORTED
-            s[self.word + ticket % self.n] = ticket << 2 | state
+            i = ticket % self.n
+            forward = s[self.word + i] & 3 == WRITING and self.forward(s[e + PHASE])
+            s[self.word + i] = ticket << 2 | (COMMITTED if forward else ABORTED)
+            if s[e + PHASE] == MARKING:
+                s[self.told + i] = 0  # an older item: it was to go in any case
         s[b + K] += 1
         s[b] = At.REAP_LEAF
         return "reap.word"

@@ -33,6 +33,7 @@ What holds whenever nobody holds the mutex (`Model.check`; H1 to H10 are the rul
 checker that looks at real processes)
   - H1, H2: a committed row is whole and of its ticket, and so is every row that a sample returns;
   - H3: an item that somebody was told of is there, but for a later ticket or `empty()`;
+  - an item that the head has passed is gone: it would be the newest, behind what came after it;
   - H4: a ticket is used once, and stands in its own slot;
   - H5: when a claim ends, all of its items are committed or none is;
   - H6: `head` and `write_count` never fall (but by `empty()`), and `write_count` is exact;
@@ -54,7 +55,9 @@ Rules that the search asked for, beyond the description that it started from
   5. `empty()` notes its goal: who finishes it does not know whether the count is kept.
   6. While the state is RECOVERING nobody joins, even if an entry looks alive: the kernel may not
      yet show that the one who was recovering is dead.
-  7. A sleeper checks again which client it waits for: behind a turn as well as before a slot that
+  7. A repair evicts what a ring write was to mark when it died, or old items lie in front of the
+     head as if they were the newest.
+  8. A sleeper checks again which client it waits for: behind a turn as well as before a slot that
      may be somebody dead. (If it asks about slots only, the turn has to be forfeited.)
 
 The reduction: while a living process holds the mutex, it alone takes steps (or dies). Steps outside
@@ -119,6 +122,8 @@ class Model(Writing, Reading, Emptying, Clients):
         super().__init__(scenario)
         self.actions = self._actions()
         self.mover = 0  # whose step broke a rule
+        kinds = {op.kind for program in scenario.programs for op in program}
+        self.in_order = not kinds & {"placed", "in place", "empty"}  # these move it by a lap
 
     def successors(self, s: bytes) -> Iterator[tuple[int, str, bytearray]]:
         """Yield who does what, and the state after it."""
@@ -215,6 +220,9 @@ class Model(Writing, Reading, Emptying, Clients):
             e = s[b + ENTRY]
             if e and not (s[e + LIVE] and s[e + OWNER] == b):
                 fail("a living client keeps its entry")
+        words = s[self.word : self.word + self.n] if self.in_order else ()
+        if any(w & 3 == COMMITTED and (w >> 2) + self.n < s[HEAD] for w in words):
+            fail("an item goes when the head has passed it")
 
     def _actions(self) -> list[tuple[Step, ...]]:
         """Return the steps that a process may take, by its program counter."""

@@ -84,7 +84,7 @@ NOT_MODELLED = (
     *("weights.checksum", "weights.whole", "weights.published"),
     *("weights.looked", "weights.taken"),
     *("share.copied", "share.held", "share.made", "share.holder", "share.next", "share.source"),
-    *("share.filled", "share.back", "share.link", "share.evicted", "share.found", "share.dropped"),
+    *("share.filled", "share.back", "share.link", "share.found", "share.dropped"),
     *("consume.cleared", "consume.opened", "consume.begun", "consume.counted", "consume.removed"),
     *("consume.numbered", "consume.noted", "consume.lent", "consume.given", "consume.told"),
     *("consume.left", "consume.next", "consume.floor", "consume.acked", "consume.freed"),
@@ -107,8 +107,8 @@ OWNER_DEAD = 255  # the mutex, when its holder died
 )
 CONTROL_SIZE = 12
 # A registry entry. OWNER is the process behind it, and 0 once the kernel shows that it is dead.
-(LIVE, INCARNATION, OWNER, PHASE, FIRST, SPAN, GOAL, TURN) = range(8)
-ENTRY_SIZE = 8
+(LIVE, INCARNATION, OWNER, PHASE, FIRST, SPAN, GOAL, TURN, IN_RING) = range(9)
+ENTRY_SIZE = 9
 # The registers of a process: where to go after a repair, a finished claim, a reap; whom it waits
 # for or reaps, in which incarnation it saw that one; the claim being finished. A writer keeps in
 # KEPT the slots whose priority stays; the others are a learner's.

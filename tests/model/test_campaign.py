@@ -54,7 +54,7 @@ def test_a_walk_notices_that_a_rule_is_missing(rule: str, broken: str) -> None:
 
     with pytest.raises(AssertionError, match=broken) as caught:
         walks()
-    assert str(caught.value).count("\n  ring 0: write.") > 1, "the trace is missing"
+    assert str(caught.value).count(": write.") > 1, "the trace is missing"
 
 
 def test_a_search_with_a_limit_says_that_it_did_not_come_to_the_end() -> None:

@@ -16,6 +16,7 @@ from tests.model.state import (
     HEAD,
     HIGHEST,
     IDLE,
+    IN_RING,
     INCARNATION,
     KEPT,
     LENGTH,
@@ -101,7 +102,7 @@ class Writing(Shared):
             span, first = 1, head + (op.slots[0] - head) % self.n
         else:
             span, first = self.n, head
-        s[mine + FIRST], s[mine + SPAN] = first, span
+        s[mine + FIRST], s[mine + SPAN], s[mine + IN_RING] = first, span, op.kind == "ring"
         if "goal at claim" in self.broken:
             s[mine + GOAL] = s[COUNT] + op.size
         late = self.broken & {"claim after head", "claim after marks"}

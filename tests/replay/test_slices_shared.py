@@ -19,6 +19,7 @@ from shmbuffer import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from tests.crash.harness import dies
 from tests.replay import slice_programs
 from tests.replay.slice_model import History, cut_up, slices
 from tests.replay.slice_programs import opened, steps
@@ -143,6 +144,20 @@ def test_slices_that_are_written_over_before_they_are_read_are_drawn_again(
     assert torch.equal(sample["index_generation"], sample["number"])
     for one in cut_up(sample["number"], sample["next", "truncated"]):
         assert one == tuple(range(one[0], one[0] + len(one)))
+
+
+def test_items_that_a_dead_writer_had_not_come_to_follow_nothing(directory: Any) -> None:
+    """The head is past them, so they would be the newest, behind their own successors."""
+    rb = learner(directory(12), SliceSampler(slice_len=2), 400)
+    rb.extend(steps(0, 0, 12, 10**9))
+    assert rb.storage.scratch_dir is not None
+    path = Path(rb.storage.scratch_dir)
+    assert dies(path, "write.mark", lambda engine: engine.ring().claims.claim(3), after=1)  # type: ignore[union-attr]
+    assert drawn(rb, 4) == {(at, at + 1) for at in range(2, 11)}
+    rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
+    assert drawn(rb, 4) == {(at, at + 1) for at in range(3, 11)}
+    rb.extend(steps(0, 12, 2, 10**9))
+    assert drawn(rb, 4) == {(at, at + 1) for at in (*range(5, 11), 12)}
 
 
 # -- processes -------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from shmbuffer.distributed.shards.member import FRESH_S, PROBE_S, Member, Sent
 MAX_SENT = 64
 """Messages with only priorities that may be on their way to one shard."""
 
-START_S = 60.0
-"""How long the start of the actors may take."""
+START_S = 180.0
+"""How long the start of the actors may take: on a busy node, or from a cold disk, minutes."""
 
 
 class Members:
