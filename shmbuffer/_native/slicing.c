@@ -54,13 +54,24 @@ static void append_slots(struct shmb_trajectories *all, const struct shmb_follow
     for (uint64_t i = 0; i < count && !all->failed; i++) {
         uint64_t slot = (uint64_t)slots[i], source = f->ring->sources[slot];
         int64_t before = shmb_trajectory_before(all, source, (uint32_t)slot);
+        bool appended = false;
         before = shmb_within(capacity, before, slot, (uint64_t)reach[i]);
         for (uint64_t lane = 0; lane < width && !all->failed; lane++) {
             uint64_t element = slot * width + lane;
             if (element >= all->elements || all->where[element].run) continue;
             bool cut = before < 0 || is_cut(cuts, n_cuts, element, (uint64_t)before * width + lane);
             shmb_trajectory_append(all, source, (uint32_t)lane, (uint32_t)element, cut, i < f->settled);
+            appended = true;
         }
+        if (width > 1 || !appended || all->failed) continue;
+        uint64_t more = 0; /* slots behind it, which follow each other as a rule */
+        for (uint64_t next = slot + 1; i + more + 1 < count && next < all->elements; next++, more++) {
+            const uint64_t at = i + more + 1;
+            if ((uint64_t)slots[at] != next || f->ring->sources[next] != source || reach[at] < 1 || all->where[next].run) break;
+            if (is_cut(cuts, n_cuts, next, next - 1)) break;
+        }
+        if (more) shmb_trajectories_extend(all, (uint32_t)slot, (uint32_t)more, i < f->settled ? (uint32_t)(f->settled - i - 1) : 0);
+        i += more;
     }
 }
 
@@ -68,8 +79,8 @@ static void append_slots(struct shmb_trajectories *all, const struct shmb_follow
 static bool caught_up(struct shmb_trajectories *all, struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts) {
     for (uint64_t i = 0; i < f->gone.count; i++) {
         struct shmb_pair gone = f->gone.at[f->gone.begin + i];
-        for (uint64_t e = gone.first * all->width, end = e + gone.second * all->width; e < end && end <= all->elements; e++)
-            shmb_trajectory_drop(all, (uint32_t)e);
+        uint64_t first = gone.first * all->width, end = first + gone.second * all->width;
+        if (end <= all->elements) shmb_trajectories_drop(all, first, end);
     }
     if (all->windows) all->windows->seen = f->seen;
     uint64_t room = f->end - f->at, count;

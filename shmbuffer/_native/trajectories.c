@@ -334,6 +334,17 @@ void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint
     if (all->windows && settled) shmb_windows_longer(all, &all->runs[run]);
 }
 
+void shmb_trajectories_extend(struct shmb_trajectories *all, uint32_t slot, uint32_t count, uint32_t settled) {
+    uint32_t number = all->where[slot].run - 1;
+    all->owners[all->runs[number].owner].last = slot + count;
+    for (uint32_t i = 1; i <= count && !all->failed; i++) {
+        put_last(all, number, slot + i);
+        come_or_gone(all, slot + i, true);
+        if (all->windows && i <= settled) shmb_windows_longer(all, &all->runs[number]);
+    }
+    mark(all, &all->runs[number]);
+}
+
 bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint32_t lane, int64_t id, int64_t step,
                             uint32_t element, uint32_t *there) {
     struct shmb_owner *owner = owner_of(all, source, id, lane);
@@ -386,6 +397,30 @@ void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element) {
         if ((int32_t)(run->cut - run->back) > 0) run->cut = run->back;
     }
     mark(all, run);
+}
+
+void shmb_trajectories_drop(struct shmb_trajectories *all, uint64_t element, uint64_t end) {
+    while (element < end && !all->failed) {
+        const uint32_t number = all->where[element].run, first = (uint32_t)element;
+        struct shmb_run *run = number ? &all->runs[number - 1] : NULL;
+        const uint32_t front = run ? run->front : 0;
+        const uint64_t behind = run ? element + length(run) - 1 : 0; /* one stays: without items it is no run */
+        for (; element < end && element < behind; element++) { /* as a rule they are its first items, in order */
+            struct shmb_where *where = &all->where[element];
+            if (where->run != number || where->index != front + ((uint32_t)element - first)) break;
+            where->run = 0;
+            come_or_gone(all, (uint32_t)element, false);
+        }
+        const uint32_t gone = (uint32_t)element - first;
+        if (gone == 0) {
+            shmb_trajectory_drop(all, (uint32_t)element++);
+            continue;
+        }
+        run->front += gone;
+        run->step = further(run->step, gone);
+        if (all->windows) shmb_windows_shorter(all, run);
+        mark(all, run);
+    }
 }
 
 uint32_t shmb_trajectory_neighbour(const struct shmb_trajectories *all, uint32_t element, bool after) {

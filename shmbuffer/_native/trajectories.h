@@ -58,10 +58,13 @@ bool shmb_trajectories_clear(struct shmb_trajectories *all);
 int64_t shmb_trajectory_before(struct shmb_trajectories *all, uint64_t source, uint32_t slot);
 void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint32_t lane, uint32_t element, bool cut,
                             bool settled);
+/* So many slots behind one whose item was appended, of one element each, follow it too; of those the first `settled`. */
+void shmb_trajectories_extend(struct shmb_trajectories *all, uint32_t slot, uint32_t count, uint32_t settled);
 /* False: that step is there already. */
 bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint32_t lane, int64_t id, int64_t step,
                             uint32_t element, uint32_t *there);
 void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element);
+void shmb_trajectories_drop(struct shmb_trajectories *all, uint64_t element, uint64_t end); /* from one to another */
 /* The item that an element follows, and the one that follows it, of the same owner; SHMB_NO_ELEMENT: none. */
 uint32_t shmb_trajectory_neighbour(const struct shmb_trajectories *all, uint32_t element, bool after);
 void shmb_trajectory_cut(struct shmb_trajectories *all, uint32_t element, bool cut); /* before it */
