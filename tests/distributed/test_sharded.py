@@ -26,6 +26,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
     TensorDictPrioritizedReplayBuffer,
     attach,
 )
+from shmbuffer.distributed.shards import replay_buffer  # noqa: E402
 from shmbuffer.distributed.shards.client import ShardedClient, ShardIndex  # noqa: E402
 from shmbuffer.examples.loopback import Loopback  # noqa: E402
 from tests.distributed.cluster import cluster_of, on  # noqa: E402
@@ -234,6 +235,16 @@ def test_bad_arguments_are_refused_before_anything_is_made(
     with pytest.raises(ValueError, match=r"nodes=4\): the Ray cluster has 3, a, b, c; give their"):
         ShardedReplayBuffer(**given, nodes=4)
     assert not list(tmp_path.iterdir())
+
+
+def test_actors_that_do_not_start_are_named_and_ended(
+    cluster: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_buffer, "START_S", 0.0)
+    with pytest.raises(TimeoutError, match=r"has not started its map within 0 s; .* are free"):
+        ShardedReplayBuffer(name="late", **options(tmp_path))
+    with pytest.raises(ValueError, match="no sharded buffer 'late'"):
+        ShardedReplayBuffer.find("late")
 
 
 def test_a_save_loads_on_the_same_nodes_and_on_others(

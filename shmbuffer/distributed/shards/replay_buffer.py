@@ -73,6 +73,7 @@ class ShardedReplayBuffer(ShardedClient):
         ValueError: an unknown ``locality``, a ``rate_limiter`` that is a queue, a name that is
             taken, or two nodes of the same name.
         NotImplementedError: ``generator``, ``pin_memory``.
+        TimeoutError: Ray has not started the actors within three minutes; it names them.
 
     Cost: a write on a node with a shard costs 1 µs more than the buffer's own. A batch costs one
         message to each shard on another node that draws for it.
@@ -138,9 +139,10 @@ class ShardedReplayBuffer(ShardedClient):
                     limiter=rate_limiter,
                 )
             )
-            keepers, _ = ray.get(self._map.keepers.remote(), timeout=START_S)
-            ray.get([keeper.__ray_ready__.remote() for keeper in keepers.values()], timeout=START_S)
-            ray.get(self._map.flow.remote("rate"), timeout=START_S)
+            ((keepers, _),) = _started(ray, name, {"map": self._map.keepers.remote()})
+            ready = {node: keeper.__ray_ready__.remote() for node, keeper in keepers.items()}
+            _started(ray, name, {f"keeper of {node}": ref for node, ref in ready.items()})
+            _started(ray, name, {"flow control": self._map.flow.remote("rate")})
             super().__init__(options)
             if metrics_port is not None:
                 base = Path(storage.keywords["scratch_dir"])
@@ -227,6 +229,19 @@ class ShardedReplayBuffer(ShardedClient):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _started(ray: Any, name: str, asked: dict[str, Any]) -> list[Any]:
+    """The answers of actors that are being started."""
+    _, late = ray.wait(list(asked.values()), num_returns=len(asked), timeout=START_S)
+    if late:
+        missing = ", ".join(what for what, ref in asked.items() if ref in late)
+        raise TimeoutError(
+            f"the sharded buffer {name!r}: Ray has not started its {missing} within {START_S:g} s; "
+            f"{ray.available_resources()} are free. They are ended, and nothing was written: try "
+            "again when the nodes are less busy, or ask for less with remote_config"
+        )
+    return list(ray.get(list(asked.values())))
 
 
 def _require_free(ray: Any, name: str) -> None:
