@@ -92,15 +92,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     """What only `--full` runs."""
     left_out = {item for item in items if item.get_closest_marker("full")}
-    products: dict[tuple[str, tuple[str, ...]], dict[str, pytest.Item]] = {}
+    products: dict[tuple[str, tuple[str, ...], int | None], dict[str, pytest.Item]] = {}
     for item in items:
         marker = item.get_closest_marker("product")
         if marker and hasattr(item, "callspec") and item not in left_out:
             test = item.nodeid.partition("[")[0]
-            products.setdefault((test, marker.args), {})[item.nodeid] = item
-    for (_, together), cases in products.items():
+            few = marker.kwargs.get("few")
+            products.setdefault((test, marker.args, few), {})[item.nodeid] = item
+    for (_, together, few), cases in products.items():
         values = {name: item.callspec.params for name, item in cases.items()}  # type: ignore[attr-defined]
-        taken = sample(values, together)
+        taken = sample(values, together, few)
         left_out |= {item for name, item in cases.items() if name not in taken}
     return left_out
 

@@ -3,7 +3,9 @@
 A product is a test that is marked ``product``. Of its cases the default run takes a few that meet
 each value of each parameter once at least; a dataclass counts as its fields. Where values matter
 together, the marker names them: with ``product("kind point")`` each kind is also met at each point.
-Which cases these are follows from the cases alone, so that every run takes the same ones.
+Where these are still too many, the marker says how many it takes: ``product(few=2)``. They are
+those that meet most. Which cases these are follows from the cases alone, so that every run takes
+the same ones.
 
 A seed is no value of a product that has to be met: of `seeds` the default run takes the first few.
 """
@@ -20,12 +22,15 @@ Case = Mapping[str, object]
 Need = tuple[Hashable, ...]
 
 
-def sample(cases: Mapping[str, Case], together: Iterable[str] = ()) -> list[str]:
+def sample(
+    cases: Mapping[str, Case], together: Iterable[str] = (), few: int | None = None
+) -> list[str]:
     """Names of the cases that the default run takes, in order.
 
     Args:
         cases: names, and the values of the parameters by their names.
         together: names of parameters, separated by blanks, whose combinations have to be met.
+        few: at most so many, and what they do not meet only `--full` does.
     """
     groups = [names.split() for names in together]
     needs = {name: _needs(_values(case), groups) for name, case in cases.items()}
@@ -37,7 +42,7 @@ def sample(cases: Mapping[str, Case], together: Iterable[str] = ()) -> list[str]
     # What few cases meet comes first. Of these cases the one that meets most of what is missing is
     # taken; where several do, a hash decides, so that what is named first is not taken each time.
     for need in sorted(meets, key=lambda need: len(meets[need])):
-        if need in missing:
+        if need in missing and len(taken) != few:
             best = max(
                 meets[need], key=lambda name: (len(needs[name].keys() & missing), _hash(name))
             )

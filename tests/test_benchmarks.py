@@ -76,6 +76,8 @@ PrioritizedReplayBuffer = MPPrioritizedReplayBuffer = ReplayBuffer
 """
 # Contention has tests of its own, without a process that imports torch; so has what needs Ray.
 MEASURED = [name for name in BENCHMARKS if name not in ("contention", "sharded")]
+#: Without `--full`: what the table of targets needs.
+FEW = ["add", "sample", "recover"]
 BOUNDED = {"extend", "sample", "cycle", "capacity", "latency"}
 BESIDE = {"add", "extend", "sample", "cycle", "writers", "attach", "capacity", "latency"}
 
@@ -105,8 +107,8 @@ MIXED = [
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
-    """What all benchmarks printed and wrote, beside a peer; nothing else is left of them."""
+def run(tmp_path_factory: pytest.TempPathFactory, full: bool) -> tuple[str, dict[str, Any], Path]:
+    """What the benchmarks printed and wrote, beside a peer; nothing else is left of them."""
     scratch = tmp_path_factory.mktemp("benchmarks")
     buffers, out = scratch / "buffers", scratch / "out"
     (scratch / "cpprb.py").write_text(STAND_IN)
@@ -129,7 +131,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], 
             printing.setattr("builtins.print", lambda *what, **_: said.extend(map(str, what)))
             arguments = ["--toy", "--items", "S", "--dir", buffers, "--out", out]
             beside = ["--beside", "cpprb,flashbax", "--cpprb", sys.executable]
-            assert main([*map(str, arguments), *beside, *MEASURED]) == 0
+            assert main([*map(str, arguments), *beside, *(MEASURED if full else FEW)]) == 0
     assert not list(buffers.iterdir())
     return "\n".join(said), json.loads((out / "found.json").read_text()), out
 
@@ -138,9 +140,11 @@ def check_spread(spread: dict[str, Any]) -> None:
     assert 0 <= spread["min"] <= spread["median"] <= spread["max"]
 
 
-def test_every_benchmark_answers_its_question(run: tuple[str, dict[str, Any], Path]) -> None:
+def test_every_benchmark_answers_its_question(
+    run: tuple[str, dict[str, Any], Path], full: bool
+) -> None:
     printed, found, _ = run
-    assert [part["name"] for part in found["benchmarks"]] == MEASURED
+    assert [part["name"] for part in found["benchmarks"]] == (MEASURED if full else FEW)
     for part in found["benchmarks"]:
         assert part["question"].endswith("?")
         assert f"{part['name']}: {part['question']}" in printed
@@ -153,6 +157,7 @@ def test_every_benchmark_answers_its_question(run: tuple[str, dict[str, Any], Pa
             check_spread(result)
 
 
+@pytest.mark.full
 def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None:
     ours = {
         part["name"]: {
@@ -216,6 +221,7 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
     }
 
 
+@pytest.mark.full
 def test_a_ratio_compares_with_a_peer_that_was_measured(
     run: tuple[str, dict[str, Any], Path],
 ) -> None:
@@ -249,6 +255,7 @@ def test_the_table_has_a_line_for_every_row_that_was_measured(
         assert f"| {title} " in written
 
 
+@pytest.mark.full
 def test_the_plots_are_drawn(run: tuple[str, dict[str, Any], Path]) -> None:
     _, found, out = run
     for name in ("ratios", "capacity", "writers", "latency", "whole", "large"):
@@ -378,6 +385,7 @@ def test_sections_are_those_of_each_call() -> None:
         Recorder().sections(Operation("extend", 32), 4)
 
 
+@pytest.mark.full
 def test_contention_says_what_is_measured_and_what_is_modelled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -524,6 +532,7 @@ def test_sampling_into_a_batch_of_the_caller_is_measured_where_there_is_such_a_c
     assert _sampling_into(Without(), 3) is None
 
 
+@pytest.mark.full
 def test_the_cost_of_a_live_view_is_measured_in_pairs() -> None:
     found = watched.measure(items=1000, pairs=2, seconds=0.05)
     assert found["alone"] > 0
@@ -532,6 +541,7 @@ def test_the_cost_of_a_live_view_is_measured_in_pairs() -> None:
     assert found["lost_percent"] == pytest.approx(sum(found["pairs"]) / 2)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_what_observations_that_are_stored_once_take_is_measured(
     capsys: pytest.CaptureFixture[str],
@@ -586,6 +596,7 @@ def test_after_an_update_the_bound_draws_by_the_new_priorities(tmp_path: Path) -
     bound.close()
 
 
+@pytest.mark.full
 def test_the_law_of_a_row_is_how_it_grows_over_its_last_two_capacities(
     run: tuple[str, dict[str, Any], Path],
 ) -> None:

@@ -119,6 +119,7 @@ def _resets_next(env: Any) -> bool:
     return env.metadata.get("autoreset_mode") in (None, AutoresetMode.NEXT_STEP)
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])

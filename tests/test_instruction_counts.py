@@ -74,6 +74,7 @@ def test_what_is_counted_sees_paths_of_one_length_and_nothing_of_the_callers(
         assert str(path) not in seen[0]
 
 
+@pytest.mark.full
 def test_with_a_wheel_its_core_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "valgrind"
     program.write_text("#!/bin/sh\ncat root/shmbuffer/_native/_core.abi3.so >&2\nexit 1\n")

@@ -60,6 +60,14 @@ def test_values_that_matter_together_are_met_together() -> None:
     assert len(some) == 2 * len(POINTS)
 
 
+def test_where_few_are_asked_for_they_are_those_that_meet_most() -> None:
+    cases = crossed(kind=["rows", "records"], point=POINTS, there=[0, 3, 11])
+    some = {name: cases[name] for name in sample(cases, few=3)}
+    assert len(some) == len(met(some, "point")) == len(met(some, "there")) == 3
+    assert met(some, "kind") == met(cases, "kind")
+    assert sample(cases, few=len(cases)) == sample(cases)
+
+
 @dataclass(frozen=True)
 class Parts:
     storage: str
@@ -127,6 +135,7 @@ def test_a_run_takes_a_sample_and_with_full_it_takes_all() -> None:
     assert chosen == {name for name in some if "repair_that_dies" in name}
 
 
+@pytest.mark.full
 def test_a_case_that_is_named_is_run() -> None:
     left_out = sorted(collected(UPKEEP, "--full") - collected(UPKEEP))[0]
     assert collected(left_out) == {left_out}

@@ -87,6 +87,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     ] == []
 
 
+@pytest.mark.full
 def test_the_source_distribution_holds_all_that_the_core_is_made_of(
     sources: Path, tmp_path: Path
 ) -> None:

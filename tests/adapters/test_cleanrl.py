@@ -43,6 +43,7 @@ def test_its_own_loop_updates_once_a_step(tmp_path: Path) -> None:
     assert not (tmp_path / "unused").exists()
 
 
+@pytest.mark.full
 def test_collectors_and_learner_keep_that_ratio_also_after_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "sac"
     program = Program(sys.executable, str(EXAMPLE), *SMALL, str(path), "--total-timesteps", "90000")

@@ -165,6 +165,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 # -- what is stored ----------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     ("algorithm", "policy", "space", "actions"),
     [
@@ -230,6 +231,7 @@ def test_what_is_given_may_change_afterwards(made: Callable[..., SharedReplayBuf
 # -- what is sampled ---------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     ("space", "actions", "normalizes"),
     [
@@ -450,6 +452,7 @@ model.learn(10_000_000, reset_num_timesteps=False)
 """
 
 
+@pytest.mark.full
 def test_models_in_several_processes_learn_from_what_all_of_them_do(tmp_path: Path) -> None:
     with Program.python(TRAIN, tmp_path, 0) as first, Program.python(TRAIN, tmp_path, 1) as second:
         assert (first.line(), second.line()) == ("saved", "saved")

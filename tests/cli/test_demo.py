@@ -100,6 +100,7 @@ def test_with_json_the_object_is_all_that_is_on_stdout(
     assert "items written" in said.err
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -274,6 +275,7 @@ def test_wrong_usage_is_told(wrong: list[str], capsys: pytest.CaptureFixture[str
     assert wrong[0] in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_sigterm_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
     with Program(sys.executable, "-m", "shmbuffer", "demo", TMPDIR=str(tmp_path)) as program:

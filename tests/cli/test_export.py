@@ -84,6 +84,7 @@ def test_a_tensordict_is_mapped(
     buffer.close()
 
 
+@pytest.mark.full
 def test_the_items_of_the_dead_are_recovered_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

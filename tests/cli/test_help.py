@@ -92,6 +92,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"shmbuffer {expected}\n"
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("verb", ["inspect", "check", "recover"])
 def test_an_error_is_one_sentence_without_a_traceback(verb: str, tmp_path: Path) -> None:
     missing = tmp_path / "missing"

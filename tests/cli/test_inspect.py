@@ -170,6 +170,7 @@ def test_three_of_many_nearby_buffers_are_named(
     assert capsys.readouterr().err.endswith(f"did you mean {near} and 2 more?\n")
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(
     ("wishes", "coloured"),
     [

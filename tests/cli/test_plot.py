@@ -255,6 +255,7 @@ def test_the_headline_is_the_verdict(run: Look) -> None:
     assert "thing 6" not in said
 
 
+@pytest.mark.full
 def test_no_text_lies_on_another(run: Look, full: bool) -> None:
     found = [Finding(str(n), f"thing {n} is wrong, and that is quite a sentence") for n in range(9)]
     require_apart(drawn(run, found))
@@ -321,6 +322,7 @@ def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(
     ("suffix", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
 )
@@ -344,6 +346,7 @@ def test_a_living_buffer_is_drawn(
     }
 
 
+@pytest.mark.full
 def test_a_dead_run_is_drawn_up_to_its_death_and_stays_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,6 +396,7 @@ def test_a_directory_without_a_history_is_drawn(
     assert found["picture"] is None
 
 
+@pytest.mark.full
 def test_an_empty_buffer_records_and_a_uniform_one_are_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

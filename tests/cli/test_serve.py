@@ -104,6 +104,7 @@ def test_alpha_none_is_a_buffer_without_priorities(path: Path) -> None:
             assert engine.settings.alpha is None
 
 
+@pytest.mark.full
 def test_an_existing_buffer_is_refused_recovered_or_overwritten(closed: Path) -> None:
     for capacity in ([], ["--capacity=8"]):
         assert run("serve", closed, *capacity) == (
@@ -121,6 +122,7 @@ def test_an_existing_buffer_is_refused_recovered_or_overwritten(closed: Path) ->
         assert "0 of 4 items" in program.line()
 
 
+@pytest.mark.full
 def test_a_second_one_is_told_the_pid_of_the_first(path: Path) -> None:
     with Program.shmbuffer("serve", path, "--capacity=8") as first:
         first.line()
@@ -160,6 +162,7 @@ def test_a_dead_client_is_reaped_and_reported(path: Path) -> None:
         assert err == f"{path}: collector (pid {collector.pid}) died\n"
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -174,6 +177,7 @@ def test_wrong_usage_is_a_sentence(path: Path, options: list[str], said: str) ->
     assert not path.exists()
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(
     ("option", "said"),
     [
@@ -191,6 +195,7 @@ def test_options_are_checked(path: Path, option: str, said: str) -> None:
     assert f"argument {option.split('=')[0]}: {said}" in err
 
 
+@pytest.mark.full
 def test_a_whole_number_may_be_written_with_an_exponent(path: Path) -> None:
     with Program.shmbuffer("serve", path, "--capacity=1e3", "--batch-size=1_0") as program:
         program.line()
@@ -210,6 +215,7 @@ def test_without_prometheus_client_it_says_what_to_install(
     )
 
 
+@pytest.mark.full
 def test_a_signal_ends_it_while_it_still_waits_for_the_directory(closed: Path) -> None:
     lock = str(closed / ".shmbuffer" / "init.lock")
     with (

@@ -119,6 +119,7 @@ def test_one_that_is_deaf_is_killed_after_the_grace(
         assert learner.end()[0] == -signal.SIGKILL
 
 
+@pytest.mark.full
 def test_a_temporary_buffer_goes_with_its_coordinator(capsys: pytest.CaptureFixture[str]) -> None:
     with script("") as (_, path, _):
         code, stopped = stop(capsys, path)

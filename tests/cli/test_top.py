@@ -142,6 +142,7 @@ def test_q_ends_it_and_the_terminal_is_as_it_was(closed: Path) -> None:
         assert termios.tcgetattr(terminal) == before
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_it_when_the_terminal_is_as_it_was(closed: Path, number: int) -> None:
     pytest.importorskip("rich")
@@ -342,6 +343,7 @@ def test_the_title_counts_who_stands_still_or_waits(closed: Path) -> None:
     assert "READY: 3 alive, 1 stopped, 1 waiting for a slot  " in shown[0]
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (160, 50), (60, 15)])
 @pytest.mark.parametrize("count", [0, 3, 40])
 def test_it_fits_any_terminal(closed: Path, width: int, height: int, count: int) -> None:

@@ -21,6 +21,7 @@ def test_a_campaign_counts_its_kills() -> None:
     assert said[-1] == f"1 rounds, {figures['kills']} kills, seed 7"
 
 
+@pytest.mark.full
 def test_the_same_seed_kills_the_same() -> None:
     one, other = Counter[str](), Counter[str]()
     run(11, one)

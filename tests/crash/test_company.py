@@ -153,6 +153,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("name", GROUPS)
 def test_others_write_and_learn_on_while_a_process_dies(tmp_path: Path, name: str) -> None:
     dies_in_company(tmp_path / "buffer", GROUPS[name])

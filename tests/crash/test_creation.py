@@ -188,6 +188,7 @@ def test_a_dictionary_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.full
 def test_eight_processes_that_start_at_once_make_one_buffer(tmp_path: Path) -> None:
     for round_ in range(10):
         path = tmp_path / str(round_)

@@ -422,6 +422,7 @@ def test_nobody_waits_for_a_victim_of_flow_control(
             require_mended(survivor, deed)
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize(("name", "point"), PAIRS)
 def test_recovery_alone_leaves_nobody_waiting(tmp_path: Path, name: str, point: str) -> None:
     deed = DEEDS[name]
@@ -440,6 +441,7 @@ def test_recovery_alone_leaves_nobody_waiting(tmp_path: Path, name: str, point: 
 HELD = [(name, point) for name, point in PAIRS if name != "leave in a wait"]
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize(("name", "point"), HELD)
 def test_a_waiter_gets_the_mutex_of_a_limited_victim(tmp_path: Path, name: str, point: str) -> None:
     deed, path = DEEDS[name], tmp_path / "buffer"
@@ -461,6 +463,7 @@ def test_a_waiter_gets_the_mutex_of_a_limited_victim(tmp_path: Path, name: str, 
     os.close(start)
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(("name", "point"), MENDING)
 def test_a_process_that_dies_repairing_a_limited_buffer_is_followed_by_another(
     tmp_path: Path, name: str, point: str

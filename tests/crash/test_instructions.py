@@ -42,6 +42,7 @@ WALKS: dict[str, tuple[Callable[[Engine], None], int, int]] = {
 PATHS = pytest.mark.parametrize("alone", [False, True], ids=["beside a survivor", "alone"])
 
 
+@pytest.mark.product(few=4)
 @PATHS
 @pytest.mark.parametrize("deed", WALKS)
 def test_every_state_that_a_kill_can_leave_is_mended(
@@ -100,6 +101,7 @@ def require_mended(engine: Engine, deed: str, decided: bool) -> bool:
     return done
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("point", ["write.mark", "write.commit", "empty.word", "update.leaf"])
 def test_every_state_that_a_kill_of_a_mender_can_leave_is_mended(
     tmp_path: Path, point: str

@@ -293,6 +293,7 @@ def test_pieces_are_known_to_be_committed_if_their_items_are_there(
             assert ring_of(survivor).reservations.is_done(NUMBER) == there
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize(("name", "point"), PAIRS)
 def test_recovery_ends_all_reservations(tmp_path: Path, name: str, point: str) -> None:
     deed = DEEDS[name]
@@ -308,6 +309,7 @@ def test_recovery_ends_all_reservations(tmp_path: Path, name: str, point: str) -
             require_mended(found, None)
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize(("name", "point"), [pair for pair in PAIRS if pair[0] != "leave"])
 def test_a_waiter_gets_the_mutex_of_a_victim_that_reserves(
     tmp_path: Path, name: str, point: str

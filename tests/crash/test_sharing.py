@@ -224,6 +224,7 @@ def test_a_survivor_finds_every_next_observation(
     kills(tmp_path, deed, point, alone=False)
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize(("deed", "point"), CASES, ids=lambda one: getattr(one, "__name__", one))
 def test_a_fresh_process_finds_every_next_observation(
     tmp_path: Path, deed: Callable[[Engine], None], point: str

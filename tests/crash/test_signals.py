@@ -70,6 +70,7 @@ def each_point(
             look(path, survivor, point)
 
 
+@pytest.mark.product(few=1)
 @DEED
 def test_sigterm_is_a_death_where_nobody_catches_it(tmp_path: Path, deed: str, full: bool) -> None:
     def look(path: Path, survivor: Engine, point: str) -> None:
@@ -81,6 +82,7 @@ def test_sigterm_is_a_death_where_nobody_catches_it(tmp_path: Path, deed: str, f
     each_point(tmp_path, deed, "term", full, look)
 
 
+@pytest.mark.product(few=1)
 @DEED
 def test_a_process_that_executes_another_program_counts_as_dead(
     tmp_path: Path, deed: str, full: bool
@@ -94,6 +96,7 @@ def test_a_process_that_executes_another_program_counts_as_dead(
     each_point(tmp_path, deed, "exec", full, look)
 
 
+@pytest.mark.product(few=2)
 @DEED
 def test_an_interrupt_comes_before_or_after_a_deed_and_the_handle_stays_usable(
     tmp_path: Path, deed: str, full: bool
@@ -110,6 +113,7 @@ def test_an_interrupt_comes_before_or_after_a_deed_and_the_handle_stays_usable(
     each_point(tmp_path, deed, "int", full, look)
 
 
+@pytest.mark.product(few=1)
 @DEED
 def test_a_stopped_process_does_the_rest_when_it_is_continued(
     tmp_path: Path, deed: str, full: bool
@@ -125,6 +129,7 @@ def test_a_stopped_process_does_the_rest_when_it_is_continued(
     each_point(tmp_path, deed, "stop", full, look)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 def test_the_owner_of_a_temporary_buffer_removes_it_at_whatever_point_the_signal_comes(
     tmp_path: Path, number: signal.Signals

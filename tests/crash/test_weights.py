@@ -87,6 +87,7 @@ def test_a_first_publish_that_dies_is_no_publish(survivor: Engine, point: str) -
     assert not path.exists()
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize("point", MAKING)
 def test_what_a_first_publish_has_left_goes_with_the_buffer(survivor: Engine, point: str) -> None:
     path = path_of(survivor)

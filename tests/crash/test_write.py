@@ -122,6 +122,7 @@ EVERYWHERE = [
 ]
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize(("kind", "point"), EVERYWHERE)
 def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(
     tmp_path: Path, kind: str, point: str
@@ -148,6 +149,7 @@ HELD = [
 ]
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize(("kind", "point"), HELD)
 def test_a_waiter_gets_the_mutex_of_a_dead_writer(tmp_path: Path, kind: str, point: str) -> None:
     situation = SITUATIONS["over a full ring"]
@@ -288,6 +290,7 @@ def test_a_writer_that_dies_while_it_notes_streams_leaves_nothing(
     require_usable(ring, 999)
 
 
+@pytest.mark.product(few=1)
 def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path, kind: str) -> None:
     for passing, point in enumerate(POINTS if kind == "records" else ROW_POINTS):
         path = tmp_path / str(passing)

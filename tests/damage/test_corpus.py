@@ -14,6 +14,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.full
 def test_no_input_of_the_corpus_leaves_its_memory(tmp_path: Path) -> None:
     program = built(tmp_path, "-O0")
     known = len(CORPUS.read_text().splitlines())

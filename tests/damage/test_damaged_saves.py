@@ -236,6 +236,7 @@ def saved(tmp_path: Path) -> Callable[[str], Path]:
     return save
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_save_is_loaded_or_refused_with_the_name_of_a_file(
     saved: Callable[[str], Path], kind: str

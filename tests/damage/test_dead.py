@@ -32,6 +32,7 @@ def require_mended(specimen: Specimen, cases: list[Damage]) -> None:
     require_all(cases, trial, REPEAT)
 
 
+@pytest.mark.product(few=1)
 def test_a_wrong_number_is_mended_or_refused(
     specimens: Specimens, kind: str, rebooted: bool, full: bool
 ) -> None:
@@ -40,6 +41,7 @@ def test_a_wrong_number_is_mended_or_refused(
     require_mended(specimen, single(specimen, cells, rng, 1))
 
 
+@pytest.mark.full
 def test_several_wrong_numbers_are_mended_or_refused(
     specimens: Specimens, kind: str, rebooted: bool, full: bool
 ) -> None:
@@ -48,6 +50,7 @@ def test_several_wrong_numbers_are_mended_or_refused(
     require_mended(specimen, several(specimen, shared_cells(specimen), rng, count))
 
 
+@pytest.mark.product(few=1)
 def test_wrong_bytes_of_an_item_are_dropped_or_named(
     specimens: Specimens, kind: str, rebooted: bool
 ) -> None:
@@ -56,6 +59,7 @@ def test_wrong_bytes_of_an_item_are_dropped_or_named(
     require_mended(specimen, single(specimen, cells, rng, 1))
 
 
+@pytest.mark.product(few=1)
 def test_a_wrong_byte_of_a_text_is_refused_or_does_no_harm(
     specimens: Specimens, kind: str, rebooted: bool
 ) -> None:
@@ -64,6 +68,7 @@ def test_a_wrong_byte_of_a_text_is_refused_or_does_no_harm(
     require_mended(specimen, single(specimen, cells, rng, 1))
 
 
+@pytest.mark.product(few=1)
 def test_a_wrong_chain_of_records_is_rebuilt(
     specimens: Specimens, kind: str, rebooted: bool
 ) -> None:

@@ -30,6 +30,7 @@ from tests.memory.rows import Parent, child
 REPEAT = "pytest tests/damage/test_hostile.py"
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "trap",
@@ -115,6 +116,7 @@ SCHEMAS = {
 }
 
 
+@pytest.mark.product(few=10)
 @pytest.mark.parametrize("text", SCHEMAS.values(), ids=SCHEMAS)
 def test_a_schema_that_lies_is_refused_before_anything_is_mapped(
     specimen: Specimen, text: str
@@ -162,6 +164,7 @@ def _swap_directory(path: Path, theirs: Path) -> None:
     path.symlink_to(theirs)
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.crash
 @pytest.mark.parametrize("point", ["remove.closing", "remove.file", "remove.leaves"])
 @pytest.mark.parametrize("swap", [_swap_folder, _swap_private, _swap_directory])

@@ -114,6 +114,7 @@ def _take(engine: Engine) -> None:
         ring.consumers.open(CONSUMERS[1], holds=False).take(3)
 
 
+@pytest.mark.product(few=1)
 def test_a_wrong_number_of_the_ledger_is_mended_or_refused(
     consumed: Made, kind: str, full: bool
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_wrong_number_of_the_ledger_is_mended_or_refused(
     require_all(cases, lambda case: require_mended(specimen, case), REPEAT)
 
 
+@pytest.mark.full
 def test_several_wrong_numbers_of_the_ledger_are_mended_or_refused(
     consumed: Made, kind: str, full: bool
 ) -> None:
@@ -132,6 +134,7 @@ def test_several_wrong_numbers_of_the_ledger_are_mended_or_refused(
     require_all(cases, lambda case: require_mended(specimen, case), REPEAT)
 
 
+@pytest.mark.full
 def test_a_ledger_that_is_written_over_ends_no_process(
     consumed: Made, kind: str, full: bool
 ) -> None:

@@ -22,6 +22,7 @@ def require_answers(specimen: Specimen, cases: list[Damage]) -> None:
     )
 
 
+@pytest.mark.product(few=1)
 def test_a_number_that_is_written_over_ends_no_process(
     specimens: Specimens, kind: str, full: bool
 ) -> None:
@@ -30,6 +31,7 @@ def test_a_number_that_is_written_over_ends_no_process(
     require_answers(specimen, single(specimen, cells, rng, 1))
 
 
+@pytest.mark.full
 def test_several_numbers_that_are_written_over_end_no_process(
     specimens: Specimens, kind: str, full: bool
 ) -> None:

@@ -86,6 +86,7 @@ IMPOSSIBLE = [
 ]
 
 
+@pytest.mark.product(few=12)
 @pytest.mark.parametrize(("field", "value"), IMPOSSIBLE, ids=[f"{f}-{v}" for f, v in IMPOSSIBLE])
 def test_a_whole_superblock_that_says_the_impossible_is_refused_or_does_no_harm(
     specimen: Specimen, field: str, value: object

@@ -201,6 +201,7 @@ def until_both_wait(world: World, write: int, draw: int) -> tuple[int, int]:
     return made[0], made[1]
 
 
+@pytest.mark.product(few=8)
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
 @pytest.mark.parametrize("learners", [1, 2, 3])
 @pytest.mark.parametrize(("ratio", "write", "draw"), [(1, 1, 1), (4, 10, 32), (0.5, 64, 8)])

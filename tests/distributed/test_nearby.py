@@ -217,6 +217,7 @@ with TensorDictReplayBuffer(storage=storage, transform=transform) as buffer:
 """
 
 
+@pytest.mark.full
 def test_a_transform_that_is_not_known_here_keeps_the_buffer_apart(tmp_path: Path) -> None:
     (tmp_path / "known_there.py").write_text("def transform(data):\n    return data\n")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "buffer"), str(tmp_path)]

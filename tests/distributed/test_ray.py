@@ -155,6 +155,7 @@ def plain() -> Iterator[RayReplayBuffer]:
 # -- both ways give the same -----------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_way_is_visible(both: dict[str, RayReplayBuffer]) -> None:
     assert both["direct"].direct
     assert both["direct"].paths == {"read": "direct", "write": "direct", "sample": "direct"}
@@ -218,6 +219,7 @@ def test_a_change_is_submitted_and_a_sample_can_be_foreseen(rb: RayReplayBuffer)
     assert rb.service_backend == "ray"
 
 
+@pytest.mark.full
 def test_the_class_of_a_buffer_is_an_actor() -> None:
     actor = TensorDictReplayBuffer.as_remote()
     assert actor.is_remote
@@ -381,6 +383,7 @@ def test_a_detached_handle_comes_back(direct: RayReplayBuffer) -> None:
     client.detach()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("handle", ["client", "buffer"])
 def test_a_task_that_gets_a_handle_attaches_on_arrival(
     direct: RayReplayBuffer, handle: str
@@ -399,6 +402,7 @@ def test_a_task_that_gets_a_handle_attaches_on_arrival(
     assert direct[:]["a"].tolist() == list(range(10))  # the copy's close() ended nothing
 
 
+@pytest.mark.full
 def test_an_actor_that_gets_a_handle_attaches_on_arrival(direct: RayReplayBuffer) -> None:
     class Learner:
         def __init__(self, buffer: RayClient) -> None:
@@ -438,6 +442,7 @@ def test_clients_are_independent(direct: RayReplayBuffer) -> None:
         direct.clients(0)
 
 
+@pytest.mark.full
 def test_direct_clients_follow_the_owners_changes(tmp_path: Path) -> None:
     with made(
         storage=memmap(tmp_path / "buffer"),
@@ -474,6 +479,7 @@ def test_direct_clients_follow_the_owners_changes(tmp_path: Path) -> None:
         client.detach()
 
 
+@pytest.mark.full
 def test_a_transform_that_cannot_travel_is_applied_by_the_actor(tmp_path: Path) -> None:
     with made(
         storage=memmap(tmp_path / "buffer"),
@@ -494,6 +500,7 @@ def test_a_transform_that_cannot_travel_is_applied_by_the_actor(tmp_path: Path) 
 # -- death -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_an_actor_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
     storage = memmap(tmp_path / "buffer")
     with made(storage=storage, **PRIORITIZED) as buffer:
@@ -524,6 +531,7 @@ def test_an_actor_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
         client.detach()
 
 
+@pytest.mark.full
 def test_an_actor_that_ray_restarts_finds_its_items(tmp_path: Path) -> None:
     config = {**SMALL, "max_restarts": 1, "max_task_retries": -1}
     with made(
@@ -537,6 +545,7 @@ def test_an_actor_that_ray_restarts_finds_its_items(tmp_path: Path) -> None:
         assert buffer.pid() != first
 
 
+@pytest.mark.full
 def test_without_a_directory_the_items_die_with_the_actor() -> None:
     with made(storage=partial(LazyTensorStorage, 20), **PRIORITIZED) as buffer:
         buffer.extend(items(0, 8))
@@ -551,6 +560,7 @@ def test_without_a_directory_the_items_die_with_the_actor() -> None:
 # -- a buffer in the actor's memory ----------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_memory_of_the_actor_is_served_by_the_actor(plain: RayReplayBuffer) -> None:
     assert not plain.direct
     assert plain.paths["read"] == "its LazyTensorStorage lies in the memory of its owner alone"
@@ -615,6 +625,7 @@ def test_a_storage_that_the_first_write_makes_is_direct_from_then_on(
 # -- life ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_closed_buffer_says_so_and_its_temporary_directory_is_gone() -> None:
     storage = partial(LazyMemmapStorage, 20, shared_init=True)
     buffer = RayReplayBuffer(storage=storage, remote_config=SMALL)
@@ -639,6 +650,7 @@ def test_a_closed_buffer_says_so_and_its_temporary_directory_is_gone() -> None:
     assert ray.is_initialized()  # it was before, so it is not ours to end
 
 
+@pytest.mark.full
 def test_the_constructor_raises_what_the_buffers_constructor_raises() -> None:
     options = {**PRIORITIZED, "alpha": -1}
     with ThreadPoolExecutor() as threads:
@@ -675,6 +687,7 @@ def test_transports() -> None:
         RayReplayBuffer(transport="distributed")
 
 
+@pytest.mark.full
 def test_parts_can_be_made_at_the_first_use(tmp_path: Path) -> None:
     storage, sampler = memmap(tmp_path / "buffer"), RandomSampler()
     with made(storage=storage, sampler=sampler, delayed_init=True) as buffer:

@@ -124,6 +124,7 @@ def test_writers_write_on_their_node_and_a_learner_draws_from_all(
         assert len(one) == SIZES["b"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batches", [60, pytest.param(1_000, marks=pytest.mark.full)])
 def test_draws_through_ray_are_those_of_one_buffer(rb: ShardedReplayBuffer, batches: int) -> None:
     fill(rb)
@@ -182,6 +183,7 @@ def test_a_learner_of_one_node_draws_from_its_own_shard(rb: ShardedReplayBuffer)
     learner.detach()
 
 
+@pytest.mark.full
 def test_learners_of_different_ranks_draw_differently(rb: ShardedReplayBuffer) -> None:
     fill(rb)
 
@@ -237,6 +239,7 @@ def test_bad_arguments_are_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_actors_that_do_not_start_are_named_and_ended(
     cluster: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +250,7 @@ def test_actors_that_do_not_start_are_named_and_ended(
         ShardedReplayBuffer.find("late")
 
 
+@pytest.mark.full
 def test_a_save_loads_on_the_same_nodes_and_on_others(
     rb: ShardedReplayBuffer, tmp_path: Path
 ) -> None:

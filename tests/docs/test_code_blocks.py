@@ -43,12 +43,18 @@ NEEDS = {
     "docs/monitoring.md": "matplotlib",
 }
 
-# Each starts programs that import what costs seconds, and that tests/adapters and tests/distributed
-# run, too.
+# Each runs for seconds what tests of other folders run, too.
 IN_FULL = (
+    "docs/first-hour.md",
+    "docs/guides/after-a-crash.md",
     "docs/guides/cleanrl.md",
+    "docs/guides/collectors-and-learner.md",
+    "docs/guides/from-sb3-and-reverb.md",
+    "docs/guides/how-many-collectors.md",
     "docs/guides/stable-baselines3.md",
+    "docs/guides/several-learners.md",
     "docs/guides/several-machines.md",
+    "docs/monitoring.md",
 )
 
 # Else it reports what is used, and leaves a token in the user's home.

@@ -23,6 +23,7 @@ def run(example: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_no_prompt_is_skipped_or_trained_on_twice_whoever_is_killed(tmp_path: Path) -> None:
     said = run("grpo.py", tmp_path, "--prompts", "480", "--kill")
     assert "3 processes killed" in said
@@ -34,6 +35,7 @@ def test_no_prompt_is_skipped_or_trained_on_twice_whoever_is_killed(tmp_path: Pa
     assert sum(rewards[-10:]) > 1.5 * sum(rewards[:10])
 
 
+@pytest.mark.full
 def test_every_segment_is_learned_from_once_and_none_is_too_old(tmp_path: Path) -> None:
     said = run("on_policy_queue.py", tmp_path, "--updates", "30", "--collectors", "2", "--kill")
     first, last, killed = map(int, re.findall(r"return (\d+) -> (\d+); (\d+)", said)[0])

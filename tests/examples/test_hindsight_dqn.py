@@ -32,6 +32,7 @@ def test_eight_bits_are_solved_with_hindsight(example: dict[str, Any], seed: int
     assert step < STEPS
 
 
+@pytest.mark.full
 def test_the_same_agent_without_hindsight_does_not_solve_them(example: dict[str, Any]) -> None:
     curve = list(example["train"](BITS, STEPS, hindsight=False))
     assert len(curve) == STEPS // 2_000
@@ -56,6 +57,7 @@ def test_an_episode_ends_at_its_goal_or_after_as_many_steps_as_there_are_bits(
     assert environments.taken.flatten().tolist() == [3, 0]
 
 
+@pytest.mark.full
 def test_the_script_says_how_it_goes() -> None:
     command = [sys.executable, str(EXAMPLE), "--bits", "2", "--steps", "4000"]
     done = subprocess.run(

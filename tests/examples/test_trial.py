@@ -50,6 +50,7 @@ def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -
     assert outcome.stats["items_sampled"] > 0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_killed_from_outside_is_recovered_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     class Vandal(Silent):

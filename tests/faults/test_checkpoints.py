@@ -20,10 +20,12 @@ def sweeper() -> Iterator[Sweeper]:
         yield started
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_save_is_seen_whole_or_not_at_all(sweeper: Sweeper, name: str, full: bool) -> None:
     sweeper.sweep(name, "rows", count=MORE_CASES if full else CASES, seed=SEED)
 
 
+@pytest.mark.full
 def test_it_is_the_same_where_items_are_records(sweeper: Sweeper, full: bool) -> None:
     sweeper.sweep("SaveAgain", "records", count=MORE_CASES if full else CASES, seed=SEED)

@@ -46,6 +46,7 @@ def test_it_is_the_same_where_items_are_records(sweeper: Sweeper, name: str, ful
     sweeper.sweep(name, "records", count=MORE_CASES if full else CASES, seed=SEED)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("kind", ["rows", "records"])
 def test_an_allocation_that_fails_in_the_hot_calls_leaves_the_buffer_whole(
     sweeper: Sweeper, kind: str
@@ -58,12 +59,14 @@ def test_an_allocation_that_fails_in_the_hot_calls_leaves_the_buffer_whole(
 # What these faults have done once, by the calls that they were on.
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_boot_id_that_cannot_be_read_loses_nothing(sweeper: Sweeper) -> None:
     """Of a buffer in use nobody asks for it: it was recovered under its users' hands."""
     sweeper.sweep("Recover", "rows", on=r"^(open|read) /proc/sys/kernel/random/boot_id")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_definition_that_cannot_be_synced_is_undone(sweeper: Sweeper) -> None:
     """Files were removed that the superblock still named, once somebody died defining it again."""
@@ -76,12 +79,14 @@ def test_a_dictionary_that_was_being_written_is_removed_with_the_buffer(sweeper:
     sweeper.sweep("Dictionary", "records", on=r"^rename .*/dictionary\.\w+\.tmp", count=8)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_an_error_of_close_loses_no_descriptor_and_closes_none_twice(sweeper: Sweeper) -> None:
     sweeper.sweep("Attach", "rows", on=r"^close .*/(slots|next)$", count=8)
     sweeper.sweep("Anonymous", "rows", on="^close /memfd")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_temporary_directory_that_cannot_be_listed_keeps_no_buffer_from_starting(
     sweeper: Sweeper,
@@ -89,6 +94,7 @@ def test_a_temporary_directory_that_cannot_be_listed_keeps_no_buffer_from_starti
     sweeper.sweep("Create", "rows", on="^opendir .*/tmp$")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_file_that_cannot_be_looked_at_is_closed_again(sweeper: Sweeper) -> None:
     sweeper.sweep("Attach", "rows", on=r"^fstat .*/(init\.lock|slots)$", count=8)

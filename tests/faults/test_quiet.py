@@ -78,6 +78,7 @@ def everything(ring: Ring) -> None:
     sample(ring, 2000)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("kind", ["rows", "records", "short records"])
 def test_the_hot_calls_need_no_file_and_no_descriptor(tmp_path: Path, kind: str) -> None:
     assert quietly(tmp_path / "buffer", kind, everything) == 0

@@ -77,6 +77,7 @@ def test_iceoryx2_1578_a_buffer_that_is_removed_while_it_is_opened_is_a_missing_
     assert removed
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_iceoryx2_1578_an_open_during_removals_gets_a_whole_buffer_or_none(
     path: Path,
@@ -137,6 +138,7 @@ def test_iceoryx2_1670_a_reader_goes_on_reading_after_the_files_are_removed(
         assert reader.end() == 0
 
 
+@pytest.mark.full
 def test_iceoryx2_1650_processes_that_join_at_once_get_places_of_their_own(
     engine: Engine,
 ) -> None:

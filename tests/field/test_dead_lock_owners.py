@@ -165,6 +165,7 @@ def test_loky_360_a_worker_that_dies_while_it_reads_blocks_no_other(
     require_sound(engine)
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_hami_core_248_sixteen_waiters_go_on_at_once(engine: Engine, ring: Ring) -> None:
     """Sixteen processes waited for a semaphore of a killed one, until they timed out."""
@@ -205,6 +206,7 @@ def test_coreclr_6015_an_owner_that_dies_in_the_repair_leaves_a_lock_that_can_be
     require_sound(engine)
 
 
+@pytest.mark.full
 @pytest.mark.crash
 @pytest.mark.slow
 def test_glibc_bz_20973_no_waiter_is_left_asleep_when_owner_after_owner_dies(
@@ -231,6 +233,7 @@ def test_glibc_bz_20973_no_waiter_is_left_asleep_when_owner_after_owner_dies(
     require_sound(engine)
 
 
+@pytest.mark.full
 @pytest.mark.crash
 @pytest.mark.slow
 def test_glibc_bz_20985_a_kill_at_any_instruction_of_an_unlock_blocks_nobody(

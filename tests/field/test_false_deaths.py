@@ -170,6 +170,7 @@ def test_iceoryx2_274_a_process_sees_itself_alive(engine: Engine) -> None:
     succeeds(look)
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_frappe_mail_559_killed_workers_do_not_use_up_the_places_of_clients(
     path: Path, ring: Ring
@@ -188,6 +189,7 @@ def test_frappe_mail_559_killed_workers_do_not_use_up_the_places_of_clients(
     write(ring, [8])
 
 
+@pytest.mark.full
 def test_atlaspack_594_a_full_table_names_who_is_in_it_and_a_close_makes_room(
     engine: Engine, path: Path
 ) -> None:
@@ -266,6 +268,7 @@ input()
 """
 
 
+@pytest.mark.full
 @needs_root
 @pytest.mark.crash
 def test_systemd_nspawn_two_boot_ids_on_one_machine_are_no_reboot(

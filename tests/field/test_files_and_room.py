@@ -110,6 +110,7 @@ def test_pytorch_5040_5247_161910_too_little_room_is_an_error_of_the_one_who_ask
         write(engine.define(schema()), [1])
 
 
+@pytest.mark.full
 def test_pytorch_176073_176075_the_answer_of_an_allocation_is_what_it_returns(
     fast_path: Path,
 ) -> None:
@@ -131,6 +132,7 @@ except SpaceError as error:
         assert finished(process)[0] == 0
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_vllm_51317_what_a_killed_creator_leaves_is_removed_by_the_next_start(
     tmp_path: Path,
@@ -165,6 +167,7 @@ input()
     assert sorted(os.listdir(tmp_path)) == ["named"]
 
 
+@pytest.mark.full
 def test_cpython_82300_the_first_to_leave_takes_no_memory_from_the_others(engine: Engine) -> None:
     """A tracker of resources removed shared memory that other processes were using."""
     source = """
@@ -182,6 +185,7 @@ assert "multiprocessing.resource_tracker" not in sys.modules
     assert sorted(contents(ring_of(engine)).values()) == [*range(4, 12)]
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_chronicle_map_515_many_that_recover_at_once_recover_once(path: Path) -> None:
     """Recovery by several processes at a time damaged the data further."""

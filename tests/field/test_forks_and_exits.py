@@ -74,6 +74,7 @@ input()
 """
 
 
+@pytest.mark.full
 def test_cpython_83856_114279_the_exit_of_a_forked_child_cleans_nothing_up(tmp_path: Path) -> None:
     """Functions of atexit run in children of multiprocessing too, since they are said to."""
     with program(TEMPORARY, TMPDIR=str(tmp_path)) as owner:
@@ -84,6 +85,7 @@ def test_cpython_83856_114279_the_exit_of_a_forked_child_cleans_nothing_up(tmp_p
     assert not Path(path).exists(), "its owner does"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_cpython_84559_a_fork_in_a_threaded_process_leaves_no_lock_held(
     engine: Engine, ring: Ring

@@ -225,6 +225,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], list[str]]] = [
 ]
 
 
+@pytest.mark.product(few=8)
 @pytest.mark.parametrize("alive", [False, True], ids=["dead", "alive"])
 @pytest.mark.parametrize(
     ("damage", "problems"), [case[1:] for case in DAMAGE], ids=[case[0] for case in DAMAGE]

@@ -112,6 +112,7 @@ int main(void) {
 """
 
 
+@pytest.mark.product(few=1)
 def test_the_table_and_the_instruction_agree(tmp_path: Path) -> None:
     """Processors without the instruction are rare, so its stand-in is compiled on its own."""
     if not (NATIVE / "crc32c.c").exists():
@@ -176,6 +177,7 @@ def test_a_byte_that_changed_is_found(make: Maker) -> None:
         ring.seat.native.verify(6, 3)
 
 
+@pytest.mark.full
 def test_long_rows_of_a_large_leaf_get_the_same_checksums() -> None:
     """They are moved past the cache, four at a time; what is left over, and short ones, are not."""
     leaves = (

@@ -76,6 +76,7 @@ def started(process: subprocess.Popen[str]) -> Path:
 # The end of a process.
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(
     ("ending", "status"),
     [("", 0), ("sys.exit(3)", 3), ("raise ValueError", 1), ("ownership.remove()", 0)],
@@ -169,6 +170,7 @@ def test_where_sigint_ends_the_process_at_once_it_removes_first() -> None:
         assert not path.exists()
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_handler_of_the_program_has_the_buffer_and_decides(when: str) -> None:
     """It may save a checkpoint first, and end the process or not."""
@@ -239,6 +241,7 @@ def test_a_removal_that_fails_does_not_keep_the_signal_from_ending_the_process()
         assert not path.exists()
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("who", ["remove()", "sys.exit()"])
 def test_a_signal_in_the_middle_of_a_removal_waits_for_its_end(who: str) -> None:
     source = (
@@ -409,6 +412,7 @@ input()
         assert not path.exists()
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_child_of_multiprocessing_removes_nothing(
     method: str, fast_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -441,6 +445,7 @@ if __name__ == "__main__":
         assert not path.exists()
 
 
+@pytest.mark.full
 def test_a_signal_that_comes_while_a_child_is_being_forked_is_not_lost() -> None:
     """Python forgets, in a child, signals that came before the child could run a handler."""
     ownership = own("first", lambda: pytest.fail("removed"))
@@ -699,6 +704,7 @@ def test_the_directory_of_another_user_is_never_looked_at() -> None:
     assert path.exists()
 
 
+@pytest.mark.full
 def test_another_janitor_may_be_faster(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         abandoned()

@@ -779,6 +779,7 @@ for where in (path / "buffer", path / "empty"):
 """
 
 
+@pytest.mark.full
 @needs_root
 def test_a_read_only_directory_is_refused(fast_path: Path) -> None:
     left_behind(fast_path / "buffer")
@@ -841,6 +842,7 @@ def test_a_forked_child_joins_on_first_use(make: Maker) -> None:
     assert not engine.clients()[1].alive, "it ended without closing"
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize(
     "use",
     [
@@ -939,6 +941,7 @@ def in_spawned(engine: Engine, connection: Connection) -> None:
     engine.close()
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_handle_may_be_passed_to_a_spawned_process(make: Maker, method: str) -> None:
     """Anonymous memory too: its descriptor travels."""
@@ -1148,6 +1151,7 @@ input()
 """
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("end", ["exit", "SIGTERM", "SIGINT", "SIGKILL"])
 def test_a_temporary_directory_ends_with_its_owner(tmp_path: Path, end: str) -> None:
     with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
@@ -1195,6 +1199,7 @@ def test_a_client_that_opens_an_abandoned_buffer_during_its_removal_keeps_it(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.full
 def test_a_directory_of_the_user_is_removed_at_the_end_only_if_he_said_so(path: Path) -> None:
     source = """
 import sys

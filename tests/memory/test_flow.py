@@ -56,6 +56,7 @@ def write_as_another(engine: Engine, numbers: range, point: str) -> None:
     engine.seat.reap_dead()
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("point", "written"),

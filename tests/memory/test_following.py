@@ -131,6 +131,7 @@ class Model:
             assert length[0] == len(one)
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("seed", seeds(3, 10))
 def test_items_come_and_go_and_are_cut_as_in_lists(seed: int, width: int) -> None:

@@ -313,6 +313,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[ShmBufferError], str]] = {
 }
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_history_is_reported_and_replaced(engine: Engine, name: str) -> None:
     damage, kind, says = DAMAGE[name]
@@ -489,6 +490,7 @@ CRASH_POINTS = [
 ]
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.crash
 @pytest.mark.parametrize("after", [0, 1, 2])
 @pytest.mark.parametrize("point", CRASH_POINTS)

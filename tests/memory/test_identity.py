@@ -244,6 +244,7 @@ def test_a_process_that_proc_hides_is_not_gone(living: Identity, fake_proc: Path
     assert prove_dead(living, free)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("fake", ["self is another", "ours has two pids", "no status"])
 def test_where_proc_is_not_of_our_namespace_the_lock_decides(
     living: Identity, fake_proc: Path, fake: str
@@ -262,6 +263,7 @@ def test_where_proc_is_not_of_our_namespace_the_lock_decides(
     assert not prove_dead(gone, held)
 
 
+@pytest.mark.product(few=1)
 @needs_root
 @pytest.mark.parametrize("own_proc", [False, True])
 def test_a_process_in_a_container_is_judged_by_its_lock(own_proc: bool) -> None:

@@ -100,6 +100,7 @@ def test_defaults_equal_the_same_values_given_explicitly() -> None:
     assert not RateLimiter(4, min_size=1000).says_the_same(given.changed(min_size=999))
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize("defined", [False, True])
 @pytest.mark.parametrize(
     "limiter",

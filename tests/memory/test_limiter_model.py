@@ -205,6 +205,7 @@ def fresh(limiter: RateLimiter, size: int, still_open: list[int]) -> Model:
     return Model(limiter, min(0, size - limiter.min_size), 0, size, still_open)
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize("seed", seeds(15, 60))
 def test_batches_of_several_handles_go_on_as_the_model_says(
     handles: list[Engine], seed: int

@@ -367,6 +367,7 @@ def test_a_forked_child_takes_locks_of_its_own(directory: Directory) -> None:
     held.close()
 
 
+@pytest.mark.full
 def test_no_fork_gets_in_between_the_opening_of_a_lock_and_its_listing(
     directory: Directory,
 ) -> None:

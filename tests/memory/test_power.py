@@ -32,6 +32,7 @@ def test_masses_are_those_of_the_oracle_to_the_last_bit(alpha: float) -> None:
         assert np.array_equal(found, expected, equal_nan=True)
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize("alpha", [alpha for alpha in ALPHAS if alpha <= 3])
 def test_they_are_powers_within_a_few_units_in_the_last_place(alpha: float) -> None:
     raw = ordinary(3)
@@ -83,6 +84,7 @@ int main(void) {
 """
 
 
+@pytest.mark.full
 def test_two_at_a_time_give_the_same_as_four(tmp_path: Path) -> None:
     if not (NATIVE / "power.c").exists():
         pytest.skip("the C sources are not installed")

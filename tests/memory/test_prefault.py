@@ -125,6 +125,7 @@ def test_progress_is_reported_for_every_piece_and_the_end(fast_path: Path) -> No
         assert max(np.diff([0, *done])) == PIECE
 
 
+@pytest.mark.product(few=1)
 def test_no_byte_changes(opened: Any) -> None:
     with opened(OFF) as engine:
         ring = engine.define(SCHEMA)

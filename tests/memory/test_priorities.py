@@ -78,6 +78,7 @@ def chi_square(index: np.ndarray[tuple[int], np.dtype[np.int64]], mass: Floats) 
 SIZES = [*range(1, 41), 255, 256, 257, 1000, 4097]
 
 
+@pytest.mark.product(few=12)
 @pytest.mark.parametrize("capacity", SIZES)
 def test_every_node_is_the_sum_of_its_children(capacity: int) -> None:
     with Engine.anonymous(Settings(capacity=capacity, alpha=0.7, eps=1e-3)) as engine:
@@ -180,6 +181,7 @@ def test_the_same_leaves_give_the_same_bits_on_every_path(make: Maker) -> None:
     assert len(sums) == 1
 
 
+@pytest.mark.product(few=1)
 @given(
     st.lists(
         st.floats(0, 1e290) | st.sampled_from([0.0, 5e-324, 1e-308, 1e-30, 1.0, 1e30, 1e290]),
@@ -219,6 +221,7 @@ def test_a_draw_that_rounding_sends_behind_the_last_mass_takes_the_nearest(make:
 # What is drawn.
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("capacity", [1, 2, 15, 16, 17, 40, 256, 257, 1000])
 @pytest.mark.parametrize("lanes", [(), (3,)])
 def test_items_are_drawn_in_proportion_to_their_mass(capacity: int, lanes: tuple[int, ...]) -> None:
@@ -291,7 +294,7 @@ def test_weights_are_those_of_the_paper_over_the_largest(make: Maker, beta: floa
     )
 
 
-@pytest.mark.product("decades beta")
+@pytest.mark.product("decades beta", few=12)
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.4, 0.5, 0.99, 1.0, 2.5, 30.0, 1e300])
 @pytest.mark.parametrize("decades", [0.01, 1, 6, 200])
 def test_a_weight_is_the_nearest_float32_to_the_power(
@@ -330,7 +333,7 @@ def test_a_uniform_draw_has_weight_one(make: Maker) -> None:
 BAD = [math.nan, math.inf, -math.inf, -1.0, -1e-300, -5e-324, 1e301, 1.7e308]
 
 
-@pytest.mark.product("call bad")
+@pytest.mark.product("call bad", few=10)
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("call", ["write", "place", "update", "commit"])
 def test_a_batch_with_a_bad_priority_is_refused_as_a_whole(
@@ -591,6 +594,7 @@ def test_another_alpha_reaches_a_batch_that_was_claimed_before(make: Maker) -> N
     require_tree(engine)
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize("call", ["commit", "update", "write"])
 def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call: str) -> None:
     """It has computed its masses already: powers are too slow for a locked section."""
@@ -624,6 +628,7 @@ def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call
     assert ring.tree.mass()[2] == 16.0
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("change", [(2.0, None), (None, 3.0)], ids=["alpha", "eps"])
 def test_a_change_of_alpha_keeps_the_eps_of_another_process_and_the_reverse(
     make: Maker, change: tuple[float | None, float | None]
@@ -651,6 +656,7 @@ def test_a_change_of_alpha_keeps_the_eps_of_another_process_and_the_reverse(
     assert ring.tree.mass().tolist() == [(1 + eps) ** alpha] * 8
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(("alpha", "applied"), [(2.0, 1200), (90.0, 128)])
 def test_another_alpha_between_the_pieces_of_an_update_reaches_the_rest(
     make: Maker, alpha: float, applied: int
@@ -676,6 +682,7 @@ def test_another_alpha_between_the_pieces_of_an_update_reaches_the_rest(
     require_tree(engine)
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize(
     ("alpha", "eps"),
     [(-0.1, 0.0), (math.nan, 0.0), (math.inf, 0.0), (1.0, -1e-9), (1.0, math.nan), (1.0, math.inf)],

@@ -278,6 +278,7 @@ FRAMES = encode_form(
 ).code
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     "body",
     [

@@ -422,6 +422,7 @@ def test_emptied_bytes_are_used_again(engine: Engine) -> None:
     require_sound(engine)
 
 
+@pytest.mark.product(few=1)
 def test_a_reader_never_gets_a_record_that_is_written_over_meanwhile(engine: Engine) -> None:
     _, held = parts(engine)
     held.write(records(range(8)))
@@ -450,6 +451,7 @@ def test_a_reader_never_gets_a_record_that_is_written_over_meanwhile(engine: Eng
 # In a directory.
 
 
+@pytest.mark.full
 def test_the_bytes_on_disk_do_not_grow_over_ten_laps(fast_path: Path) -> None:
     path = fast_path / "buffer"
     with opened(path, 512, 2**17, reserve=False) as engine:

@@ -179,6 +179,7 @@ def many_files() -> Any:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.usefixtures("many_files")
 def test_there_are_256_entries_and_the_error_names_who_has_them(
     make: Maker, monkeypatch: pytest.MonkeyPatch
@@ -421,6 +422,7 @@ def test_somebody_who_was_reaped_already_counts_as_reaped(make: Maker) -> None:
     assert not engine.seat.reap_if_dead(0, 1), "oneself is alive"
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     "point", ["join.liveness", "join.incarnation", "join.identity", "join.live"]
 )

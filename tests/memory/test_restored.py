@@ -80,6 +80,7 @@ def put_back(tool: str, backup: Path, path: Path) -> None:
     subprocess.run(command, check=True, timeout=30)
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_copy_that_is_put_back_in_place_has_whole_items_only(path: Path, tool: str) -> None:
     backup = killed(path)
@@ -233,6 +234,7 @@ print(json.dumps(recover(sys.argv[1]).to_json()))
 """
 
 
+@pytest.mark.full
 def test_a_snapshot_that_is_rolled_back_is_verified(on_disk: Path) -> None:
     """Times and inodes are as they were: what the kernel kept in memory is not."""
     image, snapshot, at = on_disk / "image", on_disk / "snapshot", on_disk / "mounted"
@@ -256,6 +258,7 @@ def test_a_snapshot_that_is_rolled_back_is_verified(on_disk: Path) -> None:
         assert (report["reason"], report["items"]) == ("restored", 8)
 
 
+@pytest.mark.full
 def test_one_leaf_that_is_put_back_without_its_times_is_found_a_second_later(path: Path) -> None:
     backup = killed(path)
     with Engine.open(path, None) as engine:

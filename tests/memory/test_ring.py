@@ -689,6 +689,7 @@ def test_a_large_batch_lets_other_threads_of_the_interpreter_run(make: Maker) ->
 # A reader that is lapped.
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("prioritized", [True, False])
 def test_a_writer_that_laps_a_slow_reader_never_makes_it_return_a_mixed_row(
     make: Maker, prioritized: bool
@@ -1305,6 +1306,7 @@ def test_a_child_has_an_entry_of_its_own_and_so_has_its_child(fast_path: Path) -
 # The native ring.
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -58,6 +58,7 @@ def history(ring: Ring, count: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(
     ("leaves", "capacity", "count"),
     [(LEAVES, 1000, LARGE), (LEAVES, 18_000, LARGE), (SMALL, 70_000, 50_000)],
@@ -123,6 +124,7 @@ def test_the_child_of_a_fork_draws_with_threads_of_its_own(fast_path: Path) -> N
             succeeds(work)
 
 
+@pytest.mark.full
 def test_forks_while_threads_are_at_work_leave_usable_children(fast_path: Path) -> None:
     set_threads(3)
     with made(fast_path / "buffer", LEAVES, 1000) as engine:
@@ -170,6 +172,7 @@ def test_two_threads_of_python_draw_large_batches_at_a_time(fast_path: Path) -> 
         assert found == {1: 20 * [expected[0]], 2: 20 * [expected[1]]}
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.crash
 @pytest.mark.parametrize("point", ["write.copy", "write.checksum", "write.priority"])
 @pytest.mark.parametrize("after", [0, 7])

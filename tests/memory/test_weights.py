@@ -104,6 +104,7 @@ def test_a_version_only_grows_though_the_step_goes_back(engine: Engine) -> None:
         assert number_in(newest(again, 2)) == 2
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize("dtype", ITEMSIZES)
 def test_every_dtype_comes_back_with_its_name_and_its_bytes(engine: Engine, dtype: str) -> None:
     leaf = Leaf(("w",), dtype, (5, 3))

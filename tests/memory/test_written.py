@@ -113,6 +113,7 @@ def show(path: Path) -> None:
     assert inspect.inspect(path, priorities=True)["counters"]["length"] == FEW
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     "work",
     [
@@ -164,6 +165,7 @@ def spoil(path: Path, section: str, at: int) -> None:
         file.write(b"\1\2\3\4\5\6\7\x08")
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(
     ("section", "at", "problem"),
     [

@@ -20,6 +20,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("ages", SMALL)
 def test_every_run_comes_to_the_last_version_with_items_that_are_young(ages: Ages) -> None:
     """As old as they may be, not older; but for what a learner beside others held as it died."""

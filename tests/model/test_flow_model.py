@@ -12,6 +12,7 @@ SMALL = list(itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 5), (1, 2, 3)))
 """Batches of a writer and of a sampler, min_size, samples per insert."""
 
 
+@pytest.mark.product(few=20)
 @pytest.mark.parametrize(("write", "draw", "min_size", "ratio"), SMALL)
 def test_an_error_buffer_that_is_said_to_be_enough_is(
     write: int, draw: int, min_size: int, ratio: int
@@ -43,6 +44,7 @@ MANY = [
 ]
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     ("flow", "deaths"),
     [
@@ -89,6 +91,7 @@ HOLDERS = [
 ]
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(("flow", "deaths"), list(itertools.product(HOLDERS, [0, 1])))
 def test_writers_that_reserve_go_on_and_never_go_too_far(flow: Flow, deaths: int) -> None:
     """What is held counts, a commit is not asked again, and what the dead held is free."""

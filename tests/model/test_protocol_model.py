@@ -282,6 +282,7 @@ def test_the_search_notices_that_a_rule_is_missing(rule: str) -> None:
     assert outcome.trace
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_with_the_rule_the_same_scenario_is_sound(rule: str) -> None:
     scenario, _ = MUTANTS[rule]
@@ -317,6 +318,7 @@ def test_the_turn_of_a_dead_waiter_is_reaped_or_forfeited() -> None:
     assert not forfeited.broken_rule, str(forfeited)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(
     "scenario",
     [

@@ -61,6 +61,7 @@ def test_a_broken_rule_is_noticed(name: str) -> None:
     assert kill(MUTANTS[name]) >= len(MUTANTS[name].caught_by)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.crash
 def test_the_same_tests_pass_where_nothing_is_broken(full: bool) -> None:
@@ -92,6 +93,7 @@ def a_mutant(
 FIRST_INCLUDE = ("shmbuffer/_native/masses.c", "#include <math.h>")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_mutant_that_no_test_notices_has_survived(tmp_path: Path) -> None:
     harmless = a_mutant(tmp_path, *FIRST_INCLUDE, "#include <math.h> /* harmless */")
@@ -99,6 +101,7 @@ def test_a_mutant_that_no_test_notices_has_survived(tmp_path: Path) -> None:
         kill(harmless)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_case_that_is_not_there_has_noticed_nothing(tmp_path: Path) -> None:
     file = "shmbuffer/memory/flush.py"
@@ -108,12 +111,14 @@ def test_a_case_that_is_not_there_has_noticed_nothing(tmp_path: Path) -> None:
         kill(a_mutant(tmp_path, file, line, "    pass", case))
 
 
+@pytest.mark.full
 def test_a_mutant_that_does_not_compile_is_not_a_dead_one(tmp_path: Path) -> None:
     broken = a_mutant(tmp_path, *FIRST_INCLUDE, "#include <no such header.h>")
     with pytest.raises(CompileError, match=r"no such header\.h"):
         kill(broken)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(("line", "times"), [("#include <maths.h>", 0), ("}", r"\d+")])
 def test_a_mutant_of_other_sources_is_refused(tmp_path: Path, line: str, times: object) -> None:
     """Also where nobody could say which place is meant."""

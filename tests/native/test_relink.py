@@ -8,6 +8,7 @@ from tests.native.conftest import Folder
 from tests.native.program import RELINK, build, run
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "first",

@@ -24,6 +24,7 @@ def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name
         assert counts["reaped"] > 0
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(
     "name", [*MORTAL[1::2], *(pytest.param(name, marks=pytest.mark.full) for name in MORTAL[::2])]
 )

@@ -177,6 +177,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_the_core_is_found(folder_of: Folder, name: str) -> None:
     fault = FAULTS[name]

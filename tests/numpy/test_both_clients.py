@@ -47,6 +47,7 @@ def as_tensor(array: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
     return flat.view(getattr(torch, dtype)).reshape(array.shape)
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("dtype", ITEMSIZES)
 def test_arrays_of_each_dtype_come_out_as_tensors_of_it(dtype: str, directory: Directory) -> None:
     directory.create()
@@ -59,6 +60,7 @@ def test_arrays_of_each_dtype_come_out_as_tensors_of_it(dtype: str, directory: D
     assert bits(found) == bits(data)
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("dtype", ITEMSIZES)
 def test_tensors_of_each_dtype_come_out_as_arrays(dtype: str, directory: Directory) -> None:
     directory.create()
@@ -106,6 +108,7 @@ FIRST_WRITES: dict[str, Any] = {
 }
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize("data", FIRST_WRITES.values(), ids=FIRST_WRITES.keys())
 def test_the_first_write_makes_the_schema_that_the_other_client_makes(
     data: Any, directory: Directory, other: Directory

@@ -121,6 +121,7 @@ def collect(path: Path, point: str) -> None:
         buffer.extend({"a": np.full(4, 2), "b": np.full((4, 100), 2.0)})
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("point", "kept"),

@@ -51,6 +51,7 @@ ITEMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS.keys())
 def test_an_item_is_the_record_that_the_other_client_makes(
@@ -133,6 +134,7 @@ def test_items_of_tensordicts_come_out_as_dicts(directory: Directory) -> None:
     )
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("dtype", ITEMSIZES)
 def test_leaves_of_each_dtype_go_both_ways(dtype: str, directory: Directory) -> None:
     create(directory)

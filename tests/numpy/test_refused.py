@@ -66,6 +66,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize(("data", "words"), WRONG.values(), ids=WRONG.keys())
 def test_a_batch_of_another_form_is_refused_in_words_of_the_other_client(
     data: Any, words: str, directory: Directory
@@ -110,6 +111,7 @@ FIRST: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize(("data", "kind", "words"), FIRST.values(), ids=FIRST.keys())
 def test_a_first_write_that_cannot_be_is_an_error_and_defines_nothing(
     data: Any, kind: type[Exception], words: str, directory: Directory

@@ -18,6 +18,7 @@ def made(path: Path) -> Any:
     return Coordinator(path, capacity=8)
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("name", ITEMSIZES)
 def test_every_dtype_goes_there_and_back(tmp_path: Path, name: str) -> None:
     given = torch.arange(6 * ITEMSIZES[name], dtype=torch.uint8) % (2 if name == "bool" else 251)

@@ -22,6 +22,7 @@ from tests.replay.test_checkpoint_crash import buffer, new, old, state
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("there", ["nothing", "a save", "foreign files"])
 def test_a_save_is_whole_after_a_power_cut(there: str) -> None:
     figures = apart(lambda: cut_a_save(there, seed=1))

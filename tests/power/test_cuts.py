@@ -27,7 +27,7 @@ def test_a_buffer_is_created_and_defined_as_a_whole_or_not_at_all(kind: str) -> 
     assert figures["recoveries cut"] == 2
 
 
-@pytest.mark.product
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("kind", ["rows", "records", "short records"])
 @pytest.mark.parametrize(
     ("script", "images"), [(scripts.changes, 3), (scripts.restarts, 3), (scripts.writers, 2)]
@@ -42,6 +42,7 @@ def test_items_covered_by_a_flush_are_there_and_none_is_torn(
     assert figures["recoveries cut"] == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_flush_found_acknowledged_is_and_nothing_else(kind: str) -> None:
     simulation = Simulation(kind, 1, images=1, worst=1, again=1, created=False, mapped=False)
@@ -50,6 +51,7 @@ def test_what_a_flush_found_acknowledged_is_and_nothing_else(kind: str) -> None:
     assert figures["recoveries cut"] == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["rows", pytest.param("records", marks=pytest.mark.full)])
 def test_a_buffer_that_is_removed_is_there_as_a_whole_or_not_at_all(kind: str) -> None:
     figures = apart(
@@ -59,6 +61,7 @@ def test_a_buffer_that_is_removed_is_there_as_a_whole_or_not_at_all(kind: str) -
     assert figures["images used"] > 50
 
 
+@pytest.mark.full
 def test_a_dictionary_that_was_published_is_there_as_a_whole() -> None:
     figures = apart(
         lambda: Simulation("records", 1, images=4, again=1, used=0.2).run(scripts.trained)
@@ -66,6 +69,7 @@ def test_a_dictionary_that_was_published_is_there_as_a_whole() -> None:
     assert figures["images"] > 500
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_buffer_goes_on_after_a_power_cut_and_survives_the_next(kind: str) -> None:
     figures = apart(

@@ -111,6 +111,7 @@ def names_are_not_synced_in_time(patch: pytest.MonkeyPatch) -> None:
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     ("mutant", "script", "kind", "at", "found"),
     [

@@ -54,6 +54,7 @@ def _learns(path: Path, name: str, told: int, seed: int) -> None:
                     os.write(told, struct.pack("<BBQ", which, DONE, int(ticket)))
 
 
+@pytest.mark.full
 def test_each_item_is_acknowledged_once_by_each_consumer(tmp_path: Path) -> None:
     path, draws = tmp_path / "buffer", random.Random(4)
     engine = Engine.open(path, Settings(capacity=CAPACITY))

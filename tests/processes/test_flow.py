@@ -103,6 +103,7 @@ def says(text: str, pattern: str) -> None:
     assert re.fullmatch(pattern, text), text
 
 
+@pytest.mark.full
 def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +236,7 @@ def phases(stage: Stage) -> dict[int, str]:
     return {one["pid"]: one["phase"] for one in inspect(stage.path)["clients"]}
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("alone", ["pass", "wait", "error"])
 @pytest.mark.parametrize("killed", ["learner", "collector"])
 def test_a_side_that_is_killed_is_waited_for_passed_by_or_an_error(

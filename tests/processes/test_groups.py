@@ -42,6 +42,7 @@ while True:  # no pause(): a signal that comes just before it would not end it
 """
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -59,6 +60,7 @@ def test_a_signal_to_all_at_once_leaves_whole_items_and_nobody_in_the_registry(
         require_sound(engine)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

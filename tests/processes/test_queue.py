@@ -32,6 +32,7 @@ def queued(stage: Stage) -> int:
     return queued
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_item_comes_out_once_and_in_order_while_collectors_are_killed(
     stage: Stage, seed: int

@@ -62,6 +62,7 @@ def until_refused(call: Callable[[], object]) -> str:
             return str(error)
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("make", [rows, by_index, records, compressed])
 def test_each_call_of_a_removed_buffer_ends_in_the_same_error(
     make: Callable[[Path], ReplayBuffer], fast_path: Path

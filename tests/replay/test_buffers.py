@@ -666,6 +666,7 @@ def test_a_closed_buffer_says_so(directory: Any) -> None:
         rb.sample()
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("held", [False, True], ids=["native", "held by torch"])
 def test_a_buffer_may_be_used_from_several_threads(make: Any, held: bool) -> None:
     zeros = TensorDict({"a": torch.zeros(64), "b": torch.zeros(64)}, [64])

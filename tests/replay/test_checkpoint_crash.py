@@ -234,6 +234,7 @@ def test_a_save_in_place_that_is_killed_leaves_the_buffer_and_a_whole_descriptio
         ]
 
 
+@pytest.mark.full
 def test_parts_that_are_saved_into_one_directory_are_whole_each(tmp_path: Path) -> None:
     saver, where = new(), tmp_path / "run"
 

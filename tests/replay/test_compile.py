@@ -44,6 +44,7 @@ def frames() -> int:
     return int(counters["frames"]["total"])
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     "storage",
     [

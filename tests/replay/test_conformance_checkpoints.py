@@ -62,7 +62,7 @@ every_way = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.product("transfer storage", "transfer sampler")
+@pytest.mark.product("transfer storage", "transfer sampler", few=6)
 @every_case
 @every_way
 def test_a_save_is_restored(maker: Maker, transfer: Transfer, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_save_is_restored(maker: Maker, transfer: Transfer, tmp_path: Path) ->
     assert other.write_count == rb.write_count == 22
 
 
-@pytest.mark.product("transfer storage sampler")
+@pytest.mark.product("transfer storage sampler", few=8)
 @every_sampler
 @every_way
 def test_the_next_batches_are_those_that_would_have_come(
@@ -101,7 +101,7 @@ def test_the_next_batches_are_those_that_would_have_come(
         assert numbers(rb.sample()) == numbers(other.sample())
 
 
-@pytest.mark.product("transfer storage")
+@pytest.mark.product("transfer storage", few=6)
 @every_storage
 @every_way
 def test_loading_replaces_the_items(maker: Maker, transfer: Transfer, tmp_path: Path) -> None:
@@ -118,6 +118,7 @@ def test_loading_replaces_the_items(maker: Maker, transfer: Transfer, tmp_path: 
         other[7]
 
 
+@pytest.mark.product(few=3)
 @every_storage
 def test_a_checkpoint_can_be_written_again_and_again(maker: Maker, tmp_path: Path) -> None:
     rb = maker.buffer(8)

@@ -354,6 +354,7 @@ def test_set_rng_replaces_the_generator(maker: Maker) -> None:
     assert [numbers(rb.sample()) for _ in range(3)] == first
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize("storage", STORAGES)
 def test_prefetching_changes_no_batch(storage: str, tmp_path: Path) -> None:
     for number, case in enumerate(cases((storage,), writers=("round robin",))):

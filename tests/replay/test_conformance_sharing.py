@@ -62,6 +62,7 @@ def test_length_writes_and_changes_are_visible_both_ways(maker: Maker) -> None:
         other.sample()
 
 
+@pytest.mark.product(few=2)
 @every_shared_sampler
 def test_a_sampler_draws_what_others_wrote(maker: Maker) -> None:
     learner, collector = maker.buffer(12, batch_size=12), maker.buffer(12)

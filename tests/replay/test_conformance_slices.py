@@ -262,6 +262,7 @@ def test_span_cuts_slices_only_at_the_side_that_was_asked_for(
 # -- the ring -------------------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=3)
 @every_case
 def test_slices_never_cross_the_write_position(maker: Maker) -> None:
     rb = buffer(maker, 10, 4)

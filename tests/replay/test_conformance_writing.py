@@ -109,7 +109,7 @@ def test_write_count_counts_writes_not_stored_items(maker: Maker) -> None:
     assert rb.write_count == 0
 
 
-@pytest.mark.product("storage sampler")
+@pytest.mark.product("storage sampler", few=8)
 @every_storage_and_sampler
 def test_an_empty_buffer_cannot_be_sampled_and_says_so(maker: Maker) -> None:
     rb = maker.buffer()
@@ -123,7 +123,7 @@ def test_an_empty_buffer_cannot_be_sampled_and_says_so(maker: Maker) -> None:
         rb.sample()
 
 
-@pytest.mark.product("storage sampler")
+@pytest.mark.product("storage sampler", few=8)
 @every_storage_and_sampler
 def test_after_empty_writing_starts_at_index_0(maker: Maker) -> None:
     rb = maker.buffer(8)

@@ -78,6 +78,7 @@ def test_a_batch_comes_whole_and_as_it_was_written(path: Path) -> None:
         assert next(iter(loader(rb, 1))).shape == (3,)
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize("rows", [4, 200])
 @pytest.mark.parametrize("kind", ["small", "nested batch", "bfloat16", "text"])
 def test_a_batch_of_any_kind_arrives_as_it_was_drawn(rows: int, kind: str) -> None:
@@ -115,6 +116,7 @@ def test_workers_draw_differently_and_a_seed_repeats_them(path: Path) -> None:
         assert drawn(rb, seed=1) != first
 
 
+@pytest.mark.full
 def test_ranks_with_one_seed_draw_differently(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def batches(rank: int | None, count: int) -> set[tuple[int, ...]]:
         with attach(path, rank=rank) as rb:
@@ -133,6 +135,7 @@ def test_a_generator_of_the_buffer_is_not_that_of_its_workers(path: Path) -> Non
         assert len({tuple(batch) for batch in drawn(rb)}) == 4
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_pass_is_shared_among_the_workers(path: Path, workers: int) -> None:
     with attach(path, sampler=SamplerWithoutReplacement()) as rb:
@@ -144,6 +147,7 @@ def test_a_pass_is_shared_among_the_workers(path: Path, workers: int) -> None:
         assert orders[0] != orders[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sampler", [None, pytest.param(SamplerWithoutReplacement, marks=pytest.mark.full)]
 )

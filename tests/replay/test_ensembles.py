@@ -240,6 +240,7 @@ def test_tensors_of_different_shapes_need_a_collate_fn() -> None:
 # -- how buffers are chosen --------------------------------------------------------------------
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize("p", [[0.0, 0.9, 0.1], torch.tensor([0, 9, 1]), (0, 9, 1)])
 @pytest.mark.parametrize("count", [3, 16, None])
 def test_a_buffer_of_no_probability_never_appears(p: Any, count: int | None) -> None:

@@ -50,7 +50,7 @@ def items(rb: TensorDictReplayBuffer) -> TensorDict:
     return rb[:].exclude("index").clone()
 
 
-@pytest.mark.product("make checkpointer")
+@pytest.mark.product("make checkpointer", few=3)
 @pytest.mark.parametrize("count", [1, 7, 10, 13, 20, 34])
 def test_a_fresh_buffer_gets_every_item_in_its_place(
     make: MakeStorage, checkpointer: Callable[..., Any], count: int, tmp_path: Path
@@ -69,7 +69,7 @@ def test_a_fresh_buffer_gets_every_item_in_its_place(
     same(items(other), items(rb))
 
 
-@pytest.mark.product("make checkpointer")
+@pytest.mark.product("make checkpointer", few=3)
 @pytest.mark.parametrize("steps", [3, 5, 9])
 def test_lanes_come_back(
     make: MakeStorage, checkpointer: Callable[..., Any], steps: int, tmp_path: Path
@@ -99,6 +99,7 @@ def test_a_learner_that_never_wrote_saves_where_trajectories_end(
     same(items(other), items(collector))
 
 
+@pytest.mark.product(few=1)
 def test_items_of_two_collectors_are_not_mixed_up(
     directory: MakeStorage, checkpointer: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def test_priorities_come_back_with_the_items(
     assert torch.equal(other.sample(1)["action"], rb[6]["action"][None])
 
 
+@pytest.mark.product(few=1)
 def test_a_larger_buffer_takes_the_items_too(
     checkpointer: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -155,6 +157,7 @@ def test_a_larger_buffer_takes_the_items_too(
     same(items(used), data[3:])
 
 
+@pytest.mark.product(few=3)
 def test_a_buffer_that_has_items_forgets_them(
     make: MakeStorage, checkpointer: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -247,6 +250,7 @@ def test_a_storage_goes_to_one_file_where_the_path_says_so(tmp_path: Path) -> No
     same(other.get(slice(None)).clone(), storage.get(slice(None)).clone())
 
 
+@pytest.mark.product(few=1)
 def test_saving_again_replaces_the_save(checkpointer: Callable[..., Any], tmp_path: Path) -> None:
     rb, other = (buffer(LazyTensorStorage(10), checkpointer) for _ in range(2))
     data = stream(17, seed=12)
@@ -282,6 +286,7 @@ def test_data_that_are_no_episodes_are_refused_and_the_last_save_stays(
     same(items(plain), items(rb))
 
 
+@pytest.mark.product(few=3)
 def test_a_root_without_flags_stays_so_and_takes_the_next_write(
     make: MakeStorage, checkpointer: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ def require_same(one: Any, rb: TensorDictReplayBuffer, *, at_rest: bool) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.product("edits after")
+@pytest.mark.product("edits after", few=6)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("edits", [[], [3, 4, 9]])
 @pytest.mark.parametrize("after", [0, 2])
@@ -143,6 +143,7 @@ def writes_and_edits(path: Path, capacity: int, source: int, connection: Any) ->
                 buffer[written % capacity : written % capacity + 1] = data
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_what_is_followed_beside_writers_that_are_killed_is_what_lies_there(
     tmp_path: Path,

@@ -68,6 +68,7 @@ def test_a_directory_of_an_earlier_format_is_opened_and_written_into(
         require_whole_slices(rb)
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize("name", golden.names())
 def test_what_is_saved_of_an_earlier_format_keeps_who_wrote_it(name: str, folder: Path) -> None:
     with golden.attach(folder / name) as rb:

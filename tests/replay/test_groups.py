@@ -351,6 +351,7 @@ def test_without_a_size_what_is_missing_is_drawn_twice_with_one_warning() -> Non
 # -- what keys are ---------------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [

@@ -136,6 +136,7 @@ def test_goals_are_drawn_as_often_as_their_probabilities_say(strategy: str) -> N
         assert abs(count - mean) < 5 * mean**0.5, (number, goal)  # five standard deviations
 
 
+@pytest.mark.product(few=8)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -21,6 +21,7 @@ def began(one: tuple[Any, Any]) -> None:
     assert one[1].recv() == "began"
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["future", "episode"])
 def test_goals_stay_in_their_episodes_while_collectors_and_learners_are_killed(

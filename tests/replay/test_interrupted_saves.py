@@ -17,6 +17,7 @@ from tests.crash.interrupts import Deed, walk
 
 
 # A file object that is interrupted between its opening and its `with` says so when it is closed.
+@pytest.mark.product(few=1)
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
 )

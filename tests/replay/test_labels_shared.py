@@ -58,7 +58,7 @@ def require_same(rb: Any, groups: PromptGroupSampler, stale: StalenessAwareSampl
 
 
 @pytest.mark.slow
-@pytest.mark.product("edits records")
+@pytest.mark.product("edits records", few=6)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("edits", [False, True])
 @pytest.mark.parametrize("records", [False, True])
@@ -88,6 +88,7 @@ def test_what_is_drawn_is_right_when_a_writer_dies_at_any_step(
     assert groups.groups.withdrawn > 0
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("records", [False, True])
 def test_groups_and_versions_are_exact_beside_writers_that_are_killed(

@@ -178,7 +178,7 @@ def test_large_integers_are_compared_exactly() -> None:
     assert rb.extend(data).tolist() == [-1, 0, -1]
 
 
-@pytest.mark.product
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", seeds(2, 4))
 def test_random_operations_keep_what_a_sorted_list_keeps(kind: str, seed: int) -> None:

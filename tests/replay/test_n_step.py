@@ -276,6 +276,7 @@ class Step:
     next: TensorDict
 
 
+@pytest.mark.product(few=1)
 def test_the_same_seed_gives_the_same_transitions_ahead_and_by_any_sampler(make: Any) -> None:
     for sampler in (None, lambda: PrioritizedSampler(20, 0.7, 0.9)):
         batches = []

@@ -84,6 +84,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]
 # -- exact shares ----------------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=16)
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 15, 256])
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 1 / 3, 0.5, 0.9])
 def test_a_sample_has_round_of_fraction_times_count_rows_of_the_data_set(
@@ -485,6 +486,7 @@ def everything(path: Path, prefetch: int = 0) -> Any:
     )
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize("how", ["directory", "state"])
 def test_after_a_save_both_parts_go_on_as_they_were(
@@ -540,6 +542,7 @@ def test_a_directory_is_opened_for_reading(tmp_path: Path) -> None:
 # -- prefill ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("chunk_size", [1, 7, 40, 1000])
 @pytest.mark.parametrize("count", [None, 0, 1, 13, 40, 99])
 def test_each_of_the_first_items_is_copied_once_in_order(

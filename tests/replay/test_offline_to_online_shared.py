@@ -114,6 +114,7 @@ def goes_on(rb: Any, living: dict[int, Callable[[Path], None]]) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_parts_and_share_stay_whole_whoever_is_killed(path: Path, seed: int) -> None:
     draws = random.Random(seed)

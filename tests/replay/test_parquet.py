@@ -78,6 +78,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert len(again.sample()) == 7
 
 
+@pytest.mark.product(few=25)
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", sorted(ITEMSIZES))
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (4, 0)])

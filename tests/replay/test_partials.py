@@ -145,7 +145,7 @@ def require_once(rb: Any, appended: int) -> None:
     assert engine.ring().reservations.done() == []
 
 
-@pytest.mark.product
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(
     "point", ["partial.cut", "partial.written", "partial.removed", "reserve.open", "reserve.spent"]
 )
@@ -214,6 +214,7 @@ def learns(path: Path, say: int) -> None:
         os.write(say, line.encode())
 
 
+@pytest.mark.full
 def test_no_rollout_is_lost_or_committed_twice_while_collectors_are_killed(tmp_path: Path) -> None:
     """Two collectors and a learner; the collectors are killed wherever they are."""
     path, choose = tmp_path / "buffer", random.Random(5)

@@ -43,6 +43,7 @@ def drawn(rb: ReplayBuffer, count: int) -> list[list[int]]:
     return [rb.sample()["a"].tolist() for _ in range(count)]
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     "sampler", [RandomSampler, lambda: PrioritizedSampler(20, 0.7, 0.9), SamplerWithoutReplacement]
 )
@@ -65,6 +66,7 @@ def test_the_same_seed_draws_the_same_batches_with_and_without(make: Any, sample
         assert batches[0] == batches[1] == batches[2]
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize("prefetch", [1, 3, 8])
 @pytest.mark.parametrize(("drop_last", "sizes"), [(False, [3, 3, 3, 1]), (True, [3, 3, 3])])
 def test_an_iteration_is_exactly_one_pass(

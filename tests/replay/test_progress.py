@@ -149,6 +149,7 @@ def test_the_other_names_of_a_save_and_a_load_do_the_same(door: str, tmp_path: P
     assert steps(heard) == ["sync"]
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize(("what", "number"), [("copy", 1), ("sync", 1), ("sync", 2)])
 def test_a_save_that_is_ended_leaves_the_one_before(
     make: Callable[[], Any], what: str, number: int, tmp_path: Path
@@ -189,6 +190,7 @@ def test_foreign_files_do_not_change_the_last_report_of_a_save(tmp_path: Path) -
     assert [one.name for one in (tmp_path / "save").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_load_that_is_ended_leaves_the_buffer_empty_or_as_it_was_and_says_so(
     make: Callable[[], Any],

@@ -65,6 +65,7 @@ def test_tensors_that_are_returned_are_the_callers_own(buffer: ReplayBuffer) -> 
     assert len(first.state_dict["w"].untyped_storage()) == 12  # what is saved of it is its own
 
 
+@pytest.mark.product(few=5)
 @pytest.mark.parametrize("name", ITEMSIZES)
 def test_every_dtype_comes_back(buffer: ReplayBuffer, name: str) -> None:
     dtype = getattr(torch, name)

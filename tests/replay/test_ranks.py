@@ -204,6 +204,7 @@ def test_keys_of_ranks_differ_and_look_random() -> None:
 # -- learners that draw the same ------------------------------------------------------------------
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_learner_that_draws_what_another_draws_is_warned_once(shared: Path, kind: str) -> None:
     sampler = SAMPLERS[kind]()

@@ -129,6 +129,7 @@ def test_a_sample_that_fails_counts_for_nothing(make: MakeStorage) -> None:
     assert ahead(rb) == begin
 
 
+@pytest.mark.product(few=1)
 def test_a_prefetched_batch_counts_when_it_is_delivered(make: MakeStorage) -> None:
     rb = buffer(make(16), RateLimiter(8, error_buffer=100), prefetch=2)
     rb.extend(items(4))

@@ -143,6 +143,7 @@ def test_a_directory_without_a_data_set_is_refused(tmp_path: Path) -> None:
 # -- nobody changes it -----------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize(
     "change",
     [
@@ -264,6 +265,7 @@ def test_the_table_is_there_when_everybody_was_killed(data: Path, tmp_path: Path
     assert buffer(data, priorities=tmp_path / "table").sample()["index"].unique().tolist() == [7]
 
 
+@pytest.mark.product(few=10)
 @pytest.mark.crash
 @pytest.mark.parametrize("point", native_points("write"))
 def test_who_dies_while_it_makes_the_table_leaves_it_to_the_next(

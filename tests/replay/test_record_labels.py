@@ -43,6 +43,7 @@ def versions_drawn(rb: TensorDictReplayBuffer, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.product(few=8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_numbers_are_read_where_they_lie(

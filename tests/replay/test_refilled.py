@@ -98,6 +98,7 @@ def test_a_tensor_that_fits_is_filled_where_it_is(rb: Any) -> None:
     assert out["obs"] is mine
 
 
+@pytest.mark.product(few=8)
 @pytest.mark.parametrize(
     "other",
     [
@@ -164,6 +165,7 @@ def test_a_graph_that_needs_what_was_there_says_so(rb: Any) -> None:
         loss.backward()
 
 
+@pytest.mark.product(few=2)
 def test_several_take_turns(rb: Any) -> None:
     outs = [TensorDict(batch_size=[32]) for _ in range(20)]
     for seed, out in enumerate(outs * 2):

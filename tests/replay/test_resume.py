@@ -80,6 +80,7 @@ def require_same(found: Steps, expected: Steps) -> None:
             assert torch.equal(value, other[key]), (step, key)
 
 
+@pytest.mark.product(few=10)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_resumed_run_samples_what_the_uninterrupted_one_does(
     runs: dict[str, Runs], case: Case
@@ -266,6 +267,7 @@ def test_damage_is_named_and_nothing_is_changed(tmp_path: Path, name: str, damag
 SAVE_POINTS = [point for point in points() if point.startswith("save.")]
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.crash
 @pytest.mark.parametrize("before", ["a save", "foreign files"])
 def test_a_save_that_is_killed_leaves_the_one_before_with_its_own_extra(

@@ -77,6 +77,7 @@ def test_torch_manual_seed_decides_the_draws(make: Any) -> None:
         assert not torch.equal(*first)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("own", [False, True], ids=["default generator", "own generator"])
 def test_a_child_that_is_forked_while_a_thread_draws_can_draw(own: bool) -> None:
     """Torch's generator has a mutex, and the parent's thread holds it: a child would hang in it."""

@@ -87,6 +87,7 @@ NOT_PASSED = {
 }
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("before", NOT_PASSED)
 def test_the_next_process_finds_a_whole_save_and_nothing_else(tmp_path: Path, before: str) -> None:

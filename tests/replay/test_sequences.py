@@ -286,6 +286,7 @@ def test_somebody_else_s_storage_and_plain_batches_have_windows_too() -> None:
     assert plain.sample(2).tolist() == [8, 9, 9, 9]
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize(
     "sampler",
     [

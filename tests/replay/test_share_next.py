@@ -667,6 +667,7 @@ def test_four_collectors_of_eight_environments_each_are_followed(tmp_path: Path)
     rb.close()
 
 
+@pytest.mark.full
 def test_collectors_that_are_killed_while_they_write_lose_no_next_observation(
     tmp_path: Path,
 ) -> None:

@@ -135,6 +135,7 @@ def test_shared_treats_anonymous_memory_as_if_others_used_it() -> None:
 # -- made again from the directory -----------------------------------------------------------------
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize(
     "make_buffer",
     [
@@ -248,7 +249,7 @@ def answer(context: Any, target: Any, *args: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.product
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("kind", ["memory", "directory"])
 def test_a_buffer_can_be_passed_to_a_process(context: Any, directory: Any, kind: str) -> None:
     rb = learner(LazyTensorStorage(10) if kind == "memory" else directory())

@@ -84,7 +84,7 @@ def test_every_slice_is_one_of_the_definition_and_each_of_them_is_drawn(
             assert set(drawn(rb)) == legal
 
 
-@pytest.mark.product("span strict")
+@pytest.mark.product("span strict", few=5)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "span", [True, (True, False), (False, True), 1, (2, 0), [0, 2], (True, 1), (0, 0)]
@@ -114,6 +114,7 @@ def test_short_trajectories_are_drawn_whole_where_lengths_are_not_strict(seed: i
     assert rb.sample().shape[0] < 5 * MANY
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("lanes", [2, 3])
 def test_lanes_are_streams_of_their_own(make: Any, seed: int, lanes: int) -> None:
@@ -585,6 +586,7 @@ def test_the_callers_tensors_are_a_ring_that_is_full() -> None:
     assert pairs_of(rb) == {(0, 1), (1, 2), (3, 4), (4, 5)}
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("cls", [ListStorage, LazyStackStorage])
 @pytest.mark.parametrize("seed", range(3))
 def test_items_in_a_list_are_read_once_each(cls: Any, seed: int) -> None:

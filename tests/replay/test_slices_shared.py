@@ -52,7 +52,7 @@ def drawn(rb: Any, batches: int) -> set[tuple[int, ...]]:
 # -- several handles in one process ----------------------------------------------------------------
 
 
-@pytest.mark.product("kind lanes")
+@pytest.mark.product("kind lanes", few=2)
 @pytest.mark.parametrize("seed", seeds(2, 4))
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_slices_are_of_one_collector_and_of_consecutive_steps_of_it(
@@ -259,6 +259,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
         assert numbers_and_sources(rb) == legal
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.slow
 def test_slices_stay_whole_while_collectors_write(tmp_path: Path, kind: Any) -> None:
     path, capacity = tmp_path / "buffer", 600

@@ -81,7 +81,7 @@ def test_the_last_batch_is_left_out_where_it_would_be_short(prefetch: int | None
     assert left_out == {0, 2, 3, 4, 5}
 
 
-@pytest.mark.product("strict lanes")
+@pytest.mark.product("strict lanes", few=1)
 @pytest.mark.parametrize("seed", seeds(2, 6))
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("strict", [True, False])

@@ -52,7 +52,7 @@ def buffer_of(versions: Any, **options: Any) -> TensorDictReplayBuffer:
 # -- the index -------------------------------------------------------------------------------------
 
 
-@pytest.mark.product("lanes records")
+@pytest.mark.product("lanes records", few=1)
 @pytest.mark.parametrize("seed", seeds(3, 12))
 @pytest.mark.parametrize(("lanes", "records"), [(1, False), (2, False), (1, True)])
 def test_every_version_has_the_items_that_lie_there_oldest_first(
@@ -201,6 +201,7 @@ def test_draws_follow_from_the_seed_and_what_lies_there_alone(tmp_path: Path) ->
 # -- what items look like --------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=8)
 @pytest.mark.parametrize("form", [torch.int32, torch.float32, torch.uint8])
 @pytest.mark.parametrize("column", [False, True])
 @pytest.mark.parametrize("kind", ["rows", "records", "objects", "memory"])

@@ -122,7 +122,7 @@ class History:
             assert not any(items[number].begins for number in window[1:])
 
 
-@pytest.mark.product("seed")
+@pytest.mark.product("seed", few=1)
 @pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("seed", seeds(3, 12))
 def test_each_window_comes_once_in_the_order_in_which_they_were_completed(
@@ -142,6 +142,7 @@ def test_each_window_comes_once_in_the_order_in_which_they_were_completed(
     assert not reader.sampler.waiting
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("seed", seeds(2, 4))
 def test_a_save_goes_on_with_the_windows_that_were_left(

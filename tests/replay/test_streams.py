@@ -170,6 +170,7 @@ def test_streams_of_more_items_than_the_ring_holds_are_those_of_the_last() -> No
     assert streams_in(rb) == [3] * 4
 
 
+@pytest.mark.product(few=20)
 @pytest.mark.parametrize(
     ("given", "kind_of_error", "said"),
     [
@@ -351,6 +352,7 @@ def require_the_same_streams(rb: ReplayBuffer, loaded: TensorDictReplayBuffer) -
         require_whole_slices(loaded.sample())
 
 
+@pytest.mark.product(few=3)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_save_keeps_the_streams(name: str, tmp_path: Path) -> None:
     rb = filled(lambda size: KINDS[name](size, tmp_path / "buffer"))

@@ -132,7 +132,7 @@ def test_shift_and_is_full_are_attributes_that_a_checkpointer_sets() -> None:
     assert not hasattr(Flat2TED(), "shift")
 
 
-@pytest.mark.product("form lanes")
+@pytest.mark.product("form lanes", few=6)
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("seed", seeds(3, 8))
 @pytest.mark.parametrize("form", ["flat", "flat file", "nested", "nested file", "hdf5"])

@@ -157,6 +157,7 @@ def test_it_gives_up_where_others_write_faster_than_it_looks(directory: Any) -> 
         rb.sample(4)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("which", range(len(UNITS)), ids=list(UNITS))
 def test_windows_stay_whole_while_collectors_and_learners_are_killed(

@@ -117,7 +117,7 @@ POINTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.product("edits")
+@pytest.mark.product("edits", few=6)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("edits", [[], [3, 4, 9]])
 def test_windows_are_right_when_a_writer_dies_at_any_step(

@@ -158,6 +158,7 @@ def test_an_index_is_the_callers_to_change(make: Any) -> None:
     assert sampler.sample(storage, 10)[0].tolist() == list(range(10))
 
 
+@pytest.mark.product(few=1)
 def test_iteration_ahead_of_the_caller_is_one_pass_too(make: Any) -> None:
     rb = ReplayBuffer(
         storage=make(10), sampler=SamplerWithoutReplacement(), batch_size=3, prefetch=3

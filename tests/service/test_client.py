@@ -154,6 +154,7 @@ def test_a_wrong_argument_leaves_no_client_behind(scratch_dir: Path) -> None:
         assert coordinator.stats()["clients_alive"] == 1
 
 
+@pytest.mark.full
 def test_it_waits_for_a_buffer_that_comes_later(scratch_dir: Path) -> None:
     with Program.python(
         "import sys\n"
@@ -210,6 +211,7 @@ def test_a_buffer_that_vanishes_under_it_is_waited_for_no_longer_than_asked(
         attach(scratch_dir, timeout=0)
 
 
+@pytest.mark.full
 def test_a_dead_directory_is_recovered_on_the_way(scratch_dir: Path) -> None:
     with Program.python(
         "import sys, signal, torch\n"

@@ -130,6 +130,7 @@ def test_overwrite_refuses_a_buffer_that_is_in_use(scratch_dir: Path) -> None:
         assert items.read(engine) == [1]
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("on_existing", ["error", "recover", "overwrite"])
 def test_a_second_coordinator_is_told_the_pid_of_the_first(
     scratch_dir: Path, on_existing: Any
@@ -493,6 +494,7 @@ def test_a_temporary_directory_is_removed_at_the_end() -> None:
     assert not scratch_dir.exists()
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_removes_a_temporary_directory_and_keeps_its_exit_status(number: int) -> None:
     with Program.python(HOLD, "") as program:
@@ -503,6 +505,7 @@ def test_a_signal_removes_a_temporary_directory_and_keeps_its_exit_status(number
     assert not scratch_dir.exists()
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_a_directory_of_the_users(scratch_dir: Path, number: int) -> None:
     with Program.python(HOLD, scratch_dir) as program:
@@ -523,6 +526,7 @@ def test_the_temporary_directory_of_a_killed_owner_is_removed_by_the_next_start(
         assert coordinator.scratch_dir.exists()
 
 
+@pytest.mark.full
 def test_that_start_may_be_of_a_directory_of_the_users(tmp_path: Path) -> None:
     with Program.python(HOLD, "") as program:
         left_behind = Path(program.line())
@@ -542,6 +546,7 @@ def test_a_successor_owns_the_temporary_directory_that_it_takes_over() -> None:
     assert not scratch_dir.exists()
 
 
+@pytest.mark.full
 def test_a_successor_may_leave_the_temporary_directory_alone() -> None:
     with Program.python(HOLD, "") as program:
         scratch_dir = Path(program.line())

@@ -67,6 +67,7 @@ def test_without_a_guard_nothing_is_started(tmp_path: Path) -> None:
     assert "Process" not in err
 
 
+@pytest.mark.full
 def test_where_only_the_child_can_know_of_a_missing_guard_it_ends_there(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"if __name__ != 'here': print('begun')\n{UNGUARDED}")
     code, out, err = ends(tmp_path, "train.py")
@@ -83,6 +84,7 @@ def test_where_only_the_child_can_know_of_a_missing_guard_it_ends_there(tmp_path
         assert f"collect-{index} " in err
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(
     "start",
     [
@@ -96,6 +98,7 @@ def test_any_way_to_ask_is_a_guard(tmp_path: Path, start: str) -> None:
     assert ends(tmp_path, "train.py") == (0, "collected\n", "")
 
 
+@pytest.mark.full
 def test_a_module_without_a_guard_may_spawn_what_is_not_in_the_main_module(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SOUND.format(start=""))
     (tmp_path / "start.py").write_text('import train\nif __name__ == "__main__":\n    train.main()')
@@ -107,6 +110,7 @@ def test_a_module_without_a_guard_may_spawn_what_is_not_in_the_main_module(tmp_p
     )
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("command", [(), ("-",)])
 def test_a_program_from_standard_input_is_told_to_become_a_file(
     tmp_path: Path, command: tuple[str, ...]
@@ -121,6 +125,7 @@ def test_a_program_from_standard_input_is_told_to_become_a_file(
     )
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(
     ("target", "more", "named"),
     [

@@ -93,6 +93,7 @@ def test_its_process_has_neither_torch_nor_the_program(tmp_path: Path) -> None:
     assert err == ""
 
 
+@pytest.mark.full
 def test_a_module_that_imports_torch_is_named_once(tmp_path: Path) -> None:
     heavy = "import torch\ndef collect(scratch_dir, index): pass\n"
     said, err = program(tmp_path, "heavy:collect", n=2, heavy=heavy)
@@ -123,6 +124,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.full
 def test_a_wrong_name_is_an_error_of_the_caller(tmp_path: Path) -> None:
     """One program tries them all: what is refused starts nothing, and leaves nothing to join."""
     (_, *said), err = program(tmp_path, *REFUSED)
@@ -132,6 +134,7 @@ def test_a_wrong_name_is_an_error_of_the_caller(tmp_path: Path) -> None:
     assert err == ""
 
 
+@pytest.mark.full
 def test_an_argument_of_the_program_is_an_error_of_the_caller(tmp_path: Path) -> None:
     said, _ = program(tmp_path, "collecting:collect", args=", Mine()")
     assert said[1].startswith("RuntimeError ")
@@ -148,6 +151,7 @@ ONLY_IMPORTED = {
 }
 
 
+@pytest.mark.full
 def test_what_only_the_import_shows_is_said_by_the_child(tmp_path: Path) -> None:
     makes = (
         "from shmbuffer.service.coordinator import Coordinator\n"
@@ -160,6 +164,7 @@ def test_what_only_the_import_shows_is_said_by_the_child(tmp_path: Path) -> None
     assert at == sorted(at)  # each by its own child, in this order
 
 
+@pytest.mark.full
 def test_a_program_that_names_itself_needs_a_guard(tmp_path: Path) -> None:
     said, _ = program(tmp_path, "train:collect")
     assert said[1].startswith("RuntimeError ")

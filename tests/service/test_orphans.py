@@ -80,6 +80,7 @@ def files(scratch_dir: Path) -> list[Path]:
     return sorted((scratch_dir / layout.SPAWNED).iterdir())
 
 
+@pytest.mark.full
 def test_a_script_that_is_started_again_ends_what_it_had_spawned_before(
     scratch_dir: Path, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_script_that_is_started_again_ends_what_it_had_spawned_before(
     assert files(scratch_dir) == []
 
 
+@pytest.mark.full
 def test_processes_of_another_name_and_foreign_ones_run_on(
     scratch_dir: Path, reports: Reports
 ) -> None:
@@ -115,6 +117,7 @@ def test_processes_of_another_name_and_foreign_ones_run_on(
         assert collectors(coordinator) >= {old[0], os.getpid()}
 
 
+@pytest.mark.full
 def test_orphans_that_have_not_attached_are_stopped_or_deaf_are_found_too(
     scratch_dir: Path, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -279,6 +282,7 @@ with Coordinator(sys.argv[1], capacity=8) as coordinator:
 """
 
 
+@pytest.mark.full
 def test_a_traceback_is_printed_once_and_again_when_it_is_another(
     scratch_dir: Path, tmp_path: Path
 ) -> None:

@@ -123,6 +123,7 @@ print({one.exitcode for one in spawned} <= {130, 143}, coordinator.deaths)
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_everybody_quietly_and_what_is_registered_for_the_end_runs(
     scratch_dir: Path,
 ) -> None:
@@ -250,6 +251,7 @@ def with_a_damaged_roster(scratch_dir: Path) -> Iterator[None]:
     yield
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(
     "trouble", [open_to_all, behind_a_link, without_a_free_descriptor, with_a_damaged_roster]
 )
@@ -362,6 +364,7 @@ def test_collectors_go_on_without_their_coordinator_and_the_next_takes_over(
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_a_client_that_dies_before_the_first_write_is_reported_once(scratch_dir: Path) -> None:
     join = (
         "import signal, sys\n"
@@ -393,6 +396,7 @@ def test_sigterm_at_the_coordinator_stops_its_collectors(scratch_dir: Path) -> N
     assert scratch_dir.exists()
 
 
+@pytest.mark.full
 def test_sigterm_stops_the_collectors_before_their_temporary_directory_goes() -> None:
     with Program.python(STAYS, "") as program:
         scratch_dir = Path(program.line())
@@ -405,6 +409,7 @@ def test_sigterm_stops_the_collectors_before_their_temporary_directory_goes() ->
     assert not scratch_dir.exists()
 
 
+@pytest.mark.full
 def test_a_handler_of_the_programs_own_decides_what_sigterm_means(scratch_dir: Path) -> None:
     # No pause(): a signal that comes before it would never end it.
     handled = "signal.signal(15, lambda *_: done.append(print('handled', flush=True)))"
@@ -419,6 +424,7 @@ def test_a_handler_of_the_programs_own_decides_what_sigterm_means(scratch_dir: P
     assert_gone(pids)
 
 
+@pytest.mark.full
 def test_the_end_of_the_interpreter_stops_the_collectors(scratch_dir: Path) -> None:
     with Program.python(COORDINATOR, scratch_dir) as program:
         program.line()
@@ -507,6 +513,7 @@ def another_buffer(scratch_dir: Path, how: str) -> Coordinator:
     return Coordinator(scratch_dir, capacity=8)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("how", ["removed", "moved"])
 def test_a_coordinator_whose_directory_was_replaced_leaves_the_processes_of_the_new_one(
     scratch_dir: Path, reports: Reports, how: str, caplog: pytest.LogCaptureFixture

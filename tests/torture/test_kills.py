@@ -13,6 +13,7 @@ from tests.torture.programs import figures_of
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 9))]
 )

@@ -15,6 +15,7 @@ def test_the_crash_matrix_and_the_family_are_among_what_is_run_in_full() -> None
     assert "tests/memory/test_sharing.py" in found  # for its seeds
 
 
+@pytest.mark.full
 def test_all_cases_of_a_file_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     file, said = "tests/memory/test_priorities.py", list[str]()
     monkeypatch.setattr(products, "files", lambda: [file])

@@ -15,6 +15,7 @@ from tests.torture.slopes import Slope
 from tests.torture.soak import soak
 
 
+@pytest.mark.full
 @pytest.mark.crash
 @pytest.mark.slow
 def test_survivors_do_not_grow_while_others_are_killed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.torture.programs import figures_of
 from tests.torture.units import SIZE, pieces_of, violations
 
 
+@pytest.mark.full
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -215,6 +215,7 @@ def test_clients_that_a_recovery_finds_dead_are_noted_once_by_name(
     assert all(end_s <= until_s for _, _, end_s, _ in found_stays)  # not up to the recovery
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("orderly", [True, False])
 def test_clients_that_left_without_a_recorder_are_noted_by_the_next_one(
     coordinator: Engine, scratch_dir: Path, orderly: bool
@@ -237,6 +238,7 @@ def test_clients_that_left_without_a_recorder_are_noted_by_the_next_one(
     assert one.kind == (EventKind.LEFT if orderly else EventKind.DIED)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("damage", [b"", b"damaged"])
 def test_a_recovery_leaves_a_history_alone_that_it_cannot_go_on_with(
     scratch_dir: Path, damage: bytes
@@ -345,6 +347,7 @@ def test_a_temporary_buffer_takes_its_history_with_it() -> None:
     assert not path.exists()
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("point", "after"),

@@ -56,6 +56,7 @@ def expanded(zstd: Zstd, frames: list[bytes], sizes: list[int]) -> list[bytes]:
 # -- there and back ----------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("nbytes", [1, 63, 64, 5000, 2**15 - 1, 2**15, 200_000])
 def test_pieces_come_back_as_they_were_in_their_order(nbytes: int, threads: int) -> None:
@@ -78,6 +79,7 @@ def test_a_piece_without_bytes_is_stored_without_bytes() -> None:
     assert expanded(zstd, [b""], [0]) == [b""]
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("gaps", [(0,), (0, 8), (0, 0, 0, 5)], ids=str)
 def test_pieces_that_lie_one_behind_the_other_come_back_and_gaps_are_left_alone(
@@ -103,6 +105,7 @@ def test_pieces_that_lie_one_behind_the_other_come_back_and_gaps_are_left_alone(
     assert memory.tobytes() == expected.tobytes()
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_parts_of_a_frame_go_to_their_places_and_the_rest_of_it_nowhere(
     threads: int, full: bool

@@ -123,6 +123,7 @@ ITEMS: dict[str, Callable[[int], Any]] = {
 # -- there and back ----------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=16)
 @pytest.mark.parametrize("name", ITEMS)
 def test_a_list_of_items_comes_back_exactly(name: str, encoder: Encoder) -> None:
     items = [ITEMS[name](n) for n in range(1, 9)]
@@ -158,7 +159,7 @@ def test_the_same_comes_back_as_from_a_compressed_storage_of_one_process(
     assert alike(found, storage.unpack(storage.pack(item)))
 
 
-@pytest.mark.product("kind name")
+@pytest.mark.product("kind name", few=16)
 @pytest.mark.parametrize("kind", ENCODERS)
 @pytest.mark.parametrize("name", ITEMS)
 def test_the_core_lays_records_out_as_numpy_does(
@@ -192,6 +193,7 @@ def test_the_items_are_copied_and_not_kept(encoder: Encoder) -> None:
     assert all((one["a"] == 1).all() for one in read(batch))
 
 
+@pytest.mark.product(few=2)
 def test_many_threads_use_one_encoder(encoder: Encoder) -> None:
     items = [ITEMS[name](n) for n in range(1, 4) for name in ITEMS]
     failed: list[int] = []
@@ -276,7 +278,7 @@ BATCHES: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.product("encoder name")
+@pytest.mark.product("encoder name", few=16)
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_gives_the_records_of_its_items(name: str, count: int, encoder: Encoder) -> None:
@@ -340,7 +342,7 @@ def test_nested_data_come_back_exactly(data: st.DataObject) -> None:
 # -- one item --------------------------------------------------------------------------------
 
 
-@pytest.mark.product
+@pytest.mark.product(few=10)
 @pytest.mark.parametrize("kind", [*ENCODERS, "own"])
 @pytest.mark.parametrize("name", [*BATCHES, *ITEMS])
 def test_a_single_item_gives_the_record_of_a_list_of_one(name: str, kind: str) -> None:
@@ -619,6 +621,7 @@ def test_an_item_larger_than_a_record_may_be_is_refused(encoder: Encoder) -> Non
         encoder.encode([deep])
 
 
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize(
     "item",
     [

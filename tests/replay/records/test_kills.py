@@ -123,6 +123,7 @@ def context() -> Any:
     return found
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["frames", "sequences"])
 def test_items_of_four_writers_come_back_bit_exact_when_any_of_them_is_killed(

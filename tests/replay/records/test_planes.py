@@ -58,6 +58,7 @@ def test_planes_are_split_and_joined_byte_by_byte(planes: int) -> None:
     assert one.tobytes() == leaves[-1].T.tobytes()
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("single", [False, True])
 def test_stacks_along_the_last_dim_take_as_many_bytes_as_along_the_first(

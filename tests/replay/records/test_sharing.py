@@ -188,6 +188,7 @@ def test_stacks_come_back_exactly(encoder: Encoder, count: int) -> None:
     check(encoder, stacks(count, follow=False))
 
 
+@pytest.mark.product(few=1)
 def test_games_come_back_exactly_over_the_ends_of_episodes(encoder: Encoder) -> None:
     game = transitions(600, seed=2)
     assert game["next", "done"].sum() > 1
@@ -325,6 +326,7 @@ def test_leaves_of_ever_new_shapes_are_looked_at_a_bounded_number_of_times() -> 
     assert len(asked) < 2 * 400
 
 
+@pytest.mark.product(few=1)
 def test_items_that_share_frames_come_back_from_a_ring_lap_after_lap(encoder: Encoder) -> None:
     capacity, nbytes = 64, 2**18  # in turn the slots and the bytes are what evicts
     engine = Engine.anonymous(Settings(capacity, record_bytes=nbytes))

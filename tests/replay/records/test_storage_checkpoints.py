@@ -77,6 +77,7 @@ FROM_TO = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.product(few=4)
 @every_kind
 @WAYS
 @FROM_TO
@@ -396,6 +397,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize(
     ("name", "how", "words"),
     [

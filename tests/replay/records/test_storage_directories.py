@@ -208,6 +208,7 @@ def test_committed_records_survive_the_kill_of_all_processes(
     again.close()
 
 
+@pytest.mark.product(few=1)
 @every_kind
 def test_threads_of_one_handle_read_write_and_change_at_once(
     kind: type[Any], tmp_path: Path
