@@ -407,6 +407,9 @@ def lay_out_records(
     data: int,
     /,
 ) -> None: ...
+def record(
+    steps: int, code: bytes, dims: list[int], pieces: list[Any], /
+) -> tuple[bytearray, int] | None: ...
 def take_apart(
     base: int,
     held: int,

@@ -41,7 +41,7 @@ static inline bool volume(const struct form *form, const int64_t *numbers, const
 }
 
 static struct form form_told(const int64_t *steps, const unsigned char *code, uint64_t code_bytes) {
-    struct form form = {.n_numbers = (uint64_t)steps[0], .n_equal = (uint64_t)steps[2], .n_pieces = (uint64_t)steps[3],
+    struct form form = {.n_numbers = shmb_numbers_of_form(steps), .n_equal = (uint64_t)steps[2], .n_pieces = shmb_pieces_of_form(steps),
                         .nbytes = code_bytes, .code = code};
     form.constants = steps + 4;
     form.equal = form.constants + steps[1];
@@ -113,15 +113,41 @@ bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *ste
     return true;
 }
 
+static bool can_be_written(const struct form *form, const int64_t *numbers) {
+    for (uint64_t i = 0; i < form->n_numbers; i++)
+        if (numbers[i] < 0 || numbers[i] > UINT32_MAX) return false;
+    return shapes_agree(form, numbers);
+}
+
+uint64_t shmb_measure_record(const int64_t *steps, uint64_t code_bytes, const int64_t *dims, uint64_t count, int64_t *numbers,
+                             int64_t *sizes, int64_t *offsets, int64_t *stored) {
+    const struct form form = form_told(steps, NULL, code_bytes);
+    const int64_t *step = form.pieces;
+    uint64_t next = 0;
+    for (uint64_t i = 0; i < form.n_numbers; i++) numbers[i] = -1;
+    for (uint64_t p = 0; p < form.n_pieces; p++) {
+        const struct piece *piece = (const struct piece *)step;
+        if (piece->size_column >= 0 && (numbers[piece->size_column] = sizes[p]) < 0) return 0;
+        step += sizeof *piece / sizeof *step + (uint64_t)piece->factors;
+    }
+    for (uint64_t i = 0; i < form.n_numbers; i++)
+        if (numbers[i] < 0 && next++ < count) numbers[i] = dims[next - 1];
+    if (next != count || !can_be_written(&form, numbers)) return 0;
+    const uint64_t end = pieces_of(&form, 0, numbers, offsets, stored, NULL);
+    for (uint64_t p = 0; end && p < form.n_pieces; p++) {
+        if (sizes[p] < 0) sizes[p] = stored[p];
+        if (sizes[p] != stored[p]) return 0;
+    }
+    return end;
+}
+
 int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t *offsets, int64_t *starts, int64_t *ends) {
     const struct form form = form_told(written->steps, written->code, written->code_bytes);
     uint64_t at = 0;
     for (uint64_t row = 0; row < written->count; row++) {
         const int64_t *numbers = written->numbers + row * form.n_numbers, *given = written->sizes + row * form.n_pieces;
         int64_t stored[SHMB_MOST_PIECES];
-        for (uint64_t i = 0; i < form.n_numbers; i++)
-            if (numbers[i] < 0 || numbers[i] > UINT32_MAX) return -1;
-        if (form.n_pieces > SHMB_MOST_PIECES || !shapes_agree(&form, numbers)) return -1;
+        if (form.n_pieces > SHMB_MOST_PIECES || !can_be_written(&form, numbers)) return -1;
         uint64_t end = pieces_of(&form, 0, numbers, offsets + row * form.n_pieces, stored, NULL);
         if (end == 0 || memcmp(stored, given, form.n_pieces * sizeof *stored) != 0) return -1;
         starts[row] = (int64_t)at;

@@ -21,6 +21,10 @@ bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *ste
 
 #define SHMB_MOST_PIECES 64 /* of a form whose records the core lays out */
 
+/* How many numbers and pieces the records of a form have. */
+static inline uint64_t shmb_numbers_of_form(const int64_t *steps) { return (uint64_t)steps[0]; }
+static inline uint64_t shmb_pieces_of_form(const int64_t *steps) { return (uint64_t)steps[3]; }
+
 /* Records of one form, as they are to be written: `sizes` of their pieces, and `numbers` that agree with them. */
 struct shmb_records_written {
     const int64_t *steps;
@@ -29,6 +33,12 @@ struct shmb_records_written {
     const int64_t *numbers, *sizes;
     uint64_t count;
 };
+
+/* Writes the numbers of one record, which are its dims and the sizes of what is compressed, and where its pieces begin. Another size
+ * may be negative, and becomes what the dims say. `stored` is room for a number a piece. Returns where the record ends; 0: it cannot
+ * be written. */
+uint64_t shmb_measure_record(const int64_t *steps, uint64_t code_bytes, const int64_t *dims, uint64_t count, int64_t *numbers,
+                             int64_t *sizes, int64_t *offsets, int64_t *stored);
 
 /* Writes where each record starts and ends in their bytes, and where its pieces begin from its start. Returns how many bytes there
  * are; -1: one of them cannot be written. */

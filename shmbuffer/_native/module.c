@@ -397,6 +397,7 @@ static PyMethodDef methods[] = {
      "measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends): bytes of records of one form, or -1."},
     {"lay_out_records", shmb_core_lay_out_records, METH_VARARGS,
      "lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data): write those."},
+    {"record", shmb_core_record, METH_VARARGS, "record(steps, code, dims, pieces): the bytes of one record and where it ends, or None."},
     {"take_apart", shmb_core_take_apart, METH_VARARGS,
      "take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at): leaves of located records."},
     {"arrange_parts", shmb_core_arrange_parts, METH_VARARGS, "arrange_parts(parts, room, count, base, out): by frame; how many of both."},

@@ -31,6 +31,7 @@ PyObject *shmb_core_newest(PyObject *module, PyObject *args);
 /* pieces_binding.c */
 PyObject *shmb_core_measure_records(PyObject *module, PyObject *args);
 PyObject *shmb_core_lay_out_records(PyObject *module, PyObject *args);
+PyObject *shmb_core_record(PyObject *module, PyObject *args);
 PyObject *shmb_core_locate_pieces(PyObject *module, PyObject *args);
 PyObject *shmb_core_take_apart(PyObject *module, PyObject *args);
 PyObject *shmb_core_arrange_parts(PyObject *module, PyObject *args);

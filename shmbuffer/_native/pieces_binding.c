@@ -42,6 +42,60 @@ PyObject *shmb_core_lay_out_records(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Where a piece lies, and how many bytes it has: as its dims say of a tensor. */
+static bool piece_at(PyObject *piece, int64_t *at, int64_t *nbytes) {
+    Py_buffer buffer;
+    *nbytes = -1;
+    if (PyObject_CheckBuffer(piece)) {
+        if (PyObject_GetBuffer(piece, &buffer, PyBUF_SIMPLE) < 0) return false;
+        *at = (int64_t)(uintptr_t)buffer.buf;
+        *nbytes = (int64_t)buffer.len;
+        PyBuffer_Release(&buffer);
+        return true;
+    }
+    PyObject *found = PyObject_CallMethod(piece, "data_ptr", NULL);
+    *at = found ? (int64_t)PyLong_AsUnsignedLongLong(found) : 0;
+    Py_XDECREF(found);
+    return !PyErr_Occurred();
+}
+
+/* record(steps, code, dims, pieces) -> (its bytes, where it ends); None: there can be no such record */
+PyObject *shmb_core_record(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long address;
+    PyObject *code, *dims, *pieces, *record = NULL;
+    if (!PyArg_ParseTuple(args, "KO!O!O!:record", &address, &PyBytes_Type, &code, &PyList_Type, &dims, &PyList_Type, &pieces)) return NULL;
+    const int64_t *steps = AT(const int64_t, address);
+    const uint64_t n_numbers = shmb_numbers_of_form(steps), n_pieces = shmb_pieces_of_form(steps);
+    const uint64_t code_bytes = (uint64_t)PyBytes_Size(code), n_dims = (uint64_t)PyList_Size(dims);
+    if ((uint64_t)PyList_Size(pieces) != n_pieces || n_dims > n_numbers) return Py_NewRef(Py_None);
+    int64_t *numbers = PyMem_Malloc((2 * n_numbers + 4 * n_pieces) * sizeof *numbers + 1);
+    if (numbers == NULL) return PyErr_NoMemory();
+    int64_t *told = numbers + n_numbers, *sizes = told + n_numbers, *offsets = sizes + n_pieces, *stored = offsets + n_pieces,
+            *from = stored + n_pieces;
+    bool known = true;
+    for (uint64_t i = 0; known && i < n_dims; i++) {
+        told[i] = PyLong_AsLongLong(PyList_GetItem(dims, (Py_ssize_t)i));
+        known = told[i] >= 0 || !PyErr_Occurred();
+    }
+    for (uint64_t p = 0; known && p < n_pieces; p++) known = piece_at(PyList_GetItem(pieces, (Py_ssize_t)p), &from[p], &sizes[p]);
+    if (!known) goto done;
+    const int64_t start = 0, end = (int64_t)shmb_measure_record(steps, code_bytes, told, n_dims, numbers, sizes, offsets, stored);
+    bool there = end > 0;
+    for (uint64_t p = 0; there && p < n_pieces; p++) there = from[p] || sizes[p] == 0;
+    if (!there) {
+        record = Py_NewRef(Py_None);
+        goto done;
+    }
+    PyObject *data = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)((end + 7) & ~(int64_t)7));
+    if (data == NULL) goto done;
+    const struct shmb_records_written written = {steps, AT(const unsigned char, PyBytes_AsString(code)), code_bytes, numbers, sizes, 1};
+    shmb_lay_out_records(&written, from, offsets, &start, &end, AT(unsigned char, PyByteArray_AsString(data)));
+    record = Py_BuildValue("NL", data, (long long)end);
+done:
+    PyMem_Free(numbers);
+    return record;
+}
+
 /* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at) -> where the parts end: see frames.h */
 PyObject *shmb_core_take_apart(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at;

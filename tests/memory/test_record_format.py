@@ -22,8 +22,8 @@ from shmbuffer.memory.record_format import (
     Codec,
     Form,
     Located,
-    Template,
     assemble,
+    assemble_one,
     encode_form,
     itemsize_of,
     locate,
@@ -1019,21 +1019,18 @@ def test_a_record_has_less_than_4_gib() -> None:
 # One record at a time.
 
 
-def molded(items: Items, *, row: int = 0) -> RecordBatch | None:
-    """A record from the template of its form."""
-    return Template(items.form).record(
-        items.batch_dims[row].tolist(),
-        [size for dims in items.dims for size in dims[row].tolist()],
-        [piece.tobytes() for piece in items.pieces[row]],
-    )
+def assembled_alone(items: Items) -> RecordBatch | None:
+    dims = [size for dims in items.dims for size in dims[0].tolist()]
+    pieces = [piece.tobytes() for piece in items.pieces[0]]
+    return assemble_one(items.form, items.batch_dims[0].tolist() + dims, pieces)
 
 
 @given(st.randoms(use_true_random=True))
-def test_a_record_from_a_template_is_the_one_that_is_assembled(source: random.Random) -> None:
+def test_a_record_alone_is_the_one_of_a_batch(source: random.Random) -> None:
     items = drawn(source, 1)
     while len(items.form.columns.placed):
         items = drawn(source, 1)
-    batch, record = items.assemble(), molded(items)
+    batch, record = items.assemble(), assembled_alone(items)
     assert record is not None
     assert record.data.tobytes() == batch.data.tobytes() == as_documented(items)[0]
     assert record.starts.tolist() == [0]
@@ -1043,7 +1040,7 @@ def test_a_record_from_a_template_is_the_one_that_is_assembled(source: random.Ra
     assert address(record.data) % 8 == 0
 
 
-def test_a_template_makes_no_record_that_cannot_be_assembled() -> None:
+def test_no_record_is_made_alone_that_cannot_be_one_of_a_batch() -> None:
     lazy = ["lazy", 0, [["tensordict", ["dims", 1], None, None, [["x", CHUNK]]]]]
     led = encode_form(lazy, [Chunk("tensor", "bool", 1, 1)])
     packed = encode_form(CHUNK, [Chunk("bytes", rank=1, codec=Codec.ZSTD)])
@@ -1063,7 +1060,7 @@ def test_a_template_makes_no_record_that_cannot_be_assembled() -> None:
         (wide, [], [0, 2**20, 2**17, 2], b"", False),  # larger than anything can be
     ):
         items = items_of(form, [[dims]], [[piece]], [batch_dims])
-        record = molded(items)
+        record = assembled_alone(items)
         if possible:
             assert record is not None
             assert record.data.tobytes() == items.assemble().data.tobytes()
@@ -1086,7 +1083,7 @@ def test_joined_chunks_are_dense_together() -> None:
         ([0, 0, limit + 1], False),
     ):
         items = items_of(form, [[[size]] for size in sizes], [[b"xyz", b"", b""]])
-        record = molded(items)
+        record = assembled_alone(items)
         if possible:
             assert record is not None
             assert record.data.tobytes() == items.assemble().data.tobytes()
@@ -1102,23 +1099,71 @@ def test_a_joined_chunk_has_no_bytes_of_its_own() -> None:
     form = encode_form(
         ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.ZSTD), JOINED]
     )
-    assert Template(form).record([], [4, 4], [b"xyz", b"a"]) is None
+    assert assemble_one(form, [4, 4], [b"xyz", b"a"]) is None
     with pytest.raises(ValueError, match=r"chunk 1 .bytes. is joined to another, and has 1 bytes"):
         items_of(form, [[[4]], [[4]]], [[b"xyz", b"a"]]).assemble()
 
 
-def test_a_template_makes_no_item_of_more_than_4_gib() -> None:
+def test_an_item_alone_has_4_gib_at_most() -> None:
     form = encode_form(
         ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.OWN)] * 2
     )
-    assert Template(form).record([], [2**31, 2**31], [b"", b""]) is not None
-    assert Template(form).record([], [2**31, 2**31 + 1], [b"", b""]) is None
+    assert assemble_one(form, [2**31, 2**31], [b"", b""]) is not None
+    assert assemble_one(form, [2**31, 2**31 + 1], [b"", b""]) is None
 
 
-def test_placed_chunks_have_no_template() -> None:
+class Strided:
+    """A tensor, as the core sees one."""
+
+    def __init__(self, place: int) -> None:
+        self.data_ptr = lambda: place
+
+
+def test_pieces_of_a_record_alone_are_buffers_or_tensors_as_their_dims_say() -> None:
+    form = encode_form(["list", [CHUNK, ["chunk", 1]]], [FLOATS, Chunk("bytes", rank=1)])
+    numbers = np.arange(3.0, dtype=np.float32)
+    expected = assemble_one(form, [3, 2], [numbers.tobytes(), b"ab"])
+    assert expected is not None
+    for piece in (numbers, numbers.data, Strided(address(numbers))):
+        found = assemble_one(form, [3, 2], [piece, bytearray(b"ab")])
+        assert found is not None
+        assert found.data.tobytes() == expected.data.tobytes()
+    assert assemble_one(form, [3, 2], [Strided(0), b"ab"]) is None
+    assert assemble_one(form, [0, 2], [Strided(0), b"ab"]) is not None
+
+
+def test_a_record_alone_has_a_number_for_each_dim_and_a_piece_for_each_chunk() -> None:
+    form = encode_form(["list", [CHUNK, ["chunk", 1]]], [FLOATS, Chunk("bytes", rank=1)])
+    floats = bytes(8)
+    assert assemble_one(form, [2, 1], [floats, b"x"]) is not None
+    for dims in ([], [2], [2, 1, 1], [2, -1]):
+        assert assemble_one(form, dims, [floats, b"x"]) is None
+    for pieces in ([], [floats], [floats, b"x", b"x"]):
+        assert assemble_one(form, [2, 1], pieces) is None
+    with pytest.raises(OverflowError):
+        assemble_one(form, [2, 2**64], [floats, b"x"])
+    with pytest.raises(AttributeError, match="data_ptr"):
+        assemble_one(form, [2, 1], [floats, None])
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        assemble_one(form, [2, 1], [np.zeros((2, 2), np.float32)[:, 0], b"x"])
+    packed = encode_form(CHUNK, [Chunk("bytes", rank=1, codec=Codec.ZSTD)])
+    assert assemble_one(packed, [1], [Strided(address(np.zeros(1)))]) is None
+    assert assemble_one(packed, [1, 1], [Strided(address(np.zeros(1)))]) is None
+
+
+def test_a_record_alone_may_have_more_pieces_than_the_core_lays_out_for_a_batch() -> None:
+    count = 200
+    form = encode_form(["list", [["chunk", at] for at in range(count)]], [FLOATS] * count)
+    pieces = [np.full(1, at, np.float32).tobytes() for at in range(count)]
+    items = items_of(form, [[[1]]] * count, [pieces])
+    found = assembled_alone(items)
+    assert found is not None
+    assert found.data.tobytes() == items.assemble().data.tobytes()
+
+
+def test_placed_chunks_are_not_assembled_alone() -> None:
     form = encode_form(CHUNK, [Chunk("bytes", rank=1, placed=True)])
-    with pytest.raises(ValueError, match="no template; assemble its records"):
-        Template(form)
+    assert assemble_one(form, [1], [b"x"]) is None
 
 
 def test_a_record_that_a_reader_would_refuse_is_not_written() -> None:

@@ -92,26 +92,25 @@ Here, from below:
     chunks, grammar, numbers            leaves; tags of the binary form; where the numbers are
     form_writer, forms                  a form, and its code
     pieces, headers                     sizes and places; first bytes
-    assembling, template, locating          from pieces to records, many or one; and back, in the
-                                        core (`locating.c`) where all have one form
+    assembling, locating                from pieces to records, and back, in the core
+                                        (`locating.c`) where all have one form
 """
 
 from __future__ import annotations
 
-from shmbuffer.memory.record_format.assembling import assemble
+from shmbuffer.memory.record_format.assembling import assemble, assemble_one
 from shmbuffer.memory.record_format.chunks import Chunk, Codec, itemsize_of
 from shmbuffer.memory.record_format.forms import Form, encode_form
 from shmbuffer.memory.record_format.locating import Located, locate
 from shmbuffer.memory.record_format.pieces import move, volumes
-from shmbuffer.memory.record_format.template import Template
 
 __all__ = [
     "Chunk",
     "Codec",
     "Form",
     "Located",
-    "Template",
     "assemble",
+    "assemble_one",
     "encode_form",
     "itemsize_of",
     "locate",

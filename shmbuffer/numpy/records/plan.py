@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.record_format import Chunk, Codec, Form, Template, encode_form
+from shmbuffer.memory.record_format import Chunk, Codec, Form, encode_form
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.forms import Kind, TreePath
@@ -104,7 +104,7 @@ class EncodingPlan:
         self.units = Units(kind.chunks)
         self.planes = Planes(kind.chunks, self.compressible if codec is Codec.ZSTD else ())
         self._forms = Kept(self._form, _KEPT_FORMS)
-        self._templates = Kept(self._template, _KEPT_FORMS)
+        self._whole_forms = Kept(self._whole_form, _KEPT_FORMS)
 
     def cut(self, columns: Columns, planar: Unit, *, look: bool) -> Cut:
         """How the leaves of these items are cut; see `sharing.Layout.cut`.
@@ -168,16 +168,16 @@ class EncodingPlan:
         ]
         return encode_form(self.kind.tree, chunks)
 
-    def template(self, compressed: tuple[Unit, ...], planar: Unit) -> Template:
-        """What one whole item is put into, of which these leaves are compressed."""
-        return self._templates[compressed, planar]
+    def whole_form(self, compressed: tuple[Unit, ...], planar: Unit) -> Form:
+        """The form of whole items, of which these leaves are compressed."""
+        return self._whole_forms[compressed, planar]
 
-    def _template(self, key: tuple[tuple[Unit, ...], Unit]) -> Template:
+    def _whole_form(self, key: tuple[tuple[Unit, ...], Unit]) -> Form:
         compressed, planar = key
         codecs = list(self.raw)
         for head, *_ in compressed:
             codecs[head] = self.codec
-        return Template(self.form(codecs, self.whole.frames, compressed, planar))
+        return self.form(codecs, self.whole.frames, compressed, planar)
 
 
 def _leads_to(keys: frozenset[TreePath], path: TreePath) -> bool:
