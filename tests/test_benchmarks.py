@@ -555,6 +555,7 @@ def test_what_observations_that_are_stored_once_take_is_measured(
         assert found["wholes"] == "32 of 100", "the newest of each stream, all of the same step"
 
 
+@pytest.mark.full
 def test_the_bound_draws_weighs_and_stores_what_the_package_does(tmp_path: Path) -> None:
     kind, count = KINDS["S"], 1000
     bound = Bound(tmp_path)

@@ -46,6 +46,7 @@ def test_counts_of_other_versions_are_not_compared() -> None:
     assert why == f"recorded with other versions: torch {here['torch']}, not 1.0"
 
 
+@pytest.mark.full
 def test_what_is_counted_sees_paths_of_one_length_and_nothing_of_the_callers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -157,6 +157,7 @@ def test_the_memory_floor_runs_where_there_is_only_numpy(wheel: Path, tmp_path: 
     assert Path(imported.stdout.strip()).is_relative_to(venv)
 
 
+@pytest.mark.full
 def test_without_a_compiler_the_install_stops_with_one_sentence(
     sources: Path, tmp_path: Path
 ) -> None:

@@ -463,6 +463,7 @@ def test_models_in_several_processes_learn_from_what_all_of_them_do(tmp_path: Pa
     assert stats["updates_applied"] > 0
 
 
+@pytest.mark.full
 def test_a_model_that_was_killed_goes_on_with_its_transitions(tmp_path: Path) -> None:
     with Program.python(TRAIN, tmp_path, 0) as program:
         assert program.line() == "saved"

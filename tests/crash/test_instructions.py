@@ -42,7 +42,7 @@ WALKS: dict[str, tuple[Callable[[Engine], None], int, int]] = {
 PATHS = pytest.mark.parametrize("alone", [False, True], ids=["beside a survivor", "alone"])
 
 
-@pytest.mark.product(few=4)
+@pytest.mark.product(few=3)
 @PATHS
 @pytest.mark.parametrize("deed", WALKS)
 def test_every_state_that_a_kill_can_leave_is_mended(

@@ -90,6 +90,7 @@ def test_an_owner_that_ends_removes_its_directory(ending: str, status: int) -> N
         assert not path.exists()
 
 
+@pytest.mark.full
 def test_a_directory_that_was_released_stays() -> None:
     with program(OWNER + "assert ownership.release()") as process:
         path = Path(heard(process))
@@ -97,6 +98,7 @@ def test_a_directory_that_was_released_stays() -> None:
         assert path.exists()
 
 
+@pytest.mark.full
 def test_several_directories_are_removed_the_last_one_first() -> None:
     source = """
     import sys
@@ -135,6 +137,7 @@ def test_sigint_is_a_keyboard_interrupt_as_before() -> None:
         assert not path.exists()
 
 
+@pytest.mark.full
 def test_a_keyboard_interrupt_that_the_program_survives_removes_nothing() -> None:
     """The user of a notebook interrupts a cell, and has the buffer in the next one."""
     source = (
@@ -161,6 +164,7 @@ input()
         assert not path.exists()
 
 
+@pytest.mark.full
 def test_where_sigint_ends_the_process_at_once_it_removes_first() -> None:
     source = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)" + OWNER + "input()"
     with program(source) as process:
@@ -198,6 +202,7 @@ signal.signal(signal.SIGTERM, handle)
         assert not path.exists()
 
 
+@pytest.mark.full
 def test_a_handler_that_hands_on_to_ours_gets_the_default_action() -> None:
     source = (
         OWNER
@@ -229,6 +234,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         assert not path.exists()
 
 
+@pytest.mark.full
 def test_a_removal_that_fails_does_not_keep_the_signal_from_ending_the_process() -> None:
     source = OWNER + "cleanup.own('other', lambda: 1 / 0)\nprint('ready', flush=True)\ninput()"
     with program(source) as process:
@@ -276,6 +282,7 @@ if "{who}" == "remove()":
         assert not path.exists()
 
 
+@pytest.mark.full
 def test_an_impatient_user_does_not_keep_others_from_being_removed() -> None:
     source = """
     from shmbuffer.memory.cleanup import own
@@ -294,6 +301,7 @@ def test_an_impatient_user_does_not_keep_others_from_being_removed() -> None:
         assert status == 0
 
 
+@pytest.mark.full
 def test_a_signal_waits_for_a_removal_in_another_thread() -> None:
     source = (
         OWNER
@@ -380,6 +388,7 @@ def test_outside_the_main_thread_no_handler_is_touched() -> None:
 # Children.
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(
     ("ending", "status"),
     [
@@ -611,6 +620,7 @@ def test_the_directory_of_a_killed_owner_is_removed_at_the_next_start() -> None:
     assert janitor(never_asked, never_asked) == []
 
 
+@pytest.mark.full
 def test_where_directories_cannot_be_listed_nothing_is_removed_and_nobody_is_kept_from_starting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -627,6 +637,7 @@ def test_where_directories_cannot_be_listed_nothing_is_removed_and_nobody_is_kep
     assert path.exists()
 
 
+@pytest.mark.full
 def test_a_directory_that_is_not_abandoned_is_left() -> None:
     path = abandoned()
     assert janitor(lambda path: False, never_asked) == []
@@ -649,12 +660,14 @@ def test_the_directory_of_a_living_owner_is_never_looked_at() -> None:
         assert mine.exists()
 
 
+@pytest.mark.full
 def test_an_empty_directory_of_a_killed_owner_is_removed_without_a_question() -> None:
     path = abandoned(full=False)
     assert janitor(never_asked, never_asked) == [path]
     assert not path.exists()
 
 
+@pytest.mark.full
 def test_a_zombie_is_judged_by_its_locks() -> None:
     with program(OWNER + "os.kill(os.getpid(), signal.SIGKILL)") as process:
         path = started(process)
@@ -678,6 +691,7 @@ def test_a_directory_made_in_another_container_is_judged_by_its_locks(
     assert janitor(always, remove_tree) == [path]
 
 
+@pytest.mark.full
 def test_directories_with_other_names_or_owners_are_never_examined(
     temporary: Path, tmp_path: Path
 ) -> None:
@@ -696,6 +710,7 @@ def test_directories_with_other_names_or_owners_are_never_examined(
     assert (tmp_path / "moved" / "obs.memmap").exists()
 
 
+@pytest.mark.full
 @needs_root
 def test_the_directory_of_another_user_is_never_looked_at() -> None:
     path = abandoned()
@@ -723,6 +738,7 @@ def test_another_janitor_may_be_faster(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.records == []
 
 
+@pytest.mark.full
 def test_a_directory_that_cannot_be_removed_is_logged_and_not_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_reader_that_meets_two_writes_in_a_row_looks_again(
     assert not control.repaired
 
 
+@pytest.mark.full
 def test_a_reader_never_sees_damage_while_another_writes(control: Control) -> None:
     def work(parent: Parent) -> None:
         parent.pause()

@@ -125,6 +125,7 @@ def test_a_second_handle_sees_the_items_of_the_first(make: Maker) -> None:
     require_sound(second)
 
 
+@pytest.mark.full
 def test_an_unrelated_process_finds_it_by_its_path(make_files: Maker) -> None:
     engine = make_files(alpha=1.0)
     write(ring_of(engine), range(5))
@@ -252,6 +253,7 @@ def test_no_process_can_join_between_the_removal_and_the_creation(path: Path, po
             assert contents(ring_of(engine)) == {0: 7}, "both have the same buffer"
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(
     "point", ["remove.file", "remove.leaves", "remove.control", "create.formatted"]
 )
@@ -588,6 +590,7 @@ print("nothing is left")
 """
 
 
+@pytest.mark.full
 @needs_root
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     with program(FULL_DISK, tmp_path, before=("unshare", "--mount")) as process:
@@ -883,6 +886,7 @@ def test_a_child_may_make_the_first_write(make: Maker) -> None:
     assert ring_of(engine).live.sources[:2].tolist() == [2, 2]
 
 
+@pytest.mark.product(few=1)
 def test_threads_of_a_child_that_use_it_at_once_join_once(make: Maker) -> None:
     engine = make(alpha=1.0)
 
@@ -1215,6 +1219,7 @@ write(engine.define(schema()), [1])
         assert path.exists() == (said == "no")
 
 
+@pytest.mark.full
 def test_a_temporary_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
     with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
         path = Path(heard(process))

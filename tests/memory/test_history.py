@@ -193,6 +193,7 @@ def test_one_process_records_at_a_time(engine: Engine) -> None:
     succeeds(lambda: recorder_of(engine).close())
 
 
+@pytest.mark.full
 def test_a_record_torn_at_any_byte_is_left_out(engine: Engine) -> None:
     filled(engine, 5)
     whole = file_of(engine).read_bytes()

@@ -91,6 +91,7 @@ def test_a_forked_child_has_another_identity() -> None:
     assert current() is parent
 
 
+@pytest.mark.full
 def test_another_program_sees_itself_as_we_see_it(living: Identity) -> None:
     me = current()
     assert (living.boot_id, living.pid_namespace) == (me.boot_id, me.pid_namespace)
@@ -153,6 +154,7 @@ def test_a_zombie_is_dead_when_its_lock_is_free() -> None:
         assert not prove_dead(zombie, held)
 
 
+@pytest.mark.full
 def test_threads_that_outlive_the_first_one_keep_a_process_alive() -> None:
     """It looks like a zombie, and its lock tells it from one."""
     with program(
@@ -204,6 +206,7 @@ def test_a_boot_that_is_unknown_proves_nothing(
     assert not prove_dead(living, never_asked)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("namespace", [0, 1])
 def test_in_another_pid_namespace_the_lock_decides(living: Identity, namespace: int) -> None:
     elsewhere = replace(living, pid_namespace=namespace)
@@ -211,6 +214,7 @@ def test_in_another_pid_namespace_the_lock_decides(living: Identity, namespace: 
     assert prove_dead(elsewhere, free)
 
 
+@pytest.mark.full
 def test_two_processes_that_do_not_know_their_namespace_are_not_in_the_same(
     living: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +223,7 @@ def test_two_processes_that_do_not_know_their_namespace_are_not_in_the_same(
     assert not prove_dead(replace(living, pid_namespace=0), held)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("unknown", ["theirs", "ours"])
 def test_where_start_times_do_not_compare_the_lock_decides(
     living: Identity, monkeypatch: pytest.MonkeyPatch, unknown: str
@@ -237,6 +242,7 @@ def test_a_pid_that_names_no_process_is_left_to_the_lock(pid: int) -> None:
     assert prove_dead(replace(current(), pid=pid), free)
 
 
+@pytest.mark.full
 def test_a_process_that_proc_hides_is_not_gone(living: Identity, fake_proc: Path) -> None:
     """The mount option hidepid."""
     assert process_state(living.pid) == "running"
@@ -307,6 +313,7 @@ def test_a_process_in_a_container_is_judged_by_its_lock(own_proc: bool) -> None:
         assert outside == "False True"
 
 
+@pytest.mark.product(few=1)
 @needs_root
 @pytest.mark.parametrize("offset", [0, 1000])
 def test_a_shifted_clock_of_boot_makes_start_times_unknown(offset: int) -> None:

@@ -73,6 +73,7 @@ WRITER = """
 """
 
 
+@pytest.mark.full
 def test_a_copy_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> None:
     path = tmp_path / "buffer"
     capacity = 1000
@@ -98,6 +99,7 @@ def test_a_copy_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> N
                 assert len(tickets) == full
 
 
+@pytest.mark.product(few=1)
 def test_a_change_while_the_last_round_waits_is_in_the_copy(make: Maker) -> None:
     """The mutex is free during the rounds: a thread writes whenever the copy lets it."""
     ring = ring_of(make(64))

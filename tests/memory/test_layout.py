@@ -155,6 +155,7 @@ def expected_sections(capacity: int, lanes: int) -> dict[str, int]:
     return {**found, "depth": level, "bytes": at}
 
 
+@pytest.mark.product(few=8)
 @pytest.mark.parametrize("lanes", [1, 3, 16])
 @pytest.mark.parametrize(
     "capacity", [1, 2, 15, 16, 17, 255, 256, 257, 4096, 4097, 65537, 1_000_000, 2**32]

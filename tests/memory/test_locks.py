@@ -114,6 +114,7 @@ def test_another_process_waits_and_the_error_names_the_holder(directory: Directo
             pass
 
 
+@pytest.mark.full
 def test_a_holder_that_is_stopped_is_named_as_such(directory: Directory) -> None:
     with program(HOLDS_INIT, directory.path) as process:
         heard(process)
@@ -166,6 +167,7 @@ def _held_by(directory: Directory) -> list[int]:
             return pids
 
 
+@pytest.mark.full
 def test_processes_exclude_each_other(directory: Directory) -> None:
     """A counter that is read and written in two steps."""
     directory.write_atomic("counter", b"0")

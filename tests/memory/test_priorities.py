@@ -244,6 +244,7 @@ def test_an_item_without_mass_is_not_drawn(make: Maker) -> None:
     assert abs(chi_square(index, raw)) < 5
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
 def test_masses_that_are_all_zero_are_drawn_uniformly(make: Maker, alpha: float) -> None:
     ring = ring_of(make(10, alpha=alpha, eps=0.0))
@@ -273,6 +274,7 @@ def test_a_large_batch_is_drawn_like_a_small_one(make: Maker) -> None:
 # Weights.
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_weights_are_those_of_the_paper_over_the_largest(make: Maker, beta: float) -> None:
     engine = make(100, alpha=0.6, eps=1e-6)
@@ -512,6 +514,7 @@ def test_a_priority_may_come_in_any_number_type(ring: Ring) -> None:
     assert ring.tree.priorities()[:8:2].tolist() == [0.0, 2.0, 4.0, 6.0]
 
 
+@pytest.mark.product(few=8)
 @pytest.mark.parametrize(
     ("count", "capacity"),
     [(1, 2000), (127, 2000), (128, 2000), (129, 2000), (3000, 2000), (3000, 70_000)],

@@ -561,6 +561,7 @@ CHUNK = ["chunk", 0]
 RANK0 = ["dims", 0]
 
 
+@pytest.mark.product(few=8)
 @pytest.mark.parametrize(
     ("tree", "chunks", "code"),
     [
@@ -729,6 +730,7 @@ def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], messa
         encode_form(tree, chunks)
 
 
+@pytest.mark.product(few=12)
 @pytest.mark.parametrize(
     ("tree", "chunks", "message"),
     [
@@ -862,6 +864,7 @@ def test_a_form_may_be_as_large_as_the_limits_say() -> None:
         assert parse_form(form.code).tree == form.tree
 
 
+@pytest.mark.product(few=10)
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -1387,6 +1390,7 @@ def test_sizes_that_are_zero_do_not_hide_the_others() -> None:
         one(most, [[2**32 - 1] * MAX_RANK], b"")
 
 
+@pytest.mark.full
 def test_how_dense_zstd_can_be() -> None:
     for raw in (0, 1, 100, 2**17, 2**17 + 1, 10**6, 10**8):
         stored = len(zstandard.ZstdCompressor(level=19).compress(bytes(raw)))

@@ -212,6 +212,7 @@ def test_a_mutant_is_refused_or_lies_inside_its_record(many: int) -> None:
     assert 0.03 * many < accepted < 0.97 * many  # both ways are tried
 
 
+@pytest.mark.full
 def test_a_mutant_among_others_does_no_harm(many: int) -> None:
     source, others = random.Random(SEED), records()
     for body in islice(mutants(SEED + 1), many // 5):

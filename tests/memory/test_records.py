@@ -136,6 +136,7 @@ def strides(batch: RecordBatch, *, apart: bool = False) -> list[int]:
     return [*np.diff(batch.starts).tolist(), last]
 
 
+@pytest.mark.product(few=1)
 def test_after_any_writes_the_items_equal_those_of_the_oracle(engine: Engine) -> None:
     ring, held = parts(engine)
     oracle, random = Oracle(CAPACITY, BYTES), np.random.default_rng(0)
@@ -733,6 +734,7 @@ def test_a_copy_of_one_moment_holds_every_record(engine: Engine) -> None:
         assert copied(held, CAPACITY) == contents(ring)
 
 
+@pytest.mark.full
 def test_a_copy_that_is_made_while_others_write_is_of_one_moment(fast_path: Path) -> None:
     """Of batches of three all records are there, but for those that went first."""
     with opened(fast_path / "buffer", 64, 2**15) as engine:

@@ -618,6 +618,7 @@ def test_everything_that_may_free_a_slot_wakes_a_waiter(make: Maker) -> None:
 # Several threads on one handle.
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("leaves", [LEAVES, BIG], ids=["small", "big"])
 def test_threads_may_share_a_handle(make: Maker, leaves: tuple[Leaf, ...]) -> None:
     """Small rows are moved with the interpreter lock held, big ones without it."""
@@ -1103,6 +1104,7 @@ except LockTimeout:
 """
 
 
+@pytest.mark.full
 def test_a_snapshot_that_cannot_be_had_leaves_the_interpreter_whole(make_files: Maker) -> None:
     engine = make_files(alpha=1.0)
     write(ring_of(engine), range(8))
@@ -1489,6 +1491,7 @@ class Model:
         assert ring.tree.max_priority in (None, self.greatest)
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("seed", seeds(2, 6))
 def test_any_sequence_of_calls_does_what_a_plain_list_does(make: Maker, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -1532,6 +1535,7 @@ def test_any_sequence_of_calls_does_what_a_plain_list_does(make: Maker, seed: in
     require_sound(engine)
 
 
+@pytest.mark.product(few=1)
 def test_a_claim_that_takes_nothing_leaves_the_claims_of_other_threads_alone(make: Maker) -> None:
     """Its answer was once read after another thread had opened a claim of its own."""
     ring = ring_of(make(64, leaves=(Leaf(("wide",), "uint8", (65536,)),)))

@@ -135,6 +135,7 @@ class Program:
         assert self.ring.live.wholes_used() == int(own.sum())
 
 
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("seed", seeds(4, 20))
 def test_items_are_as_they_were_written_whatever_is_done(seed: int) -> None:
     program = Program(seed)

@@ -35,6 +35,7 @@ def streams_of(ring: Ring) -> list[int]:
 # -- the word --------------------------------------------------------------------------------------
 
 
+@pytest.mark.product(few=10)
 @pytest.mark.parametrize("stream", [0, 1, 2, 255, 256, 257, 2**16, LAST])
 @pytest.mark.parametrize("writer", [1, 2, 2**32, 2**38 - 1, 2**38, 2**38 + 7, 2**39 - 2])
 def test_a_source_is_taken_apart_as_it_was_made(writer: int, stream: int) -> None:

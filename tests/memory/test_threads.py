@@ -152,6 +152,7 @@ def test_forks_while_threads_are_at_work_leave_usable_children(fast_path: Path) 
             drawing.join()
 
 
+@pytest.mark.full
 def test_two_threads_of_python_draw_large_batches_at_a_time(fast_path: Path) -> None:
     set_threads(4)
     with made(fast_path / "buffer", LEAVES, 1000) as engine:

@@ -256,6 +256,7 @@ def pausing(path: Path, point: str, work: Callable[[Engine], None]) -> Iterator[
         os.close(fd)
 
 
+@pytest.mark.full
 def test_readers_beside_a_publisher_never_see_two_versions_in_one(engine: Engine) -> None:
     publish(engine, 0, size=40_000)
     path, last = path_of(engine), 120

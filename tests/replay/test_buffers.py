@@ -34,6 +34,8 @@ from shmbuffer import (
     Writer,
 )
 
+pytestmark = pytest.mark.product(few=4)
+
 
 def items(n: int, start: int = 0) -> TensorDict:
     return TensorDict({"a": torch.arange(start, start + n)}, [n])

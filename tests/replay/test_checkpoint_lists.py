@@ -40,6 +40,8 @@ from shmbuffer import (
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.values import RefusedError, read_values, write_values
 
+pytestmark = pytest.mark.product(few=4)
+
 Pair = namedtuple("Pair", "left right")
 
 

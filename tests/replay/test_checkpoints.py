@@ -51,6 +51,8 @@ from shmbuffer.replay.storages import rows
 from tests.memory.programs import heard, program
 from tests.replay.conftest import MakeStorage
 
+pytestmark = pytest.mark.product(few=4)
+
 
 def items(first: int, stop: int) -> TensorDict:
     """Every leaf says the item's number in its own way."""
@@ -831,6 +833,7 @@ def test_a_save_replaces_the_one_before_and_leaves_foreign_files(tmp_path: Path)
     assert (path / "model.pt").read_text() == "mine"
 
 
+@pytest.mark.full
 def test_a_storage_is_saved_sparse(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(10_000_000))
     rb.extend(items(0, 100))
@@ -929,6 +932,7 @@ def test_a_storage_that_lies_there_already_is_not_copied(tmp_path: Path) -> None
         assert file.stat().st_ino == inode
 
 
+@pytest.mark.full
 def test_saving_in_place_takes_no_longer_for_a_huge_one(tmp_path: Path) -> None:
     storage = in_place(tmp_path, 10_000_000, reserve=False)
     with ReplayBuffer(storage=storage) as rb:

@@ -30,6 +30,8 @@ from shmbuffer import (
 from shmbuffer.errors import CorruptBufferError, FormatError
 from shmbuffer.replay.form.packing import Packed
 
+pytestmark = pytest.mark.product(few=4)
+
 Point = namedtuple("Point", ["x", "y"])
 
 

@@ -22,7 +22,7 @@ from shmbuffer import (
 )
 from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.product(few=3)
 
 Transfer = Callable[[Any, Any, Path], None]
 

@@ -19,7 +19,7 @@ from shmbuffer import (
 )
 from tests.replay.conformance import RINGS, Maker, cases
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.product(few=3)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from shmbuffer import (
     WriterEnsemble,
 )
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.product(few=3)
 
 
 def items(buffer: int, count: int) -> TensorDict:

@@ -29,7 +29,7 @@ from shmbuffer import (
 )
 from tests.replay.conformance import Maker, cases, numbers, steps
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.product(few=3)
 
 EPS = 1e-8
 

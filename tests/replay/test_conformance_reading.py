@@ -15,7 +15,7 @@ from tensordict import TensorDict, tensorclass
 from shmbuffer import ReplayBuffer, TensorDictReplayBuffer
 from tests.replay.conformance import LISTS, RINGS, Maker, assert_are_steps, cases, numbers, steps
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.product(few=3)
 
 Pair = namedtuple("Pair", ["first", "second"])
 

@@ -22,7 +22,7 @@ from shmbuffer import (
 )
 from tests.replay.conformance import STORAGES, Maker, assert_are_steps, cases, numbers, steps
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.product(few=3)
 
 
 @pytest.fixture

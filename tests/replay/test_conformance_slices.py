@@ -19,7 +19,7 @@ from shmbuffer import (
 )
 from tests.replay.conformance import RINGS, STEPS, Maker, assert_are_steps, cases, numbers, steps
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.product(few=3)
 
 SAMPLERS = {
     "slices": SliceSampler,

@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModule
 from shmbuffer import LazyTensorStorage, ReplayBuffer
 from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.product(few=3)
 
 
 @pytest.fixture

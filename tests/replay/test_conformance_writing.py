@@ -11,7 +11,7 @@ import torch
 
 from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.product(few=3)
 
 ONE_SAMPLER = cases(samplers=("random",))
 IN_ORDER = [case for case in ONE_SAMPLER if case.in_order]

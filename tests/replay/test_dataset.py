@@ -231,6 +231,7 @@ with attach(sys.argv[1]) as rb:
 """
 
 
+@pytest.mark.full
 def test_a_worker_that_is_killed_ends_the_loop_and_leaves_the_buffer_whole(path: Path) -> None:
     with Program.python(KILLED, path) as program:
         assert "DataLoader worker" in program.line()

@@ -163,6 +163,7 @@ def test_it_is_converted_once_for_each_version(collect: Callable[..., str], tmp_
     assert len(one) == 3 + 4 + 5 + 6
 
 
+@pytest.mark.product(few=1)
 def test_who_is_killed_while_it_converts_leaves_nothing_that_counts(
     collect: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_who_is_killed_while_it_converts_leaves_nothing_that_counts(
     assert len(made) == len([*(tmp_path / "root" / "minari").iterdir()]) - 1 == 1
 
 
+@pytest.mark.product(few=1)
 def test_one_process_converts_and_the_others_wait(
     collect: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

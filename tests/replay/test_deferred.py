@@ -15,6 +15,8 @@ from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 from shmbuffer.replay.form.deferred import deferred
 from tests.replay.records.likeness import alike
 
+pytestmark = pytest.mark.product(few=4)
+
 
 def items(*batch: int) -> list[TensorDict]:
     return [

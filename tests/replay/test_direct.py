@@ -25,6 +25,8 @@ from shmbuffer import (
 )
 from shmbuffer.errors import BufferClosedError, SchemaMismatchError
 
+pytestmark = pytest.mark.product(few=4)
+
 
 class Watcher:
     """Somebody who wants to hear of every write: then there is the usual way alone."""

@@ -35,6 +35,8 @@ from shmbuffer import (
     WriterEnsemble,
 )
 
+pytestmark = pytest.mark.product(few=4)
+
 SIZE = 10
 
 

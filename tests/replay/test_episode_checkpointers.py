@@ -27,6 +27,8 @@ from tests.replay import programs
 from tests.replay.conftest import MakeStorage
 from tests.replay.episodes import same, stream
 
+pytestmark = pytest.mark.product(few=4)
+
 CHECKPOINTERS = [FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer]
 
 

@@ -198,7 +198,7 @@ def found_by(one: Boundaries, storage: Any) -> Any:
         return "is there twice" if "is there twice" in str(error) else None
 
 
-@pytest.mark.product("name lanes records")
+@pytest.mark.product("name lanes records", few=4)
 @pytest.mark.parametrize("seed", seeds(2, 6))
 @pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize(("lanes", "records"), [(1, False), (2, False), (1, True)])

@@ -39,6 +39,7 @@ def test_there_are_directories_of_the_format_before_and_of_this_one() -> None:
     assert kinds >= {"1.3", golden.FORMAT}
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize("name", golden.names())
 def test_a_directory_of_an_earlier_format_is_opened_and_written_into(
     name: str, folder: Path

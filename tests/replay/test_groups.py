@@ -130,7 +130,7 @@ def whole_in(sampler: PromptGroupSampler, storage: Any) -> list[list[int]] | Non
         return members.tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.product("records")
+@pytest.mark.product("records", few=2)
 @pytest.mark.parametrize("seed", seeds(6, 25))
 @pytest.mark.parametrize("records", [False, True])
 def test_the_groups_that_are_whole_are_those_of_which_all_items_lie_there(
@@ -286,6 +286,7 @@ def test_groups_are_equally_likely_and_each_comes_once_in_a_batch() -> None:
         assert abs(count - 500) < 5 * (500 * 11 / 12) ** 0.5
 
 
+@pytest.mark.full
 def test_items_of_a_group_are_drawn_by_the_strategy() -> None:
     keys, rewards = [1, 2, 1, 2, 1, 2, 1, 2], [5, 0, 1, 0, 4, 9, 2, 3]
     expected = {

@@ -36,6 +36,8 @@ from shmbuffer.replay.storages.rows import Rows
 from tests.replay.conformance import RINGS, Maker, cases
 from tests.replay.slice_model import History, Item
 
+pytestmark = pytest.mark.product(few=4)
+
 KEYS = {"goal_key": "goal", "achieved_goal_key": "at"}
 STRATEGIES = ("future", "final", "episode", "random")
 NO_GOAL = -1

@@ -75,7 +75,7 @@ def reserved(path: Path, kind: str) -> Iterator[Begun]:
 RETURNS = {"reserve": 1, "resume": 1, "dropped": 0, **dict.fromkeys(SAMPLERS, 5)}
 
 
-@pytest.mark.product(few=2)
+@pytest.mark.product(few=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*SAMPLERS, "reserve", "resume", "dropped"])
 def test_what_an_interrupted_call_was_granted_is_free(kind: str, fast_path: Path) -> None:

@@ -25,6 +25,8 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 
+pytestmark = pytest.mark.product(few=4)
+
 Point = namedtuple("Point", ["x", "y"])
 
 

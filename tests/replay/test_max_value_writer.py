@@ -30,6 +30,8 @@ from shmbuffer import (
 )
 from tests.selection import seeds
 
+pytestmark = pytest.mark.product(few=4)
+
 KINDS = ["memory", "anonymous memmap", "list", "stack", "compressed", "tensors", "somebody else's"]
 
 

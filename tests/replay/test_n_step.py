@@ -24,6 +24,8 @@ from shmbuffer import (
 )
 from tests.replay.slice_model import History, Item
 
+pytestmark = pytest.mark.product(few=4)
+
 GAMMA = 0.5
 
 

@@ -176,6 +176,7 @@ def test_learners_of_one_seed_draw_differently_from_both_parts(tmp_path: Path) -
     assert first[1] != second[1]
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_a_seed_decides_the_draws_in_both_parts(prefetch: int) -> None:
     def drawn(seed: int) -> list[list[int]]:

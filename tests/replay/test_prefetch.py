@@ -256,6 +256,7 @@ def test_a_batch_that_waited_is_of_items_that_were_there_and_says_so(tmp_path: P
     rb.close()
 
 
+@pytest.mark.full
 def test_several_threads_may_sample() -> None:
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(40),

@@ -28,6 +28,8 @@ from shmbuffer import (
 from tests.replay.test_samplers import TwoMethods
 from tests.selection import seeds
 
+pytestmark = pytest.mark.product(few=4)
+
 EVERYWHERE = ["memory", "memmap", "directory", "list", "tensors", "users"]
 
 

@@ -25,6 +25,8 @@ from tests.replay.slice_model import History, cut_up, slices
 from tests.replay.test_slices import ForeignStorage, episodes
 from tests.selection import seeds
 
+pytestmark = pytest.mark.product(few=4)
+
 
 def buffer(
     storage: Any, batch_size: int, alpha: float = 1.0, beta: float = 1.0, **options: Any

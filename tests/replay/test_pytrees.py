@@ -26,6 +26,8 @@ from shmbuffer import (
 from shmbuffer.numpy import labels
 from shmbuffer.replay.form import structure
 
+pytestmark = pytest.mark.product(few=4)
+
 Point = namedtuple("Point", ["x", "y"])
 Pair = namedtuple("Pair", ["keys", "values"])  # as the methods of a dict
 

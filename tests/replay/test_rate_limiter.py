@@ -36,7 +36,7 @@ from shmbuffer import (
 from shmbuffer.memory import sides, waiting
 from tests.replay.conftest import MakeStorage
 
-pytestmark = pytest.mark.filterwarnings("ignore:sample.batch_size")
+pytestmark = [pytest.mark.product(few=4), pytest.mark.filterwarnings("ignore:sample.batch_size")]
 
 LIMITER = RateLimiter(2, error_buffer=8, when_no_peer="wait")
 QUEUE = RateLimiter(max_times_sampled=1)

@@ -498,6 +498,7 @@ def test_an_abort_drops_the_pieces(rb: Any) -> None:
         rb.reserve(2).commit(whole=True)
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("of", ["rows", "records"])
 def test_the_rollout_of_a_dead_process_is_gone_on_with_by_one(
     rb: Any, records: Any, of: str

@@ -30,6 +30,8 @@ from shmbuffer.errors import CorruptBufferError
 from tests.replay.resuming import CASES, ROOT, SAVED_AT, STEPS, Case, Loop, items
 from tests.replay.test_save_points import points
 
+pytestmark = pytest.mark.product(few=4)
+
 Steps = list[dict[str, torch.Tensor]]
 
 
@@ -80,7 +82,7 @@ def require_same(found: Steps, expected: Steps) -> None:
             assert torch.equal(value, other[key]), (step, key)
 
 
-@pytest.mark.product(few=10)
+@pytest.mark.product(few=6)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_resumed_run_samples_what_the_uninterrupted_one_does(
     runs: dict[str, Runs], case: Case
@@ -267,7 +269,7 @@ def test_damage_is_named_and_nothing_is_changed(tmp_path: Path, name: str, damag
 SAVE_POINTS = [point for point in points() if point.startswith("save.")]
 
 
-@pytest.mark.product(few=1)
+@pytest.mark.full
 @pytest.mark.crash
 @pytest.mark.parametrize("before", ["a save", "foreign files"])
 def test_a_save_that_is_killed_leaves_the_one_before_with_its_own_extra(

@@ -28,6 +28,8 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
 )
 
+pytestmark = pytest.mark.product(few=4)
+
 
 def prioritized(storage: Storage, **options: Any) -> PrioritizedReplayBuffer:
     options = {"alpha": 0.7, "beta": 0.9, "batch_size": 1000, **options}

@@ -16,6 +16,8 @@ from shmbuffer import (
     SumSegmentTreeFp64,
 )
 
+pytestmark = pytest.mark.product(few=4)
+
 SUMS = (SumSegmentTreeFp32, SumSegmentTreeFp64)
 MINIMA = (MinSegmentTreeFp32, MinSegmentTreeFp64)
 SIZES = (1, 2, 15, 16, 17, 255, 256, 257, 4097)

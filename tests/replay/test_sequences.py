@@ -34,6 +34,8 @@ from shmbuffer import (
 )
 from tests.replay.slice_model import History, Item
 
+pytestmark = pytest.mark.product(few=4)
+
 EPISODES = torch.arange(10) % 5 == 4  # of ten steps, two episodes
 
 

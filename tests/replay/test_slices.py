@@ -31,6 +31,8 @@ from shmbuffer.replay.samplers.slicing.entries import LeafEntries
 from tests.replay.slice_model import History, cut_up, slices
 from tests.selection import seeds
 
+pytestmark = pytest.mark.product(few=4)
+
 MANY = 400  # slices a batch: enough to meet every one of some dozens
 
 

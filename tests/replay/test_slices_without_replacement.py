@@ -21,6 +21,8 @@ from shmbuffer import (
 from tests.replay.slice_model import History, cut_up, slices
 from tests.selection import seeds
 
+pytestmark = pytest.mark.product(few=4)
+
 
 def episodes(*lengths: int, first: int = 0) -> TensorDict:
     """Whole episodes; ``episode`` counts on from ``first``."""

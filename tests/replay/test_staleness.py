@@ -102,6 +102,7 @@ def require_frequencies(found: Counter[Any], chances: dict[Any, float]) -> None:
         assert abs(found[key] - total * chance) <= 5 * spread + 1e-9, (key, found[key])
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_a_batch_is_as_likely_as_successive_draws_without_repetition(count: int) -> None:
     versions = [7, 2, 7, 5, 2]
@@ -128,6 +129,7 @@ def test_what_is_too_stale_is_never_drawn_and_few_fresh_ones_come_again() -> Non
     require_frequencies(found, {1: 3 / 8, 3: 3 / 8, 4: 2 / 8})
 
 
+@pytest.mark.full
 def test_the_weight_of_a_batch_that_leaves_little_of_the_heavy_ones_is_exact() -> None:
     """Most proposals are refused then, and the weights are summed again."""
     versions = [50] * 20 + [0] * 4

@@ -24,6 +24,8 @@ from shmbuffer import (
     TensorStorage,
 )
 
+pytestmark = pytest.mark.product(few=4)
+
 
 def items(n: int, start: int = 0) -> TensorDict:
     values = torch.arange(start, start + n)

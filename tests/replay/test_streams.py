@@ -31,6 +31,8 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import layout
 from shmbuffer.replay.storages import Storage
 
+pytestmark = pytest.mark.product(few=4)
+
 STREAMS, STEPS = 3, 8
 END = ("next", "done")
 

@@ -23,6 +23,8 @@ from shmbuffer import (
 )
 from shmbuffer.replay.form import structure
 
+pytestmark = pytest.mark.product(few=4)
+
 Point = namedtuple("Point", ["x", "y"])
 
 

@@ -22,6 +22,8 @@ from shmbuffer import (
 from tests.replay.episodes import ring, same, stream
 from tests.selection import seeds
 
+pytestmark = pytest.mark.product(few=4)
+
 LANES = [(), (1,), (3,), (2, 2)]
 
 
@@ -409,6 +411,7 @@ def test_a_split_has_one_tensordict_for_each_trajectory() -> None:
     assert (split["shift"], split["is_full"], split["_storage_shape"]) == (5, True, [5])
 
 
+@pytest.mark.full
 def test_more_than_ten_trajectories_keep_their_order(tmp_path: Path) -> None:
     data = stream(40, seed=12, ends=0.9)
     split = H5Split()(TED2Nested()(data))

@@ -51,6 +51,7 @@ def seen(rb: TensorDictReplayBuffer) -> tuple[list[float], list[int]]:
     return [float(one["x"][0]) for one in found], [int(one["deep", "v"]) for one in found]
 
 
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize("shape", [(), (1,)])
 @pytest.mark.parametrize("newer", [False, True])
 def test_an_item_with_a_newer_version_is_left_alone(

@@ -59,7 +59,7 @@ class Taken:
         return each.index(True) if any(each) else len(each)
 
 
-@pytest.mark.product("name lanes records")
+@pytest.mark.product("name lanes records", few=3)
 @pytest.mark.parametrize("seed", seeds(2, 6))
 @pytest.mark.parametrize("name", [name for name in KEYS if name != "by step"])
 @pytest.mark.parametrize(("lanes", "records"), [(1, False), (2, False), (1, True)])
@@ -158,6 +158,7 @@ def _numbers(sample: Any, length: int) -> list[tuple[int, ...]]:
     return [tuple(window) for window in sample["index_generation"].reshape(-1, length).tolist()]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_three_collectors_that_are_killed_lose_no_window_and_repeat_none(tmp_path: Path) -> None:
     """Each window that lies there at the end has come once, in turn of its collector."""

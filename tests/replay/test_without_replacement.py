@@ -24,6 +24,8 @@ from shmbuffer import (
 )
 from tests.replay.test_samplers import TwoMethods
 
+pytestmark = pytest.mark.product(few=4)
+
 
 def buffer(storage: Any, batch_size: int = 3, *, items: int = 10, **options: Any) -> ReplayBuffer:
     """A buffer with the items 0, 1, 2, ... in it."""

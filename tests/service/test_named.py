@@ -105,6 +105,7 @@ def test_a_module_that_imports_torch_is_named_once(tmp_path: Path) -> None:
     assert "collect with shmbuffer.numpy, which needs no torch" in line
 
 
+@pytest.mark.full
 def test_arguments_that_import_torch_are_named(tmp_path: Path) -> None:
     said, err = program(tmp_path, "collecting:collect", args=", torch.zeros(())")
     assert said[-1] == "joined []"

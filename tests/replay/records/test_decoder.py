@@ -33,6 +33,8 @@ from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import transitions
 from tests.replay.records.likeness import alike, as_read, joined, picked
 
+pytestmark = pytest.mark.product(few=4)
+
 Point = namedtuple("Point", ["x", "y"])
 
 

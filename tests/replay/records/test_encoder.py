@@ -34,7 +34,10 @@ from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import sequences, transitions
 from tests.replay.records.likeness import alike, as_read, raw
 
-pytestmark = pytest.mark.filterwarnings("ignore:nothing is compressed")
+pytestmark = [
+    pytest.mark.product(few=4),
+    pytest.mark.filterwarnings("ignore:nothing is compressed"),
+]
 
 Point = namedtuple("Point", ["x", "y"])
 

@@ -26,6 +26,8 @@ from shmbuffer.numpy.records.forms import describe
 from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.records.forms import DTYPES
 
+pytestmark = pytest.mark.product(few=4)
+
 Point = namedtuple("Point", ["x", "y"])
 
 

@@ -33,6 +33,8 @@ from shmbuffer.replay.records.ragged import densify, nested, pad, padded
 from tests.frames import sequences
 from tests.replay.records.likeness import alike, as_read, joined
 
+pytestmark = pytest.mark.product(few=4)
+
 Make = Callable[..., Any]
 
 zstd = Zstd(threads=1)

@@ -22,6 +22,8 @@ from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import film, transitions
 from tests.replay.records.likeness import as_read
 
+pytestmark = pytest.mark.product(few=4)
+
 
 def read(batch: RecordBatch) -> list[Any]:
     return Decoder(Zstd().expand).items(as_read(batch))

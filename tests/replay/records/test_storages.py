@@ -28,6 +28,8 @@ from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.storages.record_store import RecordStore
 from tests.replay.records.items import KINDS, is_item, item, items, shared
 
+pytestmark = pytest.mark.product(few=4)
+
 Make = Callable[..., Any]
 
 
