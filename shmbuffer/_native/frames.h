@@ -43,16 +43,25 @@ struct shmb_places {
     uint64_t parts;
 };
 
-/* Frames that are expanded in one step. */
+/* Frames that are expanded in one step, or in two where they are woven:
+ *
+ *     frames     a = [a0 a1]  b = [b0 b1]  c = [c0 c1]  d = [d0 d1]     of each one half here, one there
+ *     expanded   into  a0 a1 c0 c1     other  b0 b1 d0 d1               every second frame to either place
+ *     unwoven    into  a0 b0 c0 d0     other  a1 b1 c1 d1               half of them lie there already
+ */
 struct shmb_run {
     int64_t first, end, bytes;
     int64_t into; /* the address that all of them go to, one behind the other; 0: they go there in parts */
+    int64_t other; /* of woven frames; else 0 */
     int64_t part, parts_end;
     int64_t planar; /* whether some of them are to be joined */
 };
 
-/* Runs of at most `most` bytes, or of one frame. Writes them, and where each part is in the bytes of its run; returns how many. */
+/* Runs of at most `most` bytes a step, or of one frame. Writes them, and where each part is in the bytes of its run; returns how many. */
 uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t *at, struct shmb_run *runs);
+
+/* Of so many woven frames that have been expanded, the other halves to their places. */
+void shmb_unweave(unsigned char *into, unsigned char *other, uint64_t half, uint64_t frames);
 
 /* Whether a frame says that it expands to so many bytes, with that dictionary or none. False may also mean that it says so in
  * another way: ask zstd. */

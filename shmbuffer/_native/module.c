@@ -403,6 +403,7 @@ static PyMethodDef methods[] = {
     {"arrange_parts", shmb_core_arrange_parts, METH_VARARGS, "arrange_parts(parts, room, count, base, out): by frame; how many of both."},
     {"runs", shmb_core_runs, METH_VARARGS,
      "runs(whole, frames, frame, before, nbytes, to, planes, parts, most, at, out): frames that are expanded in one step."},
+    {"unweave", shmb_core_unweave, METH_VARARGS, "unweave(into, other, half, frames): their other halves to their places."},
     {"frames_say", shmb_core_frames_say, METH_VARARGS, "frames_say(frames, whole, dictionary): that they expand to so much."},
     {"views", shmb_core_views, METH_VARARGS, "views(addresses, sizes, count): memoryviews, to be read."},
     {"bytes_at", shmb_core_bytes_at, METH_VARARGS, "bytes_at(found, addresses, sizes): where buffers lie."},

@@ -131,6 +131,16 @@ PyObject *shmb_core_runs(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyLong_FromUnsignedLongLong(shmb_runs(&places, (int64_t)most, AT(int64_t, at), AT(struct shmb_run, out)));
 }
 
+/* unweave(into, other, half, frames): see frames.h */
+PyObject *shmb_core_unweave(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long into, other, half, frames;
+    if (!PyArg_ParseTuple(args, "KKKK:unweave", &into, &other, &half, &frames)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    shmb_unweave(AT(unsigned char, into), AT(unsigned char, other), half, frames);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* frames_say(frames, whole, dictionary): whether the buffers of a list are frames that expand to so many bytes each */
 PyObject *shmb_core_frames_say(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *frames;

@@ -153,16 +153,16 @@ class Zstd:
         for at, (source, size) in enumerate(zip(sources, sizes, strict=True)):
             if not size:
                 if len(source):
-                    _damaged(where, at, at + 1, f"{len(source)} bytes for a piece without any")
+                    _damaged(where, [at], f"{len(source)} bytes for a piece without any")
                 continue
             try:
                 says = parameters(source)
             except zstandard.ZstdError as error:
-                _damaged(where, at, at + 1, str(error), error)
+                _damaged(where, [at], str(error), error)
             if says.dict_id not in known:
                 self._refuse(where, at, says.dict_id)
             if says.content_size != size:
-                _damaged(where, at, at + 1, f"{says.content_size} bytes where {size} belong")
+                _damaged(where, [at], f"{says.content_size} bytes where {size} belong")
 
     def _refuse(self, where: str, at: int, dictionary_id: int) -> NoReturn:
         loaded = f"dictionary {self.dictionary_id}" if self.dictionary_id else "none"
@@ -191,44 +191,49 @@ class _Expander:
 
     def expand(self, run: Run, runs: Runs, sources: Sequence[Buffer], where: str) -> None:
         """Writes to the places of a run; CorruptBufferError where its frames are damaged."""
+        frames = range(run.first, run.end)
+        if run.other:
+            for some, into in ((frames[::2], run.into), (frames[1::2], run.other)):
+                self._read(some, sources, writable(into, run.size // 2), where)
+            runs.move(run, 0)
+            return
         if run.into:
-            self._read(run.first, run.end, sources, writable(run.into, run.size), where)
+            self._read(frames, sources, writable(run.into, run.size), where)
             return
         memory = self._memory
         if len(memory) < run.size:
             memory = np.empty(run.size, np.uint8)
             if run.size <= _KEPT_BYTES:
                 self._memory = memory
-        self._read(run.first, run.end, sources, memory.data[: run.size], where)
+        self._read(frames, sources, memory.data[: run.size], where)
         runs.move(run, address(memory))
 
-    def _read(
-        self, first: int, end: int, sources: Sequence[Buffer], out: memoryview, where: str
-    ) -> None:
+    def _read(self, frames: range, sources: Sequence[Buffer], out: memoryview, where: str) -> None:
+        first, end, step = frames.start, frames.stop, frames.step
         try:
-            source = sources[first] if end - first == 1 else b"".join(sources[first:end])
+            source = sources[first] if len(frames) == 1 else b"".join(sources[first:end:step])
             stream = self._codec.stream_reader(source, read_across_frames=True)
             written = stream.readinto(out)
             written += len(stream.read(1))  # a frame too many would stand where others belong
         except (zstandard.ZstdError, ValueError) as error:
-            self._find(first, end, sources, where)
-            _damaged(where, first, end, str(error), error)
+            self._find(frames, sources, where)
+            _damaged(where, frames, str(error), error)
         if written != len(out):
-            self._find(first, end, sources, where)
-            _damaged(where, first, end, f"{written} bytes or more where {len(out)} belong")
+            self._find(frames, sources, where)
+            _damaged(where, frames, f"{written} bytes or more where {len(out)} belong")
 
-    def _find(self, first: int, end: int, sources: Sequence[Buffer], where: str) -> None:
+    def _find(self, frames: range, sources: Sequence[Buffer], where: str) -> None:
         """Which of several frames it was; nothing if each of them is whole by itself."""
-        for at in range(first, end) if end - first > 1 else ():
+        for at in frames if len(frames) > 1 else ():
             if len(sources[at]):
                 size = zstandard.frame_content_size(sources[at])
-                self._read(at, at + 1, sources, memoryview(bytearray(size)), where)
+                self._read(range(at, at + 1), sources, memoryview(bytearray(size)), where)
 
 
 def _damaged(
-    where: str, first: int, end: int, found: str, error: Exception | None = None
+    where: str, frames: Sequence[int], found: str, error: Exception | None = None
 ) -> NoReturn:
-    which = f"piece {first}" if end - first == 1 else f"pieces {first} to {end - 1}"
+    which = f"piece {frames[0]}" if len(frames) == 1 else f"pieces {frames[0]} to {frames[-1]}"
     raise CorruptBufferError(
         f"{where}: compressed {which} cannot be expanded: {found}. It was not compressed with "
         "zstd, or its bytes are damaged",

@@ -72,6 +72,9 @@ class Run(NamedTuple):
     """Bytes of all of them."""
     into: int
     """The address that all of them go to, one behind the other; 0: they go there in parts."""
+    other: int
+    """Of woven frames, see frames.h: every second one goes there, the others to ``into``; else 0.
+    Then `Runs.move` takes them apart."""
     part: int
     parts_end: int
     planar: int
@@ -96,6 +99,9 @@ class Runs:
 
     def move(self, run: Run, base: int) -> None:
         """What a run has expanded to, at that address, goes to its places."""
+        if run.other:
+            frames = run.end - run.first
+            return _core.unweave(run.into, run.other, run.size // frames // 2, frames)
         skipped = 8 * run.part
         given, count = (self._from + skipped, self._sizes + skipped), run.parts_end - run.part
         to = self._to + skipped

@@ -150,6 +150,69 @@ def test_frames_that_go_to_one_stretch_of_memory_go_there_in_one_step() -> None:
     assert [(run.into, run.planar) for run in planes.runs().all] == [(0, 1)]
 
 
+def halves(nbytes: int, one: int, other: int, count: int) -> Places:
+    """Half of each frame goes to one stretch of memory, half to another."""
+    half, at = nbytes // 2, np.arange(count)
+    to = np.stack([one + at * half, other + at * half], 1).ravel()
+    return Places(
+        np.full(count, nbytes),
+        at.repeat(2),
+        np.tile([0, half], count),
+        np.full(2 * count, half),
+        to,
+        np.ones(2 * count, np.int64),
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("nbytes", [2, 10_000, 300_000])
+def test_halves_of_frames_that_go_to_two_stretches_of_memory_come_there(
+    nbytes: int, threads: int
+) -> None:
+    zstd, half = Zstd(threads=threads), nbytes // 2
+    for count in (1, 2, 3, 4, 11):
+        given = [numerals(nbytes, seed) for seed in range(count)]
+        memory = np.full(count * nbytes + 16, 0xAA, np.uint8)
+        first, second = (b"".join(p[a : a + half] for p in given) for a in (0, half))
+        for one, other in ((0, 8 + len(first)), (8 + len(first), 0)):
+            at = memory.ctypes.data
+            zstd.expand(compressed(zstd, given), halves(nbytes, at + one, at + other, count))
+            expected = (first, second) if one < other else (second, first)
+            assert memory.tobytes() == expected[0] + b"\xaa" * 8 + expected[1] + b"\xaa" * 8
+
+
+def test_frames_are_woven_where_each_has_one_half_in_either_place() -> None:
+    def woven(places: Places) -> list[bool]:
+        return [run.other != 0 for run in places.runs().all]
+
+    memory = np.empty(9 * 1000 + 9, np.uint8)
+    at, count = memory.ctypes.data, 9
+    places = halves(1000, at, at + 500 * count, count)
+    assert [(run.first, run.end, run.size) for run in places.runs().all] == [
+        (0, 8, 8000),
+        (8, 9, 1000),
+    ]
+    assert woven(places) == [True, False]
+    for field, change in (("to", 1), ("before", 1), ("nbytes", -1), ("planes", 1)):
+        changed = getattr(places, field).copy()
+        changed[5] += change
+        assert woven(places._replace(**{field: changed})) == [True, False], field
+        assert places._replace(**{field: changed}).runs().all[0].end == 2, field
+    beside = halves(1000, at, at + 500, count)  # one stretch would lie in the other
+    assert woven(beside) == [False]
+
+
+def test_damage_in_a_woven_frame_is_told_with_its_number() -> None:
+    zstd, memory = Zstd(), np.empty(40_000, np.uint8)
+    frames = compressed(zstd, [numerals(5000, seed) for seed in range(8)])
+    at = memory.ctypes.data
+    for damaged in (4, 5):
+        given = [*frames[:damaged], frames[damaged][:-1], *frames[damaged + 1 :]]
+        words = f"compressed piece {damaged} cannot be expanded"
+        with pytest.raises(CorruptBufferError, match=words):
+            zstd.expand(given, halves(5000, at, at + 20_000, 8))
+
+
 def test_the_runs_of_a_batch_are_shared_out_evenly() -> None:
     out = [np.empty(50_000, np.uint8) for _ in range(32)]
     assert {run.end - run.first for run in whole(*out).runs(2).all} == {4}
