@@ -76,8 +76,7 @@ bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, int64_
     return true;
 }
 
-bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int64_t base, int64_t *out, uint64_t *frames,
-                        uint64_t *left) {
+bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int64_t *out, uint64_t *frames, uint64_t *left) {
     uint64_t *orders = malloc((count + !count) * 2 * sizeof *orders);
     if (orders == NULL) return false;
     const uint64_t *order = sorted(parts, room, count, orders, orders + count);
@@ -87,8 +86,8 @@ bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int
     for (uint64_t i = 0; i < count; i++) {
         uint64_t part = order[i], to = *left;
         if (to == 0 || at[part] != at[last] || size[part] != size[last] || whole[part] != whole[last]) {
-            out[SHMB_FRAME_START * count + *frames] = at[part] - base;
-            out[SHMB_FRAME_END * count + *frames] = at[part] - base + size[part];
+            out[SHMB_FRAME_AT * count + *frames] = at[part];
+            out[SHMB_FRAME_STORED * count + *frames] = size[part];
             out[SHMB_FRAME_WHOLE * count + *frames] = whole[part];
             ++*frames;
         }

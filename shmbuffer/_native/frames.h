@@ -8,7 +8,7 @@
 /* Columns of `shmb_arrange_parts`, with room for so many parts each. */
 enum { SHMB_PART_AT, SHMB_PART_SIZE, SHMB_PART_WHOLE, SHMB_PART_BEFORE, SHMB_PART_BYTES, SHMB_PART_TO, SHMB_PART_PLANES, SHMB_PART_COLUMNS };
 /* And of what it makes of them: three of frames, then five of parts. */
-enum { SHMB_FRAME_START, SHMB_FRAME_END, SHMB_FRAME_WHOLE, SHMB_IN_FRAME, SHMB_IN_BEFORE, SHMB_IN_BYTES, SHMB_IN_TO, SHMB_IN_PLANES, SHMB_IN_COLUMNS };
+enum { SHMB_FRAME_AT, SHMB_FRAME_STORED, SHMB_FRAME_WHOLE, SHMB_IN_FRAME, SHMB_IN_BEFORE, SHMB_IN_BYTES, SHMB_IN_TO, SHMB_IN_PLANES, SHMB_IN_COLUMNS };
 
 /* How a piece of a form is stored. */
 struct shmb_held {
@@ -32,8 +32,8 @@ struct shmb_leaves {
  * compressed to the parts, of which there is `room` for so many, from `at` on. False: there is no memory for it. */
 bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, int64_t *parts, uint64_t room, uint64_t *at);
 
-/* Parts by frame, in the order in which they lie in it. Starts and ends count from `base`. False: there is no memory for it. */
-bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int64_t base, int64_t *out, uint64_t *frames, uint64_t *left);
+/* Parts by frame, in the order in which they lie in it. False: there is no memory for it. */
+bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int64_t *out, uint64_t *frames, uint64_t *left);
 
 /* What frames expand to, and where it goes: as numpy/records/places.py tells. */
 struct shmb_places {

@@ -102,7 +102,7 @@ static bool label_of_record(const struct telling *of, uint64_t slot, int64_t *la
     struct shmb_record header;
     memcpy(&header, record, sizeof header);
     if (header.position != extent.position || header.bytes != extent.bytes) return false;
-    if (!shmb_locate_pieces(&read, form->steps, form->code, form->code_bytes, form->numbers, form->offsets, form->sizes, NULL)) return false;
+    if (!shmb_locate_pieces(&read, form->steps, form->code, form->code_bytes, form->numbers, form->offsets, form->sizes, NULL, NULL)) return false;
     struct column number = of->labels;
     number.base = record + form->offsets[form->piece];
     return (uint64_t)form->sizes[form->piece] == number.bytes && label_in(&number, 0, label);

@@ -68,16 +68,36 @@ static bool numbers_of(const struct form *form, const unsigned char *record, uin
     return memcmp(record + FRONT + 4 * form->n_numbers, form->code, form->nbytes) == 0 && shapes_agree(form, numbers);
 }
 
-/* Returns where the record ends, from its start; 0: there can be no such record. `offsets` first has what each piece expands to. */
+/* Of the first 64 numbers, those that are no sizes of pieces. */
+static uint64_t dims_in(const struct form *form) {
+    uint64_t dims = ~(uint64_t)0;
+    const int64_t *step = form->pieces;
+    for (uint64_t p = 0; p < form->n_pieces; p++) {
+        const struct piece *piece = (const struct piece *)step;
+        step += sizeof *piece / sizeof *step + (uint64_t)piece->factors;
+        if ((uint64_t)piece->size_column < 64) dims &= ~((uint64_t)1 << piece->size_column);
+    }
+    return dims;
+}
+
+static bool dims_agree(const struct form *form, uint64_t dims, const int64_t *one, const int64_t *other) {
+    int64_t differ = form->n_numbers > 64;
+    for (uint64_t i = 0; i < form->n_numbers && !differ; i++) differ = dims >> i & 1 ? one[i] ^ other[i] : 0;
+    return !differ;
+}
+
+/* Returns where the record ends, from its start; 0: there can be no such record. `offsets` first has what each piece expands to.
+ * `known` has what they expand to in a record of the same dims, or is NULL. */
 static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t *numbers, int64_t *offsets, int64_t *sizes,
-                          int64_t *expanded) {
+                          int64_t *expanded, const int64_t *known) {
     uint64_t total = 0, at = FRONT + 4 * form->n_numbers + form->nbytes;
     const int64_t *step = form->pieces;
     for (uint64_t p = 0; p < form->n_pieces; p++) {
         const struct piece *piece = (const struct piece *)step;
-        uint64_t bytes;
+        uint64_t bytes = known ? (uint64_t)known[p] : 0;
         step += sizeof *piece / sizeof *step;
-        if (!volume(form, numbers, step, piece->factors, &bytes) || (total += bytes) > MOST_BYTES) return 0;
+        if (!known && !volume(form, numbers, step, piece->factors, &bytes)) return 0;
+        if ((total += bytes) > MOST_BYTES) return 0;
         step += piece->factors;
         offsets[p] = sizes[p] = (int64_t)bytes;
         if (expanded) expanded[p] = (int64_t)bytes;
@@ -100,16 +120,22 @@ static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t
 }
 
 bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *steps, const unsigned char *code, uint64_t code_bytes,
-                        int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded) {
+                        int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded, bool *alike) {
     const struct form form = form_told(steps, code, code_bytes);
+    const uint64_t dims = expanded ? dims_in(&form) : 0;
+    bool all = true;
     for (uint64_t row = 0; row < read->count; row++) {
         uint64_t start = (uint64_t)read->starts[row], size = (uint64_t)read->sizes[row];
         if (start > read->nbytes || start % 8 || size > read->nbytes - start) return false;
         if (!numbers_of(&form, read->data + start, size, numbers + row * form.n_numbers)) return false;
         const uint64_t at = row * form.n_pieces;
+        const int64_t *mine = numbers + row * form.n_numbers;
         int64_t *whole = expanded ? expanded + at : NULL;
-        if (pieces_of(&form, start, numbers + row * form.n_numbers, offsets + at, sizes + at, whole) != size) return false;
+        const bool as_before = whole && row && dims_agree(&form, dims, mine, mine - form.n_numbers);
+        if (pieces_of(&form, start, mine, offsets + at, sizes + at, whole, as_before ? whole - form.n_pieces : NULL) != size) return false;
+        all = all && (as_before || row == 0);
     }
+    if (alike) *alike = all;
     return true;
 }
 
@@ -133,7 +159,7 @@ uint64_t shmb_measure_record(const int64_t *steps, uint64_t code_bytes, const in
     for (uint64_t i = 0; i < form.n_numbers; i++)
         if (numbers[i] < 0 && next++ < count) numbers[i] = dims[next - 1];
     if (next != count || !can_be_written(&form, numbers)) return 0;
-    const uint64_t end = pieces_of(&form, 0, numbers, offsets, stored, NULL);
+    const uint64_t end = pieces_of(&form, 0, numbers, offsets, stored, NULL, NULL);
     for (uint64_t p = 0; end && p < form.n_pieces; p++) {
         if (sizes[p] < 0) sizes[p] = stored[p];
         if (sizes[p] != stored[p]) return 0;
@@ -148,7 +174,7 @@ int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t
         const int64_t *numbers = written->numbers + row * form.n_numbers, *given = written->sizes + row * form.n_pieces;
         int64_t stored[SHMB_MOST_PIECES];
         if (form.n_pieces > SHMB_MOST_PIECES || !can_be_written(&form, numbers)) return -1;
-        uint64_t end = pieces_of(&form, 0, numbers, offsets + row * form.n_pieces, stored, NULL);
+        uint64_t end = pieces_of(&form, 0, numbers, offsets + row * form.n_pieces, stored, NULL, NULL);
         if (end == 0 || memcmp(stored, given, form.n_pieces * sizeof *stored) != 0) return -1;
         starts[row] = (int64_t)at;
         ends[row] = (int64_t)end;

@@ -14,10 +14,10 @@ struct shmb_records_read {
 };
 
 /* Writes for each record its numbers, where its pieces begin in the bytes, the sizes that they are stored in, and, where `expanded`
- * is not NULL, how many bytes of a leaf each of them holds. `steps` is
+ * is not NULL, how many bytes of a leaf each of them holds; in `alike`, whether the leaves of all of them have the same dims. `steps` is
  * what memory/record_format/numbers.py makes of the form with that code. False: one of them is of another form, or damaged. */
 bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *steps, const unsigned char *code, uint64_t code_bytes,
-                        int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded);
+                        int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded, bool *alike);
 
 #define SHMB_MOST_PIECES 64 /* of a form whose records the core lays out */
 

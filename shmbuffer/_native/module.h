@@ -38,6 +38,7 @@ PyObject *shmb_core_arrange_parts(PyObject *module, PyObject *args);
 PyObject *shmb_core_runs(PyObject *module, PyObject *args);
 PyObject *shmb_core_unweave(PyObject *module, PyObject *args);
 PyObject *shmb_core_frames_say(PyObject *module, PyObject *args);
+PyObject *shmb_core_bytes_of(PyObject *module, PyObject *args);
 PyObject *shmb_core_views(PyObject *module, PyObject *args);
 PyObject *shmb_core_bytes_at(PyObject *module, PyObject *args);
 PyObject *shmb_core_address(PyObject *module, PyObject *one);

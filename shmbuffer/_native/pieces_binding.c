@@ -1,20 +1,24 @@
 /* Pieces of records for Python: laid out, arranged for zstd, and seen as buffers. Arrays are addresses of int64. */
 #include "module.h"
 
+#include <string.h>
+
 #include "frames.h"
 #include "locating.h"
 
 #define AT(type, address) ((type *)(uintptr_t)(address))
 
-/* locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded): see locating.h */
+/* locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded): whether the dims of all are equal, or
+ * None: see locating.h */
 PyObject *shmb_core_locate_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded;
     if (!PyArg_ParseTuple(args, "KKKKKKKKKKKK:locate_pieces", &data, &nbytes, &starts, &sizes, &count, &steps, &code, &code_bytes, &numbers,
                           &offsets, &stored, &expanded))
         return NULL;
     const struct shmb_records_read read = {AT(const unsigned char, data), nbytes, AT(const int64_t, starts), AT(const int64_t, sizes), count};
-    return PyBool_FromLong(shmb_locate_pieces(&read, AT(const int64_t, steps), AT(const unsigned char, code), code_bytes,
-                                              AT(int64_t, numbers), AT(int64_t, offsets), AT(int64_t, stored), AT(int64_t, expanded)));
+    bool alike, right = shmb_locate_pieces(&read, AT(const int64_t, steps), AT(const unsigned char, code), code_bytes, AT(int64_t, numbers),
+                                           AT(int64_t, offsets), AT(int64_t, stored), AT(int64_t, expanded), &alike);
+    return right ? PyBool_FromLong(alike) : Py_NewRef(Py_None);
 }
 
 /* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends) -> bytes; -1: not so */
@@ -112,12 +116,12 @@ PyObject *shmb_core_take_apart(PyObject *Py_UNUSED(module), PyObject *args) {
     return done ? PyLong_FromUnsignedLongLong(end) : PyErr_NoMemory();
 }
 
-/* arrange_parts(parts, room, count, base, out) -> frames, parts that are left: see frames.h */
+/* arrange_parts(parts, room, count, out) -> frames, parts that are left: see frames.h */
 PyObject *shmb_core_arrange_parts(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long parts, room, count, base, out;
+    unsigned long long parts, room, count, out;
     uint64_t frames, left;
-    if (!PyArg_ParseTuple(args, "KKKKK:arrange_parts", &parts, &room, &count, &base, &out)) return NULL;
-    if (!shmb_arrange_parts(AT(const int64_t, parts), room, count, (int64_t)base, AT(int64_t, out), &frames, &left)) return PyErr_NoMemory();
+    if (!PyArg_ParseTuple(args, "KKKK:arrange_parts", &parts, &room, &count, &out)) return NULL;
+    if (!shmb_arrange_parts(AT(const int64_t, parts), room, count, AT(int64_t, out), &frames, &left)) return PyErr_NoMemory();
     return Py_BuildValue("KK", (unsigned long long)frames, (unsigned long long)left);
 }
 
@@ -141,19 +145,31 @@ PyObject *shmb_core_unweave(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* frames_say(frames, whole, dictionary): whether the buffers of a list are frames that expand to so many bytes each */
+/* frames_say(at, stored, count, whole, dictionary): whether these are frames that expand to so many bytes each */
 PyObject *shmb_core_frames_say(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *frames;
-    unsigned long long whole, dictionary;
-    if (!PyArg_ParseTuple(args, "O!KK:frames_say", &PyList_Type, &frames, &whole, &dictionary)) return NULL;
+    unsigned long long at, stored, count, whole, dictionary;
+    if (!PyArg_ParseTuple(args, "KKKKK:frames_say", &at, &stored, &count, &whole, &dictionary)) return NULL;
     bool agrees = true;
-    for (Py_ssize_t i = 0; agrees && i < PyList_Size(frames); i++) {
-        Py_buffer frame;
-        if (PyObject_GetBuffer(PyList_GetItem(frames, i), &frame, PyBUF_SIMPLE) < 0) return NULL;
-        agrees = shmb_frame_says(frame.buf, (uint64_t)frame.len, AT(const uint64_t, whole)[i], (uint32_t)dictionary);
-        PyBuffer_Release(&frame);
-    }
+    for (unsigned long long i = 0; agrees && i < count; i++)
+        agrees = shmb_frame_says(AT(const unsigned char, AT(const uint64_t, at)[i]), AT(const uint64_t, stored)[i], AT(const uint64_t, whole)[i],
+                                 (uint32_t)dictionary);
     return PyBool_FromLong(agrees);
+}
+
+/* bytes_of(at, sizes, first, end, step) -> what some of them hold, one behind the other */
+PyObject *shmb_core_bytes_of(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long at, sizes, first, end, step;
+    if (!PyArg_ParseTuple(args, "KKKKK:bytes_of", &at, &sizes, &first, &end, &step)) return NULL;
+    int64_t total = 0;
+    for (unsigned long long i = first; i < end; i += step) total += AT(const int64_t, sizes)[i];
+    PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total);
+    char *to = found ? PyBytes_AsString(found) : NULL;
+    for (unsigned long long i = first; found && i < end; i += step) {
+        const size_t nbytes = (size_t)AT(const int64_t, sizes)[i];
+        if (nbytes) memcpy(to, AT(const char, AT(const int64_t, at)[i]), nbytes);
+        to += nbytes;
+    }
+    return found;
 }
 
 /* views(addresses, sizes, count) -> memoryviews, to be read */

@@ -387,6 +387,22 @@ def test_records_of_equal_sizes_are_written_and_located_as_any_others() -> None:
     assert (batch.data.tobytes(), batch.sizes.tolist()) == as_documented(items)
     (found,) = locate(batch, "here")
     require_same(items, batch, found, list(range(100)))
+    assert found.alike
+
+
+def test_records_are_alike_where_their_dims_are_whatever_their_stored_sizes() -> None:
+    form = encode_form(
+        ["list", [["chunk", 0], ["chunk", 1]]],
+        [Chunk("tensor", "uint8", 1, 2, Codec.ZSTD), Chunk("tensor", "uint8", 1, 1)],
+    )
+    for dims, alike in (([[4, 6]] * 3, True), ([[4, 6], [6, 4], [4, 6]], False)):
+        pieces = [[bytes(20 + row), bytes(3)] for row in range(3)]
+        items = items_of(form, [dims, [[3]] * 3], pieces)
+        batch = items.assemble()
+        (found,) = locate(batch, "here")
+        require_same(items, batch, found, [0, 1, 2])
+        assert found.expanded.tolist() == [[24, 3]] * 3
+        assert found.alike is alike
 
 
 def test_a_piece_that_several_items_have_is_stored_once() -> None:

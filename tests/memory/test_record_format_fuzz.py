@@ -159,6 +159,8 @@ def refused_or_found(batch: RecordBatch) -> str | list[Any]:
         return str(error)
     assert sorted(row for found in groups for row in found.rows.tolist()) == list(range(len(batch)))
     for found in groups:
+        if found.alike:
+            assert all((dims == dims[:1]).all() for dims in [found.batch_dims, *found.dims])
         for at, row in enumerate(found.rows.tolist()):
             require_inside(
                 found.form,
@@ -167,7 +169,7 @@ def refused_or_found(batch: RecordBatch) -> str | list[Any]:
                 found.sizes[at].tolist(),
                 int(batch.sizes[row]),
             )
-    return [(found.form.code, *map(_plain, found[1:])) for found in groups]
+    return [(found.form.code, *map(_plain, found[1:-1])) for found in groups]
 
 
 def _plain(told: Any) -> Any:

@@ -45,6 +45,8 @@ class Located(NamedTuple):
     """int64[m, pieces]: stored bytes."""
     expanded: NDArray[np.int64]
     """int64[m, pieces]: bytes of the leaf that is stored so."""
+    alike: bool = False
+    """The dims of each leaf are known to be the same in all of them."""
 
     @property
     def batch_dims(self) -> NDArray[np.int64]:
@@ -95,9 +97,10 @@ def _located_by_core(batch: RecordBatch) -> Located | None:
     at = address(data)
     read = (at, len(data), address(starts), address(sizes), count)
     found = (address(told), address(offsets), address(stored), address(expanded))
-    if not _core.locate_pieces(*read, address(columns.steps), at + code, form_bytes, *found):
+    alike = _core.locate_pieces(*read, address(columns.steps), at + code, form_bytes, *found)
+    if alike is None:
         return None
-    return Located(form, np.arange(count), told, offsets, stored, expanded)
+    return Located(form, np.arange(count), told, offsets, stored, expanded, alike)
 
 
 def _alike(batch: RecordBatch, heads: Headers) -> list[NDArray[np.int64]]:

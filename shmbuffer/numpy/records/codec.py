@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.numpy.records.compression import Buffer, UnknownDictionaryError, Zstd
+from shmbuffer.numpy.records.compression import UnknownDictionaryError, Zstd
 from shmbuffer.numpy.records.decoder import Decoder
 from shmbuffer.numpy.records.encoder import Encoder
 from shmbuffer.numpy.records.places import Places
@@ -58,16 +58,14 @@ class RecordCodec:
         """Compress with this dictionary from now on, and read what was compressed with it."""
         self._zstd = Zstd(self._level, dictionary=dictionary)
 
-    def expand(
-        self, sources: Sequence[Buffer], places: Places, where: str = "a batch of records"
-    ) -> None:
+    def expand(self, places: Places, where: str = "a batch of records") -> None:
         """See `Zstd.expand`. A dictionary that is not known is looked for in the buffer."""
         try:
-            self._zstd.expand(sources, places, where)
+            self._zstd.expand(places, where)
         except UnknownDictionaryError:
             if not self._look():
                 raise
-            self._zstd.expand(sources, places, where)
+            self._zstd.expand(places, where)
 
     def encode(self, data: Any, single: bool, *, apart: bool = False) -> RecordBatch:
         """Records of one item, or of a batch; see `Encoder.encode`."""

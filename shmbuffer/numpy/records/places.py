@@ -1,4 +1,4 @@
-"""Where the bytes of compressed frames go, and which frames are expanded in one step.
+"""Where compressed frames lie, where their bytes go, and which are expanded in one step.
 
     frames      ├── 0 ──┼─ 1 ─┼──── 2 ────┤      what they expand to, one behind the other
     parts        a   b    c    c    d   e        each is some bytes of a frame, and an address
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
+from shmbuffer.numpy.records.views import readable
 
 _LEAST_RUN_BYTES = 2**16
 _RUN_BYTES = 2**18  # stays in a processor's cache, and a thread does it while another does the next
@@ -30,6 +31,10 @@ def run_bytes(nbytes: int, threads: int) -> int:
 class Places(NamedTuple):
     """What frames expand to, in parts. Contiguous arrays; the caller keeps the memory alive."""
 
+    at: NDArray[np.int64]
+    """int64[n]: the address of each frame."""
+    stored: NDArray[np.int64]
+    """int64[n]: its bytes."""
     whole: NDArray[np.int64]
     """int64[n]: bytes that each frame expands to."""
     frame: NDArray[np.int64]
@@ -42,6 +47,13 @@ class Places(NamedTuple):
     """int64[m]: the address that it goes to."""
     planes: NDArray[np.int64]
     """int64[m]: how many lie one behind the other in it, and are to be joined; 1: as it lies."""
+
+    def source(self, frames: range) -> bytes | memoryview:
+        """Some frames, one behind the other."""
+        first, end, step = frames.start, frames.stop, frames.step
+        if len(frames) == 1:
+            return readable(int(self.at[first]), int(self.stored[first]))
+        return _core.bytes_of(address(self.at), address(self.stored), first, end, step)
 
     def runs(self, threads: int = 1) -> Runs:
         """The frames in order, so many in a run as are worth a step to that many threads."""
@@ -73,8 +85,7 @@ class Run(NamedTuple):
     into: int
     """The address that all of them go to, one behind the other; 0: they go there in parts."""
     other: int
-    """Of woven frames, see frames.h: every second one goes there, the others to ``into``; else 0.
-    Then `Runs.move` takes them apart."""
+    """Of woven frames (see frames.h) every second one goes there, others to ``into``; else 0."""
     part: int
     parts_end: int
     planar: int
@@ -99,9 +110,6 @@ class Runs:
 
     def move(self, run: Run, base: int) -> None:
         """What a run has expanded to, at that address, goes to its places."""
-        if run.other:
-            frames = run.end - run.first
-            return _core.unweave(run.into, run.other, run.size // frames // 2, frames)
         skipped = 8 * run.part
         given, count = (self._from + skipped, self._sizes + skipped), run.parts_end - run.part
         to = self._to + skipped

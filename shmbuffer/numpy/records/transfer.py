@@ -6,7 +6,7 @@ one call of ``expand`` decompresses the rest to where it belongs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from shmbuffer.numpy.records.places import Places
 from shmbuffer.numpy.records.planes import joined
 from shmbuffer.numpy.records.table import Column, Raw
 
-Expand = Callable[[Sequence[memoryview], Places, str], None]
-"""Decompresses each source to its places. The text is where they are from, for messages."""
+Expand = Callable[[Places, str], None]
+"""Decompresses frames to their places. The text is where they are from, for messages."""
 
 
 class Transfer:
@@ -65,6 +65,13 @@ class Transfer:
             found[1][pieces] = (
                 _behind(goes, part.located.expanded[:, pieces]).T if chunk.frames else goes
             )
+
+    def add_alike(self, located: Located, first: list[int], kept: list[Any]) -> None:
+        """Row 0 of the leaves of all pieces goes to these addresses, the next ones behind it."""
+        self._kept.append(kept)
+        rows = np.arange(len(located.numbers))
+        to = located.expanded[:1].T * rows + np.array(first, np.int64)[:, None]
+        self._stored[id(located)] = located, to
 
     def _turned_to(
         self, nbytes: NDArray[np.int64], planes: NDArray[np.int64], to: NDArray[np.int64]
@@ -128,15 +135,12 @@ class Transfer:
                 "ones only: open it as the CompressedListStorage that it is"
             )
         out = np.empty((_ARRANGED, count), np.int64)
-        frames, left = _core.arrange_parts(address(parts), room, count, base, address(out))
-        starts, ends, whole = out[:3, :frames]
-        memory = self._data.data
-        sources = [memory[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        self._expand(sources, Places(whole, *out[3:, :left]), self._where)
+        frames, left = _core.arrange_parts(address(parts), room, count, address(out))
+        self._expand(Places(*out[:3, :frames], *out[3:, :left]), self._where)
 
 
 _PARTS = 7
-_ARRANGED = 3 + len(Places._fields) - 1
+_ARRANGED = len(Places._fields)
 """Rows of what `_core.take_apart` and `_core.arrange_parts` give: see frames.h."""
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.numpy.records import compression
 from shmbuffer.numpy.records.compression import UnknownDictionaryError, Zstd
@@ -35,12 +36,20 @@ def numerals(nbytes: int, seed: int = 0) -> bytes:
     return " ".join(str(chance.randrange(3000)) for _ in range(nbytes)).encode()[:nbytes]
 
 
+def expand(zstd: Zstd, frames: list[bytes], places: Places, *where: str) -> None:
+    at, stored = np.empty((2, len(frames)), np.int64)
+    _core.bytes_at(frames, at.ctypes.data, stored.ctypes.data)
+    zstd.expand(places._replace(at=at, stored=stored), *where)
+
+
 def whole(*out: np.ndarray[Any, np.dtype[np.uint8]]) -> Places:
     """Each frame goes to one of these memories, all of it."""
     nbytes = np.array([one.size for one in out], np.int64)
     to = np.array([one.ctypes.data for one in out], np.int64)
     planes = np.ones_like(nbytes)
-    return Places(nbytes, np.arange(len(out)), np.zeros_like(nbytes), nbytes, to, planes)
+    return Places(
+        nbytes, nbytes, nbytes, np.arange(len(out)), np.zeros_like(nbytes), nbytes, to, planes
+    )
 
 
 def compressed(zstd: Zstd, given: Sequence[bytes | memoryview]) -> list[bytes]:
@@ -49,7 +58,7 @@ def compressed(zstd: Zstd, given: Sequence[bytes | memoryview]) -> list[bytes]:
 
 def expanded(zstd: Zstd, frames: list[bytes], sizes: list[int]) -> list[bytes]:
     out = [np.full(size, 0xAA, np.uint8) for size in sizes]
-    zstd.expand(frames, whole(*out))
+    expand(zstd, frames, whole(*out))
     return [one.tobytes() for one in out]
 
 
@@ -99,8 +108,8 @@ def test_pieces_that_lie_one_behind_the_other_come_back_and_gaps_are_left_alone(
         at += len(piece)
     order = chance.sample(range(120), 120) if len(gaps) == 2 else range(120)
     zstd = Zstd(threads=threads)
-    zstd.expand(
-        compressed(zstd, [given[n] for n in order]), whole(*[destinations[n] for n in order])
+    expand(
+        zstd, compressed(zstd, [given[n] for n in order]), whole(*[destinations[n] for n in order])
     )
     assert memory.tobytes() == expected.tobytes()
 
@@ -125,12 +134,11 @@ def test_parts_of_a_frame_go_to_their_places_and_the_rest_of_it_nowhere(
             at += nbytes + chance.choice([0, 0, 3])
 
     columns = np.ascontiguousarray(np.array(parts, np.int64).T)
-    places = Places(
-        np.array(list(map(len, given)), np.int64), *columns, np.ones(len(parts), np.int64)
-    )
+    frames = [np.array(sizes, np.int64)] * 3
+    places = Places(*frames, *columns, np.ones(len(parts), np.int64))
     zstd = Zstd(threads=threads)
     for _ in range(2):  # the second time by way of a memory that holds the bytes of the first
-        zstd.expand(compressed(zstd, given), places)
+        expand(zstd, compressed(zstd, given), places)
         assert memory.tobytes() == expected.tobytes()
         memory[:] = 0xAA
 
@@ -155,6 +163,8 @@ def halves(nbytes: int, one: int, other: int, count: int) -> Places:
     half, at = nbytes // 2, np.arange(count)
     to = np.stack([one + at * half, other + at * half], 1).ravel()
     return Places(
+        at,
+        at,
         np.full(count, nbytes),
         at.repeat(2),
         np.tile([0, half], count),
@@ -176,7 +186,7 @@ def test_halves_of_frames_that_go_to_two_stretches_of_memory_come_there(
         first, second = (b"".join(p[a : a + half] for p in given) for a in (0, half))
         for one, other in ((0, 8 + len(first)), (8 + len(first), 0)):
             at = memory.ctypes.data
-            zstd.expand(compressed(zstd, given), halves(nbytes, at + one, at + other, count))
+            expand(zstd, compressed(zstd, given), halves(nbytes, at + one, at + other, count))
             expected = (first, second) if one < other else (second, first)
             assert memory.tobytes() == expected[0] + b"\xaa" * 8 + expected[1] + b"\xaa" * 8
 
@@ -210,7 +220,7 @@ def test_damage_in_a_woven_frame_is_told_with_its_number() -> None:
         given = [*frames[:damaged], frames[damaged][:-1], *frames[damaged + 1 :]]
         words = f"compressed piece {damaged} cannot be expanded"
         with pytest.raises(CorruptBufferError, match=words):
-            zstd.expand(given, halves(5000, at, at + 20_000, 8))
+            expand(zstd, given, halves(5000, at, at + 20_000, 8))
 
 
 def test_the_runs_of_a_batch_are_shared_out_evenly() -> None:
@@ -232,7 +242,7 @@ def test_without_the_threads_of_zstandard_the_caller_compresses_alone(
 
 def test_without_pieces_there_is_no_work() -> None:
     assert compressed(Zstd(), []) == []
-    Zstd().expand([], whole())
+    expand(Zstd(), [], whole())
 
 
 def test_a_frame_is_one_that_any_zstd_reads_and_says_its_size() -> None:
@@ -409,7 +419,7 @@ def test_a_frame_of_another_size_is_refused_before_anything_is_written() -> None
     with pytest.raises(
         CorruptBufferError, match=r"run/b: compressed piece 1 .* 100 bytes where 101"
     ):
-        zstd.expand(frames, whole(*out), "run/b")
+        expand(zstd, frames, whole(*out), "run/b")
     assert not out[0].any()
 
 
@@ -422,7 +432,7 @@ def test_damage_among_pieces_that_are_expanded_as_one_is_told_with_its_number() 
         given = [*frames[:3], damaged, *frames[4:]]
         words = "run/b: compressed piece 3 cannot be expanded"
         with pytest.raises(CorruptBufferError, match=words):
-            zstd.expand(given, whole(*out), "run/b")
+            expand(zstd, given, whole(*out), "run/b")
         assert not memory[-50:].any()
 
 
@@ -468,7 +478,7 @@ def test_a_damaged_frame_is_an_error_or_gives_no_more_than_its_destination(nbyte
             damaged[at : at + 20] = chance.randbytes(20)
         memory = np.zeros(nbytes + 64, np.uint8)
         try:
-            zstd.expand([bytes(damaged)], whole(memory[:nbytes]))
+            expand(zstd, [bytes(damaged)], whole(memory[:nbytes]))
         except CorruptBufferError as error:
             refused.append(str(error))
         assert not memory[nbytes:].any()
@@ -515,7 +525,7 @@ def test_a_frame_of_an_unknown_dictionary_is_told_apart_before_anything_is_writt
     words = f"made with dictionary {zstd.dictionary_id}"
     for reader, loaded in ((Zstd(), "none is loaded"), (Zstd(dictionary=other), "is loaded")):
         with pytest.raises(UnknownDictionaryError, match=words) as caught:
-            reader.expand(frames, whole(*out), "run/b")
+            expand(reader, frames, whole(*out), "run/b")
         assert loaded in str(caught.value)
         assert str(caught.value).startswith("run/b: compressed piece 1")
         assert not out[0].any()

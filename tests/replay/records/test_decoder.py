@@ -402,9 +402,9 @@ def test_frames_that_a_row_has_several_times_are_decompressed_once() -> None:
     compressed = [chunk for chunk in located.form.chunks if chunk.codec is Codec.ZSTD]
     calls: list[int] = []
 
-    def expand(sources: Sequence[memoryview], places: Places, where: str) -> None:
-        calls.append(len(sources))
-        zstd.expand(sources, places, where)
+    def expand(places: Places, where: str) -> None:
+        calls.append(len(places.at))
+        zstd.expand(places, where)
 
     assert alike(Decoder(expand).dense(batch), steps)
     (count,) = calls
@@ -510,9 +510,9 @@ def test_some_entries_are_read_without_the_others(way: Encoder) -> None:
     ]
     asked: list[int] = []
 
-    def expand(sources: Sequence[memoryview], places: Places, where: str) -> None:
-        asked.append(len(sources))
-        zstd.expand(sources, places, where)
+    def expand(places: Places, where: str) -> None:
+        asked.append(len(places.at))
+        zstd.expand(places, where)
 
     def own(chunk: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
         asked.append(about["shape"].numel())
