@@ -44,10 +44,6 @@ class RecordCodec:
         )
         self._compresses = level is not None  # with zstd
 
-    def listed(self, data: Any) -> Any:
-        """A batch that can be looked at twice."""
-        return list(data)
-
     def join(self, engine: Engine) -> None:
         """Be the codec of this buffer: its dictionary is used, and its name in messages."""
         self._engine = engine
@@ -75,7 +71,7 @@ class RecordCodec:
         if trainer is None or self._engine is None or zstd.dictionary_id:
             return self.encoder.encode(data, single, apart=apart)
         if not single:
-            data = self.listed(data)
+            data = self.encoder.listed(data)
         batch = self.encoder.encode(data, single, apart=apart)
         if not trainer.done:
             samples = self.encoder.samples(data, single)

@@ -77,6 +77,8 @@ class Encoder:
             zstd, and 2 µs a piece. With ``own``, or while frames that an item shares with itself
             are looked for, 100 µs more of a single item.
         """
+        if not single and len(data := self.listed(data)) == 1:
+            (data,), single = self.items(data), True
         if single:
             return self._one(describe(data), apart)
         groups = self.columns(data)
@@ -98,9 +100,17 @@ class Encoder:
                     found += map(bytes, _views(pieces.addresses[:, at], sizes))
         return found
 
+    def listed(self, data: Any) -> Any:
+        """A batch that can be looked at twice, and has a length."""
+        return list(data)
+
+    def items(self, data: Any) -> list[Any]:
+        """Those of a batch."""
+        return list(data)
+
     def columns(self, data: Any) -> list[tuple[NDArray[np.int64], Columns]]:
         """Items by kind, and where they are in a batch."""
-        return of_items(list(data))
+        return of_items(self.items(data))
 
     def _plan(self, kind: Kind) -> EncodingPlan:
         plan = self._plans.get(kind.key)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.memory.record_format import Codec
 from shmbuffer.numpy.records import encoder
-from shmbuffer.numpy.records.columns import Columns, of_items
+from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.numpy.records.encoder import Addresses, Sizes
 from shmbuffer.numpy.records.plan import EncodingPlan
@@ -48,18 +48,19 @@ class Encoder(encoder.Encoder):
         super().__init__(zstd=zstd, keys=keys, share=share)
         self.own = own
 
+    def listed(self, data: Any) -> Any:
+        """See `numpy.records.encoder`."""
+        return data if is_batch(data) and len(data.shape) else unbound(data)
+
+    def items(self, data: Any) -> list[Any]:
+        """See `numpy.records.encoder`."""
+        return unbound(data)
+
     def columns(self, data: Any) -> list[tuple[NDArray[np.int64], Columns]]:
         """See `numpy.records.encoder`; of a batch as it is, where it can be."""
-        if (
-            self.own is None
-            and is_batch(data)
-            and len(data.shape)
-            and (count := int(data.shape[0]))
-        ):
-            columns = of_batch(data)
-            if columns is not None:
-                return [(np.arange(count), columns)]
-        return of_items(unbound(data))
+        count = len(data) if self.own is None and is_batch(data) else 0
+        columns = of_batch(data) if count else None
+        return super().columns(data) if columns is None else [(np.arange(count), columns)]
 
     def by_own(
         self, plan: EncodingPlan, columns: Columns, keeps: list[Any]

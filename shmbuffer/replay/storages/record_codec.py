@@ -15,7 +15,7 @@ import torch
 
 from shmbuffer.memory import RecordBatch
 from shmbuffer.numpy.records import codec
-from shmbuffer.replay.form.batches import is_batch, stack_lazily, unbound
+from shmbuffer.replay.form.batches import stack_lazily
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 
@@ -80,10 +80,6 @@ class RecordCodec(codec.RecordCodec):
         self.decoder: Decoder = Decoder(
             self.expand, device, None if decompress is None else with_metadata(decompress)
         )
-
-    def listed(self, data: Any) -> Any:
-        """See `numpy.records.codec`."""
-        return data if is_batch(data) else unbound(data)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(RecordCodec, **self._config), ()

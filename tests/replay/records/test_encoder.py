@@ -601,6 +601,24 @@ def test_a_pytree_is_not_a_batch(tree: Any, encoder: Encoder) -> None:
         encoder.encode(tree)
 
 
+def test_a_batch_of_one_is_laid_out_as_that_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = transitions(3)
+    steps["note"] = NonTensorStack("a", "b", "c")
+    steps.names = ["time"]
+    item = steps[1]
+    expected = Encoder().encode(item, single=True)
+    assert expected.body(0).tobytes() == Encoder().encode(steps).body(1).tobytes()
+
+    def apart(self: Encoder, data: Any) -> Any:
+        raise AssertionError("columns of one item")
+
+    monkeypatch.setattr(Encoder, "columns", apart)
+    for batch in (steps[1:2], [item], iter([item]), lazy_stack([item])):
+        found = Encoder().encode(batch)
+        assert found.data.tobytes() == expected.data.tobytes(), type(batch)
+        assert found.sizes.tolist() == expected.sizes.tolist()
+
+
 def test_data_without_a_dimension_are_no_batch(encoder: Encoder) -> None:
     for data in (torch.tensor(1), np.array(1), TensorDict({"a": torch.zeros(3)})):
         with pytest.raises(RuntimeError, match="without a batch dimension is one item"):
