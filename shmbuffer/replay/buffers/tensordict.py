@@ -306,7 +306,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return None
         storage, key = self._storage, self._priority_key
         rows = isinstance(storage, TensorStorage)
-        if isinstance(data, (list, LazyStackedTensorDict)) and not (single or rows):
+        if not (single or rows) and isinstance(data, (list, LazyStackedTensorDict)):
             items = data if isinstance(data, list) else list(data.unbind(0))
             raw = priority_entry.in_items(items, key, sampler.reduction)
         else:
