@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Event
 from typing import Any, ClassVar
 
 import pytest
@@ -195,3 +197,26 @@ def test_a_factory_that_fails_is_asked_again() -> None:
         len(rb)
     rb.extend(torch.arange(3))
     assert rb[:].tolist() == [1, 2, 3]
+
+
+def test_threads_that_use_it_first_together_make_the_parts_once() -> None:
+    made, inside, other = [], Event(), Event()
+
+    def make() -> LazyTensorStorage:
+        made.append("storage")
+        inside.set()
+        other.wait(5)  # until the other thread is about to look, too
+        return LazyTensorStorage(10)
+
+    def extend_too() -> Any:
+        other.set()
+        return rb.extend(torch.arange(3))
+
+    rb = ReplayBuffer(storage=make, batch_size=4, delayed_init=True)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(rb.extend, torch.arange(3))
+        assert inside.wait(40)
+        second = pool.submit(extend_too)
+        written = [*first.result(40).tolist(), *second.result(40).tolist()]
+    assert sorted(written) == list(range(6))
+    assert made == ["storage"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from threading import RLock
+from typing import Any, Self, cast
 
 import torch
 
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import Engine, RateLimiter
 from shmbuffer.replay.buffers.description import describe
+from shmbuffer.replay.buffers.late import LatePart
 from shmbuffer.replay.buffers.plan import Plan
 from shmbuffer.replay.buffers.prefetch import Draws, Prefetcher
 from shmbuffer.replay.eager import eager
@@ -47,10 +49,10 @@ def shareable(storage: Storage, what: str) -> Engine:
 class Parts:
     """Storage, sampler, writer and transforms, and the plan made from them."""
 
-    _storage: Storage
-    _sampler: Sampler
-    _writer: Writer
-    _transform: Compose
+    _storage: Storage = cast(Any, LatePart())
+    _sampler: Sampler = cast(Any, LatePart())
+    _writer: Writer = cast(Any, LatePart())
+    _transform: Compose = cast(Any, LatePart())
     _plan: Plan
     _sample_unit: SampleUnit | None
     _collate_fn: Callable[[Any], Any] | None
@@ -62,6 +64,7 @@ class Parts:
     _shared: bool
     _pin_memory: bool
     _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
+    _making: RLock  # while the parts are made
     _makers: dict[str, Any] | None  # of the parts; None once they are made
     _also_chooses = ""  # what chooses items besides the sampler; then samples are made by parts
     _closed = False

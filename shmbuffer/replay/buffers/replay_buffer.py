@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable, Iterable
-from functools import cache
-from typing import Any, ClassVar
+from threading import RLock
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -16,6 +15,7 @@ from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import StorageOrder
 from shmbuffer.replay.buffers.arguments import refuse
 from shmbuffer.replay.buffers.columnar import Columnar
+from shmbuffer.replay.buffers.late import LatePlan
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.publishing import Publishing
 from shmbuffer.replay.buffers.reserving import Reserving
@@ -32,7 +32,6 @@ from shmbuffer.replay.units import SampleUnit
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
 DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage gets, as in TorchRL
-_PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform", "_plan"))
 
 
 class ReplayBuffer(
@@ -166,15 +165,11 @@ class ReplayBuffer(
             "checkpointer": checkpointer,
             "rate_limiter": rate_limiter,
         }
+        self._making = RLock()
         if transform_factory is not None if delayed_init is None else delayed_init:
-            self._make_parts_later()
+            self._plan = cast(Any, LatePlan(self))
         else:
             self._make_parts()
-
-    def _make_parts_later(self) -> None:
-        """Make the parts as soon as one of them is looked for."""
-        cls: Any = type(self)
-        self.__class__ = _delayed(cls)
 
     def _make_parts(self) -> None:
         """Make the parts, once."""
@@ -220,17 +215,19 @@ class ReplayBuffer(
     def __getstate__(self) -> dict[str, Any]:
         self._drop_prefetched()
         depth = None if self._prefetcher is None else self._prefetcher.depth
-        state = {name: part for name, part in self.__dict__.items() if name != "_plan"}
+        own = ("_plan", "_making")
+        state = {name: part for name, part in self.__dict__.items() if name not in own}
         return {**state, "_prefetcher": depth, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._making = RLock()
         if (depth := state["_prefetcher"]) is not None:
             self._prefetcher = Prefetcher(depth, self._order, self._go_to)
         if self._makers is None:
             self._join()
         else:
-            self._make_parts_later()
+            self._plan = cast(Any, LatePlan(self))
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -319,47 +316,6 @@ class ReplayBuffer(
             if index is not None:
                 return index  # type: ignore[no-any-return]
         return self._written(data, False, None, timeout)  # type: ignore[no-any-return]
-
-
-class _Delayed:
-    """In front of the class of a buffer until its parts are made: looking for one makes them.
-
-    It is not the buffer's class that looks: with ``__getattr__`` every attribute costs more, found
-    or not.
-    """
-
-    def __init_subclass__(cls) -> None:
-        """The hooks of the buffer's class are for those that users derive from it."""
-
-    def __getattr__(self, name: str) -> Any:
-        cls: Any = type(self).__mro__[2]
-        if name not in _PARTS:  # where a user's class has no hook, the usual error
-            return getattr(cls, "__getattr__", object.__getattribute__)(self, name)
-        self.__class__ = cls
-        makers: Any = vars(self)["_makers"]
-        try:
-            cls._make_parts(self)
-        except BaseException:
-            for part in _PARTS & vars(self).keys():
-                delattr(self, part)
-            self._makers = makers
-            cls._make_parts_later(self)
-            raise
-        return self.__dict__[name]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        cls = type(self).__mro__[2]
-        found = super().__reduce_ex__(max(protocol, 2))
-        if found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
-            return found
-        return cls.__new__, (cls, *found[1][1:]), *found[2:]
-
-
-@cache
-def _delayed(cls: Any) -> Any:
-    """The class of a buffer until its parts are made."""
-    said = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls)(cls.__name__, (_Delayed, cls), said)
 
 
 def _consuming(sampler: Any, count: Any, prefetch: int | None) -> Any:
