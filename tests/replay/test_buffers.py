@@ -509,6 +509,18 @@ def test_lists_take_dicts_as_rows_do(
     rb.storage.close()
 
 
+def test_a_list_buffer_names_the_leaf_that_no_tensor_can_be_made_of() -> None:
+    class Broken:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise ValueError("not ready")
+
+    rb = TensorDictReplayBuffer(storage=ListStorage(10))
+    for data in ({"obs": Broken()}, {"act": torch.ones(3), "obs": Broken()}):
+        with pytest.raises(TypeError, match="leaf 'obs' of the batch is a Broken, and no tensor"):
+            rb.extend(data)
+    assert len(rb) == 0
+
+
 def test_the_data_are_not_changed_by_writing_them(make: Any) -> None:
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=2)
     data, item = items(3), items(1)[0]

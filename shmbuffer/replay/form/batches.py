@@ -102,6 +102,11 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
     tensors = {path: one for path, one in leaves_of(entries).items() if is_array(one)}
     lead = None
     for path, one in tensors.items():
+        if not hasattr(one, "shape"):
+            raise TypeError(
+                f"leaf {'.'.join(path)!r} of the batch is a {type(one).__name__}, and no tensor "
+                "can be made of it; give a tensor or an array, or a list of dicts, one an item"
+            )
         lead = one.shape[:dims] if lead is None else lead
         if len(one.shape) < dims or one.shape[:dims] != lead:
             raise ValueError(
