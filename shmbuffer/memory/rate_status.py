@@ -16,7 +16,7 @@ from shmbuffer.memory.consumer_status import ConsumerStatus
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.layout import EntryState, Limit, Phase, Role, Side, Why
 
-_ROUNDING = 1e-6  # of a sample, as the core has it
+ROUNDING = 1e-6  # of a sample, as the core has it
 _LONG_S = 1.0  # a side that did something since then is at it
 
 
@@ -56,11 +56,11 @@ class RateStatus:
                 return Why.VERSION
             if self.wanted is not None and self.filled >= self.min_size:
                 after = self.ahead + (self.pending + self.reserved + count) * self.wanted
-                return Why.AHEAD if after > self.error_buffer + _ROUNDING else None
+                return Why.AHEAD if after > self.error_buffer + ROUNDING else None
             return None
         if self.size < self.min_size:
             return Why.FEW
-        if self.wanted is not None and self.ahead - count < -self.error_buffer - _ROUNDING:
+        if self.wanted is not None and self.ahead - count < -self.error_buffer - ROUNDING:
             return Why.BEHIND
         if self.queued is not None:
             return Why.SHORT if self.left < count else None

@@ -51,7 +51,7 @@ LOOK_S = 0.1
 SAY_S = 30.0
 """Between two warnings."""
 
-_FILLING_S = 0.0002  # between two looks at a ring that is empty because all of it is being written
+FILLING_S = 0.0002  # between two looks at a ring that is empty because all of it is being written
 _PATIENCE_S = 0.1  # a turn that is not used for this long goes to the end of the queue
 
 
@@ -129,7 +129,7 @@ class Calls:
             elif result == -_core.FORKED:
                 seat.rejoin()
             elif result == -_core.NOTHING and self._is_being_filled(limit):
-                time.sleep(_FILLING_S)
+                time.sleep(FILLING_S)
             else:
                 raise_for_status(seat, -result, what, priorities, index)
             require_linked(seat)

@@ -9,7 +9,6 @@ import pytest
 
 from shmbuffer import RateLimiter, RateLimitError
 from shmbuffer.distributed.shards.bank import (
-    ALONE_S,
     GONE_S,
     LAPSE_S,
     Bank,
@@ -17,6 +16,7 @@ from shmbuffer.distributed.shards.bank import (
     Report,
     latest,
 )
+from shmbuffer.memory.sides import ALONE_S
 from tests.selection import seeds
 
 CAPACITY = 10_000

@@ -24,6 +24,8 @@ from typing import NamedTuple
 from shmbuffer.errors import RateLimitError
 from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.layout import Alone
+from shmbuffer.memory.rate_status import ROUNDING
+from shmbuffer.memory.sides import ALONE_S
 
 LAPSE_S = 2.0
 """How long a learner may draw by a lease, counted from its request."""
@@ -33,11 +35,6 @@ GONE_S = 3.0
 
 PEER_S = 60.0
 """How long a learner counts as a client after its last message."""
-
-ALONE_S = 1.0
-"""How long a side has to be without clients before it counts as left."""
-
-_ROUNDING = 1e-6
 
 
 class Report(NamedTuple):
@@ -225,7 +222,7 @@ class Bank:
         """Items that may be leased to writers."""
         assert self.limiter is not None
         assert self.ratio is not None
-        drawn = self.drawn - self.ledger.passed + self.limiter.tolerance + _ROUNDING
+        drawn = self.drawn - self.ledger.passed + self.limiter.tolerance + ROUNDING
         return self.ledger.free + math.floor(drawn / self.ratio) - self.leased
 
     def _samples_left(self) -> int:
@@ -233,7 +230,7 @@ class Bank:
         assert self.limiter is not None
         assert self.ratio is not None
         done = (self.inserted - self.ledger.free) * self.ratio
-        most = self.ledger.passed + math.floor(done + self.limiter.tolerance + _ROUNDING)
+        most = self.ledger.passed + math.floor(done + self.limiter.tolerance + ROUNDING)
         return most - self._samples
 
     # -- leases of writers -----------------------------------------------------------------------

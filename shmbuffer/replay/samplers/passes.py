@@ -20,13 +20,12 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring, slots
 from shmbuffer.memory.deadline import WRITE_TIMEOUT_S
 from shmbuffer.memory.layout import SlotState
+from shmbuffer.memory.waiting import FILLING_S
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, in_storage
 from shmbuffer.replay.storages.mover import draw_from
-
-_FILLING_S = 0.0002  # between two looks at a place that is being written
 
 
 class Pass(NamedTuple):
@@ -100,7 +99,7 @@ def wait_for(ring: Ring | None, elements: Ints) -> bool:
             return True
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_FILLING_S)
+        time.sleep(FILLING_S)
     return True
 
 
