@@ -66,6 +66,11 @@ class Engine:
         self.path: Path | None = seat.ground.path
         self.report: RecoveryReport | None = None
 
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self.seat.state().name
+        capacity = "" if self.closed or self._ring is None else f", capacity={self._ring.capacity}"
+        return f"Engine({self.where!r}, {state}{capacity})"
+
     # Creating and joining.
 
     @classmethod

@@ -74,6 +74,9 @@ class Directory:
         self.identity = (found.st_dev, found.st_ino)  # device and inode
         self.file = file  # what owns its descriptor
 
+    def __repr__(self) -> str:
+        return f"Directory({str(self.path)!r}{', closed' if self.file.fd < 0 else ''})"
+
     @classmethod
     def open(
         cls,

@@ -70,6 +70,9 @@ class Registry:
         self._control = control
         self._directory = directory
 
+    def __repr__(self) -> str:
+        return f"Registry({self._control.where!r}, entries={[entry for entry, _ in self.live()]})"
+
     def identity(self, entry: int) -> Identity:
         """The identity in the entry."""
         found = self._control.entries[entry]

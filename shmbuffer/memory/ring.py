@@ -76,6 +76,10 @@ class Ring(HasTotals):
             self.records = Records(self._calls, self.tree, self.live, leaves[0])
             self._leaf_maps = []
 
+    def __repr__(self) -> str:
+        leaves = ", ".join(leaf.name for leaf in self.schema.leaves) or "records or objects"
+        return f"Ring({self.seat.where!r}, capacity={self.capacity}, {leaves})"
+
     # One load each; no lock.
 
     @property

@@ -1335,3 +1335,19 @@ def test_a_superblock_that_says_closing_is_finished_by_the_next_to_open(path: Pa
     with pytest.raises(BufferNotFoundError):
         Engine.open(path, None)
     assert not path.exists()
+
+
+def test_handles_say_what_they_are_handles_of(path: Path) -> None:
+    item = schema(50)
+    with Engine.open(path, Settings(50)) as engine:
+        where = repr(str(path))
+        assert repr(engine) == f"Engine({where}, NO_SCHEMA)"
+        ring = engine.define(item)
+        assert repr(engine) == f"Engine({where}, READY, capacity=50)"
+        assert repr(ring) == f"Ring({where}, capacity=50, number, next.obs, done, nothing)"
+        assert repr(engine.seat.registry) == f"Registry({where}, entries=[0])"
+        directory = engine.seat.ground.directory
+        assert repr(directory) == f"Directory({where})"
+    assert repr(engine) == f"Engine({where}, closed)"
+    assert repr(directory) == f"Directory({where}, closed)"
+    assert repr(engine.seat.registry).startswith("Registry(")

@@ -350,6 +350,12 @@ def test_a_directory_that_holds_a_buffer_is_refused_at_the_first_write(tmp_path:
     assert isinstance(caught.value, RuntimeError)
 
 
+def test_a_storage_in_a_directory_says_which(tmp_path: Path) -> None:
+    with LazyBuffer(tmp_path / "items") as rb:
+        assert repr(rb.storage).endswith(f", max_size=10, scratch_dir={str(tmp_path / 'items')!r})")
+    assert "scratch_dir" not in repr(LazyMemmapStorage(10))
+
+
 def LazyBuffer(path: Path, **options: Any) -> ReplayBuffer:  # noqa: N802 - a buffer's constructor
     return ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=path, **options), batch_size=2)
 

@@ -138,6 +138,11 @@ class LazyMemmapStorage(LazyTensorStorage):
             max_size, device="cpu" if on_cpu else device, ndim=ndim, compilable=compilable
         )
 
+    def __repr__(self) -> str:
+        if not self.shared:
+            return super().__repr__()
+        return f"{super().__repr__()[:-1]}, scratch_dir={str(self.scratch_dir)!r})"
+
     @classmethod
     def from_engine(
         cls, engine: Engine, *, device: torch.device | str = "cpu"
