@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.labelled import within
@@ -309,22 +310,22 @@ class PromptGroupSampler(Consumes):
         table = self._index.table
         numbers = self._numbers(key, table.marked, groups)
         elements = np.empty((groups, wanted), np.int64)
-        at = numbers.ctypes.data, groups
+        at = address(numbers), groups
         if self.strategy == "random":
-            self._warn_if(table.some(*at, wanted, key ^ 1, elements.ctypes.data) < wanted)
+            self._warn_if(table.some(*at, wanted, key ^ 1, address(elements)) < wanted)
             return elements.reshape(-1)
         sizes = np.empty(groups, np.int64)
-        table.sizes(*at, sizes.ctypes.data)
+        table.sizes(*at, address(sizes))
         for size in np.unique(sizes).tolist():
             which = np.flatnonzero(sizes == size)
             members = np.empty((len(which), size), np.int64)
             chosen = np.ascontiguousarray(numbers[which])
-            table.members(chosen.ctypes.data, len(which), size, members.ctypes.data)
+            table.members(address(chosen), len(which), size, address(members))
             elements[which, : min(size, wanted)] = self._within(members, min(size, wanted))
             if size < wanted:
                 self._warn_if(True)
                 rest = np.empty((len(which), wanted), np.int64)
-                table.some(chosen.ctypes.data, len(which), wanted, key ^ size, rest.ctypes.data)
+                table.some(address(chosen), len(which), wanted, key ^ size, address(rest))
                 elements[which, size:] = rest[:, size:]
         return elements.reshape(-1)
 
@@ -335,9 +336,10 @@ class PromptGroupSampler(Consumes):
             raise self._too_few(groups, there)
         if groups:
             once = min(there, groups)
-            self._index.table.choose(key, there, once, numbers.ctypes.data)
-            self._warn_if(once < groups)
-            numbers[once:] = np.resize(numbers[:once], groups - once)
+            self._index.table.choose(key, there, once, address(numbers))
+            if once < groups:
+                self._warn_if(True)
+                numbers[once:] = np.resize(numbers[:once], groups - once)
         return numbers
 
     def _too_few(self, groups: int, there: int) -> EmptyBufferError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.compat.samplers import read_integers, write_numbers
@@ -239,9 +240,7 @@ class StalenessAwareSampler(Consumes):
         if old.any():
             elements = np.empty(int(counts[old].sum()), np.int64)
             mask = old.astype(np.float64)
-            count = self._index.table.freshest(
-                mask.ctypes.data, len(elements), elements.ctypes.data
-            )
+            count = self._index.table.freshest(address(mask), len(elements), address(elements))
             self._claims.drop(ring, consumer, elements[:count])
 
     def _drawn(
@@ -305,12 +304,12 @@ class StalenessAwareSampler(Consumes):
         weights = self._weights(staleness, counts, version)
         elements, labels = np.empty((2, batch_size), np.int64)
         if self.freshest_first:
-            found = table.freshest(weights.ctypes.data, batch_size, elements.ctypes.data)
+            found = table.freshest(address(weights), batch_size, address(elements))
             elements = np.ascontiguousarray(np.resize(elements[:found], batch_size))
         elif batch_size:
             again = batch_size > int(counts[weights > 0].sum())
-            table.draw(weights.ctypes.data, key, batch_size, again, elements.ctypes.data)
-        table.of(elements.ctypes.data, batch_size, labels.ctypes.data)
+            table.draw(address(weights), key, batch_size, again, address(elements))
+        table.of(address(elements), batch_size, address(labels))
         return elements, version - labels
 
     def _weights(self, staleness: Ints, counts: Ints, version: int) -> Floats:

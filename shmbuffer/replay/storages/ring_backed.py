@@ -285,7 +285,7 @@ class RingBacked(Storage):
         if mover.lanes or not is_plain(index):
             elements = torch.from_numpy(ravel(index, mover.lanes))
         found = mover.read_chosen(elements, tickets)
-        return None if found is None else self.to_device(mover.build(found, (len(elements),)))
+        return None if found is None else self.to_device(mover.build(found, tuple(elements.shape)))
 
     def tickets(self, index: Any) -> torch.Tensor:
         """The tickets int64 ``[n]`` of the items at ``index``; -1 without an item.

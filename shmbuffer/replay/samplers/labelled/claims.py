@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shmbuffer._native._core import address
 from shmbuffer.memory import slots as slot_words
 from shmbuffer.memory.ledger import DONE, HELD_HERE, LEASES, TO_GIVE, Taken
 from shmbuffer.memory.sides import ALONE_S
@@ -92,7 +93,7 @@ class Claims:
         if not self._whole:
             self._drop_of_index(given[self._index.kins(given) >= 0])
             return
-        table.take(given.ctypes.data, len(given), True)
+        table.take(address(given), len(given), True)
         done = self._index.kins(given[states[given] == DONE])
         done = done[done >= 0]
         rest = free[np.isin(self._index.kins(free), done)] if len(done) else done
@@ -102,7 +103,7 @@ class Claims:
     def _put_back(self, ring: Ring, slots: Ints) -> None:
         """Items of these slots may be chosen again."""
         if self._whole:
-            self._index.table.take(slots.ctypes.data, len(slots), False)
+            self._index.table.take(address(slots), len(slots), False)
         elif len(back := slots[self._index.kins(slots) < 0]):
             self._index.tell(ring, back)
 
@@ -237,7 +238,7 @@ class Claims:
         """They are somebody's."""
         first = np.ascontiguousarray(groups[:, 0])
         if self._whole:
-            self._index.table.take(first.ctypes.data, len(first), True)
+            self._index.table.take(address(first), len(first), True)
         else:
             self._drop_of_index(first)
 
@@ -250,7 +251,7 @@ class Claims:
 
     def _drop_of_index(self, elements: Ints) -> None:
         elements = np.ascontiguousarray(elements)
-        self._index.table.drop(elements.ctypes.data, len(elements))
+        self._index.table.drop(address(elements), len(elements))
         self._index.settle()
 
     def _tickets(self, ring: Ring, elements: Ints) -> tuple[Ints, Flags]:

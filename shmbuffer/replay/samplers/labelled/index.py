@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots as slot_words
 from shmbuffer.replay.samplers.labelled.reading import columns_of, entries_of, entry_of_items
@@ -206,7 +207,7 @@ class LabelIndex:
         went = np.frombuffer(gone, np.int64)
         if self._limit:
             may_be_back = np.ascontiguousarray(self._elements(ring, went[follower.over :]))
-            table.away(may_be_back.ctypes.data, len(may_be_back))
+            table.away(address(may_be_back), len(may_be_back))
             went = went[: follower.over]
         if len(went):
             self._drop(ring, went if anew else _not_again(ring, went, parts, before))
@@ -221,7 +222,7 @@ class LabelIndex:
         if not self._room.shape[1]:
             self._room = np.empty((2, _PIECE), np.int64)
         slots, reach = self._room
-        while count := self._follower.next(slots.ctypes.data, reach.ctypes.data, _PIECE):
+        while count := self._follower.next(address(slots), address(reach), _PIECE):
             yield slots[:count].copy()
 
     def tell(self, ring: Ring, slots: Ints) -> None:
@@ -244,11 +245,11 @@ class LabelIndex:
         if self.values is not None:
             self.values[elements] = means_of(columns[1])
         now = time.monotonic_ns() if self._limit else 0
-        self.table.put(at.ctypes.data, labels.ctypes.data, len(at), first, now)
+        self.table.put(address(at), address(labels), len(at), first, now)
 
     def _drop(self, ring: Ring, slots: Ints) -> None:
         elements = np.ascontiguousarray(self._elements(ring, slots))
-        self.table.drop(elements.ctypes.data, len(elements))
+        self.table.drop(address(elements), len(elements))
 
     @staticmethod
     def _elements(ring: Ring, slots: Ints) -> Ints:
@@ -262,7 +263,7 @@ class LabelIndex:
     def kins(self, elements: Ints) -> Ints:
         """A number for the group, or the version, of each element; -1: it is in none."""
         found = np.empty(len(elements), np.int64)
-        self.table.kins(elements.ctypes.data, len(elements), found.ctypes.data)
+        self.table.kins(address(elements), len(elements), address(found))
         return found
 
     def settle(self) -> None:
@@ -272,15 +273,15 @@ class LabelIndex:
     def labels(self, elements: Ints) -> Ints:
         """The label of each element, int64 ``[n]``."""
         found = np.empty_like(elements)
-        self.table.of(elements.ctypes.data, len(elements), found.ctypes.data)
+        self.table.of(address(elements), len(elements), address(found))
         return found
 
     def groups(self, key: int, most: int, size: int) -> Ints:
         """So many whole groups, or all that may be drawn, by chance; ``[groups, size]``."""
         there = min(self.table.marked, most)
         numbers, found = np.empty(there, np.int64), np.empty((there, size), np.int64)
-        self.table.choose(key, self.table.marked, there, numbers.ctypes.data)
-        self.table.some(numbers.ctypes.data, there, size, key ^ 1, found.ctypes.data)
+        self.table.choose(key, self.table.marked, there, address(numbers))
+        self.table.some(address(numbers), there, size, key ^ 1, address(found))
         return found
 
     def fresh(self, version: int, most: int, key: int, count: int, *out: int) -> bool | None:
@@ -291,7 +292,7 @@ class LabelIndex:
     def tickets(self, elements: Ints) -> Ints | None:
         """Tickets of items of the table, int64 ``[n]``; None where one was written over since."""
         found = np.empty(len(elements), np.int64)
-        out = elements.ctypes.data, len(elements), found.ctypes.data
+        out = address(elements), len(elements), address(found)
         return found if self.table.tickets(self._follower, *out) else None
 
 
