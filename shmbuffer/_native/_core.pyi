@@ -437,6 +437,7 @@ def runs(
     planes: int,
     parts: int,
     most: int,
+    woven: int,
     at: int,
     out: int,
     /,

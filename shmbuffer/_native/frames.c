@@ -101,13 +101,13 @@ bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int
     return true;
 }
 
-/* The frames from `run` on that can be woven, two by two, at most so many bytes in each of two steps. False: none. */
+/* The frames from `run` on that can be woven, two by two, at most so many bytes. False: none. */
 static bool weave(const struct shmb_places *places, int64_t most, struct shmb_run *run) {
     const uint64_t first = (uint64_t)run->first;
     uint64_t part = (uint64_t)run->part, frames = 0;
     if (part + 2 > places->parts) return false;
     const int64_t whole = places->whole[first], half = whole / 2, into = places->to[part], other = places->to[part + 1];
-    for (uint64_t frame = first; frame < places->frames && (frames < 2 || (int64_t)(frames + 1) * whole <= 2 * most); frame++, frames++, part += 2) {
+    for (uint64_t frame = first; frame < places->frames && (frames < 2 || (int64_t)(frames + 1) * whole <= most); frame++, frames++, part += 2) {
         bool fits = places->whole[frame] == 2 * half && half > 0 && part + 2 <= places->parts;
         for (uint64_t side = 0; fits && side < 2; side++) {
             const int64_t to = (side ? other : into) + (int64_t)frames * half;
@@ -142,11 +142,11 @@ void shmb_unweave(unsigned char *into, unsigned char *other, uint64_t half, uint
     for (uint64_t at = 0; at + 1 < frames; at += 2) exchange(into + (at + 1) * half, other + at * half, half);
 }
 
-uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t *at, struct shmb_run *runs) {
+uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t woven, int64_t *at, struct shmb_run *runs) {
     uint64_t count = 0, part = 0;
     for (uint64_t frame = 0; frame < places->frames;) {
         struct shmb_run run = {.first = (int64_t)frame, .part = (int64_t)part};
-        if (weave(places, most, &run)) {
+        if (weave(places, woven, &run)) {
             frame = (uint64_t)run.end, part = (uint64_t)run.parts_end;
             runs[count++] = run;
             continue;

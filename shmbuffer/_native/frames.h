@@ -57,8 +57,9 @@ struct shmb_run {
     int64_t planar; /* whether some of them are to be joined */
 };
 
-/* Runs of at most `most` bytes a step, or of one frame. Writes them, and where each part is in the bytes of its run; returns how many. */
-uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t *at, struct shmb_run *runs);
+/* Runs of at most `most` bytes, or `woven` ones, or of one frame. Writes them, and where each part is in the bytes of its run;
+ * returns how many. */
+uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t woven, int64_t *at, struct shmb_run *runs);
 
 /* Of so many woven frames that have been expanded, the other halves to their places. */
 void shmb_unweave(unsigned char *into, unsigned char *other, uint64_t half, uint64_t frames);

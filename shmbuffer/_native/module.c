@@ -402,7 +402,7 @@ static PyMethodDef methods[] = {
      "take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at): leaves of located records."},
     {"arrange_parts", shmb_core_arrange_parts, METH_VARARGS, "arrange_parts(parts, room, count, out): by frame; how many of both."},
     {"runs", shmb_core_runs, METH_VARARGS,
-     "runs(whole, frames, frame, before, nbytes, to, planes, parts, most, at, out): frames that are expanded in one step."},
+     "runs(whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out): frames that are expanded in one step."},
     {"unweave", shmb_core_unweave, METH_VARARGS, "unweave(into, other, half, frames): their other halves to their places."},
     {"frames_say", shmb_core_frames_say, METH_VARARGS, "frames_say(at, stored, count, whole, dictionary): that they expand to so much."},
     {"bytes_of", shmb_core_bytes_of, METH_VARARGS, "bytes_of(at, sizes, first, end, step): some pieces as bytes, one behind the other."},

@@ -125,14 +125,14 @@ PyObject *shmb_core_arrange_parts(PyObject *Py_UNUSED(module), PyObject *args) {
     return Py_BuildValue("KK", (unsigned long long)frames, (unsigned long long)left);
 }
 
-/* runs(whole, frames, frame, before, nbytes, to, planes, parts, most, at, out) -> count: see frames.h */
+/* runs(whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out) -> count: see frames.h */
 PyObject *shmb_core_runs(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long whole, frames, frame, before, nbytes, to, planes, parts, most, at, out;
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKK:runs", &whole, &frames, &frame, &before, &nbytes, &to, &planes, &parts, &most, &at, &out))
+    unsigned long long whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKK:runs", &whole, &frames, &frame, &before, &nbytes, &to, &planes, &parts, &most, &woven, &at, &out))
         return NULL;
     const struct shmb_places places = {AT(const int64_t, whole), frames, AT(const int64_t, frame), AT(const int64_t, before),
                                        AT(const int64_t, nbytes), AT(const int64_t, to), AT(const int64_t, planes), parts};
-    return PyLong_FromUnsignedLongLong(shmb_runs(&places, (int64_t)most, AT(int64_t, at), AT(struct shmb_run, out)));
+    return PyLong_FromUnsignedLongLong(shmb_runs(&places, (int64_t)most, (int64_t)woven, AT(int64_t, at), AT(struct shmb_run, out)));
 }
 
 /* unweave(into, other, half, frames): see frames.h */

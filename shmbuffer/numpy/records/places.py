@@ -20,12 +20,8 @@ from shmbuffer.numpy.records.views import readable
 
 _LEAST_RUN_BYTES = 2**16
 _RUN_BYTES = 2**18  # stays in a processor's cache, and a thread does it while another does the next
+_WOVEN_BYTES = 2**21  # these go straight to their places
 _EACH = 4  # runs of a thread, or one would wait for the other at the end
-
-
-def run_bytes(nbytes: int, threads: int) -> int:
-    """Of so many bytes that threads share, how many are expanded, or compressed, in one step."""
-    return min(max(nbytes // (threads * _EACH), _LEAST_RUN_BYTES), _RUN_BYTES)
 
 
 class Places(NamedTuple):
@@ -58,6 +54,7 @@ class Places(NamedTuple):
     def runs(self, threads: int = 1) -> Runs:
         """The frames in order, so many in a run as are worth a step to that many threads."""
         frames, parts = len(self.whole), len(self.frame)
+        share = max(int(self.whole.sum()) // (threads * _EACH), _LEAST_RUN_BYTES)
         at, table = np.empty(parts, np.int64), np.empty((frames, len(Run._fields)), np.int64)
         count = _core.runs(
             address(self.whole),
@@ -68,7 +65,8 @@ class Places(NamedTuple):
             address(self.to),
             address(self.planes),
             parts,
-            run_bytes(int(self.whole.sum()), threads),
+            min(share, _RUN_BYTES),
+            min(share, _WOVEN_BYTES),
             address(at),
             address(table),
         )
