@@ -1,6 +1,6 @@
 """The items of a buffer for other programs: the oldest first, some at a time, priorities left out.
 
-parquet      a leaf a column; see `columns`
+parquet      a leaf a column; see `parquet_file`
 hdf5         a leaf a dataset ``[items, *shape]``, nested keys as groups
 tensordict   a directory for ``TensorDict.load_memmap``
 """
@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.extras import missing
 from shmbuffer.numpy.nodes import LEAF
-from shmbuffer.replay import columns
+from shmbuffer.replay import parquet_file
 from shmbuffer.replay.form.tensors import torch_dtype
 
 
@@ -36,7 +36,7 @@ def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
     if not len(storage):
         raise EmptyBufferError(f"{target}: there is nothing to export yet; nothing was written")
     if kind == "parquet":
-        return columns.write(storage, target, "none")
+        return parquet_file.write(storage, target, "none")
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         count = {"hdf5": _hdf5, "tensordict": _tensordict}[kind](storage, beside)
@@ -53,7 +53,7 @@ def _hdf5(storage: Any, path: Path) -> int:
         import h5py  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise missing("HDF5 files need h5py", "h5", name=error.name) from error
-    rows, count = columns.rows_of(storage, path), 0
+    rows, count = parquet_file.rows_of(storage, path), 0
     for leaf in rows.leaves.leaves:
         if torch_dtype(leaf.dtype) is torch.bfloat16 or leaf.dtype.startswith("float8"):
             raise TypeError(
@@ -61,7 +61,7 @@ def _hdf5(storage: Any, path: Path) -> int:
                 "Parquet or a TensorDict"
             )
     with h5py.File(path, "w") as file:
-        for tensors in columns.in_order_of_age(rows):
+        for tensors in parquet_file.in_order_of_age(rows):
             end = count + len(tensors[0])
             for leaf, tensor in zip(rows.leaves.leaves, tensors, strict=True):
                 name, array = "/".join(leaf.path) or "data", tensor.numpy()
@@ -76,13 +76,13 @@ def _hdf5(storage: Any, path: Path) -> int:
 
 
 def _tensordict(storage: Any, path: Path) -> int:
-    rows, count = columns.rows_of(storage, path), 0
+    rows, count = parquet_file.rows_of(storage, path), 0
     if rows.leaves.node is LEAF:
         raise TypeError(
             f"{path}: an item is one tensor, which no TensorDict names; export it to HDF5"
         )
     room, whole = rows.ring.length // rows.ring.width, TensorDict()
-    for tensors in columns.in_order_of_age(rows):
+    for tensors in parquet_file.in_order_of_age(rows):
         batch = TensorDict({}, [len(tensors[0])])
         for leaf, tensor in zip(rows.leaves.leaves, tensors, strict=True):
             batch.set(leaf.path, tensor)

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.service import roster
-from shmbuffer.service.named import Alone, Named
+from shmbuffer.service.target import Alone, Named
 
 log = logging.getLogger("shmbuffer.service")
 

@@ -9,7 +9,7 @@ from typing import Any
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.watch import panels
-from shmbuffer.watch.changes import Kind
+from shmbuffer.watch.events import Kind
 from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.screen import Screen
 from shmbuffer.watch.tables import Table

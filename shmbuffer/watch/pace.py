@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shmbuffer.watch import changes
-from shmbuffer.watch.changes import Change, Kind
+from shmbuffer.watch import events
+from shmbuffer.watch.events import Change, Kind
 
 RATED = (
     "inserts",
@@ -86,7 +86,7 @@ class Watch:
             last = None
         pace = Pace.nothing(*seen)
         if last is not None and at > self._at:
-            change = changes.between(last, found)
+            change = events.between(last, found)
             seen += [Change(wall_s, kind, text) for kind, text in change.kinds]
             dead = ("died", "reaped")
             self._departed |= {

@@ -386,7 +386,7 @@ def test_keys_of_any_storage(tmp_path: Path, kind: str, keys: str) -> None:
 
 
 def test_keys_that_nobody_has_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmbuffer.replay.samplers.labelled.keys._FEW", 8)
+    monkeypatch.setattr("shmbuffer.replay.samplers.labelled.group_keys._FEW", 8)
     rb = buffer_of(["a", "a"], LazyTensorStorage(4), num_groups=1, group_size=2)
     for number in range(60):
         rb.extend(rows([f"key {number}", f"key {number}"], first=2 * number))

@@ -26,7 +26,7 @@ from shmbuffer import (
 )
 from shmbuffer.extras import MissingExtra
 from shmbuffer.memory.schema import ITEMSIZES
-from shmbuffer.replay import columns
+from shmbuffer.replay import parquet_file
 from tests.crash.harness import ended, fork
 
 pa = pytest.importorskip("pyarrow")
@@ -170,8 +170,8 @@ def test_an_item_that_is_written_over_meanwhile_is_left_out(
 ) -> None:
     rb = buffer(10)
     rb.extend(rows(0, 10))
-    monkeypatch.setattr(columns, "_BATCH_BYTES", 1)
-    in_order = columns.in_order_of_age
+    monkeypatch.setattr(parquet_file, "_BATCH_BYTES", 1)
+    in_order = parquet_file.in_order_of_age
 
     def slowly(*args: Any) -> Any:
         for at, tensors in enumerate(in_order(*args)):
@@ -179,7 +179,7 @@ def test_an_item_that_is_written_over_meanwhile_is_left_out(
                 rb.extend(rows(10, 5))
             yield tensors
 
-    monkeypatch.setattr(columns, "in_order_of_age", slowly)
+    monkeypatch.setattr(parquet_file, "in_order_of_age", slowly)
     assert rb.to_parquet(tmp_path / "x.parquet") == 8
     again = TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
     assert again[:]["id"].tolist() == [0, 1, 2, 5, 6, 7, 8, 9]
@@ -188,7 +188,7 @@ def test_an_item_that_is_written_over_meanwhile_is_left_out(
 def test_batches_are_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rb = buffer()
     rb.extend(rows(0, ITEMS))
-    monkeypatch.setattr(columns, "_BATCH_BYTES", 7 * 45)
+    monkeypatch.setattr(parquet_file, "_BATCH_BYTES", 7 * 45)
     rb.to_parquet(tmp_path / "x.parquet")
     file = pq.ParquetFile(tmp_path / "x.parquet")
     assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [
@@ -322,8 +322,8 @@ def test_a_writer_that_is_killed_leaves_the_file_before(
     rb = buffer()
     rb.extend(rows(0, ITEMS))
     rb.to_parquet(tmp_path / "x.parquet")
-    monkeypatch.setattr(columns, "_BATCH_BYTES", 1)
-    in_order = columns.in_order_of_age
+    monkeypatch.setattr(parquet_file, "_BATCH_BYTES", 1)
+    in_order = parquet_file.in_order_of_age
 
     def until_killed(*args: Any) -> Any:
         for at, tensors in enumerate(in_order(*args)):
@@ -331,7 +331,7 @@ def test_a_writer_that_is_killed_leaves_the_file_before(
                 os.kill(os.getpid(), signal.SIGKILL)
             yield tensors
 
-    monkeypatch.setattr(columns, "in_order_of_age", until_killed)
+    monkeypatch.setattr(parquet_file, "in_order_of_age", until_killed)
     assert ended(fork(lambda: rb.to_parquet(tmp_path / "x.parquet") and None)) == -signal.SIGKILL
     assert len([*tmp_path.iterdir()]) == 2
     assert (TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:] == rb[:]).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmbuffer.watch.changes import Change
+from shmbuffer.watch.events import Change
 from shmbuffer.watch.pace import RATED, Watch
 
 

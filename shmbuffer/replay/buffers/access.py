@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.buffers.parts import Parts
-from shmbuffer.replay.buffers.versions import compared
+from shmbuffer.replay.buffers.patches import compared
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.storages.item_store import changes_of

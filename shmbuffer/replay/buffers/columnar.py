@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from shmbuffer.replay import columns
+from shmbuffer.replay import parquet_file
 from shmbuffer.replay.buffers.access import swap_dims
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.storages import LazyTensorStorage, Storage
@@ -43,7 +43,7 @@ class Columnar(Parts):
 
         Cost: all bytes once; memory for 64 MiB of items.
         """
-        return columns.write(self._storage, path, compression)
+        return parquet_file.write(self._storage, path, compression)
 
     @classmethod
     def from_parquet(
@@ -69,7 +69,7 @@ class Columnar(Parts):
 
         Cost: all bytes once; 64 MiB of memory besides the storage.
         """
-        file = columns.File(path)
+        file = parquet_file.File(path)
         ndim = 1 + len(file.lanes)
         items = file.rows * math.prod(file.lanes)
         if storage is None:

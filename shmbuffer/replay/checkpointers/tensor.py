@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from shmbuffer.memory import Engine, ItemSnapshot
 from shmbuffer.replay.checkpointers.checkpointer import lies_in
-from shmbuffer.replay.checkpointers.columns import copied, make_columns
+from shmbuffer.replay.checkpointers.copies import copied, make_columns
 from shmbuffer.replay.checkpointers.objects import write_objects
 from shmbuffer.replay.checkpointers.restoring import restore
 from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shmbuffer.replay.columns import File
 from shmbuffer.replay.datasets.converted import Source
+from shmbuffer.replay.parquet_file import File
 
 
 def find(name: str) -> Source:

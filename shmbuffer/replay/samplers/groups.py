@@ -14,8 +14,8 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.labelled import within
 from shmbuffer.replay.samplers.labelled.claims import Claims, together
+from shmbuffer.replay.samplers.labelled.group_keys import Keys
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
-from shmbuffer.replay.samplers.labelled.keys import Keys
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
 from shmbuffer.replay.samplers.slicing.entries import path_of
 from shmbuffer.replay.samplers.taking import Consumes

@@ -22,9 +22,9 @@ from shmbuffer.replay.samplers.sampler import (
 )
 from shmbuffer.replay.samplers.slicing.arguments import at_least_one, check_together
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
-from shmbuffer.replay.samplers.slicing.columns import Shown
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.entries import Key
+from shmbuffer.replay.samplers.slicing.flags import Shown
 from shmbuffer.replay.samplers.slicing.marks import Marks
 from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.replay.storages.storage import ring_of

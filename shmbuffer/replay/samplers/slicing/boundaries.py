@@ -19,7 +19,6 @@ from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
-from shmbuffer.replay.samplers.slicing.columns import cuts_of
 from shmbuffer.replay.samplers.slicing.entries import (
     Entries,
     Key,
@@ -30,6 +29,7 @@ from shmbuffer.replay.samplers.slicing.entries import (
     key_of,
     path_of,
 )
+from shmbuffer.replay.samplers.slicing.flags import cuts_of
 from shmbuffer.replay.samplers.slicing.following import Following, put_in_order
 from shmbuffer.replay.samplers.slicing.given import Given
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories

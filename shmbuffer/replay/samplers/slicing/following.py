@@ -28,7 +28,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory import Ring
 from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.numpy.indices import elements_of
-from shmbuffer.replay.samplers.slicing.columns import Shown
+from shmbuffer.replay.samplers.slicing.flags import Shown
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 _PIECE = 2**15  # items to follow together, so that the arrays stay in the second-level cache

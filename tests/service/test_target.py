@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.service.coordinator import Coordinator
-from shmbuffer.service.named import Named
 from shmbuffer.service.spawned import names_of
+from shmbuffer.service.target import Named
 from tests.service import targets
 from tests.service.conftest import Reports
 from tests.service.test_main_module import ends

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shmbuffer.watch.changes import between
+from shmbuffer.watch.events import between
 
 LAST = {
     "items": 15_000,
