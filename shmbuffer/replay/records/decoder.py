@@ -182,16 +182,11 @@ def _objects_of(form: Form) -> set[int]:
 
 
 @lru_cache(256)
-def _dtypes_of(form: Form) -> list[torch.dtype] | None:
-    """Of each leaf of a batch; None where some are no tensors, or not moved in one step."""
-    found = []
-    for chunk in form.chunks:
-        dtype = torch_dtype_of(chunk)
-        by_planes = chunk.planar and chunk.codec is Codec.RAW
-        if dtype is None or chunk.codec is Codec.OWN or by_planes:
-            return None
-        found.append(dtype)
-    return None if _objects_of(form) else found
+def _dtypes_of(form: Form) -> list[Any] | None:
+    """Torch's, of each leaf; None where some are no tensors, or not moved in one step."""
+    refused = [one.codec is Codec.OWN or (one.planar and not one.codec) for one in form.chunks]
+    found = list(map(torch_dtype_of, form.chunks))
+    return None if any(refused) or None in found or _objects_of(form) else found
 
 
 class Reading(decoder.Reading):
@@ -212,7 +207,7 @@ class Reading(decoder.Reading):
         self.transfer.add(column, at + step * np.arange(count), out)
         return self.sent(out)
 
-    def alike(self, located: Located, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    def alike(self, located: Located, dtypes: list[torch.dtype]) -> list[torch.Tensor]:
         """Fresh tensors ``[n, ...]`` of all leaves of records whose dims are the same."""
         count, sizes = len(located.numbers), located.numbers[0].tolist()
         dims = located.form.columns.dims
