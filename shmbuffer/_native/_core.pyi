@@ -421,6 +421,7 @@ def take_apart(
     expanded: int,
     count: int,
     to: int,
+    of_each: bool,
     parts: int,
     room: int,
     at: int,

@@ -44,7 +44,7 @@ static uint64_t *sorted(const int64_t *parts, uint64_t room, uint64_t count, uin
     return order;
 }
 
-bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, int64_t *parts, uint64_t room, uint64_t *at) {
+bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool of_each, int64_t *parts, uint64_t room, uint64_t *at) {
     const uint64_t pieces = leaves->pieces;
     int64_t *before = malloc((pieces + !pieces) * 2 * sizeof *before), *whole = before + pieces;
     if (before == NULL) return false;
@@ -60,7 +60,8 @@ bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, int64_
         }
         for (uint64_t p = 0; p < pieces; p++) {
             const struct shmb_held *held = &leaves->held[p];
-            const int64_t goes = to[p * leaves->count + row], from = leaves->base + offsets[held->head];
+            const int64_t goes = of_each ? to[p * leaves->count + row] : to[p] + (int64_t)row * expanded[p];
+            const int64_t from = leaves->base + offsets[held->head];
             if (goes == 0 || expanded[p] == 0) continue;
             if (!held->compressed) {
                 memcpy((void *)(uintptr_t)goes, (const void *)(uintptr_t)from, (size_t)expanded[p]);

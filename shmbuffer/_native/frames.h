@@ -28,9 +28,10 @@ struct shmb_leaves {
     uint64_t count;
 };
 
-/* What each piece holds, on its way to an address of `to`, [pieces][count]; 0: nobody wants it. Copies what is raw. Adds what is
- * compressed to the parts, of which there is `room` for so many, from `at` on. False: there is no memory for it. */
-bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, int64_t *parts, uint64_t room, uint64_t *at);
+/* What each piece holds, on its way to an address of `to`, [pieces][count]; 0: nobody wants it. Where these are not `of_each`,
+ * but [pieces], the first ones go there, and the others behind them. Copies what is raw. Adds what is compressed to the parts, of
+ * which there is `room` for so many, from `at` on. False: there is no memory for it. */
+bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool of_each, int64_t *parts, uint64_t room, uint64_t *at);
 
 /* Parts by frame, in the order in which they lie in it. False: there is no memory for it. */
 bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int64_t *out, uint64_t *frames, uint64_t *left);

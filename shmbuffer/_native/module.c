@@ -399,7 +399,7 @@ static PyMethodDef methods[] = {
      "lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data): write those."},
     {"record", shmb_core_record, METH_VARARGS, "record(steps, code, dims, pieces): the bytes of one record and where it ends, or None."},
     {"take_apart", shmb_core_take_apart, METH_VARARGS,
-     "take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at): leaves of located records."},
+     "take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, parts, room, at): leaves of located records."},
     {"arrange_parts", shmb_core_arrange_parts, METH_VARARGS, "arrange_parts(parts, room, count, out): by frame; how many of both."},
     {"runs", shmb_core_runs, METH_VARARGS,
      "runs(whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out): frames that are expanded in one step."},

@@ -100,18 +100,19 @@ done:
     return record;
 }
 
-/* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at) -> where the parts end: see frames.h */
+/* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, parts, room, at) -> where the parts
+ * end: see frames.h */
 PyObject *shmb_core_take_apart(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long base, held, pieces, numbers, width, offsets, stored, expanded, count, to, parts, room, at;
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKK:take_apart", &base, &held, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
-                          &to, &parts, &room, &at))
+    unsigned long long base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, parts, room, at;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKK:take_apart", &base, &held, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
+                          &to, &of_each, &parts, &room, &at))
         return NULL;
     const struct shmb_leaves leaves = {(int64_t)base, AT(const struct shmb_held, held), pieces, AT(const int64_t, numbers), width,
                                        AT(const int64_t, offsets), AT(const int64_t, stored), AT(const int64_t, expanded), count};
     uint64_t end = at;
     bool done;
     Py_BEGIN_ALLOW_THREADS
-    done = shmb_take_apart(&leaves, AT(const int64_t, to), AT(int64_t, parts), room, &end);
+    done = shmb_take_apart(&leaves, AT(const int64_t, to), of_each != 0, AT(int64_t, parts), room, &end);
     Py_END_ALLOW_THREADS
     return done ? PyLong_FromUnsignedLongLong(end) : PyErr_NoMemory();
 }

@@ -40,7 +40,8 @@ class Transfer:
         self._data = data
         self._where = where
         self._raw: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, to
-        # Where each piece of each record goes, int64[pieces, m]; 0: nowhere.
+        # Where each piece of each record goes, int64[pieces, m], 0: nowhere; or int64[pieces]: the
+        # first of each, and the others behind it.
         self._stored: dict[int, tuple[Located, NDArray[np.int64]]] = {}
         self._turned: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, planes, to
         self._kept: list[Any] = []
@@ -69,9 +70,7 @@ class Transfer:
     def add_alike(self, located: Located, first: list[int], kept: list[Any]) -> None:
         """Row 0 of the leaves of all pieces goes to these addresses, the next ones behind it."""
         self._kept.append(kept)
-        rows = np.arange(len(located.numbers))
-        to = located.expanded[:1].T * rows + np.array(first, np.int64)[:, None]
-        self._stored[id(located)] = located, to
+        self._stored[id(located)] = located, np.array(first, np.int64)
 
     def _turned_to(
         self, nbytes: NDArray[np.int64], planes: NDArray[np.int64], to: NDArray[np.int64]
@@ -107,11 +106,12 @@ class Transfer:
 
     def _take_apart(self) -> None:
         """Moves what is stored raw, and decompresses the rest."""
-        room, base = sum([to.size for _, to in self._stored.values()]), address(self._data)
+        base = address(self._data)
+        room = sum([located.offsets.size for located, _ in self._stored.values()])
         count = 0
         parts = np.empty((_PARTS, room), np.int64)
         for located, to in self._stored.values():
-            pieces, rows = to.shape
+            rows, pieces = located.offsets.shape
             count = _core.take_apart(
                 base,
                 address(located.form.columns.held),
@@ -123,6 +123,7 @@ class Transfer:
                 address(located.expanded),
                 rows,
                 address(to),
+                to.ndim == 2,
                 address(parts),
                 room,
                 count,
