@@ -29,11 +29,11 @@ from shmbuffer.replay.storages.indexing import Selection, is_plain, select
 ATTEMPTS = 16
 """At reading what other processes keep writing over."""
 
-Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+DrawnElements = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Element indices int64 ``[n]``; tickets int64 ``[n]``; weights float32 ``[n]`` or None."""
 
 RowSample = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""What was drawn, and `Drawn`."""
+"""What was drawn, and `DrawnElements`."""
 
 
 class Mover(ABC):
@@ -158,7 +158,7 @@ def require_priorities(ring: Ring, priorities: Floats) -> None:
         )
 
 
-def draw_from(ring: Ring, count: int, key: int, beta: float | None) -> Drawn:
+def draw_from(ring: Ring, count: int, key: int, beta: float | None) -> DrawnElements:
     """Draw elements, not copied."""
     index = torch.empty(count, dtype=torch.int64)
     weights = None if beta is None else torch.empty(count, dtype=torch.float32)
@@ -170,7 +170,7 @@ def draw_from(ring: Ring, count: int, key: int, beta: float | None) -> Drawn:
 def draw_into(
     ring: Ring,
     addresses: Sequence[int] | None,  # of the leaves' rows; None: elements are drawn, not copied
-    drawn: Drawn,
+    drawn: DrawnElements,
     key: int,
     beta: float | None,
 ) -> None:

@@ -16,7 +16,7 @@ from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.mover import write_found
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.tensors import reads_elsewhere, template
-from shmbuffer.replay.storages.mover import Drawn, RowSample, draw_into, require_one_each
+from shmbuffer.replay.storages.mover import DrawnElements, RowSample, draw_into, require_one_each
 from shmbuffer.replay.storages.rows import Rows
 
 
@@ -92,7 +92,7 @@ class NativeRows(Rows):
         self,
         tensors: Sequence[torch.Tensor],
         first: int,
-        drawn: Drawn,
+        drawn: DrawnElements,
         key: int,
         beta: float | None,
     ) -> None:

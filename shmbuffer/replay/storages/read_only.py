@@ -22,7 +22,7 @@ from shmbuffer.replay.checkpointers.read_only import ReadOnlyStorageCheckpointer
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.location import Location
-from shmbuffer.replay.storages.mover import Drawn, RowSample, draw_from, draw_into
+from shmbuffer.replay.storages.mover import DrawnElements, RowSample, draw_from, draw_into
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
@@ -151,7 +151,7 @@ class _ReadOnlyRows(HeldRows):
         self,
         tensors: Sequence[torch.Tensor],
         first: int,
-        drawn: Drawn,
+        drawn: DrawnElements,
         key: int,
         beta: float | None,
     ) -> None:
