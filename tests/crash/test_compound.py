@@ -108,7 +108,7 @@ def test_a_process_that_dies_repairing_is_followed_by_another(
     assert two_deaths_beside_a_survivor(tmp_path / "buffer", deed, point, STRIDE) >= 0
 
 
-@pytest.mark.product(few=6)
+@pytest.mark.product(few=4)
 @pytest.mark.parametrize(("deed", "point"), FIRST_DEATHS)
 def test_a_process_that_dies_recovering_is_followed_by_another(
     tmp_path: Path, deed: str, point: str

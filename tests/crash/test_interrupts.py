@@ -270,7 +270,7 @@ def deed(name: str, folder: Path) -> Deed:
     return Deed(name, begin)
 
 
-@pytest.mark.product(few=4)
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_interrupt_anywhere_leaves_no_lock_and_no_file(
     name: str, fast_path: Path, full: bool

@@ -93,6 +93,7 @@ def test_a_survivor_finds_the_batch_of_a_dead_writer_whole_or_absent(
     killed_at_passings(tmp_path, kind, point, situation, look)
 
 
+@pytest.mark.product(few=10)
 @pytest.mark.parametrize(("kind", "name", "point"), CASES)
 def test_a_fresh_process_recovers_after_the_death_of_all(
     tmp_path: Path, kind: str, name: str, point: str

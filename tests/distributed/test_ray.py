@@ -572,6 +572,7 @@ def test_memory_of_the_actor_is_served_by_the_actor(plain: RayReplayBuffer) -> N
         _ = plain.storage
 
 
+@pytest.mark.full
 def test_iteration_is_one_full_pass_and_can_be_repeated(plain: RayReplayBuffer) -> None:
     before = plain.set_sampler(SamplerWithoutReplacement())
     for _ in range(2):
@@ -581,6 +582,7 @@ def test_iteration_is_one_full_pass_and_can_be_repeated(plain: RayReplayBuffer) 
     assert isinstance(plain.set_sampler(before), SamplerWithoutReplacement)
 
 
+@pytest.mark.full
 def test_a_part_that_is_set_may_be_made_by_the_actor(plain: RayReplayBuffer) -> None:
     assert plain.set_storage(partial(ListStorage, 20)) is None  # the former one cannot leave it
     plain.extend([torch.arange(3).numpy() + i for i in range(2)])
@@ -590,6 +592,7 @@ def test_a_part_that_is_set_may_be_made_by_the_actor(plain: RayReplayBuffer) -> 
     assert plain[1].tolist() == [1, 2, 3]
 
 
+@pytest.mark.full
 def test_a_view_of_a_memory_map_arrives_as_a_copy(plain: RayReplayBuffer) -> None:
     plain.set_storage(partial(LazyMemmapStorage, 20))
     plain.extend(items(0, 5))
@@ -597,6 +600,7 @@ def test_a_view_of_a_memory_map_arrives_as_a_copy(plain: RayReplayBuffer) -> Non
     assert plain[4]["obs"].tolist() == [4.0, -4.0]
 
 
+@pytest.mark.full
 def test_a_storage_in_a_directory_brings_the_buffer_nearer(
     plain: RayReplayBuffer, tmp_path: Path
 ) -> None:
@@ -610,6 +614,7 @@ def test_a_storage_in_a_directory_brings_the_buffer_nearer(
     assert len(plain) == 0
 
 
+@pytest.mark.full
 def test_a_storage_that_the_first_write_makes_is_direct_from_then_on(
     plain: RayReplayBuffer, tmp_path: Path
 ) -> None:

@@ -176,6 +176,7 @@ def test_what_a_write_returns_takes_priorities(rb: ShardedReplayBuffer) -> None:
     assert tuple(rb.update_priority(one, 2.0)) == (1, 0, 0)
 
 
+@pytest.mark.full
 def test_a_learner_of_one_node_draws_from_its_own_shard(rb: ShardedReplayBuffer) -> None:
     shards = fill(rb)
     learner = ShardedReplayBuffer.find("tests", locality="local", answer_timeout=60.0)
@@ -199,6 +200,7 @@ def test_learners_of_different_ranks_draw_differently(rb: ShardedReplayBuffer) -
     assert drawn(1) != drawn(0)
 
 
+@pytest.mark.full
 def test_a_buffer_is_found_by_its_name(rb: ShardedReplayBuffer, tmp_path: Path) -> None:
     fill(rb)
     copy = pickle.loads(pickle.dumps(rb.client()))

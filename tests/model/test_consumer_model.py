@@ -31,7 +31,7 @@ LARGE = {
 }
 
 
-@pytest.mark.product(few=2)
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -59,7 +59,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.product(few=2)
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_rule_that_is_missing_is_noticed(rule: str) -> None:
     scenario, told = BROKEN[rule]

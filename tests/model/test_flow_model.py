@@ -44,7 +44,7 @@ MANY = [
 ]
 
 
-@pytest.mark.product(few=3)
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize(
     ("flow", "deaths"),
     [

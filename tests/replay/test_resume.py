@@ -82,7 +82,7 @@ def require_same(found: Steps, expected: Steps) -> None:
             assert torch.equal(value, other[key]), (step, key)
 
 
-@pytest.mark.product(few=6)
+@pytest.mark.product(few=2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_resumed_run_samples_what_the_uninterrupted_one_does(
     runs: dict[str, Runs], case: Case
