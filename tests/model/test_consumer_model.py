@@ -59,8 +59,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.product(few=1)
-@pytest.mark.parametrize("rule", BROKEN)
+#: Those whose search is the shortest.
+FAST = ("writers do not ask", "an ack wakes nobody", "what the dead held stays theirs")
+
+
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, marks=() if rule in FAST else BY_THE_MINUTE) for rule in BROKEN]
+)
 def test_a_rule_that_is_missing_is_noticed(rule: str) -> None:
     scenario, told = BROKEN[rule]
     assert explore(scenario).wedged == 0
