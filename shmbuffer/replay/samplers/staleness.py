@@ -248,22 +248,19 @@ class StalenessAwareSampler(Consumes):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Elements, staleness and tickets; None where one has been written over meanwhile."""
         index, version = self._index, self.consumer_version
+        chosen, stale = np.empty(count, np.int64), np.empty(count, np.float32)
+        held: Ints | None = np.empty(count, np.int64)
+        there = None
         if self.staleness_weight_fn is None and not self.freshest_first and ring is not None:
-            elements = torch.empty(count, dtype=torch.int64)
-            tickets, staleness = torch.empty_like(elements), torch.empty(count)
-            out = elements.data_ptr(), staleness.data_ptr(), tickets.data_ptr()
+            out = address(chosen), address(stale), address(held)
             there = index.fresh(version, self._limit, key, count, *out)
-            if there is not None:
-                return (elements, staleness, tickets) if there else None
-        chosen, stale = self._choose(key, version, count)
-        held = np.empty(0, np.int64) if ring is None else index.tickets(chosen)
-        if held is None:
+        if there is None:
+            chosen, whole = self._choose(key, version, count)
+            stale = whole.astype(np.float32)
+            held = np.empty(0, np.int64) if ring is None else index.tickets(chosen)
+        if there is False or held is None:
             return None
-        return (
-            torch.from_numpy(chosen),
-            torch.from_numpy(stale.astype(np.float32)),
-            torch.from_numpy(held),
-        )
+        return torch.from_numpy(chosen), torch.from_numpy(stale), torch.from_numpy(held)
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `Sampler.can_sample`: an item is fresh enough."""
