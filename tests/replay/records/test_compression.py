@@ -174,6 +174,7 @@ def halves(nbytes: int, one: int, other: int, count: int) -> Places:
     )
 
 
+@pytest.mark.product(few=1)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("nbytes", [2, 10_000, 300_000])
 def test_halves_of_frames_that_go_to_two_stretches_of_memory_come_there(
