@@ -37,12 +37,26 @@ RAW = frozenset(
     ("bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 )
 
+Key = str | tuple[str, ...]
+"""Of a TensorDict; nested as a tuple."""
+KeyPath = tuple[str, ...]
+
+
+def path_of(key: Key) -> KeyPath:
+    """A key as a path, outermost first."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def key_of(path: KeyPath) -> Key:
+    """A path as a key."""
+    return path[0] if len(path) == 1 else path
+
 
 @dataclass(frozen=True)
 class Leaf:
     """One tensor of an item."""
 
-    path: tuple[str, ...]  # nested key, outermost first
+    path: KeyPath  # nested key, outermost first
     dtype: str  # torch's name of it, without the ``torch.``
     shape: tuple[int, ...]  # of one element, without the storage's dimensions
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Schema, recorded, weights
+from shmbuffer.memory.leaf import KeyPath, path_of
 from shmbuffer.memory.weights import Weights
 from shmbuffer.numpy.arrays import DTYPES, named
 from shmbuffer.numpy.indices import as_int
@@ -19,7 +20,7 @@ from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.limits import Limits
 from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.mover import Mover
-from shmbuffer.numpy.nodes import KeyPath, nest
+from shmbuffer.numpy.nodes import nest
 from shmbuffer.numpy.priorities import from_zero
 from shmbuffer.numpy.rows import ArrayRows
 
@@ -60,10 +61,7 @@ class Handle:
         usual = _DEFAULT_BETA if extra.get("beta") is None else extra["beta"]
         self._beta = from_zero("beta", usual if beta is None else beta)
         self._rng = None if rng is None else np.random.default_rng(rng)
-        self._asked = {
-            (key,) if isinstance(key, str) else tuple(key): name
-            for key, name in (dtypes or {}).items()
-        }
+        self._asked = {path_of(key): name for key, name in (dtypes or {}).items()}
         for name in self._asked.values():
             if name not in DTYPES:
                 raise ValueError(

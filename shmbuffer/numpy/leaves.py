@@ -14,7 +14,7 @@ import numpy as np
 from shmbuffer._native._core import address
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
-from shmbuffer.memory.leaf import RAW
+from shmbuffer.memory.leaf import RAW, KeyPath
 from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, is_array, like, named
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.keys import OWN_KEYS
@@ -25,7 +25,7 @@ from shmbuffer.numpy.mismatch import (
     refuse_list,
     refuse_number,
 )
-from shmbuffer.numpy.nodes import NESTED, FormDiffersError, KeyPath, Node
+from shmbuffer.numpy.nodes import NESTED, FormDiffersError, Node
 from shmbuffer.numpy.structure import Structure, paths_of
 
 Array = np.ndarray[Any, Any]

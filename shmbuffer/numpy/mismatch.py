@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
-from shmbuffer.numpy.nodes import NESTED, BranchNode, KeyPath, Node
+from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.numpy.nodes import NESTED, BranchNode, Node
 
 
 class Numbers(list[Any]):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.numpy import labels
 
-KeyPath = tuple[str, ...]
 NESTED = frozenset(("tensordict", "tensorclass"))
 """Kinds whose keys are text; a tuple of it names what is in several of them."""
 _DICTS = NESTED | {"dict"}

@@ -16,7 +16,7 @@ import numpy as np
 
 from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
-from shmbuffer.memory.leaf import RAW
+from shmbuffer.memory.leaf import RAW, path_of
 from shmbuffer.memory.streams import GivenStreams
 from shmbuffer.numpy.arrays import DTYPES, Floats, Ints
 from shmbuffer.numpy.leaves import ArrayLeaves, SchemaLeaves
@@ -114,7 +114,7 @@ def priority_of(
     """The priorities, as the core takes them: number of a leaf, key of another entry, or None."""
     if key is None:
         return None
-    path = (key,) if isinstance(key, str) else key
+    path = path_of(key)
     if path in paths:
         return paths.index(path)
     return key if isinstance(key, str) and key in optional else None

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmbuffer.errors import FormatError
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.numpy import labels
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import Numbers, no_names, not_a_tensor
-from shmbuffer.numpy.nodes import LEAF, NESTED, BranchNode, KeyPath, Node, named_entries, nest
+from shmbuffer.numpy.nodes import LEAF, NESTED, BranchNode, Node, named_entries, nest
 
 
 def _sizes(sizes: Any) -> list[int]:

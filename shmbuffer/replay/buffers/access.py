@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils._pytree import tree_map
 
+from shmbuffer.memory.leaf import path_of
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.patches import compared
@@ -63,7 +64,7 @@ class StorageOrder(Parts):
     def __setitem__(self, index: Any, value: Any) -> None:
         """Change items in place; their priorities and the write count stay."""
         if is_key(index):
-            if self._storage.knows((index,) if isinstance(index, str) else index):
+            if self._storage.knows(path_of(index)):
                 self.set_(index, value)
             else:
                 self._add_column(index, value)
@@ -98,8 +99,7 @@ class StorageOrder(Parts):
             SchemaMismatchError: another dtype or shape.
             IndexError: there is no item.
         """
-        path = (key,) if isinstance(key, str) else key
-        self._storage.change(index, value, path, dim_extend=self.dim_extend)
+        self._storage.change(index, value, path_of(key), dim_extend=self.dim_extend)
         return self
 
     def update_(
@@ -167,7 +167,7 @@ class StorageOrder(Parts):
         rejected = None
         if version_key is not None:
             patch = changes_of(patch)
-            path = (version_key,) if isinstance(version_key, str) else tuple(version_key)
+            path = path_of(version_key)
             if path in patch:
                 raise ValueError(f"{version_key!r} is the version_key, and in the patch; leave it")
             generation, versions, lost = compared(

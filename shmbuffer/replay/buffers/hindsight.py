@@ -26,15 +26,14 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from shmbuffer.memory.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION
-from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.buffers.drawing import Choice
 from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, ask_rank, lanes_of, random_numbers
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
-from shmbuffer.replay.samplers.slicing.entries import Key, key_of, path_of
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.storages.indexing import ravel
 from shmbuffer.replay.storages.storage import ring_of

@@ -11,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.memory.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.nodes import nest
 from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.eager import FRAMES
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.tensors import as_tensor
-
-Key = str | tuple[str, ...]
 
 
 def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | None:

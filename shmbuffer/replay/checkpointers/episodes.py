@@ -15,9 +15,7 @@ from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.publication import publish_file
 from shmbuffer.replay.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
-from shmbuffer.replay.ted.entries import LENGTH, ROOT, entries, shape_of
-
-Key = str | tuple[Any, ...]
+from shmbuffer.replay.ted.entries import LENGTH, ROOT, NestedKey, entries, shape_of
 
 _MARK = "shmbuffer"
 """Attribute of an HDF5 file that we wrote. TorchRL writes over such a file as a whole, and leaves
@@ -42,7 +40,9 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
     _hooks: tuple[type, type] = (TED2Flat, Flat2TED)
 
     def __init__(
-        self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None
+        self,
+        done_keys: Iterable[NestedKey] | None = None,
+        reward_keys: Iterable[NestedKey] | None = None,
     ) -> None:
         super().__init__()
         names = _given(done_keys=done_keys, reward_keys=reward_keys)
@@ -90,8 +90,8 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         self,
         *,
         checkpoint_file: str = "checkpoint.h5",
-        done_keys: Iterable[Key] | None = None,
-        reward_keys: Iterable[Key] | None = None,
+        done_keys: Iterable[NestedKey] | None = None,
+        reward_keys: Iterable[NestedKey] | None = None,
         h5_kwargs: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.numpy.arrays import Flags
-from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.compat import folders
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
@@ -49,12 +49,12 @@ def write_objects(
 
 def read_objects(
     folder: Path,
-    shapes: dict[Key, tuple[int, ...]],
+    shapes: dict[KeyPath, tuple[int, ...]],
     present: Flags,
     lanes: tuple[int, ...],
     *,
     allow_pickle: bool,
-) -> dict[Key, Objects]:
+) -> dict[KeyPath, Objects]:
     """What `write_objects` wrote; None where there is no item."""
     if not shapes:
         return {}

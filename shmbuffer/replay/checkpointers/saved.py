@@ -12,8 +12,8 @@ import torch
 from shmbuffer.errors import BufferExistsError, SchemaMismatchError
 from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
 from shmbuffer.memory.layout import CONTROL
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.numpy.nodes import LEAF, Node
-from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.checkpointers.objects import read_objects
 from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.compat.folders import Folder, objects_of, read_folder, shapes_of_objects
@@ -34,7 +34,7 @@ class Saved:
     node: Node | None  # the form of the data; None where the files do not tell
     # of each leaf its column ``[n, *lanes, *shape]``, a tensor or `Objects`; n is the capacity, or
     # as much as hooks have left. What no buffer stores is left out
-    by_key: dict[Key, Any]
+    by_key: dict[KeyPath, Any]
 
     @classmethod
     def of_columns(cls, where: str, record: SavedStorage, node: Node, columns: list[Any]) -> Saved:
@@ -150,7 +150,7 @@ class Saved:
             for key, leaf in zip(wanted, leaves.leaves, strict=True)
         ]
 
-    def _column_of(self, key: Key, leaf: Leaf, leaves: Leaves) -> Any:
+    def _column_of(self, key: KeyPath, leaf: Leaf, leaves: Leaves) -> Any:
         column = self.by_key.get(key)
         if column is None:
             raise SchemaMismatchError(
@@ -189,7 +189,7 @@ def blank(column: Any) -> Any:
 
 def _of_folder(
     folder: Folder, record: SavedStorage, node: Node | None, allow_pickle: bool
-) -> tuple[Node, dict[Key, Any]]:
+) -> tuple[Node, dict[KeyPath, Any]]:
     """Form and columns of tensordict's files; ``node`` is the form, where we remember it."""
     path = folder.path
     if node is None:
@@ -202,7 +202,9 @@ def _of_folder(
         node, lead = folder.node, (record.slots, *record.lanes)
         with reading(path / "meta.json"):
             keys = shapes_of_objects(node)
-            columns: dict[Key, Any] = {key: objects_of(folder.values[key], lead) for key in keys}
+            columns: dict[KeyPath, Any] = {
+                key: objects_of(folder.values[key], lead) for key in keys
+            }
     else:
         shapes = shapes_of_objects(node)
         of = record.present, record.lanes

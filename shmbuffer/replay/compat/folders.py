@@ -24,10 +24,10 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.numpy.arrays import Flags
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import LEAF, BranchNode, Node
-from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.form.nodes import LazyStackNode, ObjectNode, TensorClassNode, TensorDictNode
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.form.tensors import torch_dtype
@@ -55,12 +55,12 @@ class Folder:
     shape: tuple[int, ...] = ()  # batch size
     node: Node = LEAF  # the tree of what is in there; without what a sample adds to the data
     # dtype and shape of each tensor, and its file, by nested key
-    tensors: dict[Key, tuple[torch.dtype, tuple[int, ...], Path]] = field(default_factory=dict)
+    tensors: dict[KeyPath, tuple[torch.dtype, tuple[int, ...], Path]] = field(default_factory=dict)
     # what is no tensor, by nested key: a value, or lists with one for each item
-    values: dict[Key, Any] = field(default_factory=dict)
+    values: dict[KeyPath, Any] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)  # dotted keys of what could only be unpickled
 
-    def tensor(self, key: Key) -> torch.Tensor:
+    def tensor(self, key: KeyPath) -> torch.Tensor:
         """The tensor at a nested key, as a map of its file."""
         with reading(self.path / "meta.json"):
             dtype, shape, file = self.tensors[key]
@@ -74,7 +74,7 @@ def read_folder(path: Path, dims: int = 1) -> Folder:
     return folder
 
 
-def _node_of(folder: Folder, path: Path, at: Key, dims: int) -> Node:
+def _node_of(folder: Folder, path: Path, at: KeyPath, dims: int) -> Node:
     """The tree of the directory that is nested at a key, whose content is added to ``folder``."""
     meta = read_json(path / "meta.json")
     if (path / "_tensordict" / "meta.json").exists():
@@ -101,7 +101,7 @@ def _node_of(folder: Folder, path: Path, at: Key, dims: int) -> Node:
     return TensorDictNode(kept, shape[dims:])
 
 
-def _add_nested(folder: Folder, items: dict[str, Node], path: Path, at: Key, dims: int) -> None:
+def _add_nested(folder: Folder, items: dict[str, Node], path: Path, at: KeyPath, dims: int) -> None:
     key = at[-1]
     inner = path / quote(key, safe="")
     if not inner.exists() and is_file_name(key):
@@ -210,7 +210,7 @@ def write_folder(
     return files
 
 
-def shapes_of_objects(node: Node) -> dict[Key, tuple[int, ...]]:
+def shapes_of_objects(node: Node) -> dict[KeyPath, tuple[int, ...]]:
     """Where there are objects, and the shape of one element's, in the order of the leaves."""
     if isinstance(node, ObjectNode):
         return {(): node.shape}
@@ -223,7 +223,7 @@ def shapes_of_objects(node: Node) -> dict[Key, tuple[int, ...]]:
     }
 
 
-def write_objects(folder: Path, at: Key, column: Objects, present: Flags) -> None:
+def write_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) -> None:
     """Add an entry that is no tensor to tensordict's files, if JSON can hold it."""
     held = np.nonzero(present)[0]
     if not len(held):

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.numpy.nodes import LEAF, Node
-from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.compat.folders import described, is_file_name, mapped, write_folder
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
@@ -85,7 +85,7 @@ def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
 
 def pytree_columns(
     path: Path, found: dict[str, Any], node: Node | None
-) -> tuple[Node | None, dict[Key, torch.Tensor]]:
+) -> tuple[Node | None, dict[KeyPath, torch.Tensor]]:
     """Form and columns of a PyTree's files, in which there is no pickle."""
     with reading(path / METADATA):
         metadata: dict[str, Any] = found["metadata"]

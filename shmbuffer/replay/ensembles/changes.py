@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from shmbuffer.memory.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
@@ -22,8 +23,6 @@ from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate, SliceS
 from shmbuffer.replay.writers import ImmutableDatasetWriter
 
 _VERSION = ("", "version")  # among the entries of a patch, which have names
-
-Key = str | tuple[str, ...]
 
 
 class Changes(ReplayBuffer, Ensemble):

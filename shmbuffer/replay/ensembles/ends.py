@@ -8,11 +8,10 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots
+from shmbuffer.memory.leaf import Key
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.replay.samplers.sampler import in_storage
 from shmbuffer.replay.storages import Storage
-
-Key = str | tuple[str, ...]
 
 
 class Newest(NamedTuple):

@@ -15,12 +15,12 @@ import torch
 from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf
-from shmbuffer.memory.leaf import RAW
+from shmbuffer.memory.leaf import RAW, KeyPath
 from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.leaves import SchemaLeaves, length_of
 from shmbuffer.numpy.mismatch import not_a_tensor, refuse_leaf
-from shmbuffer.numpy.nodes import KeyPath, Node
+from shmbuffer.numpy.nodes import Node
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorStack, is_non_tensor, lazy_stack
 
+from shmbuffer.memory.leaf import Key, KeyPath, path_of
 from shmbuffer.numpy.records.building import built
 from shmbuffer.numpy.records.table import Column, Table
 from shmbuffer.numpy.records.transfer import homes
 from shmbuffer.replay.records.building import APART, Batch, chunks_at, chunks_under
 from shmbuffer.replay.records.decoder import Reading
-from shmbuffer.replay.records.layers import Key, KeyPath, Tensors, name_of, path_of
+from shmbuffer.replay.records.layers import Tensors, name_of
 from shmbuffer.replay.records.memory import empty, torch_dtype_of
 
 Leaf = Column | Tensors

@@ -27,13 +27,11 @@ from tensordict import (
 )
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.records.containers import register
 from shmbuffer.numpy.records.table import Table, differing
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.tensors import dtype_name
-
-Key = str | tuple[str, ...]
-KeyPath = tuple[str, ...]
 
 
 class Tensors:
@@ -71,11 +69,6 @@ def has(tree: Any, path: KeyPath) -> bool:
     return True
 
 
-def path_of(key: Key) -> KeyPath:
-    """A key as a path."""
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
 def by_path(values: Mapping[Key, Any]) -> dict[KeyPath, Any]:
     """What is under each key, under its path."""
     return {path_of(key): value for key, value in values.items()}
@@ -83,7 +76,7 @@ def by_path(values: Mapping[Key, Any]) -> dict[KeyPath, Any]:
 
 def name_of(path: KeyPath) -> str:
     """A path as one writes the key, for messages."""
-    return repr(path[0] if len(path) == 1 else path)
+    return repr(key_of(path))
 
 
 def _place(path: KeyPath) -> str:

@@ -11,21 +11,14 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, is_non_tensor
 
+from shmbuffer.memory.leaf import Key, KeyPath, path_of
 from shmbuffer.memory.record_format.limits import MAX_RAW_BYTES
 from shmbuffer.numpy.records.table import Column, Table
 from shmbuffer.numpy.records.transfer import homes
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
 from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.joining import Joining, Later, Leaf
-from shmbuffer.replay.records.layers import (
-    Key,
-    KeyPath,
-    Tensors,
-    by_path,
-    has,
-    name_of,
-    path_of,
-)
+from shmbuffer.replay.records.layers import Tensors, by_path, has, name_of
 from shmbuffer.replay.records.memory import empty, torch_dtype_of
 
 _MAX_HOLLOW_STEPS = 2**20

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from shmbuffer.memory.leaf import Key
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.numpy.records.decoder import writable
 from shmbuffer.numpy.records.table import Table
 from shmbuffer.replay.records.building import is_layer
 from shmbuffer.replay.records.decoder import Decoder, Reading
 from shmbuffer.replay.records.joining import Nesting
-from shmbuffer.replay.records.layers import Key, items_of, side_by_side
+from shmbuffer.replay.records.layers import items_of, side_by_side
 from shmbuffer.replay.records.padding import Padding
 
 

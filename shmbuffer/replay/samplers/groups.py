@@ -11,13 +11,13 @@ import torch
 
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.labelled import within
 from shmbuffer.replay.samplers.labelled.claims import Claims, together
 from shmbuffer.replay.samplers.labelled.group_keys import Keys
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
-from shmbuffer.replay.samplers.slicing.entries import path_of
 from shmbuffer.replay.samplers.taking import Consumes
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from shmbuffer.memory.consumers import Start
     from shmbuffer.memory.ledger import Taken
     from shmbuffer.numpy.arrays import Floats, Ints
-    from shmbuffer.replay.samplers.slicing.entries import Key
 
 _STRATEGIES = ("random", "recency", "reward", "variance")
 _SHOWN = ("num_groups", "samples_per_group", "group_key", "strategy", "group_size")

@@ -10,6 +10,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
+from shmbuffer.memory.leaf import Key
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.replay.samplers.sampler import (
@@ -23,7 +24,6 @@ from shmbuffer.replay.samplers.sampler import (
 from shmbuffer.replay.samplers.slicing.arguments import at_least_one, check_together
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
-from shmbuffer.replay.samplers.slicing.entries import Key
 from shmbuffer.replay.samplers.slicing.flags import Shown
 from shmbuffer.replay.samplers.slicing.marks import Marks
 from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories

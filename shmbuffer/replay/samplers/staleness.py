@@ -10,13 +10,13 @@ import torch
 
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.compat.samplers import read_integers, write_numbers
 from shmbuffer.replay.samplers.labelled.claims import Claims, together
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.labelled.versions import ConsumerVersion, versions_of
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, in_storage
-from shmbuffer.replay.samplers.slicing.entries import path_of
 from shmbuffer.replay.samplers.taking import Consumes
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from shmbuffer.memory.ledger import Taken
     from shmbuffer.numpy.arrays import Floats, Ints
     from shmbuffer.replay.checkpoints import Loaded
-    from shmbuffer.replay.samplers.slicing.entries import Key
 
 _LARGEST = 2**62
 

@@ -13,6 +13,7 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring, slots
 from shmbuffer.memory.consumers import Start
+from shmbuffer.memory.leaf import Key
 from shmbuffer.memory.ledger import Taken
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION, LEASE
@@ -21,7 +22,6 @@ from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side
-from shmbuffer.replay.samplers.slicing.entries import Key
 from shmbuffer.replay.samplers.slicing.shared_windows import SharedWindows
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.samplers.slicing.windows import Used, Windows, as_bits, of_bits

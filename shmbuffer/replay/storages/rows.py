@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import ItemSnapshot, Ring
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.streams import GivenStreams
 from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.mismatch import refuse_leaf
-from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects

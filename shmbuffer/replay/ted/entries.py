@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
+from shmbuffer.memory.leaf import KeyPath, key_of
 from shmbuffer.replay.form.nodes import fields, is_collection
 
-KeyPath = tuple[str, ...]
-Key = str | tuple[Any, ...]
+NestedKey = str | tuple[Any, ...]
+"""A key, or a tuple of nested keys."""
 
 STORAGE_SHAPE: KeyPath = ("_storage_shape",)
 """Sizes of the ring, slots first."""
@@ -36,11 +37,11 @@ DONE_KEYS = ("done", "truncated", "terminated")
 REWARD_KEYS = ("reward",)
 
 
-def path_of(key: str | Sequence[Any]) -> KeyPath:
+def flat_path(key: str | Sequence[Any]) -> KeyPath:
     """A key, or nested key, as the tuple of its names."""
     if isinstance(key, str):
         return (key,)
-    return tuple(name for part in key for name in path_of(part))
+    return tuple(name for part in key for name in flat_path(part))
 
 
 def dotted(path: KeyPath) -> str:
@@ -98,29 +99,29 @@ class Roles:
 
     def __init__(
         self,
-        done_key: Key = "done",
-        shift_key: Key = "shift",
-        is_full_key: Key = "is_full",
-        done_keys: Iterable[Key] = DONE_KEYS,
-        reward_keys: Iterable[Key] = REWARD_KEYS,
+        done_key: NestedKey = "done",
+        shift_key: NestedKey = "shift",
+        is_full_key: NestedKey = "is_full",
+        done_keys: Iterable[NestedKey] = DONE_KEYS,
+        reward_keys: Iterable[NestedKey] = REWARD_KEYS,
     ) -> None:
         self.done_key = done_key
         self.shift_key = shift_key
         self.is_full_key = is_full_key
         self.done_keys: set[Any] = _unravelled(done_keys)
         self.reward_keys: set[Any] = _unravelled(reward_keys)
-        self._done = path_of(done_key)
-        self._shift_path = path_of(shift_key)
-        self._is_full_path = path_of(is_full_key)
+        self._done = flat_path(done_key)
+        self._shift_path = flat_path(shift_key)
+        self._is_full_path = flat_path(is_full_key)
         self._end = self._done[1:] if self._done[0] == NEXT else self._done  # in the compact form
-        self._flags = {path_of(key) for key in self.done_keys} | {self._end}
-        self._rewards = {path_of(key) for key in self.reward_keys}
+        self._flags = {flat_path(key) for key in self.done_keys} | {self._end}
+        self._rewards = {flat_path(key) for key in self.reward_keys}
 
     @property
     def _taken(self) -> set[KeyPath]:
         return {self._shift_path, self._is_full_path, STORAGE_SHAPE, CUT_SHAPE, CUTS, LENGTH}
 
 
-def _unravelled(keys: Iterable[Key]) -> set[Any]:
+def _unravelled(keys: Iterable[NestedKey]) -> set[Any]:
     given = (keys,) if isinstance(keys, str) else keys
-    return {path[0] if len(path := path_of(key)) == 1 else path for key in given}
+    return {key_of(flat_path(key)) for key in given}

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.replay.ted.entries import (
     CUT_SHAPE,
     CUTS,
@@ -20,8 +21,7 @@ from shmbuffer.replay.ted.entries import (
     REWARD_KEYS,
     ROOT,
     STORAGE_SHAPE,
-    Key,
-    KeyPath,
+    NestedKey,
     Roles,
     assemble,
     entries,
@@ -85,11 +85,11 @@ class TED2Flat(Roles):
 
     def __init__(
         self,
-        done_key: Key = (NEXT, "done"),
-        shift_key: Key = "shift",
-        is_full_key: Key = "is_full",
-        done_keys: Iterable[Key] = DONE_KEYS,
-        reward_keys: Iterable[Key] = REWARD_KEYS,
+        done_key: NestedKey = (NEXT, "done"),
+        shift_key: NestedKey = "shift",
+        is_full_key: NestedKey = "is_full",
+        done_keys: Iterable[NestedKey] = DONE_KEYS,
+        reward_keys: Iterable[NestedKey] = REWARD_KEYS,
     ) -> None:
         super().__init__(done_key, shift_key, is_full_key, done_keys, reward_keys)
         if self._done[0] != NEXT or len(self._done) < 2:

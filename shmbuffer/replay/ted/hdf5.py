@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
 
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.replay.form.nodes import fields
-from shmbuffer.replay.ted.entries import ROOT, KeyPath, assemble, dotted, entries, path_of
+from shmbuffer.replay.ted.entries import ROOT, assemble, dotted, entries, flat_path
 from shmbuffer.replay.ted.episodes import rows_of
 from shmbuffer.replay.ted.flat import TED2Flat
 
@@ -85,7 +86,7 @@ class H5Combine:
             elif not name.startswith(PREFIX):
                 combined.update(entries({name: data.get(name)}))
         for key in parts[0].keys(include_nested=True, leaves_only=True):
-            combined[path_of(key)] = _joined(parts, path_of(key))
+            combined[flat_path(key)] = _joined(parts, flat_path(key))
         return assemble(combined, [len(parts)])
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor
 
-from shmbuffer.replay.ted.entries import CUTS, KeyPath, dotted
+from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.replay.ted.entries import CUTS, dotted
 from shmbuffer.replay.ted.episodes import Episodes, rows_of
 from shmbuffer.replay.ted.flat import Kept, TED2Flat
 from shmbuffer.replay.ted.items import Flat2TED

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import torch
 
 from shmbuffer.memory import Ring
+from shmbuffer.memory.leaf import Key, KeyPath
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import as_int, ravel
 from shmbuffer.numpy.keys import GENERATION
-from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, in_storage, lanes_of
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries, Found
 from shmbuffer.replay.storages.storage import ring_of
-from shmbuffer.replay.units.unit import Expanded, Key, SampleUnit
+from shmbuffer.replay.units.unit import Expanded, SampleUnit
 
 
 class Items(NamedTuple):

@@ -16,11 +16,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch.utils._pytree import tree_map
 
+from shmbuffer.memory.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.samplers.slicing.entries import path_of
 from shmbuffer.replay.units.anchors import Anchors, OfTrajectories, Trajectories, at_least
-from shmbuffer.replay.units.unit import Expanded, Key
+from shmbuffer.replay.units.unit import Expanded
 
 _GAMMA, _STEPS = "gamma", "steps_to_next_obs"
 _REWARD = "n_step_reward"  # from `_around` to `assemble`

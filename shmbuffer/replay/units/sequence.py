@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from shmbuffer.memory.leaf import Key
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import ravel, unravel
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX
 from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.units.anchors import Anchors, OfTrajectories, Trajectories, at_least
-from shmbuffer.replay.units.unit import Expanded, Key
+from shmbuffer.replay.units.unit import Expanded
 
 _BOUNDARIES = ("pad", "stop", "include_reset")
 _ANCHOR, _VALID, _LEARNING = "anchor_index", "validity_mask", "learning_mask"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from shmbuffer.memory.leaf import Key
 from shmbuffer.numpy.keys import GENERATION
 
-Key = str | tuple[str, ...]
 Expanded = tuple[Any, dict[Any, Any]]
 """The index of what is read, and what is known of it."""
 

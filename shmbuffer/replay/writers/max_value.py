@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from shmbuffer.memory.leaf import Key
 from shmbuffer.memory.recorded import REDUCTIONS
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.writers import read_ranks, write_ranks
 from shmbuffer.replay.storages.storage import ring_of
-from shmbuffer.replay.writers.ranks import Key, Rank, rank_of, ranks_of
+from shmbuffer.replay.writers.ranks import Rank, rank_of, ranks_of
 from shmbuffer.replay.writers.writer import Writer
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict
 
+from shmbuffer.memory.leaf import Key
 from shmbuffer.replay.form.nodes import is_collection
 
 Rank = int | float
-Key = str | tuple[str, ...]
 
 
 def rank_of(item: Any, key: Key, reduction: str) -> Rank:

@@ -26,6 +26,7 @@ from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots as slot_words
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.replay.samplers.labelled.reading import columns_of, entries_of, entry_of_items
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.numpy.arrays import Floats, Ints
-    from shmbuffer.numpy.nodes import KeyPath
     from shmbuffer.replay.samplers.labelled.reading import Column
 
 _PIECE = 2**15  # items that are told of together

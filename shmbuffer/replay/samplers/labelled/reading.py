@@ -14,6 +14,7 @@ import torch
 
 from shmbuffer._native import _core
 from shmbuffer.memory import slots as slot_words
+from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.memory.record_format.chunks import Codec
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers.slicing.entries import as_numbers
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.numpy.arrays import Flags, Ints
-    from shmbuffer.numpy.nodes import KeyPath
 
     Column: TypeAlias = NDArray[Any] | list[Any]
 

@@ -15,19 +15,16 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
+from shmbuffer.memory.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.arrays import Flags, Ints
-from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
 from shmbuffer.replay.samplers.slicing.entries import (
     Entries,
-    Key,
     LeafEntries,
     ObjectEntries,
     RecordEntries,
     any_of,
-    key_of,
-    path_of,
 )
 from shmbuffer.replay.samplers.slicing.flags import cuts_of
 from shmbuffer.replay.samplers.slicing.following import Following, put_in_order

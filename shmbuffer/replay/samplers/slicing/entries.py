@@ -16,26 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import slots as slot_words
+from shmbuffer.memory.leaf import KeyPath, key_of
 from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.numpy.indices import elements_of
-from shmbuffer.numpy.nodes import LEAF, KeyPath
+from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.storages.rows import Rows
 
 _PIECE_BYTES = 2**24  # of records that are read at once
-
-Key = str | tuple[str, ...]
-
-
-def path_of(key: Key) -> KeyPath:
-    """A key of a TensorDict, which may be nested, as a path."""
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
-def key_of(path: KeyPath) -> Key:
-    """A path as a key of a TensorDict."""
-    return path[0] if len(path) == 1 else path
 
 
 class Entries(ABC):

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmbuffer.memory.leaf import Key, KeyPath, key_of
 from shmbuffer.numpy.arrays import Ints
-from shmbuffer.numpy.nodes import KeyPath
-from shmbuffer.replay.samplers.slicing.entries import Entries, Key, LeafEntries, key_of
+from shmbuffer.replay.samplers.slicing.entries import Entries, LeafEntries
 from shmbuffer.replay.samplers.slicing.marks import Marks
 
 _WHOLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shmbuffer.memory.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.arrays import Ints
-from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.samplers.slicing.cutting import SliceRows
-from shmbuffer.replay.samplers.slicing.entries import Entries, Key, key_of, path_of
+from shmbuffer.replay.samplers.slicing.entries import Entries
 
 MASK: KeyPath = ("collector", "mask")
 """Where steps are told from padding, as in TorchRL."""
