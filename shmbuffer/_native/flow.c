@@ -199,10 +199,10 @@ int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_wish *wish, bool
             return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
         *passes = *passes || (pass && over > ROUNDING);
     }
-    if (elements && held == NULL && limiter->limits & SHMB_LEASE) {
+    if (elements && held == NULL && limiter->limits & SHMB_QUOTA) {
         uint64_t written = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) - limiter->inserts_base;
         bool fits = (double)(int64_t)(written + open + elements) <= limiter->error_buffer;
-        if (!fits && !pass) return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_LEASED);
+        if (!fits && !pass) return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_OVER_QUOTA);
         *passes = pass;
     }
     shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
@@ -349,7 +349,7 @@ int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const st
 }
 
 /* Another setting. What a queue has handed out stays so, and a new one has every item that is there; the ratio counts from
- * here on, and a lease from where the one before did. */
+ * here on, and a quota from where the one before did. */
 int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted, const struct shmb_ages *wanted_ages) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -372,7 +372,7 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     CP(flow_stored);
     limiter->min_size = wanted->min_size;
     CP(flow_stored);
-    bool goes_on = old && old->limits & wanted->limits & SHMB_LEASE;
+    bool goes_on = old && old->limits & wanted->limits & SHMB_QUOTA;
     limiter->inserts_base = goes_on ? old->inserts_base
                                     : atomic_load_explicit(&runtime->write_count, memory_order_relaxed) +
                                           (wanted->min_size > length ? wanted->min_size - length : 0);

@@ -53,16 +53,16 @@ enum shmb_buffer_state { SHMB_NO_SCHEMA = 0, SHMB_READY = 1, SHMB_RECOVERING = 2
 /* What limits both sides; see limiter.c. Two of them, of which the one counts that the version's last bit names. */
 struct shmb_limiter {
     double samples_per_insert;
-    double error_buffer;        /* samples; of a lease, elements from inserts_base on that may be written */
+    double error_buffer;        /* samples; of a quota, elements from inserts_base on that may be written */
     uint64_t min_size;          /* elements that have to be there before any is drawn */
     uint64_t inserts_base;      /* write_count from which on inserts count */
     uint64_t samples_base;      /* `drawn` from which on samples count */
     uint64_t max_times_sampled; /* of an element in a queue */
     uint64_t queue_next;        /* elements that were handed out, from ticket 0 on, each max_times_sampled times */
     uint32_t when_no_peer;      /* enum shmb_alone */
-    uint32_t limits;            /* SHMB_RATIO, SHMB_QUEUE; or SHMB_LEASE alone */
+    uint32_t limits;            /* SHMB_RATIO, SHMB_QUEUE; or SHMB_QUOTA alone */
 };
-enum shmb_limit_kind { SHMB_RATIO = 1, SHMB_QUEUE = 2, SHMB_MIN_SIZE = 4, SHMB_LEASE = 8, SHMB_AGES = 16 };
+enum shmb_limit_kind { SHMB_RATIO = 1, SHMB_QUEUE = 2, SHMB_MIN_SIZE = 4, SHMB_QUOTA = 8, SHMB_AGES = 16 };
 
 /* Beside a limiter with SHMB_AGES: how far what is written may be behind the consumer's version. */
 struct shmb_ages {

@@ -9,7 +9,7 @@
  * RateLimiter, whose max_diff and min_diff are samples_per_insert * min_size plus and minus the buffer: here the first
  * min_size inserts are left out instead.)
  *
- * A lease is the part of one ring in what several may be written: a number of elements from inserts_base on, which who
+ * A quota is the part of one ring in what several may be written: a number of elements from inserts_base on, which who
  * keeps them in step makes larger as the others go on. Nobody waits to draw by it.
  *
  * What is inserted is derived and not counted: a writer that dies takes its claim with it. Here are the setting that counts
@@ -20,7 +20,7 @@
 
 static bool in_order(const struct shmb_limiter *limiter) {
     double ratio = limiter->samples_per_insert, buffer = limiter->error_buffer;
-    bool known = !(limiter->limits & ~(uint32_t)(SHMB_RATIO | SHMB_QUEUE | SHMB_AGES)) || limiter->limits == SHMB_LEASE;
+    bool known = !(limiter->limits & ~(uint32_t)(SHMB_RATIO | SHMB_QUEUE | SHMB_AGES)) || limiter->limits == SHMB_QUOTA;
     return known && limiter->when_no_peer <= SHMB_ALONE_ERROR && ratio >= 0 &&
            isfinite(ratio) && buffer >= 0 && isfinite(buffer) &&
            (!(limiter->limits & SHMB_RATIO) || (ratio > 0 && buffer >= 1 && buffer >= ratio)) &&
@@ -182,7 +182,7 @@ void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elem
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
     if (limiter == NULL) return;
-    if (limiter->limits & SHMB_LEASE) {
+    if (limiter->limits & SHMB_QUOTA) {
         limiter->error_buffer = 0; /* first: an end too early does no harm */
         CP(flow_base);
     }

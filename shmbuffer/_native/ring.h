@@ -188,7 +188,7 @@ struct shmb_ring {
     uint32_t next_place;                   /* where to look for a free reservation */
 };
 
-enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT, SHMB_LEASED, SHMB_VERSION,
+enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT, SHMB_OVER_QUOTA, SHMB_VERSION,
                    SHMB_HELD, SHMB_SCARCE };
 
 /* Why the last call of this thread that was refused was so. Not of the handle, which other threads use meanwhile. */

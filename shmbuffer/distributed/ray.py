@@ -14,7 +14,7 @@ from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.host import Host, made_of, opened
 from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import METHODS, changed
-from shmbuffer.distributed.runtime import Lease, require_ray
+from shmbuffer.distributed.runtime import RayUse, require_ray
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.replay.buffers import ReplayBuffer
 
@@ -171,7 +171,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             kwargs["delayed_init"] = True
         message = made_of(replay_buffer_cls, args, kwargs)
         options = DEFAULT_REMOTE_CONFIG if remote_config is None else remote_config
-        self._lease: Lease | None = Lease(ray_init_config)
+        self._ray_use: RayUse | None = RayUse(ray_init_config)
         actor = None
         try:
             actor = ray.remote(Host).options(**options).remote(message)
@@ -185,7 +185,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         except BaseException:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
-            self._lease.release()
+            self._ray_use.release()
             raise
 
     @property
@@ -241,8 +241,8 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         self.detach()
         self._offer, self._settled = None, True
         actor, self._actor = self._actor, None
-        lease, self._lease = self._lease, None
-        if actor is None or lease is None:
+        ray_use, self._ray_use = self._ray_use, None
+        if actor is None or ray_use is None:
             return
         ray = self._ray
         try:
@@ -254,7 +254,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         finally:
             if ray.is_initialized():
                 ray.kill(actor, no_restart=True)
-            lease.release()
+            ray_use.release()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """The same as `close`.
@@ -289,7 +289,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 def _arrived(cls: type[RayReplayBuffer], *state: Any) -> RayReplayBuffer:
     buffer = cls.__new__(cls)
     RayClient.__init__(buffer, *state)
-    buffer._lease = None  # the creator ends the actor
+    buffer._ray_use = None  # the creator ends the actor
     return buffer
 
 

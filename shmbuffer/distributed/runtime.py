@@ -8,7 +8,7 @@ from typing import Any
 from shmbuffer.extras import missing
 
 _lock = threading.RLock()
-_leases: set[Lease] | None = None  # of a Ray that this process started
+_uses: set[RayUse] | None = None  # of a Ray that this process started
 
 
 def require_ray() -> Any:
@@ -44,25 +44,25 @@ def own_node() -> str:
     return next((node["NodeName"] for node in ray.nodes() if node["NodeID"] == here), "")
 
 
-class Lease:
+class RayUse:
     """One user of Ray in this process. If it was started here, the last release shuts it down."""
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        global _leases
+        global _uses
         ray = require_ray()
         with _lock:
             if not ray.is_initialized():
                 ray.init(**(config or {}))
-                _leases = set()  # without the leases of a Ray that was shut down meanwhile
-            if _leases is not None:
-                _leases.add(self)
+                _uses = set()  # without those of a Ray that was shut down meanwhile
+            if _uses is not None:
+                _uses.add(self)
 
     def release(self) -> None:
         """Ends this use of Ray. Idempotent."""
-        global _leases
+        global _uses
         with _lock:
-            if _leases is not None and self in _leases:
-                _leases.remove(self)
-                if not _leases:
-                    _leases = None
+            if _uses is not None and self in _uses:
+                _uses.remove(self)
+                if not _uses:
+                    _uses = None
                     require_ray().shutdown()

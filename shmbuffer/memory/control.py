@@ -25,7 +25,7 @@ from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersio
 from shmbuffer.memory import identity, layout, limiter
 from shmbuffer.memory.identity import Identity
 from shmbuffer.memory.layout import BufferState, Flag
-from shmbuffer.memory.limiter import NO_LIMIT, NUMBERS, Lease, RateLimiter
+from shmbuffer.memory.limiter import NO_LIMIT, NUMBERS, Quota, RateLimiter
 from shmbuffer.memory.path_checks import not_durable
 
 _LAYOUT = _core.layout()
@@ -178,7 +178,7 @@ class Control:
         for copy in (0, 1):
             self._store(copy, replace(first, sequence=copy + 1))
 
-    def limit(self, wanted: RateLimiter | Lease | None) -> None:
+    def limit(self, wanted: RateLimiter | Quota | None) -> None:
         """Sets a limiter before there is a ring; under init.lock. Afterwards the core does it."""
         version = int(self.runtime["limiter_version"][0]) + 1
         block, ages = self.limiter_block(version), self.ages_block(version)

@@ -32,7 +32,7 @@ from shmbuffer.memory.control import Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag, Role
-from shmbuffer.memory.limiter import Lease, RateLimiter
+from shmbuffer.memory.limiter import Quota, RateLimiter
 from shmbuffer.memory.opening import Existing, open_seat, require_platform
 from shmbuffer.memory.pages import Pages
 from shmbuffer.memory.prefault import OFF, Prefault
@@ -248,7 +248,7 @@ class Engine:
         self.seat.require_open()
         return limiter.read(self.seat.control.runtime[0])
 
-    def set_limiter(self, wanted: RateLimiter | Lease | None, *, timeout: float = 60.0) -> None:
+    def set_limiter(self, wanted: RateLimiter | Quota | None, *, timeout: float = 60.0) -> None:
         """Sets what limits writes and samples, for all processes; None: nothing.
 
         The ratio counts from now on. What a queue has handed out stays so; one that is switched on

@@ -130,7 +130,7 @@ class Limit(IntFlag):
 
     RATIO = 1
     QUEUE = 2
-    LEASE = 8
+    QUOTA = 8
     AGES = 16
 
 
@@ -157,7 +157,7 @@ class Why(IntEnum):
     FEW = 3
     FULL = 4
     SHORT = 5
-    LEASED = 6
+    QUOTA = 6
     VERSION = 7
     HELD = 8
     SCARCE = 9

@@ -186,10 +186,10 @@ NO_LIMIT: Numbers = (0, 0.0, 0.0, 0, 0, 0, 0, 0)
 """Of ``_core.Ring.limit``: it is gone."""
 
 
-class Lease(NamedTuple):
+class Quota(NamedTuple):
     """The part of one ring in what several may be written, as `Engine.set_limiter` takes it.
 
-    ``room`` elements may be written from where the first lease began. A lease that follows another
+    ``room`` elements may be written from where the first quota began. A quota that follows another
     has to say the sum of both; 0 or one that is used up: writes wait. Emptying and loading the ring
     end it at 0.
     """
@@ -201,13 +201,13 @@ class Lease(NamedTuple):
 
     def to_numbers(self) -> Numbers:
         """As those of `RateLimiter`."""
-        return int(Limit.LEASE), 0.0, float(self.room), 0, 0, int(Alone.WAIT), 0, 0
+        return int(Limit.QUOTA), 0.0, float(self.room), 0, 0, int(Alone.WAIT), 0, 0
 
 
-def lease_of(runtime: Any) -> tuple[int, int] | None:
-    """The room of the lease, and the elements written by it; None without a lease."""
+def quota_of(runtime: Any) -> tuple[int, int] | None:
+    """The room of the quota, and the elements written by it; None without a quota."""
     block = active(runtime)
-    if block is None or not int(block["limits"]) & Limit.LEASE:
+    if block is None or not int(block["limits"]) & Limit.QUOTA:
         return None
     used = signed(int(runtime["write_count"]) - int(block["inserts_base"]))
     return int(block["error_buffer"]), used

@@ -38,7 +38,7 @@ class RateStatus:
     room: int  # items that the ring has room for
     pending: int  # items that are being written
     max_times_sampled: int  # 0: there is no queue
-    leased: int | None = None  # elements that the lease of one ring among several has left
+    quota: int | None = None  # elements that the quota of one ring among several has left
     reserved: int = 0  # items that are reserved
     allowed: int | None = None  # items that may be written before the next version; None: no gate
     version: int = 0  # of the policy that learners have
@@ -50,8 +50,8 @@ class RateStatus:
         if side == Side.SAMPLES:
             if self.queued is not None and self.queued + self.reserved + count > self.room:
                 return Why.FULL
-            if self.leased is not None and count > self.leased:
-                return Why.LEASED
+            if self.quota is not None and count > self.quota:
+                return Why.QUOTA
             if self.allowed is not None and count > self.allowed:
                 return Why.VERSION
             if self.wanted is not None and self.filled >= self.min_size:
@@ -92,12 +92,12 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
         end, oldest = head * width, max(0, head - 2 * capacity) * width
         following = min(max(int(block["queue_next"]), oldest * times), end * times)
         queued, left = end - following // times, end * times - following
-    lease = limiter.lease_of(runtime)
+    quota = limiter.quota_of(runtime)
     return RateStatus(
         wanted=ratio if limits & Limit.RATIO else None,
         seen=drawn / inserted if inserted > 0 and limits & Limit.RATIO else None,
         ahead=inserted * ratio - drawn if limits & Limit.RATIO else 0.0,
-        error_buffer=float(block["error_buffer"]) if lease is None else 0.0,
+        error_buffer=float(block["error_buffer"]) if quota is None else 0.0,
         min_size=int(block["min_size"]),
         size=size + (pending if overwrites else 0),
         filled=size + pending + reserved,
@@ -106,7 +106,7 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
         room=capacity * width,
         pending=pending,
         max_times_sampled=times,
-        leased=None if lease is None else max(0, lease[0] - lease[1] - pending - reserved),
+        quota=None if quota is None else max(0, quota[0] - quota[1] - pending - reserved),
         reserved=reserved,
         allowed=_allowed(runtime, ages, pending + reserved) if limits & Limit.AGES else None,
         version=int(runtime["consumer_version"]),
@@ -159,9 +159,9 @@ def explain(
         case Why.AHEAD | Why.BEHIND:
             seen = "none yet" if now.seen is None else f"{now.seen:.3g} seen"
             what = f"{now.wanted:g} samples per insert wanted, {seen}"
-        case Why.LEASED:
+        case Why.QUOTA:
             what = (
-                f"{count:,} items are to be written, and the lease of this shard has {now.leased:,}"
+                f"{count:,} items are to be written, and the quota of this shard has {now.quota:,}"
             )
             who = "it grows as the learners of the sharded buffer sample"
         case Why.VERSION:

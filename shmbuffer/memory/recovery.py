@@ -231,7 +231,7 @@ class _Repair:
         if limiter.is_far_apart(runtime[0], self.capacity * self.width):
             block = self.control.limiter_block(int(runtime["limiter_version"][0]))
             free = max(0, int(block["min_size"][0]) - held())
-            if int(block["limits"][0]) & layout.Limit.LEASE:
+            if int(block["limits"][0]) & layout.Limit.QUOTA:
                 block["error_buffer"] = 0.0  # first: an end too early does no harm
                 _core.reached("recover.bases")
             block["inserts_base"] = int(runtime["write_count"][0]) + free

@@ -26,7 +26,7 @@ from shmbuffer.memory.consumers import Consumers
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.flow import Flow
 from shmbuffer.memory.item_snapshot import ItemSnapshot, copy_rows
-from shmbuffer.memory.limiter import NO_LIMIT, Lease, RateLimiter
+from shmbuffer.memory.limiter import NO_LIMIT, Quota, RateLimiter
 from shmbuffer.memory.records import Records
 from shmbuffer.memory.reservations import Reservations
 from shmbuffer.memory.seat import Seat
@@ -365,7 +365,7 @@ class Ring(HasTotals):
         """
         return copy_rows(self._calls, tuple(out), self.length)
 
-    def limit(self, wanted: RateLimiter | Lease | None) -> None:
+    def limit(self, wanted: RateLimiter | Quota | None) -> None:
         """Sets what limits writes and samples; see `Engine.set_limiter`."""
         numbers = NO_LIMIT if wanted is None else wanted.to_numbers()
         self._calls.ask("limit", *numbers)

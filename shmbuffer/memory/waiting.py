@@ -214,7 +214,7 @@ class Waiting:
         if now - self._looked >= LOOK_S:
             self._looked = now
             self._seat.reap_dead()
-            if why != Why.LEASED:  # else the other side is not seen from here
+            if why != Why.QUOTA:  # else the other side is not seen from here
                 self._require_possible(why, count)
                 if self._sides.are_left(self._side, now) and self._passes(why, count, now):
                     native.bypass(PASSES_ONCE)

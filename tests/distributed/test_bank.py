@@ -12,7 +12,7 @@ from shmbuffer.distributed.shards.bank import (
     GONE_S,
     LAPSE_S,
     Bank,
-    Ledger,
+    BankState,
     Report,
     latest,
 )
@@ -33,7 +33,7 @@ class Shard:
     drawn: int = 0
     wanted: int = 0
     answers: bool = True
-    ledger: Ledger | None = None
+    state: BankState | None = None
     late: list[int] = field(default_factory=list)  # orders that came with an answer that was lost
 
     @property
@@ -76,28 +76,28 @@ class World:
 
     def round(self, lost: float = 0.0) -> None:
         """One of `FlowControl`; each keeper's answer may be lost."""
-        ledger = self.bank.ledger
+        state = self.bank.state
         self.bank.ask(self.now)
         reports = {}
         for name, one in self.shards.items():
             if one.answers:
-                one.ledger = ledger
+                one.state = state
                 if name in self.orders:
                     one.room = self.orders[name]
                 if self.random.random() >= lost:
                     reports[name] = one.report()
-        self.bank.confirm(ledger)
+        self.bank.confirm(state)
         self.bank.hear(reports, self.now)
         self.orders = self.bank.plan(reports, self.now)
         for name in reports:
-            self.shards[name].ledger = self.bank.ledger
-        self.bank.confirm(self.bank.ledger)
+            self.shards[name].state = self.bank.state
+        self.bank.confirm(self.bank.state)
 
     def start_again(self) -> None:
         """Another bank, which knows what the keepers say."""
         self.number += 1
         self.orders = {}
-        found = latest(one.ledger for one in self.shards.values() if one.answers)
+        found = latest(one.state for one in self.shards.values() if one.answers)
         self.bank = Bank.new(self.number, found, self.now)
 
     def write(self, name: str, count: int) -> bool:
@@ -116,7 +116,7 @@ class World:
         if one.spent + count > one.granted or self.now >= one.ends:
             asked = self.now
             known = (one.granted, one.spent) if one.key == self.bank.key else (0, 0)
-            granted = self.bank.lend(learner, *known, count, self.now)
+            granted = self.bank.grant(learner, *known, count, self.now)
             if one.key != self.bank.key:
                 one.key, one.spent = self.bank.key, 0
             one.granted, one.ends = granted, asked + LAPSE_S
@@ -130,11 +130,11 @@ class World:
     @property
     def ahead(self) -> tuple[float, float]:
         """The ratio as it is in truth: with all claims that are open, and without."""
-        ledger, ratio = self.bank.ledger, self.limiter.samples_per_insert or 0.0
-        began = sum(one.used for one in ledger.began.values())
-        inserts = sum(one.used for one in self.shards.values()) - began - ledger.free
+        state, ratio = self.bank.state, self.limiter.samples_per_insert or 0.0
+        began = sum(one.used for one in state.began.values())
+        inserts = sum(one.used for one in self.shards.values()) - began - state.free
         pending = sum(one.pending for one in self.shards.values())
-        drawn = sum(one.drawn for one in self.shards.values()) - ledger.passed
+        drawn = sum(one.drawn for one in self.shards.values()) - state.passed
         return (inserts + pending) * ratio - drawn, inserts * ratio - drawn
 
     def require_in_step(self) -> None:
@@ -216,7 +216,7 @@ def test_nobody_waits_for_ever_with_room_for_a_write_and_a_sample(
 
 
 @pytest.mark.parametrize("dead", [1, 2])
-def test_the_leases_of_dead_shards_leave_room_for_the_others(dead: int) -> None:
+def test_the_quotas_of_dead_shards_leave_room_for_the_others(dead: int) -> None:
     limiter = RateLimiter(2, error_buffer=8 * (5 * 2 + 16), when_no_peer="wait")
     world = World(limiter, 3, 2)
     until_both_wait(world, 5, 16)
@@ -230,7 +230,7 @@ def test_the_leases_of_dead_shards_leave_room_for_the_others(dead: int) -> None:
     world.require_in_step()
 
 
-def test_a_shard_that_nobody_writes_to_gives_its_lease_back_to_who_waits() -> None:
+def test_a_shard_that_nobody_writes_to_gives_its_quota_back_to_who_waits() -> None:
     world = World(RateLimiter(1, error_buffer=100, when_no_peer="wait"), 4, 0)
     for _ in range(3):
         world.round()
@@ -242,11 +242,11 @@ def test_a_shard_that_nobody_writes_to_gives_its_lease_back_to_who_waits() -> No
     assert not world.write("s1", 20)
 
 
-def test_what_a_dead_shard_had_leased_counts_until_it_is_read() -> None:
+def test_what_a_dead_shard_had_been_granted_counts_until_it_is_read() -> None:
     world = World(RateLimiter(1, error_buffer=100, when_no_peer="wait"), 2, 1)
     world.round()
-    leased = world.shards["s1"].room
-    assert leased == 25
+    granted = world.shards["s1"].room
+    assert granted == 25
     world.shards["s1"].answers = False
     world.write("s0", 77)
     for _ in range(5):
@@ -258,10 +258,10 @@ def test_what_a_dead_shard_had_leased_counts_until_it_is_read() -> None:
     assert world.write("s0", 77)
 
 
-def test_what_a_dead_learner_had_leased_is_read_from_the_shards() -> None:
+def test_what_a_dead_learner_had_been_granted_is_read_from_the_shards() -> None:
     world = World(RateLimiter(1, error_buffer=100, when_no_peer="wait"), 1, 2)
     assert world.sample("l0", 10)
-    assert world.bank.samples > 10, "it has leased more than it drew"
+    assert world.bank.samples > 10, "it was granted more than it drew"
     for _ in range(10):
         while world.sample("l1", 10):
             pass
@@ -275,12 +275,12 @@ def test_what_a_dead_learner_had_leased_is_read_from_the_shards() -> None:
     assert world.shards["s0"].drawn == 90, "and 9 more would be too few"
 
 
-def test_the_next_bank_leases_nothing_to_learners_before_old_leases_have_lapsed() -> None:
+def test_the_next_bank_grants_nothing_to_learners_before_old_quotas_have_lapsed() -> None:
     world = World(RateLimiter(1, error_buffer=100, when_no_peer="wait"), 2, 1)
     assert world.sample("l0", 10)
     world.start_again()
     world.round()
-    assert world.sample("l0", 10), "by its old lease"
+    assert world.sample("l0", 10), "by its old quota"
     world.learners["l1"] = Draws()
     assert not world.sample("l1", 10)
     world.now += GONE_S
@@ -289,7 +289,7 @@ def test_the_next_bank_leases_nothing_to_learners_before_old_leases_have_lapsed(
     assert world.sample("l1", 10)
 
 
-def test_the_next_bank_knows_what_was_leased_to_a_shard_that_is_away() -> None:
+def test_the_next_bank_knows_what_was_granted_to_a_shard_that_is_away() -> None:
     world = World(RateLimiter(1, error_buffer=100, when_no_peer="wait"), 2, 1)
     world.round()
     world.shards["s1"].answers = False
@@ -337,12 +337,12 @@ def test_a_shard_that_was_emptied_begins_the_ratio_again() -> None:
     assert world.write("s0", 20)
     world.commit("s0")
     world.round()
-    before = world.bank.ledger.setting
+    before = world.bank.state.setting
     one = world.shards["s0"]
     one.used = one.room = 0
     world.orders = {}
     world.round()
-    assert world.bank.ledger.setting == before + 1
+    assert world.bank.state.setting == before + 1
     assert (world.bank.inserted, world.bank.drawn) == (0, 0)
 
 
@@ -388,13 +388,13 @@ def test_no_learner_is_lent_what_the_next_bank_would_not_know_of() -> None:
     for _ in range(100):
         for name in world.learners:
             world.sample(name, 10)
-        found = latest(one.ledger for one in world.shards.values())
+        found = latest(one.state for one in world.shards.values())
         assert found is not None
         assert sum(one.granted for one in world.learners.values()) <= found.samples
         assert world.bank.samples <= found.samples
 
 
-def test_idle_leases_are_half_of_the_error_buffer_at_most_whoever_joins() -> None:
+def test_idle_quotas_are_half_of_the_error_buffer_at_most_whoever_joins() -> None:
     world = World(RateLimiter(1, error_buffer=100, when_no_peer="wait"), 1, 1)
     for at in range(1, 5):
         world.round()

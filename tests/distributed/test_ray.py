@@ -42,7 +42,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
 )
 from shmbuffer.distributed.handle import LIFECYCLE  # noqa: E402
 from shmbuffer.distributed.ray import RayClient  # noqa: E402
-from shmbuffer.distributed.runtime import Lease  # noqa: E402
+from shmbuffer.distributed.runtime import RayUse  # noqa: E402
 from shmbuffer.extras import command  # noqa: E402
 from tests.conftest import _command_of  # noqa: E402
 from tests.distributed.parts import Owned, Scaled, Tied, items  # noqa: E402
@@ -72,11 +72,11 @@ def cluster() -> Iterator[None]:
             "_temp_dir": folder,
         }
         handler = signal.getsignal(signal.SIGTERM)
-        lease = Lease(config)
+        ray_use = RayUse(config)
         try:
             yield
-            lease.release()
-            assert not ray.is_initialized(), "the last lease ends what the first one has started"
+            ray_use.release()
+            assert not ray.is_initialized(), "the last use ends what the first one has started"
         finally:
             ray.shutdown()
             signal.signal(signal.SIGTERM, handler)  # Ray leaves its own

@@ -194,7 +194,7 @@ def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
     waits = r"sample waits: 2 samples per insert wanted, .* seen \(32 items written, \d+ drawn"
     with pytest.raises(RateLimitTimeout, match=waits):
         repeat(20, lambda: rb.sample(8, timeout=2.0))
-    with pytest.raises(RateLimitTimeout, match="the lease of this shard has"):
+    with pytest.raises(RateLimitTimeout, match="the quota of this shard has"):
         repeat(20, lambda: rb.extend(items(0, 4), timeout=2.0))
     with pytest.raises(RateLimitError, match="has to be at least 50"):
         rb.sample(100)
@@ -211,13 +211,13 @@ def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
 def test_who_writes_from_elsewhere_waits_without_holding_up_the_keeper(
     rb: ShardedReplayBuffer, peers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process on a node without a shard, and batches larger than a piece of a lease."""
+    """A process on a node without a shard, and batches larger than a piece of a quota."""
     rb.set_rate(limiter(200, ratio=1))
     monkeypatch.setattr("shmbuffer.distributed.shards.client.own_node", lambda: "elsewhere")
     other = rb.client()
     for _ in range(4):
         other.extend(items(0, 50), timeout=LONG)
-    with pytest.raises(RateLimitTimeout, match="the lease of this shard has"):
+    with pytest.raises(RateLimitTimeout, match="the quota of this shard has"):
         other.extend(items(0, 50), timeout=VAIN)
     for _ in range(5):
         rb.sample(10, timeout=LONG)
@@ -241,7 +241,7 @@ def test_the_next_map_goes_on_where_the_last_one_was(
     assert require_in_step(rb, inserts + 1, drawn, 2, 200) == 200
 
 
-def test_who_writes_in_memory_keeps_to_the_lease_while_the_keeper_is_dead(
+def test_who_writes_in_memory_keeps_to_the_quota_while_the_keeper_is_dead(
     rb: ShardedReplayBuffer, peers: dict[str, Any]
 ) -> None:
     rb.set_rate(limiter(240))
@@ -249,9 +249,9 @@ def test_who_writes_in_memory_keeps_to_the_lease_while_the_keeper_is_dead(
     assert ray.get(peers["b"].write.remote(60, 1, LONG)) == 60
     keeper = next(one.keeper for one in rb._members if one.node == "b")
     ray.kill(keeper, no_restart=False)
-    by_lease = ray.get(peers["b"].write.remote(1_000, 1, 0.0))
-    assert by_lease <= 61
-    assert ray.get(peers["b"].write.remote(61 - by_lease, 1, LONG)) == 61 - by_lease
+    by_quota = ray.get(peers["b"].write.remote(1_000, 1, 0.0))
+    assert by_quota <= 61
+    assert ray.get(peers["b"].write.remote(61 - by_quota, 1, LONG)) == 61 - by_quota
     assert ray.get(peers["b"].write.remote(1, 1, VAIN)) == 0
     for _ in range(10):
         rb.sample(10, timeout=LONG)
@@ -260,7 +260,7 @@ def test_who_writes_in_memory_keeps_to_the_lease_while_the_keeper_is_dead(
     assert require_in_step(rb, inserts + 1, drawn, 2, 240) == 100
 
 
-def test_what_a_killed_learner_had_leased_others_draw(
+def test_what_a_killed_learner_had_been_granted_others_draw(
     rb: ShardedReplayBuffer, peers: dict[str, Any]
 ) -> None:
     rb.set_rate(limiter(400, ratio=1))
@@ -349,7 +349,7 @@ def test_a_keeper_that_dies_in_a_save_of_one_moment_leaves_the_one_before(
     assert len(list(tmp_path.glob("shards-*"))) == 1
 
 
-def test_a_keeper_that_dies_with_an_order_for_its_lease_is_in_step_when_it_is_back(
+def test_a_keeper_that_dies_with_an_order_for_its_quota_is_in_step_when_it_is_back(
     rb: ShardedReplayBuffer, peers: dict[str, Any]
 ) -> None:
     rb.set_rate(limiter(240, ratio=1, min_size=10))
@@ -357,7 +357,7 @@ def test_a_keeper_that_dies_with_an_order_for_its_lease_is_in_step_when_it_is_ba
     assert ray.get(peers["c"].write.remote(1, 15, LONG)) == 15
     keeper = pid_of(rb, "c")
     stop(keeper)
-    # The lease of c is wanted back for b, and the order for that is not obeyed.
+    # The quota of c is wanted back for b, and the order for that is not obeyed.
     written = ray.get(peers["b"].write.remote(1_000, 1, VAIN))
     assert written <= 240 + 10 - 15
     kill(keeper)
@@ -368,14 +368,14 @@ def test_a_keeper_that_dies_with_an_order_for_its_lease_is_in_step_when_it_is_ba
     assert require_in_step(rb, inserts + 10, drawn, 1, 240) >= 100
 
 
-def test_a_dead_node_has_spent_its_lease_until_it_is_back(
+def test_a_dead_node_has_spent_its_quota_until_it_is_back(
     rb: ShardedReplayBuffer, cluster: Loopback, peers: dict[str, Any]
 ) -> None:
     rb.set_rate(limiter(240, ratio=1, min_size=10))
     inserts, drawn = counts(rb)
     assert ray.get(peers["c"].write.remote(1, 15, LONG)) == 15
     cluster.kill("c")
-    # 10 free, 240 ahead; 15 are written, and a lease is a third of a half of 240.
+    # 10 free, 240 ahead; 15 are written, and a quota is a third of a half of 240.
     assert ray.get(peers["b"].write.remote(195, 1, LONG)) == 195
     assert ray.get(peers["b"].write.remote(1_000, 1, VAIN)) <= 40
     # However long it takes: the map may have been on c, and is started again first.

@@ -240,7 +240,7 @@ static void restore_once(struct shmb_ring *ring, struct shmb_call *call) {
 static void limit_once(struct shmb_ring *ring, struct shmb_call *call) {
     struct shmb_limiter limiter = {.min_size = 1 + random_below(ring->capacity), .when_no_peer = SHMB_ALONE_WAIT};
     limiter.limits = (uint32_t)random_below(5);
-    if (limiter.limits == 4) limiter = (struct shmb_limiter){.error_buffer = 1 << 30, .limits = SHMB_LEASE};
+    if (limiter.limits == 4) limiter = (struct shmb_limiter){.error_buffer = 1 << 30, .limits = SHMB_QUOTA};
     limiter.samples_per_insert = limiter.limits & SHMB_RATIO ? (double)(1 + random_below(8)) / 4 : 0;
     if (limiter.limits & SHMB_RATIO) limiter.error_buffer = 64;
     limiter.max_times_sampled = limiter.limits & SHMB_QUEUE ? 1 + random_below(3) : 0;

@@ -20,14 +20,14 @@
     credits         the items that a learner may draw
     bank            how much may be written to all shards and drawn, computed from their reports
     flow_control    the map's part in it: a loop over the keepers
-    lease           a keeper's part: the lease of its ring
+    quota           a keeper's part: the quota of its ring
     saving          saves of all shards, loaded into as many or another number
 
 No items pass through the map, and the keepers have all its state.
 
-Flow control: the map gives leases, the rings and the learners use them.
+Flow control: the map gives quotas, the rings and the learners use them.
 
-    FlowControl ──ledger, rooms──▶ Vault ──▶ the ring's lease, in its control file ◀── writers
-         ▲ Bank: inserts and samples that may be leased    reports: written, drawn, waiting ──╯
+    FlowControl ──state, rooms───▶ Vault ──▶ the ring's quota, in its control file ◀── writers
+         ▲ Bank: inserts and samples that may be granted    reports: written, drawn, waiting ──╯
          ╰──── Credits of a learner: items that it may draw, for 2 s
 """

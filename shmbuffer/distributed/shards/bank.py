@@ -1,17 +1,17 @@
 """How much may still be written to all shards and drawn from them, computed from their reports.
 
-    keepers ──Report──▶ Bank ──Ledger, sent to all of them first──▶ leases: rooms of rings, items
-                                                                    that learners may draw
+    keepers ──Report──▶ Bank ──BankState, sent to all of them first──▶ quotas: rooms of rings,
+                                                                       items for learners
 
-    inserts are leased while   (leased - free) * samples_per_insert - drawn    <=  error_buffer
-    samples are leased while   (inserted - free) * samples_per_insert - leased >= -error_buffer
+    inserts are granted while   (granted - free) * samples_per_insert - drawn    <=  error_buffer
+    samples are granted while   (inserted - free) * samples_per_insert - granted >= -error_buffer
 
-What the others have done only grows, so their last report is a lower bound; a lease counts as spent
+What the others have done only grows, so their last report is a lower bound; a quota counts as spent
 until its holder reports otherwise. So the ratio stays within the error buffer, whatever is late,
 lost or dead. The first ``min_size`` inserts are free, as in one buffer.
 
-A bank that starts again reads the shards, and from any of them the ledger, which has the leases of
-those that do not answer. It gives a lease only after all shards that answer have that ledger.
+A bank that starts again reads the shards, and from any of them the state, which has the quotas of
+those that do not answer. It gives a quota only after all shards that answer have that state.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from shmbuffer.memory.rate_status import ROUNDING
 from shmbuffer.memory.sides import ALONE_S
 
 LAPSE_S = 2.0
-"""How long a learner may draw by a lease, counted from its request."""
+"""How long a learner may draw by a quota, counted from its request."""
 
 GONE_S = 3.0
-"""After this time without a message the bank counts a learner's lease as lapsed."""
+"""After this time without a message the bank counts a learner's quota as lapsed."""
 
 PEER_S = 60.0
 """How long a learner counts as a client after its last message."""
@@ -40,7 +40,7 @@ PEER_S = 60.0
 class Report(NamedTuple):
     """A keeper's report on its shard; ``used`` and ``drawn`` only grow."""
 
-    room: int  # items that may be written by leases, since the first one
+    room: int  # items that may be written by quotas, since the first one
     used: int  # of these, items that were written
     drawn: int  # items that were drawn, ever
     pending: int = 0  # items that are being written, and not in ``used`` yet
@@ -51,7 +51,7 @@ class Report(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Items of the lease whose write has not begun."""
+        """Items of the quota whose write has not begun."""
         return max(0, self.room - self.used - self.pending)
 
     @property
@@ -60,23 +60,23 @@ class Report(NamedTuple):
         return self.used + self.pending + self.wanted if self.wanted > self.left else 0
 
 
-class Ledger(NamedTuple):
-    """The state that the next bank needs; a bank sends it to all keepers before it leases."""
+class BankState(NamedTuple):
+    """The state that the next bank needs; a bank sends it to all keepers before it grants."""
 
     bank: int
     turn: int
-    setting: int  # number of the ratio; a lease of a learner belongs to one
+    setting: int  # number of the ratio; a quota of a learner belongs to one
     limiter: RateLimiter | None
     free: int  # inserts that do not count
     passed: int  # samples that do not count
-    samples: int  # items that learners may draw by leases, since the ratio began
+    samples: int  # items that learners may draw by quotas, since the ratio began
     began: Mapping[str, Report]  # by shard, when the ratio began
     heard: Mapping[str, Report]  # the last, by shard; its room is the largest that it may have
 
 
 @dataclass
 class Learner:
-    """A lease of items to draw."""
+    """A quota of items to draw."""
 
     granted: int
     spent: int
@@ -88,11 +88,11 @@ class Learner:
 class Bank:
     """The arithmetic. The caller passes the times, and sends the messages."""
 
-    ledger: Ledger
+    state: BankState
     learners: dict[str, Learner] = field(default_factory=dict)
-    lends_from: float = 0.0  # until then leases of an earlier bank may be drawn by
-    _samples: int = 0  # leased to learners, or drawn, since the ratio began
-    _told: int = 0  # samples of the ledger that all keepers have
+    grants_from: float = 0.0  # until then quotas of an earlier bank may be drawn by
+    _samples: int = 0  # granted to learners, or drawn, since the ratio began
+    _told: int = 0  # samples of the state that all keepers have
     _waits: list[str] = field(default_factory=list)  # shards whose writers wait, in order
     _alone: dict[str, float] = field(default_factory=dict)  # sides without clients, since when
     _snapshot: tuple[int, int] = 0, 0  # samples, and what living learners had left of them
@@ -100,37 +100,37 @@ class Bank:
     # -- settings ------------------------------------------------------------------------------
 
     @classmethod
-    def new(cls, number: int, found: Ledger | None, now: float) -> Bank:
-        """A bank that starts with the last ledger that a keeper has."""
+    def new(cls, number: int, found: BankState | None, now: float) -> Bank:
+        """A bank that starts with the last state that a keeper has."""
         if found is None:
-            return cls(Ledger(number, 0, 0, None, 0, 0, 0, {}, {}))
+            return cls(BankState(number, 0, 0, None, 0, 0, 0, {}, {}))
         return cls(found._replace(bank=number), {}, now + GONE_S, found.samples)
 
     @property
     def limiter(self) -> RateLimiter | None:
         """The rate limiter that is set."""
-        return self.ledger.limiter
+        return self.state.limiter
 
     @property
     def ratio(self) -> float | None:
-        """Samples per insert; None: leases are not needed."""
+        """Samples per insert; None: quotas are not needed."""
         return None if self.limiter is None else self.limiter.samples_per_insert
 
     @property
     def key(self) -> tuple[int, int]:
-        """The bank and setting that leases of learners belong to."""
-        return self.ledger.bank, self.ledger.setting
+        """The bank and setting that quotas of learners belong to."""
+        return self.state.bank, self.state.setting
 
     def set(self, limiter: RateLimiter | None, reports: Mapping[str, Report], now: float) -> None:
-        """Sets a limiter, whose ratio counts from here on. Leases of learners run out first."""
+        """Sets a limiter, whose ratio counts from here on. Quotas of learners run out first."""
         there = sum(one.length for one in reports.values())
         free = 0 if limiter is None else max(0, limiter.min_size - there)
-        old = self.ledger
-        waits = bool(self.learners) or now < self.lends_from
-        self.lends_from = max(self.lends_from, now + GONE_S) if waits else self.lends_from
+        old = self.state
+        waits = bool(self.learners) or now < self.grants_from
+        self.grants_from = max(self.grants_from, now + GONE_S) if waits else self.grants_from
         self.learners = {}
         self._samples = self._told = 0
-        self.ledger = Ledger(
+        self.state = BankState(
             *(old.bank, old.turn + 1, old.setting + 1, limiter, free, 0, 0),
             began=dict(reports),
             heard=dict(reports),
@@ -154,7 +154,7 @@ class Bank:
         """Takes in the reports of the shards that answer; they have the rooms last ordered."""
         if self.ratio is None:
             return
-        known, began = dict(self.ledger.heard), dict(self.ledger.began)
+        known, began = dict(self.state.heard), dict(self.state.began)
         for shard, one in reports.items():
             before = known.get(shard)
             if before is None:
@@ -163,8 +163,8 @@ class Bank:
                 self.set(self.limiter, {**known, **reports}, now)
                 return
             known[shard] = one
-        self.ledger = self.ledger._replace(heard=known, began=began)
-        if reports.keys() >= known.keys() and now >= self.lends_from:
+        self.state = self.state._replace(heard=known, began=began)
+        if reports.keys() >= known.keys() and now >= self.grants_from:
             self._settle()
         self._note_sides(reports, now)
         waiting = {shard for shard, one in reports.items() if one.need}
@@ -172,10 +172,10 @@ class Bank:
         self._waits = [*first, *sorted(waiting - set(first))]
 
     def _settle(self) -> None:
-        """All shards have reported their draws, so only the rest counts as leased."""
-        before, leased = self._snapshot
+        """All shards have reported their draws, so only the rest counts as granted."""
+        before, granted = self._snapshot
         since = self._samples - before
-        self._samples = max(self.drawn, min(self._samples, self.drawn + leased + since))
+        self._samples = max(self.drawn, min(self._samples, self.drawn + granted + since))
 
     def _note_sides(self, reports: Mapping[str, Report], now: float) -> None:
         sides = {
@@ -197,17 +197,17 @@ class Bank:
     @property
     def inserted(self) -> int:
         """Items that were written since the ratio began, a lower bound."""
-        return self._sum(self.ledger.heard, "used") - self._sum(self.ledger.began, "used")
+        return self._sum(self.state.heard, "used") - self._sum(self.state.began, "used")
 
     @property
-    def leased(self) -> int:
+    def granted(self) -> int:
         """Items that may have been written since, an upper bound."""
-        return self._sum(self.ledger.heard, "room") - self._sum(self.ledger.began, "used")
+        return self._sum(self.state.heard, "room") - self._sum(self.state.began, "used")
 
     @property
     def drawn(self) -> int:
         """Items that were drawn since, a lower bound."""
-        return self._sum(self.ledger.heard, "drawn") - self._sum(self.ledger.began, "drawn")
+        return self._sum(self.state.heard, "drawn") - self._sum(self.state.began, "drawn")
 
     @property
     def samples(self) -> int:
@@ -219,42 +219,42 @@ class Bank:
         return sum(getattr(one, name) for one in reports.values())
 
     def _inserts_left(self) -> int:
-        """Items that may be leased to writers."""
+        """Items that may be granted to writers."""
         assert self.limiter is not None
         assert self.ratio is not None
-        drawn = self.drawn - self.ledger.passed + self.limiter.tolerance + ROUNDING
-        return self.ledger.free + math.floor(drawn / self.ratio) - self.leased
+        drawn = self.drawn - self.state.passed + self.limiter.tolerance + ROUNDING
+        return self.state.free + math.floor(drawn / self.ratio) - self.granted
 
     def _samples_left(self) -> int:
-        """Items that may be leased to learners."""
+        """Items that may be granted to learners."""
         assert self.limiter is not None
         assert self.ratio is not None
-        done = (self.inserted - self.ledger.free) * self.ratio
-        most = self.ledger.passed + math.floor(done + self.limiter.tolerance + ROUNDING)
+        done = (self.inserted - self.state.free) * self.ratio
+        most = self.state.passed + math.floor(done + self.limiter.tolerance + ROUNDING)
         return most - self._samples
 
-    # -- leases of writers -----------------------------------------------------------------------
+    # -- quotas of writers -----------------------------------------------------------------------
 
     def plan(self, living: Mapping[str, Report], now: float) -> dict[str, int]:
         """The new rooms of shards; an increase counts now, a decrease once the shard reports it."""
         if self.ratio is None:
             return {}
-        heard = self.ledger.heard
+        heard = self.state.heard
         rooms = {shard: heard[shard].room for shard in living}
         self._serve(rooms, living, now)
         short = sum(one.wanted for one in self.learners.values()) - self._samples_left()
         if short > 0 and self._passes("inserts", now):
-            self.ledger = self.ledger._replace(passed=self.ledger.passed + short)
+            self.state = self.state._replace(passed=self.state.passed + short)
         heard = {
             shard: one._replace(room=max(one.room, rooms.get(shard, 0)))
             for shard, one in heard.items()
         }
-        self.ledger = self.ledger._replace(turn=self.ledger.turn + 1, heard=heard)
-        self.ledger = self.ledger._replace(samples=self._samples + self._reserve())
+        self.state = self.state._replace(turn=self.state.turn + 1, heard=heard)
+        self.state = self.state._replace(samples=self._samples + self._reserve())
         return {shard: room for shard, room in rooms.items() if room != living[shard].room}
 
     def _serve(self, rooms: dict[str, int], living: Mapping[str, Report], now: float) -> None:
-        """Leases to the shards that wait, the longest first, then to those with little left."""
+        """Grants to the shards that wait, the longest first, then to those with little left."""
         assert self.limiter is not None
         assert self.ratio is not None
         left, short = self._inserts_left(), self._short_of_items(living)
@@ -266,16 +266,16 @@ class Bank:
             elif short > 0 and one.wanted * self.ratio <= 2 * self.limiter.tolerance:
                 short -= more
             elif self._passes("samples", now):
-                self.ledger = self.ledger._replace(free=self.ledger.free + more)
-            else:  # it is next in turn; idle leases of the others are called in
+                self.state = self.state._replace(free=self.state.free + more)
+            else:  # it is next in turn; idle quotas of the others are called in
                 idle = {k: r for k, r in living.items() if k not in self._waits and r.left}
                 if sum(one.left for one in idle.values()) + left >= more:
                     rooms.update({k: r.used + r.pending for k, r in idle.items()})
                 return
             rooms[shard] += more
         half = self.limiter.tolerance / 2 / self.ratio
-        piece = max(1, int(half / max(1, len(self.ledger.began))))
-        idle_now = self.leased - self.inserted
+        piece = max(1, int(half / max(1, len(self.state.began))))
+        idle_now = self.granted - self.inserted
         for shard, one in living.items():
             has = rooms[shard] - one.used - one.pending
             more = min(piece - has, left, int(half) - idle_now)
@@ -297,26 +297,26 @@ class Bank:
         assert self.limiter is not None
         return self.limiter.alone == Alone.PASS and self.is_left(side, now)
 
-    # -- leases of learners ----------------------------------------------------------------------
+    # -- quotas of learners ----------------------------------------------------------------------
 
     @property
     def somebody_waits(self) -> bool:
-        """Whether a writer or a learner waits for a lease."""
+        """Whether a writer or a learner waits for a quota."""
         return bool(self._waits) or any(one.wanted for one in self.learners.values())
 
-    def confirm(self, ledger: Ledger) -> None:
-        """Notes that all keepers that answer have this ledger."""
-        if ledger.setting == self.ledger.setting:
-            self._told = ledger.samples
+    def confirm(self, state: BankState) -> None:
+        """Notes that all keepers that answer have this state."""
+        if state.setting == self.state.setting:
+            self._told = state.samples
 
     def _reserve(self) -> int:
-        """Items that may be leased to learners until the next ledger."""
+        """Items that may be granted to learners until the next state."""
         assert self.limiter is not None
         wanted = sum(one.wanted for one in self.learners.values())
         return max(0, min(self._samples_left(), wanted + int(self.limiter.tolerance / 2)))
 
-    def lend(self, name: str, granted: int, spent: int, wanted: int, now: float) -> int:
-        """Leases items to a learner; returns the total of its leases by this `key`, to be spent.
+    def grant(self, name: str, granted: int, spent: int, wanted: int, now: float) -> int:
+        """Grants items to a learner; returns the total of its quotas by this `key`, to be spent.
 
         ``granted`` is that total as the learner knows it, ``spent`` its draws by it. RateLimitError
         if ``wanted`` is too many at once, or nobody writes and ``when_no_peer`` is "error".
@@ -324,7 +324,7 @@ class Bank:
         limiter = self.limiter
         assert limiter is not None
         one = self.learners.setdefault(name, Learner(spent, spent, now))
-        if now - one.heard > GONE_S:  # its lease has lapsed
+        if now - one.heard > GONE_S:  # its quota has lapsed
             one.granted = spent
         over = max(0, spent - one.granted)  # drawn again, for a shard that has died
         one.granted = max(spent, min(one.granted, granted))  # less if an answer was lost
@@ -344,7 +344,7 @@ class Bank:
                 pids=[],
             )
         left = min(self._samples_left(), self._told - self._samples)
-        if need > left or now < self.lends_from:
+        if need > left or now < self.grants_from:
             return one.granted
         outstanding = sum(max(0, each.granted - each.spent) for each in self.learners.values())
         half = limiter.tolerance / 2
@@ -355,7 +355,7 @@ class Bank:
         return one.granted
 
 
-def latest(ledgers: Iterable[Ledger | None]) -> Ledger | None:
-    """The newest of these ledgers."""
-    found = [one for one in ledgers if one is not None]
+def latest(states: Iterable[BankState | None]) -> BankState | None:
+    """The newest of these states."""
+    found = [one for one in states if one is not None]
     return max(found, key=lambda one: (one.bank, one.turn), default=None)

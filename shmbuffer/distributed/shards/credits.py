@@ -1,7 +1,7 @@
 """A learner's part in flow control over all shards: the items that it may draw.
 
-It leases items from the map and draws them without further messages, and asks for more before they
-are used up. A lease lapses `LAPSE_S` after the request, so the items of a learner that dies go to
+It has the map grant items, draws them without further messages, and asks for more before they
+are used up. A quota lapses `LAPSE_S` after the request, so the items of a learner that dies go to
 others. Without a limiter, the map is asked now and then whether there is one.
 """
 
@@ -73,7 +73,7 @@ class Credits:
         return may
 
     def spend_more(self, count: int) -> None:
-        """Counts items that are drawn again for a dead shard; this may exceed the lease."""
+        """Counts items that are drawn again for a dead shard; this may exceed the quota."""
         self._spent += count
 
     def _refused(self, count: int, min_size: int, end: float | None) -> str:
@@ -104,7 +104,7 @@ class Credits:
         if self._asked is None:
             self._asked_at = time.monotonic()
             self._asked = self._members.send_map(
-                "flow", "lend", self._name, self._key, self._granted, self._spent, count
+                "flow", "grant", self._name, self._key, self._granted, self._spent, count
             )
 
     def _hear(self, timeout: float = 0.0) -> None:

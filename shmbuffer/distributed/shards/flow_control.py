@@ -1,9 +1,9 @@
 """Flow control over all shards: the map's part, a loop over the keepers.
 
     every 20 ms, or 5 ms while a client waits
-        ask      ledger, orders of the last round ─▶ keepers ─▶ the state of their shards
-        plan     `Bank`: the rooms of their leases
-        tell     the ledger with these rooms ─▶ keepers; the next round orders them
+        ask      the state of the bank, the last orders ─▶ keepers ─▶ their shards, as they are
+        plan     `Bank`: the rooms of their quotas
+        tell     the state with these rooms ─▶ keepers; the next round orders them
 
 A late keeper is left out until it has answered. No state here outlives the map: the next one asks
 the keepers.
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from shmbuffer.distributed.shards.bank import Bank, Report, latest
-from shmbuffer.distributed.shards.lease import HOLD, KEEP, LOOK, OPEN, Standing
 from shmbuffer.distributed.shards.member import told
+from shmbuffer.distributed.shards.quota import HOLD, KEEP, LOOK, OPEN, KeeperReply
 from shmbuffer.errors import RateLimitError
 from shmbuffer.memory import RateLimiter
 
@@ -65,7 +65,7 @@ class FlowControl:
         self._talking = threading.Lock()  # one round with the keepers at a time
         self._state = threading.Lock()  # of the bank
         self._late: dict[str, Any] = {}
-        self._opened: set[tuple[str, Any]] = set()  # nodes and keepers whose shard has no lease
+        self._opened: set[tuple[str, Any]] = set()  # nodes and keepers whose shard has no quota
         self._orders: dict[str, int] = {}
         self._shards: dict[str, str] = {}  # by node
         self._answering: set[str] = set()  # shards, in the last round
@@ -104,10 +104,10 @@ class FlowControl:
             self._orders = {}
             self._round()
 
-    def lend(
+    def grant(
         self, name: str, key: tuple[int, int], granted: int, spent: int, wanted: int
     ) -> Lent | RateLimitError | None:
-        """Leases items to a learner; see `Bank.lend`. None: the keepers have not answered yet."""
+        """Grants items to a learner; see `Bank.grant`. None: the keepers have not answered yet."""
         with self._state:
             bank = self._bank
             if bank is None:
@@ -117,7 +117,7 @@ class FlowControl:
             if key != bank.key:
                 granted = spent = 0
             try:
-                more = bank.lend(name, granted, spent, wanted, time.monotonic())
+                more = bank.grant(name, granted, spent, wanted, time.monotonic())
             except RateLimitError as error:
                 return RateLimitError(f"{self._where}: {error}", pids=[])
             return Lent(bank.key, more, bank.limiter, self._text(bank))
@@ -193,7 +193,7 @@ class FlowControl:
         found = self._ask(LOOK, ANSWER_S)
         if patient and (self._late or not found):
             return
-        last = latest(one.ledger for one in found.values())
+        last = latest(one.state for one in found.values())
         now = time.monotonic()
         bank = Bank.new(self._number, last, now)
         if last is None and self._first is not None:
@@ -210,13 +210,13 @@ class FlowControl:
     def _is_held(self) -> bool:
         return self._hold is not None and time.monotonic() < self._hold[1]
 
-    def _round(self) -> dict[str, Standing]:
+    def _round(self) -> dict[str, KeeperReply]:
         """Asks, plans and tells; returns the answers of the keepers."""
         bank = self._bank
         assert bank is not None
         with self._state:
             held, limited = self._is_held(), bank.ratio is not None
-            ledger = bank.ledger
+            state = bank.state
             bank.ask(time.monotonic())
         if held:
             found = self._ask(HOLD, ANSWER_S)
@@ -232,7 +232,7 @@ class FlowControl:
             with self._state:
                 self._bank = Bank.new(
                     self._number,
-                    latest([ledger, *(one.ledger for one in found.values())]),
+                    latest([state, *(one.state for one in found.values())]),
                     time.monotonic(),
                 )
             return {}
@@ -240,10 +240,10 @@ class FlowControl:
         reports = _reports(found)
         self._answering = set(reports)
         with self._state:
-            bank.confirm(ledger)
+            bank.confirm(state)
             bank.hear(reports, time.monotonic())
             orders = {} if held else bank.plan(reports, time.monotonic())
-            planned = bank.ledger
+            planned = bank.state
         if orders:
             reached = self._ask(KEEP, ANSWER_S)
             with self._state:
@@ -253,10 +253,10 @@ class FlowControl:
 
     def _ask(
         self, order: str, timeout: float, skip: set[tuple[str, Any]] | None = None
-    ) -> dict[str, Standing]:
-        """Sends all keepers the ledger with the order, or the room that was planned for them."""
+    ) -> dict[str, KeeperReply]:
+        """Sends all keepers the state with the order, or the room that was planned for them."""
         ray, bank = self._ray, self._bank
-        ledger = None if bank is None or not bank.ledger.setting else bank.ledger
+        state = None if bank is None or not bank.state.setting else bank.state
         asked: dict[Any, str] = {}
         for node, keeper in self._keepers().items():
             if (late := self._late.get(node)) is not None:
@@ -267,12 +267,12 @@ class FlowControl:
                 continue
             shard = self._shards.get(node, "")
             room = self._orders.get(shard) if order == KEEP else None
-            asked[keeper.flow.remote(self._number, ledger, order if room is None else room)] = node
+            asked[keeper.flow.remote(self._number, state, order if room is None else room)] = node
         if not asked:
             return {}
         ready, late_ones = ray.wait(list(asked), num_returns=len(asked), timeout=timeout)
         self._late |= {asked[ref]: ref for ref in late_ones}
-        found: dict[str, Standing] = {}
+        found: dict[str, KeeperReply] = {}
         for ref in ready:
             try:
                 found[asked[ref]] = told(ray.get(ref))
@@ -284,18 +284,18 @@ class FlowControl:
         return found
 
     def _text(self, bank: Bank) -> str:
-        inserted, drawn = bank.inserted - bank.ledger.free, bank.drawn
+        inserted, drawn = bank.inserted - bank.state.free, bank.drawn
         seen = f"{drawn / inserted:.3g} seen" if inserted > 0 else "none yet"
         away = sorted(
-            shard.split("/")[0] for shard in bank.ledger.heard.keys() - set(self._answering)
+            shard.split("/")[0] for shard in bank.state.heard.keys() - set(self._answering)
         )
         missing = f"; no answer from the shards of {', '.join(away)}" if away else ""
         return (
             f"{bank.ratio:g} samples per insert wanted, {seen} ({bank.inserted:,} items written, "
-            f"{drawn:,} drawn, {bank.leased - bank.inserted:,} leased to writers and "
+            f"{drawn:,} drawn, {bank.granted - bank.inserted:,} granted to writers and "
             f"{max(0, bank.samples - drawn):,} to learners{missing})"
         )
 
 
-def _reports(found: dict[str, Standing]) -> dict[str, Report]:
+def _reports(found: dict[str, KeeperReply]) -> dict[str, Report]:
     return {one.shard: one.report for one in found.values()}

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from shmbuffer.distributed.host import Host
 from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.distributed.owner import Owner
-from shmbuffer.distributed.shards.bank import Ledger
-from shmbuffer.distributed.shards.lease import Vault, is_leased
+from shmbuffer.distributed.shards.bank import BankState
 from shmbuffer.distributed.shards.message import packed
 from shmbuffer.distributed.shards.pieces import (
     Piece,
@@ -31,6 +30,7 @@ from shmbuffer.distributed.shards.pieces import (
     pieces_of,
     ring_in,
 )
+from shmbuffer.distributed.shards.quota import Vault, has_quota
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
 from shmbuffer.replay.buffers import ReplayBuffer
@@ -67,13 +67,13 @@ class Keeper(Host):
         """See `Host.answer`."""
         answer = super().answer(request)
         owner = self._owner
-        if owner is not None and is_leased(owner.buffer) and not pickle.loads(answer)[0]:
+        if owner is not None and has_quota(owner.buffer) and not pickle.loads(answer)[0]:
             self._vault.note_refusal(owner.buffer)
         return answer
 
-    def flow(self, bank: int, ledger: Ledger | None, order: str | int) -> Any:
-        """A `Standing`, as a message; see `Vault.obey`."""
-        return self._told(lambda owner: self._vault.obey(owner.buffer, bank, ledger, order))
+    def flow(self, bank: int, state: BankState | None, order: str | int) -> Any:
+        """A `KeeperReply`, as a message; see `Vault.obey`."""
+        return self._told(lambda owner: self._vault.obey(owner.buffer, bank, state, order))
 
     def step(self, updates: list[Any], orders: list[tuple[Any, ...]]) -> Any:
         """Sets priorities, then draws, in one message: see `stepped`."""

@@ -36,7 +36,7 @@ class Limited:
             rb.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
 
         None removes it. The ratio counts from now on, over all shards. Learners that have drawn
-        before wait up to 3 s for their first lease by the new ratio.
+        before wait up to 3 s for their first quota by the new ratio.
 
         Returns:
             The new rate limiter.

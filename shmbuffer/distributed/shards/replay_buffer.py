@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from shmbuffer.distributed.host import made_of
 from shmbuffer.distributed.ray import LEAVE_S
-from shmbuffer.distributed.runtime import Lease, living_nodes, require_ray
+from shmbuffer.distributed.runtime import RayUse, living_nodes, require_ray
 from shmbuffer.distributed.shards.client import Options, ShardedClient
 from shmbuffer.distributed.shards.limited import require_ratio
 from shmbuffer.distributed.shards.members import START_S
@@ -119,7 +119,7 @@ class ShardedReplayBuffer(ShardedClient):
         parts = made_of(replay_buffer_cls, (), {"storage": storage, **kwargs})
         name = name or f"buffer-{secrets.token_hex(4)}"
         options = Options(name, prefetch or 0, locality, require_rank(rank), answer_timeout)
-        self._lease: Lease | None = Lease(ray_init_config)
+        self._ray_use: RayUse | None = RayUse(ray_init_config)
         self._map: Any = None
         self._metrics: ShardMetrics | None = None
         try:
@@ -208,7 +208,7 @@ class ShardedReplayBuffer(ShardedClient):
         if metrics is not None:
             metrics.close()
         shard_map, self._map = self._map, None
-        lease, self._lease = self._lease, None
+        ray_use, self._ray_use = self._ray_use, None
         try:
             if shard_map is not None and ray.is_initialized():
                 keepers = {member.node: member.keeper for member in getattr(self, "_members", ())}
@@ -221,8 +221,8 @@ class ShardedReplayBuffer(ShardedClient):
                 for keeper in keepers.values():
                     ray.kill(keeper, no_restart=True)
         finally:
-            if lease is not None:
-                lease.release()
+            if ray_use is not None:
+                ray_use.release()
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
-"""A keeper's part in flow control: it sets the lease of its ring, and reports the state.
+"""A keeper's part in flow control: it sets the quota of its ring, and reports the state.
 
-The ring holds the lease: writers in memory wait for it there, and it outlives all processes. The
-keeper only stores the bank's ledger, for the next bank.
+The ring holds the quota: writers in memory wait for it there, and it outlives all processes. The
+keeper only stores the state of the bank, for the next one.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
-from shmbuffer.distributed.shards.bank import Ledger, Report
+from shmbuffer.distributed.shards.bank import BankState, Report
 from shmbuffer.memory import Engine
 from shmbuffer.memory.counters import of_snapshot
 from shmbuffer.memory.layout import EntryState, Side, Why
-from shmbuffer.memory.limiter import Lease, lease_of
+from shmbuffer.memory.limiter import Quota, quota_of
 from shmbuffer.memory.rate_status import clients_on
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.buffers.parts import shareable
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 LOOK, KEEP, OPEN, HOLD = "look", "keep", "open", "hold"
-"""Orders: change nothing; have a lease, at first of no items; have none; lease no more items. A
+"""Orders: change nothing; have a quota, at first of no items; have none; write no more items. A
 number as order is a room."""
 
 _RECENT_S = 60.0  # after a write through Ray its writer counts as a client
 _WAITS_S = 1.0  # after a refused write through Ray its writer counts as waiting
 
 
-class Standing(NamedTuple):
+class KeeperReply(NamedTuple):
     """A keeper's answer."""
 
     bank: int  # the newest that it knows of; it ignores the others
-    ledger: Ledger | None  # the last that it was sent
+    state: BankState | None  # the last that it was sent
     shard: str  # node and uuid of its directory
     report: Report
     holds: bool  # whether no write is possible or under way
@@ -43,43 +43,43 @@ class Vault:
     def __init__(self, node: str) -> None:
         self._node = node
         self._bank = -1
-        self._ledger: Ledger | None = None
+        self._state: BankState | None = None
         self._wanted, self._wanted_at = 0, -_WAITS_S
 
     def obey(
-        self, buffer: ReplayBuffer, bank: int, ledger: Ledger | None, order: str | int
-    ) -> Standing:
-        """Takes in a bank's ledger, follows its order, and reports the state of the shard."""
+        self, buffer: ReplayBuffer, bank: int, state: BankState | None, order: str | int
+    ) -> KeeperReply:
+        """Takes in the state of a bank, follows its order, and reports on the shard."""
         engine = shareable(buffer.storage, "a shard needs")
         if bank >= self._bank:
             self._bank = bank
-            if ledger is not None:
-                self._ledger = ledger
+            if state is not None:
+                self._state = state
             self._order(engine, order)
         report = self._report(engine)
         shard = f"{self._node}/{engine.superblock.uuid.hex()}"
-        holds = lease_of(engine.seat.control.runtime[0]) is not None and not (
+        holds = quota_of(engine.seat.control.runtime[0]) is not None and not (
             report.left or report.pending
         )
-        return Standing(self._bank, self._ledger, shard, report, holds)
+        return KeeperReply(self._bank, self._state, shard, report, holds)
 
     def note_refusal(self, buffer: ReplayBuffer) -> None:
-        """Notes that a write through Ray lacked a lease; its writer tries again."""
+        """Notes that a write through Ray lacked a quota; its writer tries again."""
         storage = buffer.storage
         engine = storage.open_engine if isinstance(storage, RingBacked) else None
         native = None if engine is None else engine.seat.native
-        if native is not None and native.why == Why.LEASED:
+        if native is not None and native.why == Why.QUOTA:
             self._wanted, self._wanted_at = int(native.needed), time.monotonic()
 
     def _order(self, engine: Engine, order: str | int) -> None:
-        lease = lease_of(engine.seat.control.runtime[0])
+        quota = quota_of(engine.seat.control.runtime[0])
         if isinstance(order, int):
-            if lease is None or lease[0] != order:
-                engine.set_limiter(Lease(order))
-        elif order == OPEN and lease is not None:
+            if quota is None or quota[0] != order:
+                engine.set_limiter(Quota(order))
+        elif order == OPEN and quota is not None:
             engine.set_limiter(None)
-        elif order == HOLD or (order == KEEP and lease is None):
-            engine.set_limiter(Lease(0 if lease is None else min(lease)))
+        elif order == HOLD or (order == KEEP and quota is None):
+            engine.set_limiter(Quota(0 if quota is None else min(quota)))
 
     def _report(self, engine: Engine) -> Report:
         ring, seat = engine.ring(), engine.seat
@@ -88,10 +88,10 @@ class Vault:
         else:
             runtime, entries = of_snapshot(ring.snapshot())
             width = ring.width
-        room, used = lease_of(runtime) or (0, 0)
+        room, used = quota_of(runtime) or (0, 0)
         pending = int(runtime["pending"])
         capacity = ring.elements if ring else engine.settings.capacity
-        waits = (entries["state"] == EntryState.LIVE) & (entries["waits_why"] == Why.LEASED)
+        waits = (entries["state"] == EntryState.LIVE) & (entries["waits_why"] == Why.QUOTA)
         waits &= entries["waits_for"] & Side.SAMPLES > 0
         wanted = int(entries["inserts_wanted"][waits].max(initial=0))
         if time.monotonic() - self._wanted_at < _WAITS_S:
@@ -111,7 +111,7 @@ class Vault:
         )
 
 
-def is_leased(buffer: ReplayBuffer) -> bool:
+def has_quota(buffer: ReplayBuffer) -> bool:
     """Whether writes into the shard may have to wait."""
     engine: Any = getattr(buffer.storage, "open_engine", None)
-    return engine is not None and lease_of(engine.seat.control.runtime[0]) is not None
+    return engine is not None and quota_of(engine.seat.control.runtime[0]) is not None

@@ -1,4 +1,4 @@
-"""The lease of one ring among several: how much may be written into it, whoever dies."""
+"""The quota of one ring among several: how much may be written into it, whoever dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.memory import Engine, Ring, Settings, deadline
 from shmbuffer.memory.layout import Why
-from shmbuffer.memory.limiter import Lease, lease_of
+from shmbuffer.memory.limiter import Quota, quota_of
 from tests.memory.rows import Parent, child, ring_of, schema, write
 
 
@@ -22,7 +22,7 @@ def engine(fast_path: Path) -> Iterator[Engine]:
     """Eight slots, empty, and nothing may be written yet."""
     with Engine.open(fast_path / "buffer", Settings(capacity=8)) as engine:
         engine.define(schema())
-        engine.set_limiter(Lease(0))
+        engine.set_limiter(Quota(0))
         yield engine
 
 
@@ -31,8 +31,8 @@ def ring(engine: Engine) -> Ring:
     return ring_of(engine)
 
 
-def lease(engine: Engine) -> tuple[int, int] | None:
-    return lease_of(engine.seat.control.runtime[0])
+def quota(engine: Engine) -> tuple[int, int] | None:
+    return quota_of(engine.seat.control.runtime[0])
 
 
 def refused(ring: Ring, numbers: range) -> str:
@@ -42,83 +42,83 @@ def refused(ring: Ring, numbers: range) -> str:
 
 
 def test_so_much_is_written_as_was_leased_and_no_item_more(engine: Engine, ring: Ring) -> None:
-    assert "1 items are to be written, and the lease of this shard has 0" in refused(ring, range(1))
-    engine.set_limiter(Lease(3))
+    assert "1 items are to be written, and the quota of this shard has 0" in refused(ring, range(1))
+    engine.set_limiter(Quota(3))
     assert "it grows as the learners of the sharded buffer sample" in refused(ring, range(4))
     write(ring, range(3))
     refused(ring, range(1))
-    assert (lease(engine), ring.write_count) == ((3, 3), 3)
+    assert (quota(engine), ring.write_count) == ((3, 3), 3)
 
 
-def test_a_lease_that_is_given_twice_is_given_once(engine: Engine, ring: Ring) -> None:
-    engine.set_limiter(Lease(4))
+def test_a_quota_that_is_given_twice_is_given_once(engine: Engine, ring: Ring) -> None:
+    engine.set_limiter(Quota(4))
     write(ring, range(2))
-    engine.set_limiter(Lease(4))
+    engine.set_limiter(Quota(4))
     write(ring, range(2))
     refused(ring, range(1))
-    engine.set_limiter(Lease(1))  # what is written stays written, and the next has to wait
+    engine.set_limiter(Quota(1))  # what is written stays written, and the next has to wait
     refused(ring, range(1))
-    engine.set_limiter(Lease(5))
+    engine.set_limiter(Quota(5))
     write(ring, range(1))
     refused(ring, range(1))
 
 
-def test_draws_and_priorities_do_not_wait_for_a_lease(engine: Engine, ring: Ring) -> None:
-    engine.set_limiter(Lease(4))
+def test_draws_and_priorities_do_not_wait_for_a_quota(engine: Engine, ring: Ring) -> None:
+    engine.set_limiter(Quota(4))
     write(ring, range(4))
     assert ring.flow.admit_now(1_000)
     assert ring.flow.admit(1_000) == 0
     assert ring.update(np.arange(4), np.ones(4)) == (4, 0)
-    assert lease(engine) == (4, 4)
+    assert quota(engine) == (4, 4)
 
 
-def test_what_goes_past_the_limiter_is_not_part_of_a_lease(engine: Engine, ring: Ring) -> None:
-    engine.set_limiter(Lease(2))
+def test_what_goes_past_the_limiter_is_not_part_of_a_quota(engine: Engine, ring: Ring) -> None:
+    engine.set_limiter(Quota(2))
     with ring.flow.uncounted():
         write(ring, range(5))
-    assert lease(engine) == (2, 0)
+    assert quota(engine) == (2, 0)
     write(ring, range(2))
     refused(ring, range(1))
 
 
-def test_emptying_and_loading_end_a_lease(engine: Engine, ring: Ring) -> None:
-    engine.set_limiter(Lease(6))
+def test_emptying_and_loading_end_a_quota(engine: Engine, ring: Ring) -> None:
+    engine.set_limiter(Quota(6))
     write(ring, range(4))
     ring.empty()
-    assert lease(engine) == (0, 0)
+    assert quota(engine) == (0, 0)
     refused(ring, range(1))
-    engine.set_limiter(Lease(2))
+    engine.set_limiter(Quota(2))
     ring.restore(5, 100, 1.0)
-    assert lease(engine) == (0, 0)
+    assert quota(engine) == (0, 0)
     refused(ring, range(1))
 
 
-def test_a_writer_that_waits_goes_on_with_the_next_lease(engine: Engine, ring: Ring) -> None:
+def test_a_writer_that_waits_goes_on_with_the_next_quota(engine: Engine, ring: Ring) -> None:
     writer = threading.Thread(target=write, args=(ring, range(5)))
     writer.start()
     runtime, mine = engine.seat.control.runtime[0], engine.seat.control.entries[engine.seat.entry]
     while not int(runtime["limited"]):
         pass
-    assert (mine["inserts_wanted"], mine["waits_why"]) == (5, Why.LEASED)
-    engine.set_limiter(Lease(4))
+    assert (mine["inserts_wanted"], mine["waits_why"]) == (5, Why.QUOTA)
+    engine.set_limiter(Quota(4))
     writer.join(0.05)
     assert writer.is_alive()
-    engine.set_limiter(Lease(5))
+    engine.set_limiter(Quota(5))
     writer.join()
     assert (ring.write_count, int(runtime["limited"])) == (5, 0)
 
 
-def test_a_lease_can_be_set_before_the_first_write(fast_path: Path) -> None:
+def test_a_quota_can_be_set_before_the_first_write(fast_path: Path) -> None:
     with Engine.open(fast_path / "buffer", Settings(capacity=8)) as engine:
-        engine.set_limiter(Lease(2))
-        assert lease(engine) == (2, 0)
+        engine.set_limiter(Quota(2))
+        assert quota(engine) == (2, 0)
         engine.define(schema())
         ring = ring_of(engine)
         write(ring, range(2))
         refused(ring, range(1))
         engine.set_limiter(None)
         write(ring, range(8))
-        assert lease(engine) is None
+        assert quota(engine) is None
 
 
 @pytest.mark.crash
@@ -128,7 +128,7 @@ def test_a_lease_can_be_set_before_the_first_write(fast_path: Path) -> None:
 def test_what_a_dead_writer_had_claimed_is_settled(
     engine: Engine, ring: Ring, point: str, used: int
 ) -> None:
-    engine.set_limiter(Lease(3))
+    engine.set_limiter(Quota(3))
 
     def work(_: Parent) -> None:
         engine.seat.rejoin()
@@ -138,6 +138,6 @@ def test_what_a_dead_writer_had_claimed_is_settled(
     with child(work) as other:
         assert other.end() == -9
     engine.seat.reap_dead()
-    assert lease(engine) == (3, used)
+    assert quota(engine) == (3, used)
     write(ring, range(3 - used))
     refused(ring, range(1))
