@@ -105,7 +105,7 @@ def reward_of(prompt: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
 
 
 def prompts_in(run: Path) -> TensorDictReplayBuffer:
-    """The queue of prompts: whoever takes one has it, until its process ends."""
+    """The queue of prompts: who takes one has it until its process ends."""
     return TensorDictReplayBuffer(
         storage=LazyMemmapStorage(4096, scratch_dir=run / "prompts", shared_init=True),
         sampler=ConsumingSampler(consumer="rollouts"),

@@ -70,7 +70,7 @@ class SharedReplayBuffer(ReplayBuffer):
         model.replay_buffer.prioritize(model.q_net)
         model.learn(50_000)
 
-    The first process makes the buffer; whoever names the same directory later has what is in it, at
+    The first process makes the buffer; one that names the same directory gets what is in it, at
     the same time or after a crash. ``DQN.load`` makes the buffer again from these arguments, so a
     saved model comes back with its transitions. It draws from torch's default generator, which the
     ``seed`` of the model decides.
@@ -147,7 +147,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @property
     def pos(self) -> int:
-        """The row that is written next, by whoever comes."""
+        """The row that is written next, by the next caller."""
         return self.buffer.write_count // self.n_envs % self.buffer_size
 
     @pos.setter

@@ -182,14 +182,14 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
 /* Whether the claim that is ready may be opened: nothing limits it now, or it is made from a reservation of items that are not
  * too old in their places. */
 static int admit(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
-    const struct shmb_wish wish = {.rows = rows, .elements = elements, .bytes = ring->bytes ? ring->claim_bytes : 0, .held = ring->claim_held};
+    const struct shmb_request request = {.rows = rows, .elements = elements, .bytes = ring->bytes ? ring->claim_bytes : 0, .held = ring->claim_held};
     ring->claim_passes = false;
     if (__builtin_expect(ring->claim_held != NULL, 0)) {
         ring->claim_place = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) +
                             atomic_load_explicit(&ring->runtime->pending, memory_order_relaxed);
         if (!shmb_are_young(ring)) return SHMB_TOO_OLD;
     }
-    return shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, &wish, &ring->claim_passes) : SHMB_OK;
+    return shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, &request, &ring->claim_passes) : SHMB_OK;
 }
 
 static bool is_blocked(struct shmb_ring *ring, uint64_t slot, uint64_t rows) {
@@ -359,6 +359,6 @@ int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted
     CP(restore_count);
     runtime->max_priority = max_priority;
     CP(restore_max_priority);
-    shmb_start_anew(ring, write_count, atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes);
+    shmb_restart_limiter(ring, write_count, atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes);
     return end_without_claim(ring, SHMB_OK);
 }

@@ -151,11 +151,11 @@ static bool holds_writers(const struct shmb_ring *ring) {
     return false;
 }
 
-static int wait_for_room(struct shmb_ring *ring, const struct shmb_wish *wish, enum shmb_reason why) {
+static int wait_for_room(struct shmb_ring *ring, const struct shmb_request *request, enum shmb_reason why) {
     if (ring->bytes && atomic_load_explicit(&ring->me->phase, memory_order_relaxed) == SHMB_IDLE)
-        atomic_store_explicit(&ring->me->byte_first, wish->bytes, memory_order_relaxed);
+        atomic_store_explicit(&ring->me->byte_first, request->bytes, memory_order_relaxed);
     CP(flow_waits);
-    return shmb_wait_for(ring, SHMB_FOR_SAMPLES, wish->elements, why);
+    return shmb_wait_for(ring, SHMB_FOR_SAMPLES, request->elements, why);
 }
 
 /* Whether this call goes on whatever the ratio. */
@@ -167,10 +167,10 @@ static bool goes_on(void) {
 
 /* Before a claim that write_count grows by, or a reservation for one: may it begin? Named slots have no place in a queue.
  * A claim that is made from a reservation was admitted with it, and waits only where the queue became one since then. */
-int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_wish *wish, bool *passes) {
+int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_request *request, bool *passes) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
-    const struct shmb_reservation *held = wish->held;
+    const struct shmb_reservation *held = request->held;
     bool pass = goes_on(), loads = shmb_bypass == SHMB_PASSES;
     *passes = held && held->flags & SHMB_PASSED;
     if (limiter == NULL && !shmb_is_consumed(ring)) return SHMB_OK;
@@ -178,18 +178,18 @@ int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_wish *wish, bool
     uint64_t reserved = atomic_load_explicit(&runtime->reserved, memory_order_relaxed) - (held ? held->rows : 0);
     uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed) - (held ? held->bytes : 0);
     uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed) + reserved * ring->lanes;
-    uint64_t elements = wish->elements;
+    uint64_t elements = request->elements;
     if (shmb_is_consumed(ring) && !loads) {
-        if (wish->rows == 0 && holds_writers(ring)) return SHMB_CONSUMED; /* named slots have no place in their order either */
-        if (is_held_back(ring, wish->rows + reserved, wish->bytes + bytes)) return wait_for_room(ring, wish, SHMB_HELD);
+        if (request->rows == 0 && holds_writers(ring)) return SHMB_CONSUMED; /* named slots have no place in their order either */
+        if (is_held_back(ring, request->rows + reserved, request->bytes + bytes)) return wait_for_room(ring, request, SHMB_HELD);
     }
     if (limiter == NULL) {
         shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
         return SHMB_OK;
     }
     if (limiter->limits & SHMB_QUEUE) {
-        if (wish->rows == 0) return SHMB_IN_QUEUE;
-        if (is_full(ring, limiter, wish->rows + reserved, wish->bytes + bytes)) return wait_for_room(ring, wish, SHMB_FULL);
+        if (request->rows == 0) return SHMB_IN_QUEUE;
+        if (is_full(ring, limiter, request->rows + reserved, request->bytes + bytes)) return wait_for_room(ring, request, SHMB_FULL);
     }
     if (elements && held == NULL && !loads && is_early(ring, open, elements))
         return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_VERSION);

@@ -211,15 +211,15 @@ static uint64_t scanned(struct shmb_follower *f, uint64_t from, uint64_t until, 
 }
 
 /* A look: afterwards `gone` has slots whose item is not there any more, `changed` those whose item is another one in the same
- * place, and `shmb_follower_next` tells of new ones. False: nothing has changed. `anew`: nothing of before counts. */
-bool shmb_follower_look(struct shmb_follower *f, bool *anew) {
+ * place, and `shmb_follower_next` tells of new ones. False: nothing has changed. `restarted`: nothing of before counts. */
+bool shmb_follower_look(struct shmb_follower *f, bool *restarted) {
     const struct shmb_ring *ring = f->ring;
     const uint64_t head = end_of_look(f);
     const uint64_t capacity = ring->capacity, written = head - f->seen;
     f->gone.begin = f->gone.count = f->changed.begin = f->changed.count = f->over = 0;
-    *anew = !f->started || f->failed || head < f->seen || f->at != f->end;
+    *restarted = !f->started || f->failed || head < f->seen || f->at != f->end;
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
-    if (*anew) {
+    if (*restarted) {
         f->failed = false;
         begin(f, head);
         f->seen = head;

@@ -65,9 +65,9 @@ static PyObject *slots_of(const struct shmb_pairs *pairs, bool runs) {
     return bytes;
 }
 
-PyObject *shmb_told_of(const struct shmb_follower *f, bool anew) {
+PyObject *shmb_told_of(const struct shmb_follower *f, bool restarted) {
     PyObject *gone = slots_of(&f->gone, true), *changed = slots_of(&f->changed, false), *told = NULL;
-    if (gone && changed) told = Py_BuildValue("(OOO)", anew ? Py_True : Py_False, gone, changed);
+    if (gone && changed) told = Py_BuildValue("(OOO)", restarted ? Py_True : Py_False, gone, changed);
     Py_XDECREF(gone);
     Py_XDECREF(changed);
     return told;
@@ -75,18 +75,18 @@ PyObject *shmb_told_of(const struct shmb_follower *f, bool anew) {
 
 static PyObject *follower_look(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     struct shmb_follower *f = follower_in(self);
-    bool anew, any;
+    bool restarted, any;
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
     if (f->started && head - f->seen < MUCH) {
-        any = shmb_follower_look(f, &anew);
+        any = shmb_follower_look(f, &restarted);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        any = shmb_follower_look(f, &anew);
+        any = shmb_follower_look(f, &restarted);
         Py_END_ALLOW_THREADS
     }
     if (f->failed) return PyErr_NoMemory();
     if (!any) Py_RETURN_NONE;
-    return shmb_told_of(f, anew);
+    return shmb_told_of(f, restarted);
 }
 
 static PyObject *follower_next(PyObject *self, PyObject *args) {
@@ -141,7 +141,7 @@ static PyObject *follower_in_turn(PyObject *self, PyObject *Py_UNUSED(ignored)) 
 
 static PyMethodDef follower_methods[] = {
     {"look", follower_look, METH_NOARGS,
-     "look(): (anew, slots that hold nothing of before, slots with another item in the same place); None: nothing has changed."},
+     "look(): (restarted, slots that hold nothing of before, slots with another item in the same place); None: nothing has changed."},
     {"next", follower_next, METH_VARARGS,
      "next(slots, reach, room): how many new items, oldest first; reach: how many places before each are no hole. 0: no more."},
     {"flags", shmb_follower_flags, METH_VARARGS,

@@ -203,28 +203,28 @@ static void settle_away(const struct telling *of) {
 static bool look_once(struct telling *of, struct shmb_follower *f, bool *more) {
     struct shmb_labels *all = of->all;
     const uint64_t before = f->seen, capacity = of->ring->capacity;
-    bool anew = false, right = true;
+    bool restarted = false, right = true;
     *more = false;
-    if (!shmb_follower_look(f, &anew)) {
+    if (!shmb_follower_look(f, &restarted)) {
         of->head = f->seen;
         settle_away(of);
         shmb_labels_settle(all);
         return true;
     }
     if (f->failed) return all->failed = true, true;
-    if (anew) shmb_labels_clear(all);
+    if (restarted) shmb_labels_clear(all);
     of->head = f->seen;
     all->first = of->head >= capacity ? of->head % capacity * of->ring->lanes : 0;
-    uint64_t room = anew ? PIECE : f->end - f->at + 1, count = 0;
+    uint64_t room = restarted ? PIECE : f->end - f->at + 1, count = 0;
     int64_t *slots = malloc(2 * room * sizeof *slots), *sorted = slots + room;
     if (slots == NULL) return all->failed = true, true;
-    if (!anew) {
+    if (!restarted) {
         count = shmb_follower_next(f, slots, NULL, room);
         memcpy(sorted, slots, count * sizeof *slots);
         let_slots_go(of, f, sorted, count, before);
         right = put_slots(of, slots, count);
     }
-    while (anew && right && !all->failed && (count = shmb_follower_next(f, slots, NULL, room)) > 0)
+    while (restarted && right && !all->failed && (count = shmb_follower_next(f, slots, NULL, room)) > 0)
         right = put_slots(of, slots, count);
     for (uint64_t i = 0; i < f->changed.count && right; i++) {
         int64_t slot = (int64_t)f->changed.at[f->changed.begin + i].first;
@@ -234,7 +234,7 @@ static bool look_once(struct telling *of, struct shmb_follower *f, bool *more) {
     settle_away(of);
     shmb_labels_settle(all);
     if (f->failed) all->failed = true;
-    *more = anew; /* it takes a while, and others have written meanwhile */
+    *more = restarted; /* it takes a while, and others have written meanwhile */
     return right;
 }
 

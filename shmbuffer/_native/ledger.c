@@ -1,7 +1,7 @@
 /* The ledger's consumers: which items each of them has been given, and which it has acknowledged. The mutex is held throughout.
  *
  *     in its place ──taken──▶ under a lease ──acknowledged──▶ done (`times` times, until the place is behind `floor`)
- *                                └── its holder died, or its time was over before ──▶ taken again, by whoever comes
+ *                                └── its holder died, or its time was over before ──▶ taken again, by the next to come
  *
  * An item is in the place of its ticket. From `next` on are those that nobody has been given; below `floor` all are done or gone.
  *

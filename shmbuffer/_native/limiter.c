@@ -178,7 +178,7 @@ void shmb_set_base(struct shmb_ring *ring) {
 }
 
 /* The ratio counts from here on: both sides have done their share, once there are min_size elements. The mutex is held. */
-void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements) {
+void shmb_restart_limiter(struct shmb_ring *ring, uint64_t write_count, uint64_t elements) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
     if (limiter == NULL) return;

@@ -91,7 +91,7 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         CP(empty_head);
         runtime->max_priority = -1; /* of items that are forgotten */
         CP(empty_max_priority);
-        shmb_start_anew(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0);
+        shmb_restart_limiter(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0);
         for (uint64_t slot = 0; slot < ring->capacity && slot < first; slot++) empty_slot(ring, slot); /* as shmb_reached said then */
         shmb_pass_the_forgotten(ring);
         if (shmb_is_consumed(ring)) shmb_mend_ledger(ring);

@@ -90,7 +90,7 @@ void shmb_return_credit(struct shmb_ring *ring, struct shmb_reservation *held) {
     add_reserved(ring->runtime, held->rows, held->bytes);
 }
 
-/* Its items are committed. The pieces that lie in a file are not to be committed once more, whoever finds them. */
+/* Its items are committed. The pieces that lie in a file are not to be committed once more by a process that finds them. */
 void shmb_spend_credit(struct shmb_reservation *held) {
     atomic_store_explicit(&held->state, held->flags & SHMB_PARTIAL ? SHMB_DONE : SHMB_UNRESERVED, memory_order_release);
     CP(reserve_spent);
@@ -105,23 +105,23 @@ void shmb_spend_for(struct shmb_ring *ring, const struct shmb_entry *entry) {
 }
 
 /* In a place that is free. */
-void shmb_open_reservation(struct shmb_ring *ring, struct shmb_reservation *held, const struct shmb_wish *wish) {
+void shmb_open_reservation(struct shmb_ring *ring, struct shmb_reservation *held, const struct shmb_request *request) {
     struct shmb_runtime *runtime = ring->runtime;
-    held->id = wish->id;
+    held->id = request->id;
     CP(reserve_noted);
     held->incarnation = ring->incarnation;
     CP(reserve_noted);
     held->entry = (uint32_t)(ring->me - ring->entries);
     CP(reserve_noted);
-    held->rows = wish->rows;
+    held->rows = request->rows;
     CP(reserve_noted);
-    held->bytes = wish->bytes;
+    held->bytes = request->bytes;
     CP(reserve_noted);
-    held->expires_ns = wish->expires_ns;
+    held->expires_ns = request->expires_ns;
     CP(reserve_noted);
     held->since_ns = shmb_boot_ns();
     CP(reserve_noted);
-    held->flags = wish->flags;
+    held->flags = request->flags;
     CP(reserve_noted);
     atomic_store_explicit(&held->state, SHMB_OPEN, memory_order_release);
     CP(reserve_open);

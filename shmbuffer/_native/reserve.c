@@ -20,36 +20,36 @@ static struct shmb_reservation *numbered(struct shmb_ring *ring, uint64_t id) {
     return NULL;
 }
 
-static int may_reserve(struct shmb_ring *ring, struct shmb_wish *wish) {
+static int may_reserve(struct shmb_ring *ring, struct shmb_request *request) {
     if (atomic_load(&ring->runtime->state) == (uint32_t)SHMB_CLOSING) return SHMB_CLOSING_STATUS;
     if (!shmb_is_ours(ring)) return SHMB_FENCED;
-    if (wish->bytes > ring->max_bytes) {
-        shmb_refusal.needed = wish->bytes;
+    if (request->bytes > ring->max_bytes) {
+        shmb_refusal.needed = request->bytes;
         return SHMB_TOO_LARGE;
     }
-    if (wish->id && numbered(ring, wish->id)) return SHMB_NO_RESERVATION; /* it is committed, or somebody goes on with it */
+    if (request->id && numbered(ring, request->id)) return SHMB_NO_RESERVATION; /* it is committed, or somebody goes on with it */
     bool passes = false;
-    int status = shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, wish, &passes) : SHMB_OK;
-    if (passes) wish->flags |= SHMB_PASSED;
+    int status = shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, request, &passes) : SHMB_OK;
+    if (passes) request->flags |= SHMB_PASSED;
     return status;
 }
 
 /* Of rows, or pieces of somebody dead: with their number, and PARTIAL. */
-int shmb_reserve(struct shmb_ring *ring, struct shmb_call *call, struct shmb_wish wish, uint32_t *place, uint64_t *id) {
+int shmb_reserve(struct shmb_ring *ring, struct shmb_call *call, struct shmb_request request, uint32_t *place, uint64_t *id) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
     shmb_expire(ring);
     struct shmb_reservation *held = shmb_has_reservations(ring) ? free_place(ring) : NULL;
-    status = held ? may_reserve(ring, &wish) : SHMB_ALL_RESERVED;
+    status = held ? may_reserve(ring, &request) : SHMB_ALL_RESERVED;
     if (status == SHMB_OK) {
         uint64_t last = atomic_load_explicit(&runtime->next_reservation, memory_order_relaxed);
-        if (wish.id == 0) wish.id = last + 1;
-        if (wish.id > last) atomic_store_explicit(&runtime->next_reservation, wish.id, memory_order_relaxed);
+        if (request.id == 0) request.id = last + 1;
+        if (request.id > last) atomic_store_explicit(&runtime->next_reservation, request.id, memory_order_relaxed);
         CP(reserve_numbered);
-        shmb_open_reservation(ring, held, &wish);
+        shmb_open_reservation(ring, held, &request);
         *place = (uint32_t)(held - ring->reservations);
-        *id = wish.id;
+        *id = request.id;
         ring->next_place = *place + 1;
     }
     shmb_unlock(ring);

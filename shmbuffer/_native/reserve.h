@@ -16,7 +16,7 @@ struct shmb_hold {
 extern _Thread_local struct shmb_hold shmb_hold;
 
 /* What is to be written, or reserved. */
-struct shmb_wish {
+struct shmb_request {
     uint64_t rows; /* to the head of the ring; 0: to named slots */
     uint64_t elements, bytes;
     const struct shmb_reservation *held; /* it is made from this one; NULL: from none */
@@ -39,7 +39,7 @@ void shmb_take_credit(struct shmb_ring *ring, struct shmb_reservation *held);
 void shmb_return_credit(struct shmb_ring *ring, struct shmb_reservation *held);
 void shmb_spend_credit(struct shmb_reservation *held);
 void shmb_spend_for(struct shmb_ring *ring, const struct shmb_entry *entry);
-void shmb_open_reservation(struct shmb_ring *ring, struct shmb_reservation *held, const struct shmb_wish *wish);
+void shmb_open_reservation(struct shmb_ring *ring, struct shmb_reservation *held, const struct shmb_request *request);
 void shmb_end_reservation(struct shmb_ring *ring, struct shmb_reservation *held);
 void shmb_end_reservations(struct shmb_ring *ring, const struct shmb_entry *entry);
 void shmb_expire(struct shmb_ring *ring);
@@ -47,10 +47,10 @@ void shmb_count_reserved(struct shmb_ring *ring);
 uint64_t shmb_wrong_reserved(const struct shmb_ring *ring);
 
 /* flow.c */
-int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_wish *wish, bool *passes); /* under the mutex */
+int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_request *request, bool *passes); /* under the mutex */
 
 /* reserve.c */
-int shmb_reserve(struct shmb_ring *ring, struct shmb_call *call, struct shmb_wish wish, uint32_t *place, uint64_t *id);
+int shmb_reserve(struct shmb_ring *ring, struct shmb_call *call, struct shmb_request request, uint32_t *place, uint64_t *id);
 int shmb_give_back(struct shmb_ring *ring, struct shmb_call *call, uint32_t place, uint64_t id);
 int shmb_note_partial(struct shmb_ring *ring, struct shmb_call *call, uint32_t place, uint64_t id);
 int shmb_partial_is_done(struct shmb_ring *ring, struct shmb_call *call, uint64_t id, bool forget, bool *done);

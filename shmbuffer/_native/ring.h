@@ -313,7 +313,7 @@ void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_
 void shmb_count_limited(struct shmb_ring *ring);
 void shmb_note_base(struct shmb_ring *ring);
 void shmb_set_base(struct shmb_ring *ring);
-void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements);
+void shmb_restart_limiter(struct shmb_ring *ring, uint64_t write_count, uint64_t elements);
 void shmb_forget_insert(struct shmb_runtime *runtime);
 
 /* The element that a queue hands out next, and how often it has done so. */

@@ -417,11 +417,11 @@ PyObject *shmb_ring_limit(struct ring_object *self, struct asked *asked) {
 
 /* What names it is stored before Python looks for signals again, so that who is interrupted knows what to give back. */
 PyObject *shmb_ring_reserve(struct ring_object *self, struct asked *asked) {
-    const struct shmb_wish wish = {.rows = NUMBER(0), .elements = NUMBER(0) * self->ring.lanes, .bytes = NUMBER(1),
+    const struct shmb_request request = {.rows = NUMBER(0), .elements = NUMBER(0) * self->ring.lanes, .bytes = NUMBER(1),
                                    .expires_ns = NUMBER(2), .id = NUMBER(3), .flags = NUMBER(3) ? SHMB_PARTIAL : 0};
     uint64_t id = 0;
     uint32_t place = 0;
-    int status = shmb_seen(self, shmb_reserve(&self->ring, CALL, wish, &place, &id));
+    int status = shmb_seen(self, shmb_reserve(&self->ring, CALL, request, &place, &id));
     if (id) *AT(uint64_t, 4) = id * SHMB_RESERVATIONS + place;
     return shmb_answer(asked, status, 0);
 }

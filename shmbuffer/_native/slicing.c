@@ -97,14 +97,14 @@ PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
     PyObject *follower;
     unsigned long long cuts, count;
-    bool anew = false;
+    bool restarted = false;
     if (!PyArg_ParseTuple(args, "O!KK:follow", shmb_follower_type, &follower, &cuts, &count)) return NULL;
     struct shmb_follower *f = shmb_binding_follower(follower);
     if (all->failed) return PyErr_NoMemory();
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
     if (!f->started || head - f->seen >= MUCH) Py_RETURN_NONE;
-    bool any = shmb_follower_look(f, &anew);
-    if (any && !f->failed && (anew || f->changed.count)) return shmb_told_of(f, anew);
+    bool any = shmb_follower_look(f, &restarted);
+    if (any && !f->failed && (restarted || f->changed.count)) return shmb_told_of(f, restarted);
     if (f->failed || (any && !caught_up(all, f, (const struct cutting *)(uintptr_t)cuts, count))) {
         shmb_follower_forget(f);
         return PyErr_NoMemory();

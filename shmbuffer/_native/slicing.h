@@ -9,8 +9,8 @@
 struct shmb_follower;
 
 struct shmb_trajectories *shmb_trajectories_in(PyObject *trajectories);
-/* (anew, gone, changed): what a look has seen. */
-PyObject *shmb_told_of(const struct shmb_follower *f, bool anew);
+/* (restarted, gone, changed): what a look has seen. */
+PyObject *shmb_told_of(const struct shmb_follower *f, bool restarted);
 int64_t shmb_within(uint64_t capacity, int64_t before, uint64_t slot, uint64_t reach);
 
 PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args);

@@ -1,4 +1,4 @@
-"""Flow control over three nodes of a real Ray cluster: who waits for whom, whoever is killed."""
+"""Flow control over three nodes of a Ray cluster: who waits for whom, also under kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quota of one ring among several: how much may be written into it, whoever dies."""
+"""The quota of one ring among several: how much may be written into it, also when processes die."""
 
 from __future__ import annotations
 

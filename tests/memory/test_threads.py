@@ -1,4 +1,4 @@
-"""Large batches, by one thread and by several: the same bytes, whoever is killed or forks."""
+"""Large batches, by one thread and by several: the same bytes, also under kills and forks."""
 
 from __future__ import annotations
 

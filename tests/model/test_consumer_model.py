@@ -1,4 +1,4 @@
-"""Each item is acknowledged once for each consumer, whoever dies and whichever lease runs out."""
+"""Each item is acknowledged once for each consumer, when clients die and leases run out."""
 
 from __future__ import annotations
 

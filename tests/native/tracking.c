@@ -11,12 +11,12 @@ static unsigned char told[MAX_CAPACITY];
 
 /* What is told agrees with what was told before, whatever others write meanwhile. */
 void track_once(struct shmb_ring *ring) {
-    bool anew;
+    bool restarted;
     if (follower.held == NULL && !shmb_follower_make(&follower, ring)) fail("no memory for a follower");
     follower.ring = ring;
     if (random_below(50) == 0) shmb_follower_forget(&follower);
-    if (!shmb_follower_look(&follower, &anew)) return;
-    if (anew) memset(told, 0, sizeof told);
+    if (!shmb_follower_look(&follower, &restarted)) return;
+    if (restarted) memset(told, 0, sizeof told);
     for (uint64_t i = 0; i < follower.gone.count; i++) {
         struct shmb_pair run = follower.gone.at[follower.gone.begin + i];
         for (uint64_t slot = run.first; slot < run.first + run.second; slot++) {

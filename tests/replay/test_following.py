@@ -222,9 +222,9 @@ def test_what_is_followed_is_what_lies_there(
             assert listed(found.table) == happened.expected(found, keys)
             require_whole(found.table)
             whole += 1
-        anew = found_by(boundaries(*PATHS, **keys), storage)
+        fresh = found_by(boundaries(*PATHS, **keys), storage)
         if found != "is there twice":
-            assert listed(anew.table) == listed(found.table)
+            assert listed(fresh.table) == listed(found.table)
     assert whole > 20
 
 

@@ -65,8 +65,8 @@ def require_same(one: Any, rb: TensorDictReplayBuffer, *, at_rest: bool) -> None
     require_whole(found.table)
     require_one_writer_each(rb, found)
     if at_rest:  # while named slots are being marked, those that were told of stay until all are
-        anew = boundaries(("number",), ("source",), end_key=END).of(rb.storage)
-        assert listed(found.table) == listed(anew.table)
+        fresh = boundaries(("number",), ("source",), end_key=END).of(rb.storage)
+        assert listed(found.table) == listed(fresh.table)
         ends = found.entries.at(END, np.arange(CAPACITY)).reshape(-1)
         assert listed(found.table) == followed(rb.storage.ring(), ends, None)
 

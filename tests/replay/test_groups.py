@@ -1,4 +1,4 @@
-"""Groups: whole or not at all, whoever writes their items, and whatever becomes of them."""
+"""Groups: whole or not at all, with several writers, and after deaths."""
 
 from __future__ import annotations
 
@@ -153,9 +153,9 @@ def test_the_groups_that_are_whole_are_those_of_which_all_items_lie_there(
             if groups is not None:
                 assert groups == happened.whole()
                 found += len(groups)
-        anew = whole_in(sampler(), storage)
-        assert anew is None or anew == happened.whole()
-        if anew is None:
+        fresh = whole_in(sampler(), storage)
+        assert fresh is None or fresh == happened.whole()
+        if fresh is None:
             continue
         keys, held = happened.keys(), happened.ring.live.holds()
         writing = happened.ring.live.writing()

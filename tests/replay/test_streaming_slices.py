@@ -1,4 +1,4 @@
-"""Windows of what is written, each once, whoever writes and however the buffer goes on."""
+"""Windows of what is written, each once, with several writers, also in a reopened buffer."""
 
 from __future__ import annotations
 

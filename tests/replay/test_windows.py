@@ -78,7 +78,7 @@ def test_no_item_comes_twice_and_no_window_is_left_whatever_happens(
         if not happened.ring.length or happened.random.random() < 0.3:
             continue
         if happened.random.random() < 0.03:
-            one.forget()  # the table is made anew; what was given stays given
+            one.forget()  # the table is made again; what was given stays given
         table = found_by(one, happened.handles[0].storage).table
         count += taken.take(windows, table, happened.random.choice([0, 1, 5]))
         if not any(happened.open):

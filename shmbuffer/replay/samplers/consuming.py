@@ -1,4 +1,4 @@
-"""Each item once, whoever of a consumer's learners draws it."""
+"""Each item once, to one of the learners of a consumer."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class PromptGroupSampler(Consumes):
     A batch is one group behind the other. Groups are chosen uniformly, each once in a batch; which
     items of a group are drawn, where it has more than are wanted, says ``strategy``.
 
-    With ``group_size`` a group is whole once it has so many items, whoever writes them and in
-    whatever order, and is never drawn before. It is withdrawn, for good, once one of them is
+    With ``group_size`` a group is whole once it has so many items, from any writers and in
+    any order, and is never drawn before. It is withdrawn, for good, once one of them is
     written over or evicted. One whose items do not come is given up after ``give_up_after`` seconds
     from its first item on, and not because a writer died: another may finish it. Each process gives
     up what it has waited for itself; where there is a consumer, no learner of it gets those items,

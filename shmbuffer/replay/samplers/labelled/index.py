@@ -199,24 +199,24 @@ class LabelIndex:
         if seen is None:
             table.settle(follower)
             return False
-        anew, gone, changed = seen
-        if anew:
+        restarted, gone, changed = seen
+        if restarted:
             table.clear()
         self.head = follower.seen
-        parts = [] if anew else list(self._pieces())
+        parts = [] if restarted else list(self._pieces())
         went = np.frombuffer(gone, np.int64)
         if self._limit:
             may_be_back = np.ascontiguousarray(self._elements(ring, went[follower.over :]))
             table.away(address(may_be_back), len(may_be_back))
             went = went[: follower.over]
         if len(went):
-            self._drop(ring, went if anew else _not_again(ring, went, parts, before))
+            self._drop(ring, went if restarted else _not_again(ring, went, parts, before))
         if len(changed):
             parts = [*parts, np.frombuffer(changed, np.int64).copy()]
-        for slots in self._pieces() if anew else parts:
+        for slots in self._pieces() if restarted else parts:
             self.tell(ring, slots)
         table.settle(follower)
-        return bool(anew)
+        return bool(restarted)
 
     def _pieces(self) -> Any:
         if not self._room.shape[1]:
