@@ -116,7 +116,7 @@ def test_a_rollout_is_in_the_ring_or_in_its_file_wherever_its_process_dies(
 
 
 def require_once(rb: Any, appended: int) -> None:
-    """The pieces that were appended are there, once; the process that goes on commits them, once."""
+    """The appended pieces are there, once; the process that goes on commits them, once."""
     partials = rb.partials()  # reaps the dead first
     found = there(rb)
     whole = list(range(2 * PIECES))
