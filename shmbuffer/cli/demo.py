@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import arguments, console, demo_nodes, exits, learning_curve
 from shmbuffer.cli.learning_curve import Curve
-from shmbuffer.cli.progress import Progress
+from shmbuffer.cli.progress import ProgressBar
 from shmbuffer.errors import BufferExistsError
 from shmbuffer.extras import missing
 from shmbuffer.watch import tables, terminal, units
@@ -143,7 +143,7 @@ def _directory(given: Path | None) -> contextlib.AbstractContextManager[str | os
     return contextlib.nullcontext(given)
 
 
-class _Shown(Progress):
+class _Shown(ProgressBar):
     """Shows the progress of a trial."""
 
     def status(self, outcome: Outcome) -> None:

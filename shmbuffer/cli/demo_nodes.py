@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import console, exits
-from shmbuffer.cli.progress import Progress
+from shmbuffer.cli.progress import ProgressBar
 from shmbuffer.extras import missing
 from shmbuffer.watch import tables, terminal, units
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, directory: Callable[[Path | None], Directory])
     return exits.DONE if is_well else exits.DAMAGED
 
 
-class _Shown(Progress):
+class _Shown(ProgressBar):
     """Shows the progress of a trial."""
 
     def status(self, outcome: NodesOutcome) -> None:

@@ -25,7 +25,7 @@ SHOWN_AFTER_S = 0.5
 """Shorter work needs no bar."""
 
 
-class Progress:
+class ProgressBar:
     """Shows events and numbers on stdout; leaving its ``with`` block restores the terminal."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ LOOKED_SLOTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Writer:
+class ItemWriter:
     """Who wrote items, as far as the registry still knows.
 
     Attributes:
@@ -49,7 +49,7 @@ class ItemStats:
     sources: NDArray[np.uint64]  # the writer, as `layout.writer_of` has it
     priorities: NDArray[np.float64]  # as they were given; NaN where somebody was just writing
     masses: NDArray[np.float64]  # of the priority tree; empty without one
-    writers: dict[int, Writer]  # of `sources`, by incarnation
+    writers: dict[int, ItemWriter]  # of `sources`, by incarnation
 
 
 def take(path: str | PathLike[str]) -> ItemStats | None:
@@ -85,11 +85,11 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
     )
 
 
-def _writer(incarnation: int, entries: NDArray[np.void]) -> Writer:
+def _writer(incarnation: int, entries: NDArray[np.void]) -> ItemWriter:
     at = np.flatnonzero(entries["incarnation"] == incarnation)
     if not len(at):
-        return Writer(incarnation, None, "", False)
+        return ItemWriter(incarnation, None, "", False)
     entry = entries[at[0]]
     role = layout.name_of(Role, int(entry["role"])).lower()
     living = int(entry["state"]) == layout.EntryState.LIVE
-    return Writer(incarnation, int(entry["pid"]), role, living)
+    return ItemWriter(incarnation, int(entry["pid"]), role, living)

@@ -29,7 +29,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would block
 
 
-class Folder(NamedTuple):
+class TreeFolder(NamedTuple):
     """A directory of the tree, for as long as `walk` is there."""
 
     where: Path
@@ -51,7 +51,7 @@ class Folder(NamedTuple):
             return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
 
-def walk(root: Directory, *, topdown: bool = True) -> Iterator[Folder]:
+def walk(root: Directory, *, topdown: bool = True) -> Iterator[TreeFolder]:
     """`os.fwalk` below ``root``; a directory that cannot be listed is an error."""
 
     def refuse(error: OSError) -> None:
@@ -61,7 +61,7 @@ def walk(root: Directory, *, topdown: bool = True) -> Iterator[Folder]:
         for at, folders, names, fd in os.fwalk(
             ".", topdown, refuse, follow_symlinks=False, dir_fd=root.file.fd
         ):
-            found = Folder(root.path / at, os.path.normpath(at), folders, names, fd)
+            found = TreeFolder(root.path / at, os.path.normpath(at), folders, names, fd)
             links = [name for name in folders if not stat.S_ISDIR(found.stat(name).st_mode)]
             real = [name for name in folders if name not in links]
             yield found._replace(folders=real, files=[*names, *links])

@@ -53,7 +53,7 @@ _DAMAGES = (
 )
 
 
-class RefusedError(ValueError):
+class ValueRefusedError(ValueError):
     """The files are whole, and a value is not given back for another reason."""
 
 
@@ -62,7 +62,7 @@ def reading(file: Path) -> Iterator[None]:
     """Have values that make no sense be an error that names the file that they are read from."""
     try:
         yield
-    except RefusedError:
+    except ValueRefusedError:
         raise
     except ShmBufferError as error:
         if str(file.parent) in error.message:
@@ -260,7 +260,7 @@ def _value(value: Any, data: BinaryIO, allow_pickle: bool, where: Path) -> Any:
     if word != "pickled":
         return _WORDS[word][2](content)
     if not allow_pickle:
-        raise RefusedError(
+        raise ValueRefusedError(
             f"{where}: holds pickled objects, and loading them runs code from the file; if you "
             "trust it, set storage.checkpointer to one made with allow_pickle=True, as the one "
             "that saved it was"

@@ -20,12 +20,12 @@ log = logging.getLogger("shmbuffer.service")
 
 
 def take_over(
-    scratch_dir: Path, found: Sequence[roster.Entry], n: int, grace_s: float
-) -> dict[int, tuple[roster.Entry, int]]:
+    scratch_dir: Path, found: Sequence[roster.LivingProcess], n: int, grace_s: float
+) -> dict[int, tuple[roster.LivingProcess, int]]:
     """Adopt one for each index below ``n``, with a pidfd that the caller closes; end the others."""
     me = identity.current()  # which was spawned, if a collector has become the coordinator
     found = [one for one in found if one.identity != me]
-    adopted: dict[int, tuple[roster.Entry, int]] = {}
+    adopted: dict[int, tuple[roster.LivingProcess, int]] = {}
     for one in found:
         if one.index < n and one.index not in adopted:
             pidfd = identity.opened(one.identity)

@@ -48,7 +48,7 @@ _alive = Lock()
 
 
 @dataclass(frozen=True)
-class Entry:
+class LivingProcess:
     """A process that lives."""
 
     file: str
@@ -118,9 +118,9 @@ def last_words(scratch_dir: Path, file: str) -> LastWords:
     return LastWords()
 
 
-def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[Entry]:
+def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[LivingProcess]:
     """The living processes; removes the files of dead ones."""
-    found: list[Entry] = []
+    found: list[LivingProcess] = []
     with Directory.open(scratch_dir) as directory:
         try:
             names = directory.listdir(layout.SPAWNED)
@@ -134,7 +134,7 @@ def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[Entry]:
     return found
 
 
-def _look(directory: Directory, file: str, patience_s: float = 0.0) -> Entry | None:
+def _look(directory: Directory, file: str, patience_s: float = 0.0) -> LivingProcess | None:
     """The living process; if it is dead, remove the file, under its lock."""
     try:
         lock = Lock().hold(directory, file, timeout=patience_s, purpose=_PURPOSE, make=False)
@@ -156,7 +156,7 @@ def _look(directory: Directory, file: str, patience_s: float = 0.0) -> Entry | N
     return None
 
 
-def _entry(directory: Directory, file: str) -> Entry:
+def _entry(directory: Directory, file: str) -> LivingProcess:
     found = _lines(directory, file)[0]
     who = Identity(
         int(found["pid"]),
@@ -164,7 +164,7 @@ def _entry(directory: Directory, file: str) -> Entry:
         bytes.fromhex(found["boot_id"]),
         int(found["pid_namespace"]),
     )
-    return Entry(file, str(found["name"]), int(found["index"]), who)
+    return LivingProcess(file, str(found["name"]), int(found["index"]), who)
 
 
 def _lines(directory: Directory, file: str) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.service import roster
-from shmbuffer.service.target import Alone, Named
+from shmbuffer.service.target import Named, WithoutMain
 
 log = logging.getLogger("shmbuffer.service")
 
@@ -204,7 +204,7 @@ class Process(SpawnProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
-        start: Any = Alone if isinstance(process_obj._target, Named) else SpawnProcess._Popen
+        start: Any = WithoutMain if isinstance(process_obj._target, Named) else SpawnProcess._Popen
         return start(process_obj)
 
     def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:

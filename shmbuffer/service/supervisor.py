@@ -142,7 +142,7 @@ class Supervisor:
             Spawned(start, name=f"{label}-{index}", index=index, restart=restart)
             for index in range(n)
         ]
-        adopted: dict[int, tuple[roster.Entry, int]] = {}
+        adopted: dict[int, tuple[roster.LivingProcess, int]] = {}
         if orphans != "leave":
             with self._changed:  # the watcher may be about to restart one
                 living = roster.living(where, {spawned.file for spawned in self._spawned})

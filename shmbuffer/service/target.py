@@ -75,7 +75,7 @@ def _without_main(name: str) -> dict[str, Any]:
     return {key: value for key, value in told.items() if not key.startswith("init_main_from")}
 
 
-class Alone(popen_spawn_posix.Popen):
+class WithoutMain(popen_spawn_posix.Popen):
     """Starts a spawned process that does not import the main module."""
 
     # multiprocessing has no option for that: this is its own function, with `_without_main` instead

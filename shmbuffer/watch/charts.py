@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.memory import layout
 from shmbuffer.memory.history import BY_RECOVERY, Event, EventKind
-from shmbuffer.memory.item_stats import Writer
+from shmbuffer.memory.item_stats import ItemWriter
 from shmbuffer.watch import tables, units
 from shmbuffer.watch.look import Look
 from shmbuffer.watch.timeline import Timeline
@@ -275,7 +275,7 @@ def _collectors(axes: Axes, look: Look) -> str | None:
     return None
 
 
-def _name(look: Look, writer: Writer) -> str:
+def _name(look: Look, writer: ItemWriter) -> str:
     known = look.timeline.known.get(writer.incarnation) if look.timeline is not None else None
     if known is not None:
         name = tables.clean(known.name)

@@ -18,7 +18,7 @@ from shmbuffer.extras import command
 from shmbuffer.memory import Engine, Settings, history, layout
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import EventKind
-from shmbuffer.memory.item_stats import Writer
+from shmbuffer.memory.item_stats import ItemWriter
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch import findings
@@ -173,8 +173,8 @@ def run() -> Look:
     for row in recorded:
         row.update(length=min(1000, 100 * row["t"]), p_sum=800.0, max_priority=4.0)
     timeline = Timeline(history_of(recorded, happened=happened))
-    writers = [Writer(6, 21, "collector", True), Writer(2, None, "", False)]
-    writers.append(Writer(2**38 + 3, None, "", False))
+    writers = [ItemWriter(6, 21, "collector", True), ItemWriter(2, None, "", False)]
+    writers.append(ItemWriter(2**38 + 3, None, "", False))
     priorities = np.random.default_rng(1).lognormal(size=1000)
     held = item_stats(priorities, [2] * 250 + [6] * 700 + [2**38 + 3] * 50, writers)
     clients = [

@@ -22,7 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.distributed.owner import Owner
-from shmbuffer.distributed.shards.batches import SHARD, Batches
+from shmbuffer.distributed.shards.batches import SHARD, ShardBatches
 from shmbuffer.distributed.shards.keeper import face_of, updated
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
@@ -107,12 +107,12 @@ def masses(shards: Three) -> np.ndarray:
     return np.concatenate([member.buffer.storage.ring().tree.mass() for member in shards])
 
 
-def batches_of(shards: Three, home: str | None = None) -> Batches:
+def batches_of(shards: Three, home: str | None = None) -> ShardBatches:
     first = next(iter(shards))
-    return Batches(shards, face_of(Owner(first.buffer, lambda _: b"")), home)
+    return ShardBatches(shards, face_of(Owner(first.buffer, lambda _: b"")), home)
 
 
-def drawn(batches: Batches, count: int, rounds: int, beta: float = 1.0) -> Iterator[Any]:
+def drawn(batches: ShardBatches, count: int, rounds: int, beta: float = 1.0) -> Iterator[Any]:
     for key in range(rounds):
         yield batches.finish(*batches.begin(count, [key * 7919 + 1], beta))
 

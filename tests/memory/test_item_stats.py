@@ -107,7 +107,7 @@ def test_a_writer_whose_place_another_one_has_is_not_known(fast_path: Path) -> N
     with Engine.open(path, None):
         found = item_stats.take(path)
         assert found is not None
-        assert found.writers == {1: item_stats.Writer(1, None, "", False)}
+        assert found.writers == {1: item_stats.ItemWriter(1, None, "", False)}
 
 
 def test_before_the_first_write_there_is_nothing(fast_path: Path) -> None:

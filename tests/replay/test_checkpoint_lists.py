@@ -38,7 +38,7 @@ from shmbuffer import (
     WriterEnsemble,
 )
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.replay.values import RefusedError, read_values, write_values
+from shmbuffer.replay.values import ValueRefusedError, read_values, write_values
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -191,7 +191,7 @@ def test_pickle_is_neither_written_nor_read_unless_it_is_allowed(tmp_path: Path)
     with pytest.raises(TypeError, match=r"value 1 holds <.*Thing.* of type Thing"):
         write_values(tmp_path, "x", [1, {"a": Thing(2)}], allow_pickle=False, what="value")
     write_values(tmp_path, "x", [Trap(tmp_path / "trapped")], allow_pickle=True, what="value")
-    with pytest.raises(RefusedError, match="loading them runs code from the file"):
+    with pytest.raises(ValueRefusedError, match="loading them runs code from the file"):
         list(read_values(tmp_path, "x", allow_pickle=False))
     assert not (tmp_path / "trapped").exists()
     write_values(tmp_path, "x", [Thing(1), {Thing: {1, 2}}], allow_pickle=True, what="value")

@@ -9,7 +9,7 @@ import numpy as np
 
 from shmbuffer.memory import history
 from shmbuffer.memory.history import Event, EventKind, History
-from shmbuffer.memory.item_stats import ItemStats, Writer
+from shmbuffer.memory.item_stats import ItemStats, ItemWriter
 from shmbuffer.memory.layout import COUNTERS
 from shmbuffer.watch.look import Look
 from shmbuffer.watch.timeline import Timeline
@@ -79,13 +79,15 @@ def client(**changes: Any) -> dict[str, Any]:
 def item_stats(
     masses: Sequence[float] | np.ndarray = (),  # type: ignore[type-arg]
     sources: Sequence[int] = (),
-    writers: Iterable[Writer] = (),
+    writers: Iterable[ItemWriter] = (),
 ) -> ItemStats:
     mass = np.asarray(masses, np.float64)
     source = np.asarray(sources if len(sources) else np.full(len(mass), 2), np.uint64)
     ages = np.arange(len(source))[::-1].copy()
     by = {writer.incarnation: writer for writer in writers}
-    known = {int(one): by.get(int(one), Writer(int(one), 42, "collector", True)) for one in source}
+    known = {
+        int(one): by.get(int(one), ItemWriter(int(one), 42, "collector", True)) for one in source
+    }
     return ItemStats(1.0, ages, source, mass.copy(), mass, known)
 
 

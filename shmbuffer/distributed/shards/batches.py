@@ -41,7 +41,7 @@ class Begun(NamedTuple):
     asked: list[tuple[Member, int, Answer]]  # shards, how many items each draws, and the piece
 
 
-class Batches:
+class ShardBatches:
     """Draws batches. ``face`` is made by `keeper.face_of`."""
 
     def __init__(self, members: Members, face: dict[str, Any], home: str | None) -> None:

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
-from shmbuffer.distributed.shards.batches import SHARD, Batches
+from shmbuffer.distributed.shards.batches import SHARD, ShardBatches
 from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.limited import Limited
 from shmbuffer.distributed.shards.member import Member, Sent, told
@@ -84,7 +84,7 @@ class ShardedClient(Sampling, Limited):
         face = self._ask_face()
         self._face = face
         local = options.locality == "local"
-        self._batches = Batches(self._members, face, self._node if local else None)
+        self._batches = ShardBatches(self._members, face, self._node if local else None)
         self._credits = Credits(self._ray, self._members, f"sharded buffer {options.name!r}")
         self._batches.drawn_again = self._credits.spend_more
         self.beta: float | None = face["beta"]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from shmbuffer.distributed.shards.batches import EFFECTIVE_SIZE, Batches, Begun
+from shmbuffer.distributed.shards.batches import EFFECTIVE_SIZE, Begun, ShardBatches
 from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.numpy.indices import asked_size
@@ -20,7 +20,7 @@ class Sampling:
 
     beta: float | None
     _members: Members
-    _batches: Batches
+    _batches: ShardBatches
     _face: dict[str, Any]
     _begun: deque[tuple[int, Begun]]
     _prefetch: int  # batches that are begun ahead

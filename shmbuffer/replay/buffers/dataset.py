@@ -24,7 +24,7 @@ from shmbuffer.replay.samplers.rank import known_rank
 _IN_THE_PIPE = 1 << 20  # bytes
 
 
-class Batches(IterableDataset[Any]):
+class BatchDataset(IterableDataset[Any]):
     """See ``ReplayBuffer.as_dataset``."""
 
     def __init__(self, buffer: Any, **options: Any) -> None:
@@ -67,7 +67,7 @@ class _Sent:
         if type(batch) is TensorDict and batch.bytes() <= _IN_THE_PIPE:
             with suppress(TypeError):  # text, objects, bfloat16
                 return _received, _in_arrays(batch)
-        return Batches.collate_fn, (batch,)
+        return BatchDataset.collate_fn, (batch,)
 
 
 def _in_arrays(batch: Any) -> tuple[Any, ...]:

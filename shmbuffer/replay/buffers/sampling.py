@@ -24,7 +24,7 @@ from shmbuffer.numpy.indices import as_int, asked_size
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims
 from shmbuffer.replay.buffers.consuming import Consuming
-from shmbuffer.replay.buffers.dataset import Batches
+from shmbuffer.replay.buffers.dataset import BatchDataset
 from shmbuffer.replay.buffers.drawing import Choice, chosen, drawn, expanded, taken
 from shmbuffer.replay.buffers.parts import ring_backed
 from shmbuffer.replay.buffers.prefetch import Batch, Order
@@ -87,7 +87,7 @@ class Sampling(Consuming):
         return_info: bool = False,
         min_size: int | None = None,
         timeout: float | None = None,
-    ) -> Batches:
+    ) -> BatchDataset:
         """The batches of this buffer as a data set for torch's ``DataLoader``.
 
             data = rb.as_dataset(256)
@@ -125,12 +125,12 @@ class Sampling(Consuming):
             shared memory, for a larger one, or text or objects. `sample` takes 30 µs: workers only
             pay for slow transforms.
         """
-        from shmbuffer.replay.buffers.dataset import Batches
+        from shmbuffer.replay.buffers.dataset import BatchDataset
 
         if batch_size is None and self._batch_size is None:
             raise RuntimeError("no batch size: give batch_size to as_dataset() or to the buffer")
         options = {"return_info": return_info, "min_size": min_size, "timeout": timeout}
-        return Batches(self, batch_size=batch_size, **options)
+        return BatchDataset(self, batch_size=batch_size, **options)
 
     def _batches(self, sample: Callable[[], Any]) -> Iterator[Any]:
         """Samples to the end of the pass."""

@@ -18,7 +18,7 @@ from shmbuffer.replay.compat import folders
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.form.objects import Objects
-from shmbuffer.replay.values import RefusedError, damaged, read_values, write_values
+from shmbuffer.replay.values import ValueRefusedError, damaged, read_values, write_values
 
 _NAME = "shmbuffer.objects"
 
@@ -66,7 +66,7 @@ def read_objects(
             for column, values in zip(columns.values(), found, strict=True):
                 place = column[slot]
                 place.copy_(Objects.of(values, place.shape))
-    except RefusedError:
+    except ValueRefusedError:
         raise
     except (TypeError, ValueError) as error:
         why = f"does not have the objects of {len(slots)} items ({error})"

@@ -37,7 +37,7 @@ _DICTIONARY = "shmbuffer.records.dictionary"
 _PIECE_BYTES = 2**24  # that are read, or written to a ring, at once
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Records that follow each other, in bytes and in slots."""
 
     rows: Ints
@@ -145,7 +145,7 @@ class RecordImage:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def runs(self, slots: Ints, capacity: int) -> Iterator[Run]:
+    def runs(self, slots: Ints, capacity: int) -> Iterator[RecordRun]:
         """All records in the order in which they lay, oldest first."""
         order = np.argsort(self.positions, kind="stable")
         if not len(order):
@@ -162,7 +162,7 @@ class RecordImage:
         for stop in (cuts + 1).tolist():
             rows, last = order[start:stop], stop - 1
             whole = ends[start:stop].max() <= first[last] + padded(self.sizes[order[last]])
-            yield Run(rows, self._batch(rows), bool(whole))
+            yield RecordRun(rows, self._batch(rows), bool(whole))
             start = stop
 
     def is_in_order(self, tickets: Ints) -> bool:

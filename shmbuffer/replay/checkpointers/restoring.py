@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shmbuffer.errors import BufferInUseError, SchemaMismatchError
 from shmbuffer.memory import Ring, layout
 from shmbuffer.replay.checkpointers.saved import Saved
-from shmbuffer.replay.checkpointers.saved_storage import Places, SavedStorage
+from shmbuffer.replay.checkpointers.saved_storage import Destinations, SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.form.nodes import TensorDictNode
 
@@ -52,7 +52,9 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
     return restored(storage, record, places)
 
 
-def restored(storage: Any, record: SavedStorage, places: Places, *, by_us: bool = False) -> Loaded:
+def restored(
+    storage: Any, record: SavedStorage, places: Destinations, *, by_us: bool = False
+) -> Loaded:
     """Note who wrote the items that are there now, and let samplers know of them.
 
     ``by_us``: they count as written by this handle, and by nobody else.

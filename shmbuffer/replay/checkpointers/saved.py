@@ -16,7 +16,12 @@ from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.numpy.nodes import LEAF, Node
 from shmbuffer.replay.checkpointers.objects import read_objects
 from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
-from shmbuffer.replay.compat.folders import Folder, objects_of, read_folder, shapes_of_objects
+from shmbuffer.replay.compat.folders import (
+    TensorDictFolder,
+    objects_of,
+    read_folder,
+    shapes_of_objects,
+)
 from shmbuffer.replay.compat.storages import METADATA, pytree_columns, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
@@ -188,7 +193,7 @@ def blank(column: Any) -> Any:
 
 
 def _of_folder(
-    folder: Folder, record: SavedStorage, node: Node | None, allow_pickle: bool
+    folder: TensorDictFolder, record: SavedStorage, node: Node | None, allow_pickle: bool
 ) -> tuple[Node, dict[KeyPath, Any]]:
     """Form and columns of tensordict's files; ``node`` is the form, where we remember it."""
     path = folder.path

@@ -36,7 +36,7 @@ _TICKETS = 2**61  # so many have room in slot words, with years to spare
 _ITEMS, _STREAMS = "shmbuffer.items.npy", "shmbuffer.streams.npy"
 
 
-class Places(NamedTuple):
+class Destinations(NamedTuple):
     """Where the items of a storage go in another one."""
 
     slots: Ints
@@ -107,7 +107,7 @@ class SavedStorage:
         """The slot after the last one that was written, counted from 1 where that is slot 0."""
         return self.cursor or (self.slots if self.is_full else 0)
 
-    def places(self, capacity: int, where: str, what: str = "slots") -> Places:
+    def places(self, capacity: int, where: str, what: str = "slots") -> Destinations:
         """Where the items go in a storage of ``capacity`` slots: into the slots that they had.
 
         Where the capacity differs and the ring had gone round: by their age, from slot 0 on.
@@ -127,7 +127,7 @@ class SavedStorage:
         tickets = None
         if capacity == self.slots and self.tickets is not None and self.head is not None:
             tickets = Tickets(self.tickets[self.present], self.head)
-        return Places(slots, cursor % capacity, shift, tickets)
+        return Destinations(slots, cursor % capacity, shift, tickets)
 
     def write(
         self, folder: Path, *, metadata: dict[str, Any] | None = None, kind: str = TENSORS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.replay.compat.folders import Folder, read_folder
+from shmbuffer.replay.compat.folders import TensorDictFolder, read_folder
 from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.values import damaged, read_json
 
@@ -53,7 +53,7 @@ def _item(path: Path, entry: dict[str, Any], codec: PackedCodec) -> Any:
     return TensorDict(fields, batch_size=_plain(entry.get("batch_size", [])))
 
 
-def _value(folder: Folder, key: str, entry: dict[str, Any], codec: PackedCodec) -> Any:
+def _value(folder: TensorDictFolder, key: str, entry: dict[str, Any], codec: PackedCodec) -> Any:
     if entry["type"] != "tensor":
         return _plain(entry["value"])
     chunk = folder.tensor((key,))

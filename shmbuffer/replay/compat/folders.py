@@ -48,7 +48,7 @@ _NORESERVE = 0x4000  # MAP_NORESERVE of Linux: nothing is ever written to these 
 
 
 @dataclass
-class Folder:
+class TensorDictFolder:
     """What a directory of tensordict holds, with all that is nested in it."""
 
     path: Path  # of the directory
@@ -67,14 +67,14 @@ class Folder:
             return mapped(file, dtype, shape)
 
 
-def read_folder(path: Path, dims: int = 1) -> Folder:
+def read_folder(path: Path, dims: int = 1) -> TensorDictFolder:
     """Look at a directory that tensordict has written."""
-    folder = Folder(path)
+    folder = TensorDictFolder(path)
     folder.node = _node_of(folder, path, (), dims)
     return folder
 
 
-def _node_of(folder: Folder, path: Path, at: KeyPath, dims: int) -> Node:
+def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> Node:
     """The tree of the directory that is nested at a key, whose content is added to ``folder``."""
     meta = read_json(path / "meta.json")
     if (path / "_tensordict" / "meta.json").exists():
@@ -101,7 +101,9 @@ def _node_of(folder: Folder, path: Path, at: KeyPath, dims: int) -> Node:
     return TensorDictNode(kept, shape[dims:])
 
 
-def _add_nested(folder: Folder, items: dict[str, Node], path: Path, at: KeyPath, dims: int) -> None:
+def _add_nested(
+    folder: TensorDictFolder, items: dict[str, Node], path: Path, at: KeyPath, dims: int
+) -> None:
     key = at[-1]
     inner = path / quote(key, safe="")
     if not inner.exists() and is_file_name(key):

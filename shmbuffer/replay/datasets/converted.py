@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from shmbuffer.replay.publication import publish
 
 
-class Source(NamedTuple):
+class FoundDataset(NamedTuple):
     """A data set that was found."""
 
     kind: str
@@ -31,7 +31,7 @@ class Source(NamedTuple):
     """The items in their order, ``[n]`` each."""
 
 
-def converted(source: Source, root: Path | None) -> Path:
+def converted(source: FoundDataset, root: Path | None) -> Path:
     """The directory of a data set; made now, if it is not there yet."""
     root = Path.home() / ".cache" / "shmbuffer" if root is None else root
     path = root / source.kind / f"{quote(source.name, safe='')}-{source.version:x}"
@@ -45,7 +45,7 @@ def converted(source: Source, root: Path | None) -> Path:
     return path
 
 
-def _write(source: Source, path: Path) -> None:
+def _write(source: FoundDataset, path: Path) -> None:
     at, files = 0, None
     for batch in source.batches():
         if files is None:

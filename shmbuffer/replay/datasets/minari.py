@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.extras import missing
-from shmbuffer.replay.datasets.converted import Source
+from shmbuffer.replay.datasets.converted import FoundDataset
 
 
-def find(name: str) -> Source:
+def find(name: str) -> FoundDataset:
     """A data set on this machine, in ``MINARI_DATASETS_PATH`` or ``~/.minari/datasets``."""
     try:
         import minari  # type: ignore[import-untyped]
@@ -25,7 +25,7 @@ def find(name: str) -> Source:
     data = minari.load_dataset(name)  # its FileNotFoundError says how to download it
     files = Path(data.storage.data_path)
     version = max(file.stat().st_mtime_ns for file in (files, *files.rglob("*")))
-    return Source("minari", name, version, int(data.total_steps), lambda: _episodes(data))
+    return FoundDataset("minari", name, version, int(data.total_steps), lambda: _episodes(data))
 
 
 def _episodes(data: Any) -> Iterator[TensorDict]:

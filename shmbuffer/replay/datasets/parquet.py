@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shmbuffer.replay.datasets.converted import Source
+from shmbuffer.replay.datasets.converted import FoundDataset
 from shmbuffer.replay.parquet_file import File
 
 
-def find(name: str) -> Source:
+def find(name: str) -> FoundDataset:
     """A file on this machine."""
     path = Path(name).absolute()
     file = File(path)
     version = path.stat().st_mtime_ns
-    return Source("parquet", path.name, version, file.rows, lambda: file.batches(file.chunk))
+    return FoundDataset("parquet", path.name, version, file.rows, lambda: file.batches(file.chunk))

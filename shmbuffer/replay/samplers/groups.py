@@ -14,7 +14,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.labelled import within
-from shmbuffer.replay.samplers.labelled.claims import Claims, together
+from shmbuffer.replay.samplers.labelled.claims import ItemClaims, together
 from shmbuffer.replay.samplers.labelled.group_keys import Keys
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
@@ -162,7 +162,7 @@ class PromptGroupSampler(Consumes):
             trim=self._keys.trim,
         )
         self._index.is_claimed = consumer is not None
-        self._claims = Claims(self._index, whole=True)
+        self._claims = ItemClaims(self._index, whole=True)
         self._warned = False
 
     # -- drawing -------------------------------------------------------------------------------

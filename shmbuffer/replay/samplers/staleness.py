@@ -13,7 +13,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.compat.samplers import read_integers, write_numbers
-from shmbuffer.replay.samplers.labelled.claims import Claims, together
+from shmbuffer.replay.samplers.labelled.claims import ItemClaims, together
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.labelled.versions import ConsumerVersion, versions_of
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, in_storage
@@ -103,7 +103,7 @@ class StalenessAwareSampler(Consumes):
         self._version = ConsumerVersion()
         self._index = LabelIndex(path_of(version_key), versions_of)
         self._index.is_claimed = consumer is not None
-        self._claims = Claims(self._index, whole=False)
+        self._claims = ItemClaims(self._index, whole=False)
 
     # -- the consumer's version ----------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from shmbuffer.replay.ted.episodes import Episodes, as_bytes, flags_of, rows_of,
 
 
 @dataclass(frozen=True)
-class Kept:
+class CompactEntry:
     """An entry of the compact form: the root leaf, and the one under ``"next"`` if both are in."""
 
     path: KeyPath
@@ -145,22 +145,24 @@ class TED2Flat(Roles):
             )
         return flags_of(done, episodes.rows)[episodes.elements] & episodes.holds
 
-    def _kept(self, found: Mapping[KeyPath, Any], usual: bool) -> list[Kept]:
+    def _kept(self, found: Mapping[KeyPath, Any], usual: bool) -> list[CompactEntry]:
         kept = []
         for path, leaf in found.items():
             if is_non_tensor(leaf):
                 continue
             inner = path[1:]
             if path[0] == NEXT and inner in self._flags | self._rewards:
-                kept.append(Kept(inner, leaf))
+                kept.append(CompactEntry(inner, leaf))
             elif path[0] == NEXT and not isinstance(found.get(inner), torch.Tensor):
-                kept.append(Kept(path, leaf))  # under "next" alone; it stays there
+                kept.append(CompactEntry(path, leaf))  # under "next" alone; it stays there
             elif path in self._flags | self._rewards:
                 if not usual:
-                    kept.append(Kept(ROOT + path, leaf))
+                    kept.append(CompactEntry(ROOT + path, leaf))
             elif path[0] != NEXT:
                 after = found.get((NEXT, *path))
-                kept.append(Kept(path, leaf, after if isinstance(after, torch.Tensor) else None))
+                kept.append(
+                    CompactEntry(path, leaf, after if isinstance(after, torch.Tensor) else None)
+                )
         return kept
 
     def _is_usual(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> bool:
@@ -175,7 +177,7 @@ class TED2Flat(Roles):
 
     def _write(
         self,
-        kept: list[Kept],
+        kept: list[CompactEntry],
         constants: Mapping[KeyPath, Any],
         episodes: Episodes,
         path: str | os.PathLike[str] | None,
@@ -227,7 +229,7 @@ class TED2Flat(Roles):
     def _batch(self, episodes: Episodes) -> tuple[int, ...]:
         return ()
 
-    def _shape(self, entry: Kept, episodes: Episodes, item: tuple[int, ...]) -> Any:
+    def _shape(self, entry: CompactEntry, episodes: Episodes, item: tuple[int, ...]) -> Any:
         return torch.Size((episodes.rows if entry.after is None else episodes.kept, *item))
 
     def _objects(self, objects: list[Any], episodes: Episodes) -> Any:
@@ -238,7 +240,7 @@ class TED2Flat(Roles):
         return cuts.nonzero()[:, 0]
 
 
-def _made(output: TensorDict, entry: Kept, shape: Any, mapped: bool) -> torch.Tensor | None:
+def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> torch.Tensor | None:
     """Room for an entry; None where tensordict has no memory for it that belongs to no file."""
     dense = not isinstance(shape, torch.Tensor)
     if dense and not mapped and (entry.leaf.dtype.is_complex or not entry.leaf.numel()):

@@ -10,7 +10,7 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor
 from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.replay.ted.entries import CUTS, dotted
 from shmbuffer.replay.ted.episodes import Episodes, rows_of
-from shmbuffer.replay.ted.flat import Kept, TED2Flat
+from shmbuffer.replay.ted.flat import CompactEntry, TED2Flat
 from shmbuffer.replay.ted.items import Flat2TED
 
 
@@ -42,7 +42,9 @@ class TED2Nested(TED2Flat):
     def _batch(self, episodes: Episodes) -> tuple[int, ...]:
         return (len(episodes.trajectories[0]),)
 
-    def _shape(self, entry: Kept, episodes: Episodes, item: tuple[int, ...]) -> torch.Tensor:
+    def _shape(
+        self, entry: CompactEntry, episodes: Episodes, item: tuple[int, ...]
+    ) -> torch.Tensor:
         if not entry.leaf.numel():
             raise ValueError(
                 f"TED2Nested: items of entry {dotted(entry.path)!r} have shape {list(item)} and "

@@ -25,7 +25,7 @@ from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.units.unit import Expanded, SampleUnit
 
 
-class Items(NamedTuple):
+class AnchorItems(NamedTuple):
     """Items around anchors."""
 
     elements: Ints
@@ -33,9 +33,9 @@ class Items(NamedTuple):
     tickets: Ints | None
     """int64 ``[n]``; None where there is no ring."""
 
-    def some(self, at: Ints) -> Items:
+    def some(self, at: Ints) -> AnchorItems:
         """Those at some positions."""
-        return Items(self.elements[at], None if self.tickets is None else self.tickets[at])
+        return AnchorItems(self.elements[at], None if self.tickets is None else self.tickets[at])
 
 
 class Anchors(NamedTuple):
@@ -55,21 +55,21 @@ class Anchors(NamedTuple):
     tickets: Ints | None
     """Theirs; None where there is no ring."""
 
-    def items(self, rows: Ints) -> Items | None:
+    def items(self, rows: Ints) -> AnchorItems | None:
         """What these rows hold, any of their trajectories; None: one has been written over."""
         table = self.found.table
         elements = table.elements_of(rows)
         tickets = None if self.ring is None else table.are_there(self.ring, elements)
-        return None if self.ring is not None and tickets is None else Items(elements, tickets)
+        return None if self.ring is not None and tickets is None else AnchorItems(elements, tickets)
 
-    def named(self, items: Items, info: dict[Any, Any]) -> Expanded:
+    def named(self, items: AnchorItems, info: dict[Any, Any]) -> Expanded:
         """Items as a unit gives them out, with what is known of them."""
         if items.tickets is not None:
             info = {**info, GENERATION: torch.from_numpy(items.tickets)}
         return in_storage(self.storage, torch.from_numpy(items.elements)), info
 
 
-class Trajectories:
+class AnchorTrajectories:
     """Finds the trajectories of anchors; ``others`` are entries that will be asked for."""
 
     def __init__(self, done_key: Key | None, others: Sequence[KeyPath] = ()) -> None:
@@ -113,7 +113,7 @@ class Trajectories:
 class OfTrajectories(SampleUnit):
     """A unit whose items are of the trajectory of their anchor."""
 
-    _trajectories: Trajectories
+    _trajectories: AnchorTrajectories
 
     @abstractmethod
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:

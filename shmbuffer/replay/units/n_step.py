@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from shmbuffer.memory.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.units.anchors import Anchors, OfTrajectories, Trajectories, at_least
+from shmbuffer.replay.units.anchors import Anchors, AnchorTrajectories, OfTrajectories, at_least
 from shmbuffer.replay.units.unit import Expanded
 
 _GAMMA, _STEPS = "gamma", "steps_to_next_obs"
@@ -98,7 +98,7 @@ class NStep(OfTrajectories):
                 f"reward_key is an entry of what a step leads to, such as ('next', 'reward'), got "
                 f"{reward_key!r}"
             )
-        self._trajectories = Trajectories(done_key, [self._reward])
+        self._trajectories = AnchorTrajectories(done_key, [self._reward])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n={self.n}, gamma={self.gamma})"

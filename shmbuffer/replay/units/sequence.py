@@ -21,7 +21,7 @@ from shmbuffer.numpy.indices import ravel, unravel
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX
 from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.samplers.sampler import lanes_of
-from shmbuffer.replay.units.anchors import Anchors, OfTrajectories, Trajectories, at_least
+from shmbuffer.replay.units.anchors import Anchors, AnchorTrajectories, OfTrajectories, at_least
 from shmbuffer.replay.units.unit import Expanded
 
 _BOUNDARIES = ("pad", "stop", "include_reset")
@@ -120,7 +120,7 @@ class Sequence(OfTrajectories):
         self.dilation = at_least("dilation", dilation, 1)
         self.eta = float(eta)
         crosses = episode_boundary == "include_reset"
-        self._trajectories = Trajectories(None if crosses else self.done_key)
+        self._trajectories = AnchorTrajectories(None if crosses else self.done_key)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in _SHOWN)

@@ -34,7 +34,7 @@ _EVERY_S = 1.0  # between two looks at what others have: at least so long, and s
 _RARELY = 5  # long as a look takes
 
 
-class Claims:
+class ItemClaims:
     """The index of a sampler, as one consumer's learner sees it; while the index's lock is held.
 
     Args:

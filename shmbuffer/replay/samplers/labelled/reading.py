@@ -38,7 +38,7 @@ _READ = {*((kind, size) for kind in "iu" for size in (1, 2, 4, 8)), ("f", 4), ("
 _DTYPES = {np.dtype(f"{kind}{size}").name for kind, size in _READ} | {"bool"}
 
 
-class Entry(NamedTuple):
+class LabelEntry(NamedTuple):
     """What some items have under one path."""
 
     column: Column
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
     """``[slots]``: the item was there while it was read."""
 
 
-def entries_of(mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int) -> list[Entry]:
+def entries_of(mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int) -> list[LabelEntry]:
     """The entries of items with tickets below ``seen``.
 
     Raises:
@@ -59,7 +59,7 @@ def entries_of(mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int) -> 
         found, tickets = mover.entries(slots, paths)
         held = tickets >= 0
         if all(map(_are_numbers, found)):
-            return [Entry(_stacked(column, held), held & (tickets < seen)) for column in found]
+            return [LabelEntry(_stacked(column, held), held & (tickets < seen)) for column in found]
     assert isinstance(mover, ItemStore)
     kept, known, _ = mover.read(torch.from_numpy(slots))
     tickets = known.numpy()
@@ -123,17 +123,17 @@ def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
     return 0, dtype.itemsize, kind, 0, 0, 1, "u", 0, steps.tobytes(), form.code, piece
 
 
-def entry_of_items(items: Sequence[Any], path: KeyPath, there: Flags) -> Entry:
+def entry_of_items(items: Sequence[Any], path: KeyPath, there: Flags) -> LabelEntry:
     """The same of items that are objects: TensorDicts, or dicts of them."""
     held = there.tolist()
     column = [_pick(item, path) for item, kept in zip(items, held, strict=True) if kept]
     if _are_numbers(column):
-        return Entry(_stacked(column, there), there)
+        return LabelEntry(_stacked(column, there), there)
     values = iter(column)
-    return Entry([_as_object(next(values)) if kept else None for kept in held], there)
+    return LabelEntry([_as_object(next(values)) if kept else None for kept in held], there)
 
 
-def _of_rows(rows: Rows, path: KeyPath, slots: Ints, seen: int) -> Entry:
+def _of_rows(rows: Rows, path: KeyPath, slots: Ints, seen: int) -> LabelEntry:
     ring, width = rows.ring, rows.ring.width
     at = next((at for at, leaf in enumerate(rows.leaves.leaves) if leaf.path == path), None)
     if at is None:
@@ -148,7 +148,7 @@ def _of_rows(rows: Rows, path: KeyPath, slots: Ints, seen: int) -> Entry:
     _core.fence()  # SYNC slot-claim, acquire
     words = ring.live.words[slots]
     there = slot_words.committed(words) & (slot_words.tickets(words) < seen)
-    return Entry(column, there)
+    return LabelEntry(column, there)
 
 
 def _items(mover: Any, kept: Any, count: int) -> list[Any]:

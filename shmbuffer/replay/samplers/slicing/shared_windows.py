@@ -26,20 +26,20 @@ _SHORT_S = 0.02  # the same, where there are too few windows: at least so long, 
 _RARELY = 20  # long as a look takes
 
 
-class Items(NamedTuple):
+class WindowItems(NamedTuple):
     """Items of windows, int64 ``[windows, steps]``."""
 
     elements: Ints
     tickets: Ints
 
-    def some(self, which: Flags | slice) -> Items:
+    def some(self, which: Flags | slice) -> WindowItems:
         """Some of the windows."""
-        return Items(self.elements[which], self.tickets[which])
+        return WindowItems(self.elements[which], self.tickets[which])
 
-    def and_(self, more: Items) -> Items:
+    def and_(self, more: WindowItems) -> WindowItems:
         """These, then others."""
         each = zip(self, more, strict=True)
-        return Items(*(np.concatenate(pair) for pair in each))
+        return WindowItems(*(np.concatenate(pair) for pair in each))
 
 
 class SharedWindows:
@@ -56,9 +56,9 @@ class SharedWindows:
     def forget(self) -> None:
         """Nothing is known of what others have."""
         none = np.zeros((0, self._windows.steps), np.int64)
-        self._back = Items(none, none)  # to be given again
-        self._given: list[Items] = []  # that we or others were given, until they are done
-        self._parts: list[tuple[Taken, Items]] = []
+        self._back = WindowItems(none, none)  # to be given again
+        self._given: list[WindowItems] = []  # that we or others were given, until they are done
+        self._parts: list[tuple[Taken, WindowItems]] = []
         self._known = np.zeros(LEASES, np.uint64)  # leases of which what they had is back
         self._looked_s, self._looked_at, self._pause_s = 0.0, 0, _SHORT_S
 
@@ -177,7 +177,9 @@ class SharedWindows:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _chosen(self, ring: Ring, table: Trajectories, count: int, *, again: bool = True) -> Items:
+    def _chosen(
+        self, ring: Ring, table: Trajectories, count: int, *, again: bool = True
+    ) -> WindowItems:
         """The next ones that may be ours; ``again``: what came back before what is new."""
         if again and len(self._back.elements):
             chosen = self._back.some(slice(count))
@@ -186,7 +188,7 @@ class SharedWindows:
         firsts = table.rows_of(self._windows.take(count))
         rows = firsts[:, None] + np.arange(self._windows.steps)
         elements = table.elements_of(rows.ravel()).reshape(rows.shape)
-        return Items(elements, slot_words.tickets(ring.live.words[elements]))
+        return WindowItems(elements, slot_words.tickets(ring.live.words[elements]))
 
     def _search(self, ring: Ring, consumer: Consumer, table: Trajectories) -> None:
         """More windows: whose leases have ended; and, now and then, all that others do."""
@@ -201,11 +203,11 @@ class SharedWindows:
         if time.monotonic() - self._looked_s >= self._pause_s:
             self._look(ring, consumer, table)
 
-    def _all_given(self) -> Items:
+    def _all_given(self) -> WindowItems:
         none = self._back.some(slice(0))
-        return Items(*map(np.concatenate, zip(none, *self._given, strict=True)))
+        return WindowItems(*map(np.concatenate, zip(none, *self._given, strict=True)))
 
-    def _put_back(self, given: Items, which: Flags) -> None:
+    def _put_back(self, given: WindowItems, which: Flags) -> None:
         self._back = given.some(which).and_(self._back)
         self._given = [given.some(~which)]
 
