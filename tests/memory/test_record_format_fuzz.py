@@ -273,11 +273,11 @@ def stuffed(tag: bytes, node: bytes) -> bytes:
     return start + node * ((MAX_FORM_BYTES - len(start)) // len(node))
 
 
-TENSOR = encode_form(["chunk", 0], [Chunk("tensor", "float64", 8, 3)]).code
+TENSOR = encode_form(["chunk", 0], [Chunk("tensor", "float64", 3)]).code
 STRETCHED = encode_form(["chunk", 0], [Chunk("bytes", rank=1, codec=Codec.ZSTD)]).code
 PLACED = encode_form(["chunk", 0], [Chunk("bytes", rank=1, placed=True)]).code
 FRAMES = encode_form(
-    ["chunk", 0], [Chunk("tensor", "uint8", 1, 2, Codec.ZSTD, placed=True, frames=2)]
+    ["chunk", 0], [Chunk("tensor", "uint8", 2, Codec.ZSTD, placed=True, frames=2)]
 ).code
 
 

@@ -99,7 +99,7 @@ Here, from below:
 from __future__ import annotations
 
 from shmbuffer.memory.record_format.assembling import assemble, assemble_one
-from shmbuffer.memory.record_format.chunks import Chunk, Codec, itemsize_of
+from shmbuffer.memory.record_format.chunks import Chunk, Codec
 from shmbuffer.memory.record_format.forms import Form, encode_form
 from shmbuffer.memory.record_format.locating import Located, locate
 from shmbuffer.memory.record_format.pieces import move, volumes
@@ -112,7 +112,6 @@ __all__ = [
     "assemble",
     "assemble_one",
     "encode_form",
-    "itemsize_of",
     "locate",
     "move",
     "volumes",

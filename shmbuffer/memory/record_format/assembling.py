@@ -32,21 +32,31 @@ def assemble(
     dims: Sequence[NDArray[np.int64]],
     addresses: NDArray[np.int64],
     sizes: NDArray[np.int64],
-    owners: NDArray[np.int64] | None = None,
+    holders: NDArray[np.int64] | None = None,
 ) -> RecordBatch:
-    """Lays out n records of one form; one native call moves the bytes."""
+    """Lays out n records of one form; one native call moves the bytes.
+
+    ``holders`` names for each piece the one whose bytes it has, by its number in the batch: itself,
+    or where it is placed another one of its row or a later row.
+    """
     count, columns = len(addresses), form.columns
-    _require_shape("addresses", addresses, (count, columns.pieces))
-    _require_shape("sizes", sizes, (count, columns.pieces))
-    if owners is not None:
-        _require_shape("owners", owners, (count, columns.pieces))
+    shape = (count, columns.pieces)
+    _require_shape("addresses", addresses, shape)
+    _require_shape("sizes", sizes, shape)
+    itself = np.arange(sizes.size).reshape(shape)
     try:
+        if holders is None:
+            holders = itself
+        else:
+            _require_shape("holders", holders, shape)
+            _require_holders(form, holders, itself)
+            sizes = sizes.ravel()[holders]
         numbers = _numbers(form, count, batch_dims, dims, sizes)
         if (found := _laid_out_by_core(form, numbers, addresses, sizes)) is not None:
             return found
         require_raw(form, sizes, measure(form, numbers)[0])
         require_joined(form, sizes)
-        return _laid_out(form, numbers, addresses, sizes, owners)
+        return _laid_out(form, numbers, addresses, sizes, holders)
     except ImpossibleError as error:
         raise ValueError(f"record {error.row} cannot be written: {error}") from None
 
@@ -118,19 +128,15 @@ def _laid_out(
     numbers: NDArray[np.int64],
     addresses: NDArray[np.int64],
     sizes: NDArray[np.int64],
-    owners: NDArray[np.int64] | None,
+    holders: NDArray[np.int64],
 ) -> RecordBatch:
     """Records that differ in what they hold; ``numbers`` gets the places."""
     columns, count = form.columns, len(addresses)
     placed = columns.placed
     offsets = np.empty((count, columns.pieces), np.int64)
     moved = np.empty((count, columns.pieces + 1), np.int64)  # bytes; the form is the last piece
-    moved[:, :-1] = sizes
+    moved[:, :-1] = sizes * (holders == np.arange(sizes.size).reshape(sizes.shape))
     moved[:, -1] = len(form.code)
-    holders = None
-    if owners is not None and len(placed):
-        holders = _holders(form, addresses, sizes, owners)
-        moved[:, placed] *= holders == np.arange(holders.size).reshape(holders.shape)
     at = np.full(count, FRONT_AT, np.int64)
     for piece in placed.tolist():
         offsets[:, piece] = place = aligned(at, columns.front)
@@ -150,9 +156,8 @@ def _laid_out(
     gaps[:, -2] = starts + numbers_at
     gaps[:, -1] = stops
     if len(placed):
-        if holders is not None:
-            owner, piece = np.divmod(holders, len(placed))
-            offsets[:, placed] = to[owner, placed[piece]] - starts[:, None]
+        row, piece = np.divmod(holders[:, placed], columns.pieces)
+        offsets[:, placed] = to[row, piece] - starts[:, None]
         numbers[:, columns.offsets] = offsets[:, placed]
         reach = offsets[:, placed] + sizes[:, placed]
         end = np.maximum(end, reach.max(axis=1))
@@ -174,38 +179,25 @@ def _laid_out(
     return RecordBatch(data, starts, end)
 
 
-def _holders(
-    form: Form, addresses: NDArray[np.int64], sizes: NDArray[np.int64], owners: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """For each placed piece the one that holds its bytes: row * placed pieces + number of it."""
-    placed = form.columns.placed
-    shape = (len(addresses), len(placed))
-    place, size, owner = addresses[:, placed], sizes[:, placed], owners[:, placed]
-    row = np.broadcast_to(np.arange(shape[0])[:, None], shape)
+def _require_holders(form: Form, holders: NDArray[np.int64], itself: NDArray[np.int64]) -> None:
+    """Refuses holders that are not in this row or a later one, or hold no bytes of their own."""
     refuse(
-        (owner < row) | (owner >= shape[0]),
+        (holders < itself[:, :1]) | (holders >= itself.size),
         lambda row, piece: (
-            f"row {owner[row, piece]} cannot own {name_of(form, int(placed[piece]))}: it is not "
-            f"between {row} and {shape[0] - 1}"
+            f"row {holders[row, piece] // form.columns.pieces} cannot hold {name_of(form, piece)}: "
+            f"it is not between {row} and {len(holders) - 1}"
         ),
     )
-    owner = np.where(size == 0, row, owner)  # no bytes lie nowhere
-    other = (owner != row).ravel()
-    keys = (size.ravel(), place.ravel(), owner.ravel())
-    order = np.lexsort((other, *keys))
-    new = np.ones(len(order), np.bool_)
-    new[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
-    first = order[new]
-    holders = np.empty(len(order), np.int64)
-    holders[order] = first[np.cumsum(new) - 1]
+    elsewhere = holders != itself
+    inline = np.ones(form.columns.pieces, np.bool_)
+    inline[form.columns.placed] = False
     refuse(
-        other[holders].reshape(shape),
+        elsewhere & ((elsewhere | inline).ravel()[holders] | inline),
         lambda row, piece: (
-            f"row {owner[row, piece]} is said to own {name_of(form, int(placed[piece]))}, and "
-            "holds no such bytes"
+            f"{name_of(form, piece)} is said to lie in piece {holders[row, piece]}, which holds no "
+            "bytes that others may have, or it has no place of its own"
         ),
     )
-    return holders.reshape(shape)
 
 
 def _require_shape(name: str, array: NDArray[np.int64], shape: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -39,14 +40,40 @@ class Chunk:
     kind: str
     # torch's name (``float32``) of a tensor, numpy's (``<f4``) of an array or number; else empty
     dtype: str = ""
-    # bytes of one number, as `itemsize_of` gives it; 1 for text, bytes and integers, 0 for None
-    itemsize: int = 1
     rank: int = 0  # how many dims it has; text, bytes and integers have one
     codec: Codec = Codec.RAW  # of its pieces
     placed: bool = False  # its pieces have places of their own
     frames: int = 0  # pieces along the first dim of what is placed; 0: one piece
     joined: int | None = None  # the chunk in whose frame its bytes are; None: its bytes are its own
     planar: bool = False  # its bytes lie with the last dim first, one plane behind the other
+
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes of one number; 1 for text, bytes and integers, 0 for None.
+
+        ValueError where there is no such kind or dtype.
+        """
+        if self.kind in _PLAIN:
+            if self.dtype:
+                raise ValueError(
+                    f"a chunk of the kind {self.kind!r} has no dtype, got {self.dtype!r}"
+                )
+            return _PLAIN[self.kind][0]
+        if self.kind == "tensor":
+            if self.dtype not in ITEMSIZES:
+                raise ValueError(f"{self.dtype!r:.40} is no dtype of torch that can be stored")
+            return ITEMSIZES[self.dtype]
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.kind!r:.40} is no kind of chunk; there are {', '.join(KINDS)}")
+        if _NUMPY_DTYPE.fullmatch(self.dtype):
+            try:
+                found = np.dtype(self.dtype)
+            except (TypeError, ValueError):  # said below
+                pass
+            else:
+                if found.str == self.dtype:
+                    return found.itemsize
+        raise ValueError(f"{self.dtype!r:.40} is no dtype of numpy that can be stored")
 
     @property
     def pieces(self) -> int:
@@ -67,29 +94,6 @@ class Chunk:
         return min(8, self.itemsize & -self.itemsize)
 
 
-def itemsize_of(kind: str, dtype: str = "") -> int:
-    """Bytes of one number of a chunk of this kind and dtype: its `Chunk.itemsize`."""
-    if kind in _PLAIN:
-        if dtype:
-            raise ValueError(f"a chunk of the kind {kind!r} has no dtype, got {dtype!r}")
-        return _PLAIN[kind][0]
-    if kind == "tensor":
-        if dtype not in ITEMSIZES:
-            raise ValueError(f"{dtype!r:.40} is no dtype of torch that can be stored")
-        return ITEMSIZES[dtype]
-    if kind not in KINDS:
-        raise ValueError(f"{kind!r:.40} is no kind of chunk; there are {', '.join(KINDS)}")
-    if _NUMPY_DTYPE.fullmatch(dtype):
-        try:
-            found = np.dtype(dtype)
-        except (TypeError, ValueError):  # said below
-            pass
-        else:
-            if found.str == dtype:
-                return found.itemsize
-    raise ValueError(f"{dtype!r:.40} is no dtype of numpy that can be stored")
-
-
 def rank_of(kind: str) -> int | None:
     """How many dims each chunk of this kind has; None: as many as it says."""
     return None if kind in ("tensor", "array") else _PLAIN.get(kind, (0, 0))[1]
@@ -97,12 +101,7 @@ def rank_of(kind: str) -> int | None:
 
 def require_possible(chunk: Chunk, number: int) -> None:
     """ValueError if there is no such chunk."""
-    itemsize = itemsize_of(chunk.kind, chunk.dtype)
-    if chunk.itemsize != itemsize:
-        raise ValueError(
-            f"chunk {number} ({chunk.kind} {chunk.dtype}) has an itemsize of {itemsize}, not "
-            f"{chunk.itemsize}"
-        )
+    itemsize = chunk.itemsize  # of a kind and dtype that exist
     rank = rank_of(chunk.kind)
     least, most = (0, MAX_RANK) if rank is None else (rank, rank)
     if not least <= chunk.rank <= most:
@@ -115,7 +114,7 @@ def require_possible(chunk: Chunk, number: int) -> None:
             "dim, and not so many"
         )
     if chunk.planar and not (
-        chunk.itemsize == 1
+        itemsize == 1
         and chunk.rank > 1
         and chunk.kind in ("tensor", "array")
         and chunk.codec is not Codec.OWN

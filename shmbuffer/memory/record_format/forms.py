@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.record_format import grammar, limits
-from shmbuffer.memory.record_format.chunks import DTYPED, KINDS, Chunk, Codec, itemsize_of, rank_of
+from shmbuffer.memory.record_format.chunks import DTYPED, KINDS, Chunk, Codec, rank_of
 from shmbuffer.memory.record_format.form_writer import FormWriter
 from shmbuffer.memory.record_format.grammar import join
 from shmbuffer.memory.record_format.limits import ImpossibleError, refuse
@@ -147,8 +147,8 @@ class _Reader:
         placed = bool(flags & grammar.PLACED)
         frames = self._count() if placed else 0
         joined = self._count() if codec is Codec.JOINED else None
-        size, planar = itemsize_of(kind, dtype), bool(flags & grammar.PLANAR)
-        self.chunks.append(Chunk(kind, dtype, size, rank, codec, placed, frames, joined, planar))
+        planar = bool(flags & grammar.PLANAR)
+        self.chunks.append(Chunk(kind, dtype, rank, codec, placed, frames, joined, planar))
         if len(self.chunks) > limits.MAX_CHUNKS:
             raise ValueError(f"it has more than {limits.MAX_CHUNKS} chunks")
         return ["chunk", len(self.chunks) - 1]

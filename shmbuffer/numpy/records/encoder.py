@@ -24,7 +24,15 @@ from shmbuffer.numpy.records.forms import Kind, Walk, describe
 from shmbuffer.numpy.records.memory import lent
 from shmbuffer.numpy.records.plan import EncodingPlan, Unit
 from shmbuffer.numpy.records.planes import as_planes, turned, turned_one
-from shmbuffer.numpy.records.sharing import INLINE, REACH, Cut, SharedPieces, cut, find_equal
+from shmbuffer.numpy.records.sharing import (
+    INLINE,
+    REACH,
+    Cut,
+    SharedPieces,
+    are_held,
+    cut,
+    find_equal,
+)
 from shmbuffer.numpy.records.views import readable
 
 _KEPT_PLANS = 4096
@@ -231,7 +239,7 @@ class Encoder:
         planar = self._planar(plan, columns)
         columns = as_planes(columns, planar)
         how = plan.cut(columns, planar, look=not apart)
-        owners = None
+        holders = None
         units: list[Unit] = []
         keeps: list[Any] = []
         if self.own is not None:
@@ -240,12 +248,10 @@ class Encoder:
             codecs, addresses, sizes = plan.raw, columns.addresses, columns.sizes
         else:
             pieces = cut(columns, how.frames)
-            owners, holders = _shared(pieces, how, 0 if apart else REACH)
+            holders = _shared(pieces, how, 0 if apart else REACH)
             codecs, addresses, sizes, units = self._by_zstd(plan, pieces, how, holders, keeps)
-            if holders is not None:
-                addresses, sizes = addresses.ravel()[holders], sizes.ravel()[holders]
         form = plan.form(codecs, how.frames, units, planar)
-        return assemble(form, columns.batch_dims, columns.dims, addresses, sizes, owners)
+        return assemble(form, columns.batch_dims, columns.dims, addresses, sizes, holders)
 
     def _by_zstd(
         self,
@@ -324,37 +330,30 @@ def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> li
     return pieces
 
 
-def _shared(
-    pieces: SharedPieces, how: Cut, reach: int
-) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Owners and holders of all pieces, as `sharing.Shared` has them; None if none is shared."""
+def _shared(pieces: SharedPieces, how: Cut, reach: int) -> NDArray[np.int64] | None:
+    """Holders of all pieces, as `sharing.find_equal` has them; None if none is shared."""
     sharing = {head for head, one in zip(how.heads, how.frames, strict=True) if one != INLINE}
     if not sharing:
-        return None, None
+        return None
     count, width = pieces.sizes.shape
     holders = np.arange(count * width).reshape(count, width)
-    owners = np.repeat(np.arange(count)[:, None], width, axis=1)
     of = np.array(how.heads)[pieces.leaves]
     for head in sharing:
         mine = np.flatnonzero(of == head)
-        shared = find_equal(pieces.addresses[:, mine], pieces.sizes[:, mine], reach)
-        owners[:, mine] = shared.owners
-        row, piece = np.divmod(shared.holders, mine.size)
+        found = find_equal(pieces.addresses[:, mine], pieces.sizes[:, mine], reach)
+        row, piece = np.divmod(found, mine.size)
         holders[:, mine] = row * width + mine[piece]
-    return owners, holders
+    return holders
 
 
 def _held(
     leaf: int, pieces: SharedPieces, heads: tuple[int, ...], holders: NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
     """Flat indices of the pieces that leaves with this head hold themselves."""
-    count, width = pieces.sizes.shape
     if holders is None:
-        return np.arange(leaf, count * width, width)
-    mine = np.flatnonzero(np.array(heads)[pieces.leaves] == leaf)
-    index = (mine + width * np.arange(count)[:, None]).ravel()
-    held: NDArray[np.int64] = index[holders.reshape(-1)[index] == index]
-    return held
+        return np.arange(leaf, pieces.sizes.size, pieces.sizes.shape[1])
+    of = np.array(heads)[pieces.leaves]
+    return np.flatnonzero(are_held(holders) & (of == leaf))
 
 
 def _side_by_side(addresses: Addresses, sizes: Sizes) -> tuple[Any, NDArray[np.int64], Sizes]:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory.record_format import Chunk, itemsize_of
+from shmbuffer.memory.record_format import Chunk
 from shmbuffer.memory.record_format.grammar import DICTS, UNNAMED, join
 from shmbuffer.numpy import labels
 from shmbuffer.numpy.kept import Kept
@@ -320,7 +320,7 @@ class _KindReader:
         return join(token, ["dims", rank], about, held)
 
     def _leaf(self, kind: str, dtype: str, rank: int, path: TreePath) -> Any:
-        self._chunks.append(Chunk(kind, dtype, itemsize_of(kind, dtype), rank))
+        self._chunks.append(Chunk(kind, dtype, rank))
         self._paths.append(path)
         return ["chunk", len(self._chunks) - 1]
 

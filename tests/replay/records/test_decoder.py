@@ -417,7 +417,7 @@ def test_frames_that_a_row_has_several_times_are_decompressed_once() -> None:
 def test_pieces_with_places_of_their_own_are_found(frames: int, codec: Codec) -> None:
     count = max(frames, 1)
     rows = torch.arange(3 * count * 64, dtype=torch.int32).reshape(3, count, 64) % 11
-    chunk = Chunk("tensor", "int32", 4, 2, codec, placed=True, frames=frames)
+    chunk = Chunk("tensor", "int32", 2, codec, placed=True, frames=frames)
     form = record_format.encode_form(["chunk", 0], [chunk])
     pieces = [
         bytes(part.contiguous().numpy().data.cast("B"))

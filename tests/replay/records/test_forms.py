@@ -20,7 +20,7 @@ from tensordict import (
 )
 
 from shmbuffer.memory.leaf import ITEMSIZES
-from shmbuffer.memory.record_format import encode_form, itemsize_of
+from shmbuffer.memory.record_format import encode_form
 from shmbuffer.numpy.records import forms
 from shmbuffer.numpy.records.forms import describe
 from shmbuffer.replay.form.tensors import torch_dtype
@@ -179,7 +179,7 @@ def test_tensors_of_every_dtype_are_described(name: str, shape: tuple[int, ...])
     tensor = torch.zeros(shape, dtype=torch_dtype(name))
     found = describe(tensor)
     (chunk,) = found.kind.chunks
-    assert (chunk.dtype, chunk.itemsize) == (name, itemsize_of("tensor", name))
+    assert (chunk.dtype, chunk.itemsize) == (name, ITEMSIZES[name])
     assert found.dims == list(shape)
     assert found.leaves[0].dtype is tensor.dtype
 

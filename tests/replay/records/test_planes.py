@@ -115,7 +115,7 @@ def test_records_of_both_ways_make_one_batch() -> None:
 def test_a_planar_leaf_that_was_stored_raw_is_read() -> None:
     rows = torch.arange(3 * 5 * 4, dtype=torch.uint8).reshape(3, 5, 4)
     planes = rows.permute(0, 2, 1).contiguous().numpy()
-    chunk = Chunk("tensor", "uint8", 1, 2, planar=True)
+    chunk = Chunk("tensor", "uint8", 2, planar=True)
     form = record_format.encode_form(["chunk", 0], [chunk])
     at = planes.ctypes.data + np.arange(3)[:, None] * 20
     dims = (np.tile([[5, 4]], (3, 1)),)
@@ -153,7 +153,7 @@ def test_whether_planes_pay_is_seen_from_the_first_items_only() -> None:
         asked.append(1)
         return 16, 1000, 900
 
-    planes = Planes([Chunk("tensor", "uint8", 1, 3, Codec.RAW)], (0,))
+    planes = Planes([Chunk("tensor", "uint8", 3, Codec.RAW)], (0,))
     assert [planes.pays(0, 4, 4096, measure) for _ in range(5)] == [True] * 5
     assert len(asked) == 2
     assert not planes.pays(0, 1, 4096, measure)

@@ -624,7 +624,7 @@ def test_lazy_stacks_in_episodes_are_not_padded(padding: Make) -> None:
 
 
 def test_a_shape_that_would_take_terabytes_is_refused_before_anything_is_allocated() -> None:
-    chunk = Chunk("tensor", "uint8", 1, 2)
+    chunk = Chunk("tensor", "uint8", 2)
     tree = ["tensordict", ["dims", 0], None, None, [["a", ["chunk", 0]]]]
     form = record_format.encode_form(tree, [chunk])
     sizes = np.array([[2**32 - 1, 0], [1, 0]], np.int64)

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from shmbuffer.memory import Engine, Schema, Settings, record_format
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.numpy.records import sharing
 from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.numpy.records.sharing import REACH, Shared, find_equal
+from shmbuffer.numpy.records.sharing import REACH, are_held, find_equal
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import film, transitions
@@ -49,7 +50,7 @@ class Memory:
         sizes = [[len(piece) for piece in row] for row in rows]
         self.sizes = np.array(sizes, np.int64).reshape(len(rows), width)
 
-    def find(self, reach: int = REACH) -> Shared:
+    def find(self, reach: int = REACH) -> NDArray[np.int64]:
         return find_equal(self.addresses, self.sizes, reach)
 
 
@@ -60,46 +61,42 @@ def of(*rows: str) -> Memory:
 
 def test_the_last_row_that_has_a_piece_owns_it() -> None:
     found = of("abc", "bcd", "cde", "def").find()
-    assert found.owners.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 3], [3, 3, 3]]
-    assert found.holders.tolist() == [[0, 3, 6], [3, 6, 9], [6, 9, 10], [9, 10, 11]]
-    assert found.held.sum() == len("abcdef")
+    assert found.tolist() == [[0, 3, 6], [3, 6, 9], [6, 9, 10], [9, 10, 11]]
+    assert are_held(found).sum() == len("abcdef")
 
 
 def test_pieces_of_one_row_are_stored_once_in_it() -> None:
     found = of("aab", "ccc").find()
-    assert found.owners.tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert found.holders.tolist() == [[1, 1, 2], [5, 5, 5]]
+    assert found.tolist() == [[0, 0, 2], [3, 3, 3]]
 
 
 def test_without_reach_rows_share_nothing_with_each_other() -> None:
     found = of("abc", "bcb").find(reach=0)
-    assert found.owners.tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert found.holders.tolist() == [[0, 1, 2], [5, 4, 5]]
+    assert found.tolist() == [[0, 1, 2], [3, 4, 3]]
 
 
 def test_frames_needed_beyond_the_reach_are_stored_again() -> None:
     found = of(*"aaaaaaaaaaaaaaaaaaaaaaa").find(reach=8)
-    assert found.owners.ravel().tolist() == [4] * 5 + [13] * 9 + [22] * 9
+    assert found.ravel().tolist() == [4] * 5 + [13] * 9 + [22] * 9
     far = of("a", "b", "a").find(reach=1)
-    assert far.owners.ravel().tolist() == [0, 1, 2]
+    assert far.ravel().tolist() == [0, 1, 2]
 
 
 def test_pieces_of_different_sizes_are_different() -> None:
     memory = Memory([[b"aaaa", b"aa"], [b"aa", b"aaaa"], [b"", b""]])
     found = memory.find()
-    assert found.owners.tolist() == [[1, 1], [1, 1], [2, 2]]
-    assert found.holders.tolist() == [[3, 2], [2, 3], [4, 5]]
+    assert found.tolist() == [[3, 2], [2, 3], [4, 5]]
 
 
 def test_pieces_at_one_address_are_one() -> None:
     memory = of("a", "b")
     memory.addresses[1] = memory.addresses[0]
-    assert memory.find().owners.tolist() == [[1], [1]]
+    assert memory.find().tolist() == [[1], [1]]
 
 
-def test_empty_pieces_have_no_owners() -> None:
+def test_no_pieces_have_no_holders() -> None:
     found = find_equal(np.zeros((3, 0), np.int64), np.zeros((3, 0), np.int64))
-    assert found.owners.shape == found.held.shape == (3, 0)
+    assert found.shape == are_held(found).shape == (3, 0)
 
 
 @pytest.mark.parametrize("honest", [True, False], ids=["checksums", "every checksum the same"])
@@ -117,13 +114,12 @@ def test_an_equal_piece_within_reach_holds_the_bytes(
         memory = of(*rows)
         found = memory.find(reach)
         pieces = list(itertools.chain.from_iterable(memory.rows))
-        for at, holder in enumerate(found.holders.ravel().tolist()):
+        for at, holder in enumerate(found.ravel().tolist()):
             assert pieces[holder] == pieces[at]
             assert 0 <= holder // width - at // width <= reach
-            assert found.holders.ravel()[holder] == holder
-        assert (found.owners == found.holders // width).all()
+            assert found.ravel()[holder] == holder
         if honest:
-            assert found.held.sum() == fewest(rows, reach)
+            assert are_held(found).sum() == fewest(rows, reach)
 
 
 def fewest(rows: list[str], reach: int) -> int:
