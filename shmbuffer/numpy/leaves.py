@@ -33,12 +33,6 @@ Array = np.ndarray[Any, Any]
 _KEPT_SIZES = 64  # batch sizes whose shapes are remembered
 
 
-class ArrayStructure(Structure):
-    """Trees of data whose leaves are arrays."""
-
-    is_leaf = staticmethod(is_array)  # type: ignore[assignment]
-
-
 FormOf = Callable[[Any, KeyPath], tuple[str, Sequence[int]]]
 """Gives dtype and shape of a leaf of a first batch; TypeError where it is no tensor."""
 
@@ -158,7 +152,7 @@ class SchemaLeaves:
 class ArrayLeaves(SchemaLeaves):
     """The leaves of one buffer as arrays."""
 
-    structure = ArrayStructure()
+    structure = Structure()
     like = staticmethod(like)
     private_remedy = "leave it out"
 

@@ -16,6 +16,7 @@ from typing import Any
 from shmbuffer.errors import FormatError
 from shmbuffer.memory.leaf import KeyPath
 from shmbuffer.numpy import labels
+from shmbuffer.numpy.arrays import is_array
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import Numbers, no_names, not_a_tensor
 from shmbuffer.numpy.nodes import LEAF, NESTED, BranchNode, Node, named_entries, nest
@@ -41,7 +42,7 @@ _ABOUT: dict[str, dict[str, Callable[[Any], Any]]] = {
 
 
 class Structure:
-    """Makes trees, of data or of what the schema says; a family that has more classes derives."""
+    """Makes trees, of data or of what the schema says. Here leaves are arrays and numbers."""
 
     def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
         """The tree of a first batch whose ``dims`` leading dimensions are the storage's.
@@ -140,10 +141,6 @@ class Structure:
 
     # What a family has.
 
-    def is_leaf(self, data: Any) -> bool:
-        """An array, or what becomes one, or a number."""
-        raise NotImplementedError
-
     def name_of(self, cls: type) -> str:
         """The name under which the schema has a class of the data."""
         return f"{cls.__module__}:{cls.__qualname__}"
@@ -161,7 +158,7 @@ class Structure:
         if isinstance(data, Numbers):
             return None
         if not isinstance(data, (tuple, list)):  # a list with __array__ stays a list
-            if self.is_leaf(data):
+            if is_array(data):
                 return None
             raise TypeError(not_a_tensor(data))
         entries = dict(enumerate(data))

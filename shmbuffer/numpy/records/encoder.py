@@ -51,7 +51,7 @@ class Encoder:
     """
 
     own: Callable[[Any], Any] | None = None
-    """The user's ``compression_fn``, in place of zstd."""
+    """In place of zstd: called with each leaf that can be compressed, gives bytes at an address."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Encoder:
         units: list[Unit] = []
         keeps: list[Any] = []
         if self.own is not None:
-            codecs, addresses, sizes = self.by_own(plan, columns, keeps)
+            codecs, addresses, sizes = self._by_own(plan, columns, keeps)
         elif how is plan.whole and not plan.compressible:
             codecs, addresses, sizes = plan.raw, columns.addresses, columns.sizes
         else:
@@ -312,11 +312,20 @@ class Encoder:
                 compressed.append(unit)
         return tuple([codecs[head] for head in how.heads]), addresses, sizes, compressed
 
-    def by_own(
+    def _by_own(
         self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
     ) -> tuple[tuple[Codec, ...], Addresses, Sizes]:
-        """Leaves as they are stored, those that can be as the user's function gives them."""
-        raise NotImplementedError(type(self).__name__)
+        """Leaves as they are stored, those that can be as `own` gives them."""
+        assert self.own is not None
+        assert columns.leaves is not None  # they were taken apart for it
+        codecs = list(plan.raw)
+        addresses, sizes = columns.addresses.copy(), columns.sizes.copy()
+        for leaf in plan.compressible:
+            codecs[leaf] = Codec.OWN
+            for row in np.flatnonzero(sizes[:, leaf]).tolist():
+                keeps.append(made := self.own(columns.leaves[leaf][row]))
+                addresses[row, leaf], sizes[row, leaf] = address(made), made.nbytes
+        return tuple(codecs), addresses, sizes
 
 
 def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> list[Any] | None:

@@ -31,11 +31,12 @@ from shmbuffer.memory.record_format.grammar import DICTS, join, split
 from shmbuffer.numpy import labels
 from shmbuffer.numpy.records.containers import names_of
 from shmbuffer.replay.form.containers import made, take_of
-from shmbuffer.replay.form.tensors import dtype_name, numbers_of, torch_dtype, torch_dtype_like
+from shmbuffer.replay.form.tensors import dtype_name, tensor_of, torch_dtype, torch_dtype_like
 
 Form = list[Any]
 Compress = Callable[[torch.Tensor], Any]  # a uint8 tensor: looked at, since users write these
 Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
+"""Of a chunk, with the type, shape, dtype and device of the tensor that was compressed."""
 
 _CPU = torch.device("cpu")
 _NO_OBJECTS = "?biufcSUmM"  # kinds of numpy dtypes whose bytes are the value
@@ -81,7 +82,7 @@ class _Packer:
         if isinstance(item, (np.ndarray, np.generic)) and item.dtype.kind in _NO_OBJECTS:
             return self._array(item)
         if isinstance(item, bytes):
-            self._chunk(torch.from_numpy(np.frombuffer(item, np.uint8).copy()))
+            self._chunk(item)
             return ["bytes"]
         take = take_of(type(item))
         if take is None:
@@ -117,15 +118,14 @@ class _Packer:
         return ["tensor", dtype_name(tensor.dtype), list(tensor.shape), str(where)]
 
     def _array(self, array: Any) -> Form:
-        self._chunk(numbers_of(array))
+        self._chunk(array)
         kind = "array" if isinstance(array, np.ndarray) else "number"
         return [kind, array.dtype.str, list(array.shape)]
 
-    def _chunk(self, tensor: torch.Tensor) -> None:
-        if not tensor.numel():
-            self.chunks.append(torch.empty(0, dtype=torch.uint8))
-            return
-        self.chunks.append(compressed(self._compress, tensor))
+    def _chunk(self, leaf: Any) -> None:
+        tensor = tensor_of(leaf)
+        nothing = torch.empty(0, dtype=torch.uint8)
+        self.chunks.append(compressed(self._compress, tensor) if tensor.numel() else nothing)
 
 
 class _Unpacker:
@@ -171,8 +171,7 @@ class _Unpacker:
         chunk = next(self._chunks)
         if not (chunk if shape is None else shape).numel():
             return torch.empty(0 if shape is None else shape, dtype=dtype)
-        about = {"type": "tensor", "shape": shape, "dtype": dtype, "device": device}
-        found = expanded(self._decompress(chunk, about), dtype, shape)
+        found = expanded(self._decompress, chunk, dtype, shape, device)
         if shape is None:
             return found.cpu().reshape(-1)
         if found.dtype is dtype:
@@ -201,8 +200,16 @@ def compressed(compress: Compress, tensor: torch.Tensor) -> torch.Tensor:
     return chunk.detach().cpu().contiguous()
 
 
-def expanded(found: Any, dtype: torch.dtype, shape: torch.Size | None) -> torch.Tensor:
-    """What the user's function gave, if it is that tensor, or its bytes."""
+def expanded(
+    decompress: Decompress,
+    chunk: torch.Tensor,
+    dtype: torch.dtype,
+    shape: torch.Size | None,
+    device: torch.device = _CPU,
+) -> torch.Tensor:
+    """What the user's function makes of a chunk: the tensor that was compressed, or its bytes."""
+    about = {"type": "tensor", "shape": shape, "dtype": dtype, "device": device}
+    found = decompress(chunk, about)
     if not isinstance(found, torch.Tensor):
         raise RuntimeError(
             f"decompression_fn gives the tensor that was compressed, got {type(found).__name__}"

@@ -6,7 +6,6 @@ from typing import Any
 
 from tensordict import LazyStackedTensorDict, NonTensorData, is_non_tensor, is_tensorclass
 
-from shmbuffer.numpy.arrays import is_array
 from shmbuffer.numpy.mismatch import not_a_tensor
 from shmbuffer.numpy.nodes import Node
 from shmbuffer.numpy.records.containers import register
@@ -32,7 +31,6 @@ _NODES: dict[str, Any] = {
 class _WithTensorDicts(Structure):
     """Trees with nodes of TensorDicts, tensorclasses, lazy stacks and objects."""
 
-    is_leaf = staticmethod(is_array)  # type: ignore[assignment]
     name_of = staticmethod(register)
     held = staticmethod(held)
 

@@ -85,11 +85,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def numbers_of(array: Any) -> torch.Tensor:
-    """An array as a tensor; where torch does not have its dtype, its bytes as one."""
-    if torch_dtype_like(array.dtype) is not None:
-        return as_tensor(np.ascontiguousarray(array).reshape(array.shape))
-    return torch.from_numpy(np.frombuffer(array.tobytes(), np.uint8).copy())
+def tensor_of(leaf: Any) -> torch.Tensor:
+    """A tensor as it is; an array of a dtype that torch has; of any other, and of bytes, these."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    if not isinstance(leaf, bytes):
+        if torch_dtype_like(leaf.dtype) is not None:
+            return as_tensor(np.ascontiguousarray(leaf).reshape(leaf.shape))
+        leaf = leaf.tobytes()
+    return torch.from_numpy(np.frombuffer(leaf, np.uint8).copy())
 
 
 @lru_cache(maxsize=256)

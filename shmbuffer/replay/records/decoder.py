@@ -18,9 +18,11 @@ from shmbuffer.memory.record_format import Codec, Form, Located
 from shmbuffer.numpy.records import decoder
 from shmbuffer.numpy.records.building import built
 from shmbuffer.numpy.records.decoder import writable
+from shmbuffer.numpy.records.forms import TreePath
 from shmbuffer.numpy.records.table import Column, Table, columns_of
 from shmbuffer.numpy.records.transfer import Expand
 from shmbuffer.replay.form.deferred import deferred
+from shmbuffer.replay.form.packing import Decompress
 from shmbuffer.replay.records import cutting
 from shmbuffer.replay.records.building import (
     OBJECTS,
@@ -30,14 +32,7 @@ from shmbuffer.replay.records.building import (
     chunks_at,
     chunks_under,
 )
-from shmbuffer.replay.records.memory import (
-    UserFunction,
-    by_user,
-    empty,
-    torch_dtype_of,
-)
-
-TreePath = tuple[Any, ...]
+from shmbuffer.replay.records.memory import by_user, empty, torch_dtype_of
 
 _CPU = torch.device("cpu")
 _NOTHING = np.empty(0, np.uint8)
@@ -54,7 +49,7 @@ class Decoder(decoder.Decoder):
         device: torch.device | None = None,  # where tensors of what comes out are; None is the CPU
         # the user's ``decompression_fn``: called with a chunk (uint8) and a dict of ``"type"``
         # (``"tensor"``), ``"shape"``, ``"dtype"`` and ``"device"`` of what was compressed
-        own: UserFunction | None = None,
+        own: Decompress | None = None,
         where: str = "this buffer",  # the buffer's name in messages
     ) -> None:
         super().__init__(expand, where)

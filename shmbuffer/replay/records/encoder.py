@@ -9,15 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory.record_format import Codec
 from shmbuffer.numpy.records import encoder
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.numpy.records.encoder import Addresses, Sizes
-from shmbuffer.numpy.records.plan import EncodingPlan
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.packing import compressed
-from shmbuffer.replay.form.tensors import numbers_of
+from shmbuffer.replay.form.tensors import tensor_of
 from shmbuffer.replay.records.columns import of_batch
 
 
@@ -46,7 +43,8 @@ class Encoder(encoder.Encoder):
                 f"had together with {'share_frames' if share else 'zstd'}; leave one of them out"
             )
         super().__init__(zstd=zstd, keys=keys, share=share)
-        self.own = own
+        if own is not None:
+            self.own = lambda leaf: compressed(own, tensor_of(leaf))
 
     def listed(self, data: Any) -> Any:
         """See `numpy.records.encoder`."""
@@ -61,30 +59,3 @@ class Encoder(encoder.Encoder):
         count = len(data) if self.own is None and is_batch(data) else 0
         columns = of_batch(data) if count else None
         return super().columns(data) if columns is None else [(np.arange(count), columns)]
-
-    def by_own(
-        self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
-    ) -> tuple[tuple[Codec, ...], Addresses, Sizes]:
-        """Leaves as they are stored, those that can be as the user's function gives them."""
-        compress = self.own
-        assert compress is not None
-        assert columns.leaves is not None  # it is called with tensors, so they were taken apart
-        codecs = list(plan.raw)
-        addresses, sizes = columns.addresses.copy(), columns.sizes.copy()
-        for leaf in plan.compressible:
-            codecs[leaf] = Codec.OWN
-            for row, value in enumerate(columns.leaves[leaf]):
-                if not sizes[row, leaf]:
-                    continue
-                chunk = compressed(compress, _tensor(value))
-                addresses[row, leaf], sizes[row, leaf] = chunk.data_ptr(), chunk.numel()
-                keeps.append(chunk)
-        return tuple(codecs), addresses, sizes
-
-
-def _tensor(leaf: Any) -> torch.Tensor:
-    if isinstance(leaf, torch.Tensor):
-        return leaf
-    if isinstance(leaf, bytes):
-        return torch.from_numpy(np.frombuffer(leaf, np.uint8).copy())
-    return numbers_of(leaf)

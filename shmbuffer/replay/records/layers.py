@@ -10,7 +10,7 @@ records, or `Tensors`, or a list with a NonTensorData, NonTensorStack or lazy st
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -28,6 +28,7 @@ from tensordict import (
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.numpy.batches import one_of_each
 from shmbuffer.numpy.records.containers import register
 from shmbuffer.numpy.records.table import Table, differing
 from shmbuffer.replay.form.nodes import is_collection
@@ -104,15 +105,10 @@ def items_of(data: Any) -> list[Any]:
         _refuse_item(data)
     if not items:
         raise EmptyBufferError("there are no items here, and an empty batch has no form")
-    for item in _one_of_each(items):
+    for item in one_of_each(items):
         if not is_collection(item) or is_non_tensor(item):
             _refuse_item(item)
     return items
-
-
-def _one_of_each(values: Iterable[Any]) -> Collection[Any]:
-    """One value of each class: what is asked of the class need not be asked of every value."""
-    return {type(value): value for value in values}.values()
 
 
 def _refuse_item(item: Any) -> NoReturn:
@@ -138,7 +134,7 @@ class _Sides:
 
     def tree(self, items: list[Any], path: KeyPath) -> Any:
         """The tree of a TensorDict of every item, or of a tensorclass."""
-        kinds = _one_of_each(items)
+        kinds = one_of_each(items)
         classes = [type(item) for item in kinds if is_tensorclass(item)]
         inner = [item._tensordict if type(item) in classes else item for item in items]
         first = inner[0]
@@ -161,7 +157,7 @@ class _Sides:
 
     def _entry(self, values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Any:
         """What is under one key of all items. None is an item without it."""
-        kinds = [value for value in _one_of_each(values) if value is not None]
+        kinds = [value for value in one_of_each(values) if value is not None]
         if all(isinstance(value, torch.Tensor) for value in kinds):
             return self._chunk(_tensors(values, sizes, path))
         if all(map(is_non_tensor, kinds)):
@@ -172,7 +168,7 @@ class _Sides:
                 ]
             )
         if not all(map(is_collection, kinds)) or any(map(is_non_tensor, kinds)):
-            found = sorted(type(value).__name__ for value in kinds)
+            found = sorted({type(value).__name__ for value in kinds})
             raise TypeError(f"{name_of(path)} is a {' in some items and a '.join(found)} in others")
         if any(_is_lazy(value) for value in values if value is not None):
             if any(value is None for value in values):

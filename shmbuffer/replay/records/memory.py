@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,11 +13,8 @@ from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.memory import is_lent, lent
 from shmbuffer.numpy.records.table import Raw
-from shmbuffer.replay.form.packing import expanded
+from shmbuffer.replay.form.packing import Decompress, expanded
 from shmbuffer.replay.form.tensors import contiguous, torch_dtype, torch_dtype_like
-
-UserFunction = Callable[[torch.Tensor, dict[str, Any]], Any]
-"""A ``decompression_fn``: called with a chunk and what is to come out of it."""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -38,7 +34,7 @@ def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
 
 
 def by_user(
-    own: UserFunction,
+    own: Decompress,
     batch: RecordBatch,
     chunk: Chunk,
     dims: NDArray[np.int64],
@@ -57,9 +53,7 @@ def by_user(
         for piece in range(chunk.pieces if nbytes else 0):
             at = int(offsets[row, piece])
             stored = torch.from_numpy(batch.data[at : at + int(sizes[row, piece])].copy())
-            about = {"shape": plain, "dtype": dtype or torch.uint8, "device": torch.device("cpu")}
-            found = own(stored, {"type": "tensor", **about})
-            tensor = contiguous(expanded(found, dtype or torch.uint8, plain))
+            tensor = contiguous(expanded(own, stored, dtype or torch.uint8, plain))
             kept.append(tensor)
             addresses[row, piece], found_sizes[row, piece] = tensor.data_ptr(), nbytes
     return Raw(slice(None), addresses, found_sizes, kept)
