@@ -43,7 +43,8 @@ QUIET, AFTER_WRITE = "quiet", "after add(1)"
 IN_MEMORY, IN_FILES = "data set in memory", "data set in files"
 #: Of `Operation.form` for slices: how they are drawn; by ids and steps, wherever items lie.
 UNIFORM, BY_PRIORITY, FRAGMENTED = "uniform", "prioritized", "fragmented"
-#: Of `Operation.form` for labelled: by the version of items, by their groups, or as they come.
+#: Of `Operation.form` for labelled and beside: by the version of items, by their groups, or as
+#: they come.
 BY_STALENESS, IN_GROUPS, IN_STREAMS = "by staleness", "in groups", "in windows as they come"
 #: As many sets of indices that updates take turns with: their part of the tree is not in the cache.
 COLD_SETS = 2000
@@ -56,7 +57,7 @@ class Operation:
     Attributes:
         call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
             ``"save"``, ``"hindsight"``, ``"mixed"``, ``"windows"``,
-            ``"slices"``, ``"labelled"`` or ``"reserve"``.
+            ``"slices"``, ``"labelled"``, ``"beside"`` or ``"reserve"``.
         count: items of a call.
         form: how the data come or go.
     """

@@ -66,7 +66,7 @@ class ShmBuffer(TorchLike):
     labelled = shmbuffer.StalenessAwareSampler, shmbuffer.PromptGroupSampler
     streaming = shmbuffer.StreamingSliceSampler
     consuming = shmbuffer.ConsumingSampler
-    has_streams = True
+    has_streams = sees_others = True
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
 
     def __init__(self, *, shared: bool = True) -> None:

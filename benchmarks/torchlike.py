@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import multiprocessing
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +26,7 @@ from benchmarks.library import (
     BY_STALENESS,
     FRAGMENTED,
     IN_FILES,
+    IN_GROUPS,
     IN_STREAMS,
     INDEX,
     LISTED,
@@ -68,6 +71,8 @@ class TorchLike(Local):
     """The sampler of windows as they come."""
     has_streams: ClassVar[bool]
     """Whether items of several environments may lie between each other."""
+    sees_others: ClassVar[bool]
+    """Whether samplers of groups and windows see what another process writes."""
     batches = TENSORDICT
     most_writers = 16
 
@@ -77,6 +82,9 @@ class TorchLike(Local):
         torch.manual_seed(0)
         self._recording: Recording | None = None
         self._cut_up: Path | None = None  # the buffer whose items are in episodes
+        self._writers: dict[
+            Operation, tuple[Any, Any]
+        ] = {}  # processes, and whether they may write
 
     @abstractmethod
     def make_for_records(self, directory: Path, capacity: int, storage: str) -> Any:
@@ -122,6 +130,25 @@ class TorchLike(Local):
         self._timed[operation] = Timed(call, [()], block_s, release)
         return True
 
+    def round(self, operation: Operation, blocks: int) -> list[float]:
+        """See `Library.round`: of a draw beside a writer, which writes meanwhile."""
+        if operation not in self._writers:
+            return super().round(operation, blocks)
+        _, goes = self._writers[operation]
+        goes.set()
+        try:
+            return super().round(operation, blocks)
+        finally:
+            goes.clear()
+
+    def close(self) -> None:
+        """See `Library.close`."""
+        for writer, _ in self._writers.values():
+            writer.kill()
+            writer.join()
+        self._writers.clear()
+        super().close()
+
     def call(self, operation: Operation) -> Call | None:
         """See `Local.call`."""
         if operation.form not in self.forms:
@@ -154,6 +181,8 @@ class TorchLike(Local):
                 return self._in_slices(count, form)
             case "labelled":
                 return self._by_label(count, form)
+            case "beside":
+                return self._beside_a_writer(operation)
             case "update":
                 sets = zip(self.indices(count), self.raw_priorities(count), strict=True)
                 return buffer.update_priority, list(sets)
@@ -253,29 +282,59 @@ class TorchLike(Local):
         return written, [()]
 
     def _by_label(self, count: int, form: str) -> Call:
-        by_staleness, in_groups = self.labelled
-        if form == BY_STALENESS:
-            sampler = by_staleness()
-        elif form == IN_STREAMS:
-            sampler = self.streaming(slice_len=16)
-        else:
-            sampler = in_groups(num_groups=count // 8, group_key="group")
-        buffer = self.make(self._directory.parent / form.replace(" ", "-"), self._capacity, False)
-        buffer.set_sampler(sampler)
-        chunk = min(self._capacity, _CHUNK)
-        filled = -(-self._capacity // chunk) * chunk
-        for first in range(0, filled, chunk):
-            self._write_labelled(buffer, first, chunk)
+        buffer, filled = self._labelled(count, form, form)
         steps = itertools.count(filled, 32)
 
         def written() -> None:
             first = next(steps)
             if form == BY_STALENESS:
-                sampler.consumer_version = first // 1000 + 1
+                buffer.sampler.consumer_version = first // 1000 + 1
             self._write_labelled(buffer, first, 32)
             buffer.sample(count)
 
         return written, [()]
+
+    def _beside_a_writer(self, operation: Operation) -> Call | None:
+        """A draw alone, while another process writes; None where its items are not seen."""
+        count, form = operation.count, operation.form
+        if form in (IN_GROUPS, IN_STREAMS) and not self.sees_others:
+            return None
+        buffer, filled = self._labelled(count, form, f"{form} beside")
+        if form == BY_STALENESS:
+            buffer.sampler.consumer_version = filled // 1000 + 1
+        context = multiprocessing.get_context("fork")
+        goes = context.Event()
+        args = buffer, filled, goes
+        writer = context.Process(target=self._write_in_time, args=args, daemon=True)
+        writer.start()
+        self._writers[operation] = writer, goes
+        return buffer.sample, [(count,)]
+
+    def _labelled(self, count: int, form: str, name: str) -> tuple[Any, int]:
+        """A full buffer of items with versions and groups, and how many were written."""
+        by_staleness, in_groups = self.labelled
+        buffer = self.make(self._directory.parent / name.replace(" ", "-"), self._capacity, False)
+        if form == BY_STALENESS:
+            buffer.set_sampler(by_staleness())
+        elif form == IN_STREAMS:
+            buffer.set_sampler(self.streaming(slice_len=16))
+        elif form == IN_GROUPS:
+            buffer.set_sampler(in_groups(num_groups=count // 8, group_key="group"))
+        chunk = min(self._capacity, _CHUNK)
+        filled = -(-self._capacity // chunk) * chunk
+        for first in range(0, filled, chunk):
+            self._write_labelled(buffer, first, chunk)
+        return buffer, filled
+
+    def _write_in_time(self, buffer: Any, first: int, goes: Any) -> None:
+        """Writes 32 items every 100 µs, or as fast as it can, while it may."""
+        due = 0.0
+        for number in itertools.count(first, 32):
+            goes.wait()
+            while (now := time.perf_counter()) < due:
+                pass
+            due = now + 1e-4
+            self._write_labelled(buffer, number, 32, version=first // 1000)
 
     def _consuming(self, count: int) -> Call | None:
         """Writes, takes and acknowledges; None where nothing is consumed."""
@@ -290,13 +349,15 @@ class TorchLike(Local):
 
         return consumed, self._batches(count, TENSORDICT)
 
-    def _write_labelled(self, buffer: Any, first: int, count: int) -> None:
+    def _write_labelled(
+        self, buffer: Any, first: int, count: int, version: int | None = None
+    ) -> None:
         """Items that collectors have written whose versions differ by up to sixteen."""
         number = torch.arange(first, first + count)
-        lag = number // 32 % 16
+        newest = number // 1000 if version is None else torch.full([count], version)
         data = {
             "obs": torch.zeros(count, 16),
-            "policy_version": (number // 1000 - lag).clamp(min=0),
+            "policy_version": (newest - number // 32 % 16).clamp(min=0),
             "group": number // 8,
             ("next", "done"): (number % 200 == 199).unsqueeze(-1),
         }

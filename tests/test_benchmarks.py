@@ -99,6 +99,7 @@ HINDSIGHT = [
 ]
 
 
+LABELLED = "by staleness", "in groups", "in windows as they come"
 MIXED = [
     ("uniform", "TensorDict"),
     ("mixed", "data set in memory"),
@@ -195,9 +196,8 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
         for form in ("uniform", "prioritized", "fragmented")
     }
     assert ours["asynchronous"] == {
-        (f"extend(32), sample(256) {form}", form)
-        for form in ("by staleness", "in groups", "in windows as they come")
-    }
+        (f"extend(32), sample(256) {form}", form) for form in LABELLED
+    } | {(f"sample(256) {form}, beside a writer", form) for form in ("uniform", *LABELLED)}
     assert {("cycle(256): p50", "index"), ("cycle(256): max", "index")} <= ours["latency"]
     for form in ("private", "shared"):
         assert {operation for operation, who in ours["records"] if who == form} == {

@@ -82,7 +82,7 @@ class TorchRL(TorchLike):
     slices = SliceSampler, PrioritizedSliceSampler
     labelled = StalenessAwareSampler, PromptGroupSampler
     streaming = StreamingSliceSampler
-    has_streams = False
+    has_streams = sees_others = False
     modules: ClassVar[list[str]] = ["torchrl.data"]
 
     def make(self, directory: Path, capacity: int, prioritized: bool, **options: Any) -> Any:
