@@ -217,7 +217,7 @@ static void a_reservation_that_expires_under_its_claim(void) {
     uint64_t id = 0;
     boot_ns = 5000;
     expect(shmb_limit(&one, &call.call, &ratio, &none), "limit");
-    expect(shmb_reserve(&one, &call.call, (struct shmb_wish){.rows = 2, .elements = 2, .expires_ns = 6000}, &place, &id), "reserve");
+    expect(shmb_reserve(&one, &call.call, (struct shmb_request){.rows = 2, .elements = 2, .expires_ns = 6000}, &place, &id), "reserve");
     right(atomic_load(&one.runtime->reserved) == 2, "it is reserved");
     shmb_hold = (struct shmb_hold){&one, place, id, NULL, NULL, 0};
     boot_ns = 5999;

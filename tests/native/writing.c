@@ -96,14 +96,14 @@ static void require_streams(const struct shmb_ring *ring, const uint32_t *stream
 
 /* Room for the next claim of this thread, or for some more; false: it was not to be had soon. */
 static bool reserve(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t bytes) {
-    struct shmb_wish wish = {.rows = count + random_below(3), .bytes = bytes, .expires_ns = UINT64_MAX};
-    if (wish.rows > ring->capacity) wish.rows = count;
-    if (random_below(8) == 0) wish.expires_ns = shmb_boot_ns() + random_below(100 * 1000);
-    wish.elements = wish.rows * ring->lanes;
+    struct shmb_request request = {.rows = count + random_below(3), .bytes = bytes, .expires_ns = UINT64_MAX};
+    if (request.rows > ring->capacity) request.rows = count;
+    if (random_below(8) == 0) request.expires_ns = shmb_boot_ns() + random_below(100 * 1000);
+    request.elements = request.rows * ring->lanes;
     uint32_t place = 0;
     uint64_t id = 0;
     for (uint64_t waited = 0;; waited++) {
-        int status = shmb_reserve(ring, call, wish, &place, &id);
+        int status = shmb_reserve(ring, call, request, &place, &id);
         if (status == SHMB_OK) break;
         if (status != SHMB_LIMITED) expect(status, "reserve");
         COUNT(limited, 1);
