@@ -25,7 +25,7 @@ from benchmarks.comparison import Setting
 from benchmarks.items import KINDS
 from benchmarks.library import ALPHA, ARRAYS, BETA, TENSORDICT
 from benchmarks.measure import Series
-from shmbuffer.memory.check import check
+from shmbuffer.memory.upkeep.check import check
 from shmbuffer.numpy import attach
 
 ITEMS = ("S",)

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.leaf import Leaf
-from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.format.leaf import Leaf
+from shmbuffer.memory.format.schema import Schema
 
 SEGMENT_S = 1.0
 _WRITTEN, _DRAWN = 32, 256

@@ -23,8 +23,8 @@ from benchmarks.items import Kind
 from benchmarks.library import TENSORDICT
 from benchmarks.measure import Series
 from benchmarks.ours import ShmBuffer
-from shmbuffer.memory import inspect
-from shmbuffer.memory.check import check
+from shmbuffer.memory.upkeep import inspect
+from shmbuffer.memory.upkeep.check import check
 from shmbuffer.watch.look import look_at
 
 ITEMS = ("S",)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from shmbuffer.distributed import *  # noqa: F403
     from shmbuffer.environments import *  # noqa: F403
     from shmbuffer.errors import *  # noqa: F403
-    from shmbuffer.memory.consumer_status import ConsumerStatus as ConsumerStatus
-    from shmbuffer.memory.consumer_status import HeldItems as HeldItems
-    from shmbuffer.memory.ledger import Acknowledged as Acknowledged
-    from shmbuffer.memory.limiter import RateLimiter as RateLimiter
-    from shmbuffer.memory.partials import Partial as Partial
-    from shmbuffer.memory.progress import ProgressReport as ProgressReport
-    from shmbuffer.memory.threads import set_threads as set_threads
+    from shmbuffer.memory.directory.partials import Partial as Partial
+    from shmbuffer.memory.flow.consumer_status import ConsumerStatus as ConsumerStatus
+    from shmbuffer.memory.flow.consumer_status import HeldItems as HeldItems
+    from shmbuffer.memory.format.ledger import Acknowledged as Acknowledged
+    from shmbuffer.memory.format.limiter import RateLimiter as RateLimiter
+    from shmbuffer.memory.system.progress import ProgressReport as ProgressReport
+    from shmbuffer.memory.system.threads import set_threads as set_threads
     from shmbuffer.memory.weights import Weights as Weights
     from shmbuffer.replay.buffers import *  # noqa: F403
     from shmbuffer.replay.checkpointers import *  # noqa: F403
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "shmbuffer.environments": ("Recorder",),
-    "shmbuffer.memory.progress": ("ProgressReport",),
+    "shmbuffer.memory.system.progress": ("ProgressReport",),
     "shmbuffer.distributed": (
         "RayReplayBuffer",
         "RemoteTensorDictReplayBuffer",
@@ -91,11 +91,11 @@ _HOMES = {
         "densify",
         "pad",
     ),
-    "shmbuffer.memory.consumer_status": (
+    "shmbuffer.memory.flow.consumer_status": (
         "ConsumerStatus",
         "HeldItems",
     ),
-    "shmbuffer.memory.ledger": ("Acknowledged",),
+    "shmbuffer.memory.format.ledger": ("Acknowledged",),
     "shmbuffer.replay.samplers": (
         "ConsumingSampler",
         "GroupCounts",
@@ -161,9 +161,9 @@ _HOMES = {
         "TensorDictRoundRobinWriter",
         "Writer",
     ),
-    "shmbuffer.memory.limiter": ("RateLimiter",),
-    "shmbuffer.memory.partials": ("Partial",),
-    "shmbuffer.memory.threads": ("set_threads",),
+    "shmbuffer.memory.format.limiter": ("RateLimiter",),
+    "shmbuffer.memory.directory.partials": ("Partial",),
+    "shmbuffer.memory.system.threads": ("set_threads",),
     "shmbuffer.memory.weights": ("Weights",),
     "shmbuffer.service.client": ("attach",),
     "shmbuffer.service.coordinator": ("Coordinator",),

@@ -177,7 +177,7 @@ def fast_path() -> Iterator[Path]:
 @pytest.fixture
 def on_disk() -> Iterator[Path]:
     """A directory on a disk, where there is one: those of pytest may be in memory."""
-    from shmbuffer.memory.region import Directory
+    from shmbuffer.memory.system.region import Directory
 
     path = Path(tempfile.mkdtemp(prefix=f"shmbuffer-test-{os.getpid()}-"))
     with Directory.open(path) as directory:

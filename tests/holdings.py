@@ -171,7 +171,7 @@ def _names() -> Iterator[str]:
 
 def _owned() -> set[str]:
     """Directories that this process removes at its end."""
-    cleanup = sys.modules.get("shmbuffer.memory.cleanup")
+    cleanup = sys.modules.get("shmbuffer.memory.directory.cleanup")
     return {str(one.path) for one in cleanup._owned} if cleanup else set()
 
 

@@ -37,6 +37,13 @@ FLOORS = {
     "extras": 0,
 }
 
+# The rooms of a package, each of which knows those before it; what is beside them knows them all.
+ROOMS = {
+    "shmbuffer.memory": (
+        *("system", "format", "record_format", "directory", "flow", "ring", "upkeep"),
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Import:
@@ -127,7 +134,7 @@ def floor(module: str) -> int:
 
 
 def room(module: str) -> str:
-    """The part of a name that says where a module stands: `memory` for `shmbuffer.memory.ring`."""
+    """The part of a name that says where a module stands: `numpy` for `shmbuffer.numpy.rows`."""
     return module.split(".")[1] if "." in module else ""
 
 
@@ -138,6 +145,24 @@ def test_every_module_stands_on_a_floor() -> None:
 def test_no_module_imports_from_upstairs() -> None:
     def breach(each: Import) -> bool:
         return is_from(PACKAGE.name, each.name) and floor(each.name) > floor(each.importer)
+
+    assert breaches(breach) == ""
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_rooms_of_a_package_have_an_order(package: str) -> None:
+    rooms = [f"{package}.{name}." for name in ROOMS[package]]
+    inside = {name: path for name, path in MODULES.items() if name.startswith(f"{package}.")}
+    assert {*rooms} == {f"{name}." for name, path in inside.items() if path.stem == "__init__"}
+
+    def place(name: str) -> int:
+        found = [at for at, room in enumerate(rooms) if f"{name}.".startswith(room)]
+        return found[0] if found else len(rooms)
+
+    def breach(each: Import) -> bool:
+        return {each.importer, each.name} <= {package, *inside} and (
+            place(each.name) > place(each.importer)
+        )
 
     assert breaches(breach) == ""
 

@@ -1,7 +1,7 @@
 /* Every byte that processes share: the control file and the sections of the slots file.
  *
- * memory/layout.py has these offsets from module.c, and docs/design.md the same tables for readers;
- * tests/memory/test_layout.py compares both. Nothing else in the C core knows an offset.
+ * memory/format/layout.py has these offsets from module.c, and docs/design.md the same tables for readers;
+ * tests/memory/format/test_layout.py compares both. Nothing else in the C core knows an offset.
  */
 #ifndef SHMB_LAYOUT_H
 #define SHMB_LAYOUT_H
@@ -34,7 +34,7 @@ enum shmb_state { SHMB_EMPTY = 0, SHMB_WRITING = 1, SHMB_COMMITTED = 2, SHMB_ABO
  *     bit 63      0 where the word is an incarnation alone, in stream 0
  *
  * With that bit no word with a stream looks like the number of a client, or of a loaded item (2^48 on), to a version
- * that knows neither streams nor the bit. memory/layout.py takes words apart, too. */
+ * that knows neither streams nor the bit. memory/format/layout.py takes words apart, too. */
 #define SHMB_STREAMS ((uint64_t)1 << 24)
 #define SHMB_INCARNATIONS ((uint64_t)1 << 38)
 static inline uint64_t shmb_source(uint64_t incarnation, uint32_t stream) {

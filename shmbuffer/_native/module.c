@@ -133,7 +133,7 @@ static int put(PyObject *dict, const char *name, uint64_t value) {
     return failed;
 }
 
-/* Offsets as this compiler sees them, for memory/layout.py. */
+/* Offsets as this compiler sees them, for memory/format/layout.py. */
 static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
     PyObject *dict = PyDict_New();
     int failed = dict == NULL;

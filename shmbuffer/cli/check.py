@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks and prints the report; exit 1 if anything is damaged."""
-    from shmbuffer.memory.check import check
+    from shmbuffer.memory.upkeep.check import check
 
     with Bar(wanted=not args.json) as bar:
         report = check(args.dir, timeout=args.timeout, on_progress=bar)

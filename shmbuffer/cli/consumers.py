@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Removes a consumer if asked to, and lists the others."""
-    from shmbuffer.memory.inspect import inspect
+    from shmbuffer.memory.upkeep.inspect import inspect
 
     if args.remove is not None:
         _remove(args)

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.file}: no format has this suffix; give --format, one of {', '.join(FORMATS)}"
         )
-    from shmbuffer.memory.inspect import inspect
+    from shmbuffer.memory.upkeep.inspect import inspect
 
     inspect(args.dir, live_bytes=False)  # raises its errors before torch is imported
     from shmbuffer.distributed.nearby import engine_of

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Removes or lists them."""
-    from shmbuffer.memory import removal
+    from shmbuffer.memory.directory import removal
 
     found = {path: _taken(path) for path in removal.abandoned()}
     gone = [] if args.dry_run else removal.sweep()

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
     """Every buffer, sorted by path; a buffer contains no other."""
-    from shmbuffer.memory import layout
+    from shmbuffer.memory.format import layout
 
     walk = os.walk(top, onerror=lambda error: unseen.append(str(error.filename)))
     for path, below, _ in walk:
@@ -61,7 +61,7 @@ def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
 
 def _look(path: Path) -> dict[str, Any]:
     """The result of `inspect`, or its error."""
-    from shmbuffer.memory.inspect import inspect
+    from shmbuffer.memory.upkeep.inspect import inspect
 
     try:
         return {**inspect(path, live_bytes=False), "path": str(path)}

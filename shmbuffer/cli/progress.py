@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import rich.progress
     from rich.live import Live
 
-    from shmbuffer.memory.progress import ProgressReport
+    from shmbuffer.memory.system.progress import ProgressReport
 
 LINE_EVERY_S = 5.0
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Inspects and prints."""
-    from shmbuffer.memory.inspect import inspect
+    from shmbuffer.memory.upkeep.inspect import inspect
     from shmbuffer.watch import shards
 
     looked = shards.look(args.dir, live_bytes=False) or {"": inspect(args.dir, live_bytes=False)}

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.cli.progress import Bar
 from shmbuffer.errors import BufferExistsError, BufferNotFoundError
-from shmbuffer.memory import layout
-from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.prefault import MODES
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.prefault import MODES
+from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.watch import terminal, units
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.memory.limiter import RateLimiter
+from shmbuffer.memory.format.limiter import RateLimiter
 from shmbuffer.watch import tables
 from shmbuffer.watch.tables import Table
 

@@ -29,9 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from shmbuffer.distributed.runtime import own_node
-from shmbuffer.memory import Engine, identity, layout
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory import Engine
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.region import Directory
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
 from shmbuffer.replay.storages.ring_backed import RingBacked

@@ -45,7 +45,7 @@ from shmbuffer.examples.evidence import (
 )
 from shmbuffer.examples.loopback import Loopback
 from shmbuffer.examples.trial import Watcher
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.upkeep.inspect import inspect
 
 ROWS = 16  # that a collector writes at once
 PUBLISH_EVERY = 25  # updates

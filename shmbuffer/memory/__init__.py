@@ -6,17 +6,17 @@ numpy and the C core only: a collector that has arrays pays for no import of tor
 from __future__ import annotations
 
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.item_snapshot import LIVE_READS, ItemSnapshot
-from shmbuffer.memory.leaf import Leaf
-from shmbuffer.memory.limiter import RateLimiter
-from shmbuffer.memory.masses import Masses, masses_of, masses_of_snapshot
-from shmbuffer.memory.record_batch import RecordBatch, RecordSample
-from shmbuffer.memory.records import Records
-from shmbuffer.memory.recovery_report import RecoveryReport
-from shmbuffer.memory.ring import Ring
-from shmbuffer.memory.schema import Schema
-from shmbuffer.memory.settings import Settings
-from shmbuffer.memory.totals import Totals
+from shmbuffer.memory.format.leaf import Leaf
+from shmbuffer.memory.format.limiter import RateLimiter
+from shmbuffer.memory.format.record_batch import RecordBatch, RecordSample
+from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.format.settings import Settings
+from shmbuffer.memory.ring.item_snapshot import LIVE_READS, ItemSnapshot
+from shmbuffer.memory.ring.masses import Masses, masses_of, masses_of_snapshot
+from shmbuffer.memory.ring.records import Records
+from shmbuffer.memory.ring.ring import Ring
+from shmbuffer.memory.ring.totals import Totals
+from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
 __all__ = [
     "LIVE_READS",

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError
-from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.path_checks import explained
-from shmbuffer.memory.prefault import Prefault
-from shmbuffer.memory.progress import hearing
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.prefault import Prefault
+from shmbuffer.memory.system.progress import hearing
 
 Role = Literal["client", "collector", "learner", "coordinator"]
 

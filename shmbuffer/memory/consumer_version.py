@@ -17,7 +17,7 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.directory.seat import Seat
 
 LIMIT = 2**62
 """Versions are smaller, so that differences of two of them fit in 64 bits."""

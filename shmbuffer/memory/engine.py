@@ -24,25 +24,26 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferClosedError
-from shmbuffer.memory import cleanup, counters, definition, flush, limiter, removal, weights
-from shmbuffer.memory.anonymous import Anonymous
-from shmbuffer.memory.check import CheckReport, check_living
-from shmbuffer.memory.consumer_status import consumer_stats
-from shmbuffer.memory.control import Superblock
-from shmbuffer.memory.diagnosis import Diagnosis
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.layout import BufferState, Flag, Role
-from shmbuffer.memory.limiter import Quota, RateLimiter
+from shmbuffer.memory import weights
+from shmbuffer.memory.directory import cleanup, definition, diagnosis, registry, removal
+from shmbuffer.memory.directory.anonymous import Anonymous
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.flow.consumer_status import consumer_stats
+from shmbuffer.memory.format.control import Superblock
+from shmbuffer.memory.format.layout import BufferState, Flag, Role
+from shmbuffer.memory.format.limiter import Quota, RateLimiter
+from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.format.settings import Settings
+from shmbuffer.memory.format.sharing import Asked
 from shmbuffer.memory.opening import Existing, open_seat, require_platform
 from shmbuffer.memory.pages import Pages
-from shmbuffer.memory.prefault import OFF, Prefault
-from shmbuffer.memory.recovery_report import RecoveryReport
-from shmbuffer.memory.registry import Client
-from shmbuffer.memory.ring import Ring
-from shmbuffer.memory.schema import Schema
-from shmbuffer.memory.seat import Seat
-from shmbuffer.memory.settings import Settings
-from shmbuffer.memory.sharing import Asked
+from shmbuffer.memory.ring import counters
+from shmbuffer.memory.ring.ring import Ring
+from shmbuffer.memory.system.prefault import OFF, Prefault
+from shmbuffer.memory.upkeep import flush
+from shmbuffer.memory.upkeep.check import CheckReport, check_living
+from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
 
 class Engine:
@@ -246,7 +247,7 @@ class Engine:
     def limiter(self) -> RateLimiter | None:
         """What limits writes and samples; None: nothing does."""
         self.seat.require_open()
-        return limiter.read(self.seat.control.runtime[0])
+        return self.seat.control.limits()
 
     def set_limiter(self, wanted: RateLimiter | Quota | None, *, timeout: float = 60.0) -> None:
         """Sets what limits writes and samples, for all processes; None: nothing.
@@ -300,7 +301,7 @@ class Engine:
         self.seat.require_open()
         return counters.glance(self.seat, self.ring(), self.settings.capacity)
 
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[registry.Client]:
         """Every client, the dead that nobody has reaped yet included."""
         self.seat.require_open()
         return self.seat.registry.clients()
@@ -361,7 +362,7 @@ class Engine:
         self.seat.require_open()
         with self.seat.ground.lock(timeout):
             taken = isinstance(files := self.seat.ground, Files) and removal.take_ownership(
-                Diagnosis.of_control(files, self.seat.control)
+                diagnosis.Diagnosis.of_control(files, self.seat.control)
             )
         if taken:
             self._own()

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shmbuffer._native import _core
-from shmbuffer.memory import deadline
+from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.layout import Side, Why
-from shmbuffer.memory.ring import Ring
-from shmbuffer.memory.schema import Schema
-from shmbuffer.memory.seat import Seat
-from shmbuffer.memory.sides import Sides
-from shmbuffer.memory.waiting import Waiting
+from shmbuffer.memory.flow.sides import Sides
+from shmbuffer.memory.flow.waiting import Waiting
+from shmbuffer.memory.format.layout import Side, Why
+from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.ring.ring import Ring
+from shmbuffer.memory.system import deadline
 
 
 def first_ring(engine: Engine, min_size: int) -> Ring:

@@ -17,17 +17,18 @@ from shmbuffer.errors import (
     ShmBufferError,
     UnsupportedPlatformError,
 )
-from shmbuffer.memory import layout, removal
-from shmbuffer.memory.control import Control
-from shmbuffer.memory.diagnosis import Diagnosis
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.layout import BufferState, Flag, Role
-from shmbuffer.memory.native import Mapped
-from shmbuffer.memory.recovery import recover_directory
-from shmbuffer.memory.recovery_report import RecoveryReport
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.seat import Seat
-from shmbuffer.memory.settings import Settings
+from shmbuffer.memory.directory import removal
+from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.format.layout import BufferState, Flag, Role
+from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.format.settings import Settings
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep.recovery import recover_directory
+from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
 Existing = Literal["attach", "error", "recover", "verify", "overwrite", "adopt"]
 

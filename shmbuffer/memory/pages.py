@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import weakref
 
-from shmbuffer.memory.prefault import OFF, Populating, Prefault
-from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.system.prefault import OFF, Populating, Prefault
 
 
 class Pages:

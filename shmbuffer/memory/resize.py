@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.format.schema import Schema
 
 
 def grow(engine: Engine, capacity: int) -> Engine:

@@ -21,14 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, FormatError, ShmBufferError
-from shmbuffer.memory import consumer_version, layout, weights_file
-from shmbuffer.memory.leaf import ITEMSIZES, RAW, Leaf
-from shmbuffer.memory.locks import Lock
-from shmbuffer.memory.path_checks import explained
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.seat import Seat
-from shmbuffer.memory.status import require_linked
-from shmbuffer.memory.weights_file import Copied, WeightsFile
+from shmbuffer.memory import consumer_version
+from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.flow.status import require_linked
+from shmbuffer.memory.format import layout, weights_file
+from shmbuffer.memory.format.leaf import ITEMSIZES, RAW, Leaf
+from shmbuffer.memory.format.weights_file import Copied, WeightsFile
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.region import Directory
 
 TIMEOUT_S = 5.0
 """How long a publisher waits for another one, which takes milliseconds."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory.leaf import ITEMSIZES, RAW
+from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shmbuffer.memory.attaching import Role, attached
-from shmbuffer.memory.prefault import Prefault
+from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.numpy.replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from shmbuffer.memory.progress import OnProgress
+    from shmbuffer.memory.system.progress import OnProgress
 
 
 def attach(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import Schema, recorded, weights
-from shmbuffer.memory.leaf import KeyPath, path_of
+from shmbuffer.memory import Schema, weights
+from shmbuffer.memory.format import recorded
+from shmbuffer.memory.format.leaf import KeyPath, path_of
 from shmbuffer.memory.weights import Weights
 from shmbuffer.numpy.arrays import DTYPES, named
 from shmbuffer.numpy.indices import as_int

@@ -14,7 +14,7 @@ import numpy as np
 from shmbuffer._native._core import address
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
-from shmbuffer.memory.leaf import RAW, KeyPath
+from shmbuffer.memory.format.leaf import RAW, KeyPath
 from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, is_array, like, named
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.keys import OWN_KEYS

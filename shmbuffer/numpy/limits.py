@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.first_write import first_ring
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmbuffer.memory import slots
-from shmbuffer.memory.slots_file import PIECE
+from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.slots_file import PIECE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy.nodes import NESTED, BranchNode, Node
 
 

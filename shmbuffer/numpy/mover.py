@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
-from shmbuffer.memory.streams import GivenStreams, of_each
+from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.numpy.arrays import Floats, Ints
 
 

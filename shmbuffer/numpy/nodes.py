@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy import labels
 
 NESTED = frozenset(("tensordict", "tensorclass"))

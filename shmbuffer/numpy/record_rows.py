@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory import Engine, Ring, recorded
-from shmbuffer.memory.streams import GivenStreams, of_each
+from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.format import recorded
+from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.mover import Drawn, Mover
 from shmbuffer.numpy.records.codec import RecordCodec

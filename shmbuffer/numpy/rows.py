@@ -16,8 +16,8 @@ import numpy as np
 
 from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
-from shmbuffer.memory.leaf import RAW, path_of
-from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.memory.format.leaf import RAW, path_of
+from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.arrays import DTYPES, Floats, Ints
 from shmbuffer.numpy.leaves import ArrayLeaves, SchemaLeaves
 from shmbuffer.numpy.mover import Drawn, Mover, write_found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmbuffer.memory import deadline
+from shmbuffer.memory.system import deadline
 from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import named
 from shmbuffer.numpy.handle import Handle, entry_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from shmbuffer.memory.streams import Streams
+    from shmbuffer.memory.format.streams import Streams
 
 
 def require_rows(streams: int | Streams, ndim: int) -> None:

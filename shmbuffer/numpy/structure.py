@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmbuffer.errors import FormatError
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy import labels
 from shmbuffer.numpy.arrays import is_array
 from shmbuffer.numpy.keys import OWN_KEYS

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmbuffer.memory import deadline
-from shmbuffer.memory.streams import GivenStreams, checked, of_each
+from shmbuffer.memory.format.streams import GivenStreams, checked, of_each
+from shmbuffer.memory.system import deadline
 from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import Floats, Ints, named
 from shmbuffer.numpy.batches import stack, unbound

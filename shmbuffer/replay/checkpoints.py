@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from shmbuffer.errors import BufferExistsError
 from shmbuffer.memory import ItemSnapshot
-from shmbuffer.memory.layout import CONTROL
-from shmbuffer.memory.progress import OnProgress, hearing
+from shmbuffer.memory.format.layout import CONTROL
+from shmbuffer.memory.system.progress import OnProgress, hearing
 from shmbuffer.replay.publication import finish, publish
 from shmbuffer.replay.values import read_state, write_state
 

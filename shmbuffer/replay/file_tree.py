@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shmbuffer._native import _core
-from shmbuffer.memory.layout import PAGE
-from shmbuffer.memory.path_checks import explained
-from shmbuffer.memory.progress import Progress
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.format.layout import PAGE
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.progress import Progress
+from shmbuffer.memory.system.region import Directory
 
 MANIFEST = "shmbuffer.files.json"
 """The list of the files of a save, in its directory."""

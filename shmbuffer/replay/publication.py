@@ -42,8 +42,8 @@ from shmbuffer.errors import (
     ShmBufferError,
     UnsafePathError,
 )
-from shmbuffer.memory.path_checks import explained, followed
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.system.path_checks import explained, followed
+from shmbuffer.memory.system.region import Directory
 from shmbuffer.replay.file_tree import (
     LIST_BYTES,
     MANIFEST,

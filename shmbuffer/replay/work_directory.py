@@ -37,11 +37,11 @@ from shmbuffer.errors import (
     ShmBufferError,
     UnsafePathError,
 )
-from shmbuffer.memory.filesystem import too_large
-from shmbuffer.memory.locks import Lock
-from shmbuffer.memory.path_checks import explained
-from shmbuffer.memory.progress import is_of_callback
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.system.filesystem import too_large
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.progress import is_of_callback
+from shmbuffer.memory.system.region import Directory
 
 MARK = ".shmbuffer-save"
 """The name of a work directory, or its end."""

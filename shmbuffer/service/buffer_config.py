@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.recorded import of_storage
-from shmbuffer.memory.sharing import Asked
+from shmbuffer.memory.format.recorded import of_storage
+from shmbuffer.memory.format.sharing import Asked
 
 PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffer"
 PRIORITY_KEY = "td_error"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.memory.attaching import Role, attached
-from shmbuffer.memory.prefault import Prefault
+from shmbuffer.memory.system.prefault import Prefault
 
 if TYPE_CHECKING:
-    from shmbuffer.memory.progress import OnProgress
+    from shmbuffer.memory.system.progress import OnProgress
     from shmbuffer.replay.buffers import ReplayBuffer
 
 OF_COORDINATOR = frozenset(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVarTuple, get_args
 
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import RateLimiter
-from shmbuffer.memory.prefault import Prefault
+from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.service.buffer_config import ALPHA, BETA, EPS, BufferConfig, split
 from shmbuffer.service.orphans import Orphans
 from shmbuffer.service.spawned import Spawned
@@ -33,9 +33,9 @@ from shmbuffer.watch.stats import Meter, Number
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-    from shmbuffer.memory.progress import OnProgress
-    from shmbuffer.memory.recovery_report import RecoveryReport
-    from shmbuffer.memory.registry import Client
+    from shmbuffer.memory.directory.registry import Client
+    from shmbuffer.memory.system.progress import OnProgress
+    from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
     from shmbuffer.replay.buffers import ReplayBuffer
 
 _Ts = TypeVarTuple("_Ts")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from shmbuffer.errors import BufferInUseError
-from shmbuffer.memory import identity
+from shmbuffer.memory.system import identity
 from shmbuffer.service import roster
 from shmbuffer.service.stopping import end, why_left
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import time
 
+from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.files import Files
 from shmbuffer.memory.opening import Existing
-from shmbuffer.memory.progress import OnProgress, hearing
-from shmbuffer.memory.recovery_report import RecoveryReport
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.system.progress import OnProgress, hearing
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
 __all__ = ["RecoveryReport", "recover"]
 

@@ -34,10 +34,11 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError, BufferUnlinkedError
-from shmbuffer.memory import identity, layout
-from shmbuffer.memory.identity import Identity
-from shmbuffer.memory.locks import TESTER_PATIENCE_S, Lock
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.directory.locks import TESTER_PATIENCE_S, Lock
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.identity import Identity
+from shmbuffer.memory.system.region import Directory
 
 _NAME = re.compile(r"[0-9a-f]{16}")
 _LIMIT = 64 * 2**10

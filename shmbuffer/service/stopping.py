@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shmbuffer.errors import BufferNotFoundError
-from shmbuffer.memory import identity, layout
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.identity import Identity
-from shmbuffer.memory.layout import Role
-from shmbuffer.memory.locks import TESTER_PATIENCE_S, Lock, is_free
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.registry import Registry
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.locks import TESTER_PATIENCE_S, Lock, is_free
+from shmbuffer.memory.directory.registry import Registry
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.layout import Role
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.identity import Identity
+from shmbuffer.memory.system.region import Directory
 from shmbuffer.service import roster
 
 AFTER_KILL_S = 5.0

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shmbuffer.errors import BufferClosedError, ShmBufferError
-from shmbuffer.memory import cleanup
+from shmbuffer.memory.directory import cleanup
+from shmbuffer.memory.directory.registry import Client
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.registry import Client
 from shmbuffer.service import roster
 from shmbuffer.service.main_module import (
     UNPICKLABLE,

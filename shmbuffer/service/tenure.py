@@ -4,7 +4,7 @@ Always true
   1. Nothing is changed in a directory that has a coordinator, and there is one at a time: it holds
      ``coordinator.lock``.
   2. A start that fails leaves no new buffer without items.
-  3. What is to be removed in the end is removed, also after a signal (memory/removal.py).
+  3. What is to be removed in the end is removed, also after a signal (memory/directory/removal.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from shmbuffer.errors import AttachTimeout, BufferInUseError
-from shmbuffer.memory import Engine, RateLimiter, cleanup, layout, removal
-from shmbuffer.memory.locks import Lock
-from shmbuffer.memory.path_checks import explained
-from shmbuffer.memory.prefault import Prefault
-from shmbuffer.memory.progress import hearing
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory import Engine, RateLimiter
+from shmbuffer.memory.directory import cleanup, removal
+from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.prefault import Prefault
+from shmbuffer.memory.system.progress import hearing
+from shmbuffer.memory.system.region import Directory
 from shmbuffer.service.buffer_config import BufferConfig
 from shmbuffer.service.main_module import refuse_while_imported
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory import layout
-from shmbuffer.memory.history import BY_RECOVERY, Event, EventKind
-from shmbuffer.memory.item_stats import ItemWriter
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.upkeep.history import BY_RECOVERY, Event, EventKind
+from shmbuffer.memory.upkeep.item_stats import ItemWriter
 from shmbuffer.watch import tables, units
 from shmbuffer.watch.look import Look
 from shmbuffer.watch.timeline import Timeline

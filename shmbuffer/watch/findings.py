@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory.history import BY_RECOVERY, EventKind
+from shmbuffer.memory.upkeep.history import BY_RECOVERY, EventKind
 from shmbuffer.watch import units
 from shmbuffer.watch.look import Look
 

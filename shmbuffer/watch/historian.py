@@ -18,9 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shmbuffer.errors import AttachTimeout, BufferClosedError, ShmBufferError
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.registry import Client
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.history import (
+from shmbuffer.memory.format.layout import Role
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep.history import (
     BY_RECOVERY,
     FINE_S,
     Event,
@@ -29,10 +32,7 @@ from shmbuffer.memory.history import (
     living,
     open_ends,
 )
-from shmbuffer.memory.history_writer import HistoryWriter
-from shmbuffer.memory.layout import Role
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.registry import Client
+from shmbuffer.memory.upkeep.history_writer import HistoryWriter
 
 log = logging.getLogger("shmbuffer.service")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.watch import panels
 from shmbuffer.watch.events import Kind
 from shmbuffer.watch.pace import Pace, Watch

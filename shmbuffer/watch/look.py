@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
-from shmbuffer.memory import history, item_stats
-from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.item_stats import ItemStats
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep import history, item_stats
+from shmbuffer.memory.upkeep.inspect import inspect
+from shmbuffer.memory.upkeep.item_stats import ItemStats
 from shmbuffer.watch.timeline import Timeline
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shmbuffer.errors import ShmBufferError
-from shmbuffer.memory import layout
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.watch import tables, units, words
 from shmbuffer.watch.pace import RATED, Pace, Watch
 from shmbuffer.watch.tables import Styled, Table

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.history import Event, EventKind, History
+from shmbuffer.memory.upkeep.history import Event, EventKind, History
 
 Floats = NDArray[np.float64]
 

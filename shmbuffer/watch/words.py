@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from shmbuffer.memory.holders import Holder, told
+from shmbuffer.memory.flow.holders import Holder, told
 from shmbuffer.watch import units
 from shmbuffer.watch.tables import Styled
 

@@ -1,4 +1,4 @@
-"""A warning when the kernel throttles the writers of a buffer; see memory/writeback.py."""
+"""A warning when the kernel throttles the writers of a buffer; see memory/system/writeback.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from shmbuffer.memory import writeback
-from shmbuffer.memory.filesystem import human_size
+from shmbuffer.memory.system import writeback
+from shmbuffer.memory.system.filesystem import human_size
 
 log = logging.getLogger("shmbuffer.service")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.cli import exits, main
-from shmbuffer.memory.locks import InitLock
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.directory.locks import InitLock
+from shmbuffer.memory.system.region import Directory
 from tests.cli.contents import contents
 from tests.service import items
 

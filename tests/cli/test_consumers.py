@@ -10,7 +10,7 @@ import pytest
 
 from shmbuffer.cli import main
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.watch import words
 from tests.memory.rows import schema, write
 

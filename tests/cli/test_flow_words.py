@@ -10,7 +10,7 @@ import pytest
 
 from shmbuffer.cli import main
 from shmbuffer.memory import Engine, RateLimiter, Settings
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.service import items
 
 

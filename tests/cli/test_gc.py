@@ -17,7 +17,7 @@ from tests.service.programs import Program
 OWNER = """
 import sys, signal
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.memory.directory.cleanup import temporary_directory
 from tests.service import items
 engine = Engine.open(temporary_directory(), Settings(capacity=8), temporary=True)
 items.write(engine, [1, 2, 3])

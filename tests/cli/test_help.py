@@ -147,7 +147,7 @@ def test_an_unexpected_error_is_called_a_bug(
     def broken(_: object) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr("shmbuffer.memory.inspect.inspect", broken)
+    monkeypatch.setattr("shmbuffer.memory.upkeep.inspect.inspect", broken)
     assert main(["inspect", str(closed)]) == exits.BUG
     assert capsys.readouterr().err == "shmbuffer: KeyError: 'oops' (a bug; --debug shows where)\n"
     with pytest.raises(KeyError):

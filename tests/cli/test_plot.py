@@ -15,11 +15,13 @@ import pytest
 
 from shmbuffer.cli import main, plot
 from shmbuffer.extras import command
-from shmbuffer.memory import Engine, Settings, history, layout
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.history import EventKind
-from shmbuffer.memory.item_stats import ItemWriter
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep import history
+from shmbuffer.memory.upkeep.history import EventKind
+from shmbuffer.memory.upkeep.item_stats import ItemWriter
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch import findings
 from shmbuffer.watch.findings import Finding

@@ -16,8 +16,8 @@ import pytest
 
 from shmbuffer.cli import exits, main, progress
 from shmbuffer.cli.progress import Bar
-from shmbuffer.memory import progress as memory_progress
-from shmbuffer.memory.progress import ProgressReport
+from shmbuffer.memory.system import progress as memory_progress
+from shmbuffer.memory.system.progress import ProgressReport
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 GIB = 2**30

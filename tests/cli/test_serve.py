@@ -11,9 +11,9 @@ import pytest
 
 from shmbuffer.cli import exits, main
 from shmbuffer.extras import command
+from shmbuffer.memory.directory.locks import InitLock
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.locks import InitLock
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.system.region import Directory
 from tests.service import items
 from tests.service.programs import Program, run
 

@@ -15,11 +15,12 @@ import pytest
 
 from shmbuffer.cli import exits, main
 from shmbuffer.errors import BufferClosedError
-from shmbuffer.memory import identity, layout
+from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.directory.registry import Registry
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.locks import Lock
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.registry import Registry
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.region import Directory
 from shmbuffer.service.coordinator import Coordinator
 from tests.service import targets
 from tests.service.programs import Program
@@ -175,6 +176,7 @@ def test_one_who_only_looks_whether_a_directory_is_being_stopped_refuses_no_stop
     with path.open() as looked:
         fcntl.flock(looked, fcntl.LOCK_SH)
         monkeypatch.setattr(
-            "shmbuffer.memory.locks.time.sleep", lambda _: fcntl.flock(looked, fcntl.LOCK_UN)
+            "shmbuffer.memory.directory.locks.time.sleep",
+            lambda _: fcntl.flock(looked, fcntl.LOCK_UN),
         )
         assert stop(capsys, tmp_path / "b") == (exits.DONE, [])

@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 from shmbuffer.cli import main
-from shmbuffer.memory import Engine, Settings, layout
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.watch.live import BufferWatch
 from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.screen import Screen

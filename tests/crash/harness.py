@@ -27,7 +27,8 @@ import numpy as np
 import shmbuffer.memory
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitTimeout
-from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, deadline
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
+from shmbuffer.memory.system import deadline
 from tests.memory.numbered import number_of, records
 
 CAPACITY = 8
@@ -65,7 +66,7 @@ def native_points(prefix: str) -> list[str]:
 def python_points(prefix: str) -> list[str]:
     """Points in the Python code of the memory floor whose names start so, in source order."""
     folder = Path(shmbuffer.memory.__file__).parent
-    text = "\n".join(path.read_text() for path in sorted(folder.glob("*.py")))
+    text = "\n".join(path.read_text() for path in sorted(folder.rglob("*.py")))
     return list(dict.fromkeys(re.findall(rf'reached\("({prefix}\.\w+)"\)', text)))
 
 

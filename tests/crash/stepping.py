@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, layout
+from shmbuffer.memory import Engine
+from shmbuffer.memory.format import layout
 from tests.crash.harness import fork
 
 TRACE_ME, SINGLE_STEP = 0, 9

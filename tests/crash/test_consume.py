@@ -13,10 +13,11 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError, RateLimitTimeout
-from shmbuffer.memory import Engine, Ring, layout
-from shmbuffer.memory.consumer import Consumer
-from shmbuffer.memory.deadline import within
-from shmbuffer.memory.ledger import Taken
+from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.memory.system.deadline import within
 from tests.crash.harness import (
     arm_and_open,
     ended,

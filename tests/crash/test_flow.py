@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, RateLimiter, Ring, deadline
-from shmbuffer.memory.layout import EntryState, Phase
-from shmbuffer.memory.waiting import PASSES_ONCE
+from shmbuffer.memory import Engine, RateLimiter, Ring
+from shmbuffer.memory.flow.waiting import PASSES_ONCE
+from shmbuffer.memory.format.layout import EntryState, Phase
+from shmbuffer.memory.system import deadline
 from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from shmbuffer.errors import RateLimitTimeout, RingOverrunError
-from shmbuffer.memory import Engine, RateLimiter, Settings, deadline
-from shmbuffer.memory.consumer import given_back_unless_delivered
+from shmbuffer.memory import Engine, RateLimiter, Settings
+from shmbuffer.memory.flow.consumer import given_back_unless_delivered
+from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.limits import taken
 from shmbuffer.service.recovery import recover
 from shmbuffer.service.tenure import hold_lock

@@ -14,10 +14,11 @@ from tests.crash.sources import c, python
 from tests.crash.sources.flow import Reading, Step, points_of, without
 
 PACKAGE = Path(shmbuffer.__file__).parent
+MEMORY = PACKAGE / "memory"  # its record_format stores to private memory only
 CORE = c.read(sorted((PACKAGE / "_native").glob("*.c")))
 FLOOR = python.read(
     [
-        *sorted((PACKAGE / "memory").glob("*.py")),
+        *sorted({*MEMORY.rglob("*.py")} - {*MEMORY.glob("record_format/*.py")}),
         PACKAGE / "replay/file_tree.py",
         PACKAGE / "replay/publication.py",
         PACKAGE / "replay/work_directory.py",

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from shmbuffer.memory import Engine, RateLimiter, Ring
-from shmbuffer.memory.holders import table_of
-from shmbuffer.memory.layout import Phase
-from shmbuffer.memory.ledger import RESERVATIONS, ReservationState
+from shmbuffer.memory.flow.holders import table_of
+from shmbuffer.memory.format.layout import Phase
+from shmbuffer.memory.format.ledger import RESERVATIONS, ReservationState
 from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,

@@ -19,7 +19,7 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
-from shmbuffer.memory.check import check
+from shmbuffer.memory.upkeep.check import check
 from tests.crash.harness import (
     arm_and_open,
     called,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, layout
+from shmbuffer.memory import Engine
+from shmbuffer.memory.format import layout
 from tests.crash.harness import (
     arm_and_open,
     dies,

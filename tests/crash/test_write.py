@@ -12,8 +12,9 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
-from shmbuffer.memory import Engine, Ring, Schema, Settings, layout
-from shmbuffer.memory.check import check
+from shmbuffer.memory import Engine, Ring, Schema, Settings
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.upkeep.check import check
 from shmbuffer.service.recovery import recover
 from tests.crash.harness import (
     CAPACITY,
@@ -357,7 +358,7 @@ def test_a_check_of_a_stopped_buffer_is_no_finding_of_damage(
 ) -> None:
     path = survivor.path
     assert path is not None
-    monkeypatch.setattr("shmbuffer.memory.check.LOCK_TIMEOUT_NS", 50_000_000)
+    monkeypatch.setattr("shmbuffer.memory.upkeep.check.LOCK_TIMEOUT_NS", 50_000_000)
     held = stopped_at(path, "write.locked", SITUATIONS["one item"].work)
     with held, pytest.raises(LockTimeout, match="cannot be checked; continue or end that process"):
         check(path)

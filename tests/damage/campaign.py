@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from shmbuffer.memory import layout
+from shmbuffer.memory.format import layout
 from tests.damage.cells import Damage, payload_cells, several, shared_cells, single, text_cells
 from tests.damage.fuzzing import CORPUS, built, missing, run
 from tests.damage.judgement import require_looks_answer, require_mended_or_refused

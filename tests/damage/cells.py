@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shmbuffer.memory import layout
-from shmbuffer.memory.slots_file import SlotsFile
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.slots_file import SlotsFile
 from tests.damage.specimen import Change, Specimen, words
 
 #: What a number becomes that something else was written over.

@@ -9,9 +9,10 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from shmbuffer.memory import Engine, Settings, removal
-from shmbuffer.memory.check import check
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.directory import removal
+from shmbuffer.memory.upkeep.check import check
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.damage.judgement import answer
 from tests.damage.specimen import Specimen, contents
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import Engine, Ring, layout, ledger
+from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.format import layout, ledger
 from tests.crash import harness
 from tests.damage.cells import Cell, fields
 from tests.damage.specimen import Specimen

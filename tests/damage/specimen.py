@@ -17,10 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, Ring, Schema, layout, restored
-from shmbuffer.memory.control import Control
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.slots import committed, tickets
+from shmbuffer.memory import Engine, Ring, Schema
+from shmbuffer.memory.directory import restored
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.format.slots import committed, tickets
+from shmbuffer.memory.system.region import Directory
 from tests.crash import harness
 
 EARLIER_BOOT = b"an earlier boot."

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
-from shmbuffer.memory import layout
-from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Control, Superblock
 
 BITS = 8 * layout.SUPERBLOCK_BYTES
 

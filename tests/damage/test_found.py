@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNeedsRestart, CorruptBufferError
-from shmbuffer.memory import Engine, Ring, layout
-from shmbuffer.memory.check import check
-from shmbuffer.memory.identity import process_state
-from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.layout import EntryState, Phase
-from shmbuffer.memory.slots import states
-from shmbuffer.memory.slots_file import SlotsFile
+from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.layout import EntryState, Phase
+from shmbuffer.memory.format.slots import states
+from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.system.identity import process_state
+from shmbuffer.memory.upkeep.check import check
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash import harness
 from tests.damage.cells import Cell, entry_cells, runtime_cells, slots_cells
 from tests.damage.conftest import Specimens

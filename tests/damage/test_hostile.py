@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
-from shmbuffer.memory import Engine, Settings, layout, removal
-from shmbuffer.memory.check import check
-from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.made import NAME as MADE
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.directory import removal
+from shmbuffer.memory.directory.made import NAME as MADE
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.upkeep.check import check
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.damage.conftest import Specimens
 from tests.damage.hostile import ROOT_TRAPS, TRAPS, Trap, spring
 from tests.damage.judgement import answer

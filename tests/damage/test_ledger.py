@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.errors import ConsumerError
-from shmbuffer.memory import Engine, deadline
+from shmbuffer.memory import Engine
+from shmbuffer.memory.system import deadline
 from tests.crash import harness
 from tests.damage.cells import Damage, several, single
 from tests.damage.judgement import answer, require_looks_answer

@@ -23,7 +23,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.errors import ShmBufferError
-from shmbuffer.memory import layout
+from shmbuffer.memory.format import layout
 from tests.damage.specimen import edited_control
 
 #: Of every kind that JSON knows, and some that only just are none.

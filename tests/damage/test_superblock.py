@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from shmbuffer.errors import CorruptBufferError, FormatError
-from shmbuffer.memory import Engine, Settings, layout
-from shmbuffer.memory.check import check
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.upkeep.check import check
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.damage.conftest import Specimens
 from tests.damage.judgement import answer
 from tests.damage.specimen import Change, Specimen, edited_control

@@ -16,7 +16,7 @@ from shmbuffer.distributed.shards.bank import (
     Report,
     latest,
 )
-from shmbuffer.memory.sides import ALONE_S
+from shmbuffer.memory.flow.sides import ALONE_S
 from tests.selection import seeds
 
 CAPACITY = 10_000

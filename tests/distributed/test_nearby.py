@@ -28,7 +28,7 @@ from shmbuffer import (
 from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.nearby import Address, LocalHandle, Unreachable, approach, engine_of
 from shmbuffer.distributed.owner import METHODS, Owner
-from shmbuffer.memory import layout
+from shmbuffer.memory.format import layout
 from tests.distributed.parts import (
     Oldest,
     OwnSample,
@@ -158,7 +158,7 @@ def test_another_kernel_is_another_machine(make: Make, boot_id: bytes) -> None:
 def test_a_kernel_that_does_not_say_who_it_is_is_another_machine(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shmbuffer.memory import identity
+    from shmbuffer.memory.system import identity
 
     offer = replace(offer_of(make()), boot_id=identity.UNKNOWN_BOOT)
     monkeypatch.setattr(identity, "_PROC", Path("/nonexistent"))

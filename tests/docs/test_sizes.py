@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from shmbuffer.memory import Leaf, Schema, layout
-from shmbuffer.memory.filesystem import human_size
+from shmbuffer.memory import Leaf, Schema
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.filesystem import human_size
 from tests.docs.blocks import ROOT
 
 PAGE = (ROOT / "docs/guides/sizing.md").read_text()

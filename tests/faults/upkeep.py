@@ -7,15 +7,17 @@ import shutil
 import signal
 from pathlib import Path
 
-from shmbuffer.memory import Engine, cleanup, history
-from shmbuffer.memory.check import check
-from shmbuffer.memory.cleanup import temporary_directory
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.history import Event, EventKind
-from shmbuffer.memory.history_writer import HistoryWriter
-from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.removal import sweep
+from shmbuffer.memory import Engine
+from shmbuffer.memory.directory import cleanup
+from shmbuffer.memory.directory.cleanup import temporary_directory
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.removal import sweep
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep import history
+from shmbuffer.memory.upkeep.check import check
+from shmbuffer.memory.upkeep.history import Event, EventKind
+from shmbuffer.memory.upkeep.history_writer import HistoryWriter
+from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.service.recovery import recover
 from tests.crash.harness import (
     dies,

@@ -16,9 +16,9 @@ import pytest
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout, UnsupportedPlatformError
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.memory.files import Files
+from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.opening import require_platform
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.system.region import Directory
 from tests.field.conftest import SETTINGS
 from tests.memory.rows import (
     Parent,

@@ -21,8 +21,9 @@ from shmbuffer.errors import (
     RingOverrunError,
     UnsafeFilesystemError,
 )
-from shmbuffer.memory import Engine, Ring, filesystem
-from shmbuffer.memory.layout import ENTRIES
+from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.format.layout import ENTRIES
+from shmbuffer.memory.system import filesystem
 from shmbuffer.service.coordinator import Coordinator
 from tests.field.conftest import SETTINGS
 from tests.memory.programs import heard, needs_root, program, tell
@@ -255,7 +256,8 @@ def test_filelock_6_73_a_network_file_system_gets_no_lock_that_does_not_lock(
 
 WRITES = """
 import os, sys
-from shmbuffer.memory import Engine, identity
+from shmbuffer.memory import Engine
+from shmbuffer.memory.system import identity
 from tests.memory.rows import ring_of, write
 assert identity.boot_id() == b"a container's id", identity.boot_id()
 engine = Engine.open(sys.argv[1], None)

@@ -15,7 +15,7 @@ import pytest
 
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Ring, Settings
-from shmbuffer.memory.layout import CONTROL
+from shmbuffer.memory.format.layout import CONTROL
 from tests.field.conftest import SETTINGS
 from tests.memory.programs import finished, heard, needs_root, program
 from tests.memory.rows import (
@@ -141,7 +141,7 @@ def test_vllm_51317_what_a_killed_creator_leaves_is_removed_by_the_next_start(
     source = """
 import sys
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.memory.directory.cleanup import temporary_directory
 from tests.memory.rows import schema, write
 path = temporary_directory()
 engine = Engine.open(path, Settings(capacity=8), temporary=True)

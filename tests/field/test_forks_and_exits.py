@@ -13,7 +13,7 @@ import pytest
 
 from shmbuffer.errors import BufferInUseError
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.memory.anonymous import Anonymous
+from shmbuffer.memory.directory.anonymous import Anonymous
 from shmbuffer.service.tenure import hold_lock
 from tests.field.conftest import SETTINGS
 from tests.memory.programs import finished, heard, program, tell
@@ -55,7 +55,7 @@ TEMPORARY = """
 import multiprocessing, sys
 from pathlib import Path
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.memory.directory.cleanup import temporary_directory
 from tests.memory.rows import contents, ring_of, schema, write
 
 def work():

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from shmbuffer.memory import RecordBatch
-from shmbuffer.memory.record_batch import HEADER_BYTES, join
+from shmbuffer.memory.format.record_batch import HEADER_BYTES, join
 
 
 def records(numbers: Iterable[int], *, apart: bool = False) -> RecordBatch:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory import Engine, consumer_version, inspect
+from shmbuffer.memory import Engine, consumer_version
+from shmbuffer.memory.upkeep import inspect
 from tests.crash.harness import settings
 from tests.memory.carried import publish
 

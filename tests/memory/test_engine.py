@@ -44,12 +44,15 @@ from shmbuffer.errors import (
     UnsafePathError,
     UnsupportedPlatformError,
 )
-from shmbuffer.memory import Engine, Leaf, Schema, Settings, filesystem, layout, removal
-from shmbuffer.memory.layout import BufferState
-from shmbuffer.memory.locks import InitLock
+from shmbuffer.memory import Engine, Leaf, Schema, Settings
+from shmbuffer.memory.directory import removal
+from shmbuffer.memory.directory.locks import InitLock
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.layout import BufferState
 from shmbuffer.memory.opening import require_platform
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.system import filesystem
+from shmbuffer.memory.system.region import Directory
 from shmbuffer.service.recovery import recover
 from tests import holdings
 from tests.memory.programs import finished, heard, needs_root, program, tell
@@ -1138,7 +1141,8 @@ def test_a_buffer_that_was_removed_can_be_made_again(path: Path) -> None:
 
 TEMPORARY = """
 import os, sys
-from shmbuffer.memory import Engine, Settings, cleanup
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.directory import cleanup
 from tests.memory.rows import schema, write
 
 path = cleanup.temporary_directory()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.errors import BufferClosedError, CorruptBufferError
-from shmbuffer.memory import Engine, Settings, layout
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.format import layout
 from shmbuffer.memory.mixture import Mixture
 
 SETTINGS = Settings(capacity=8)

@@ -27,14 +27,15 @@ from shmbuffer.errors import (
     ShmBufferError,
     SpaceError,
 )
-from shmbuffer.memory import Engine, Leaf, Settings, layout, weights
-from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.leaf import ITEMSIZES
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory import Engine, Leaf, Settings, weights
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.leaf import ITEMSIZES
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import ended, fork, stopped_at, succeeds
 from tests.memory.carried import newest, number_in, of, publish
 from tests.memory.rows import schema
-from tests.memory.test_recovery import reboot
+from tests.memory.upkeep.test_recovery import reboot
 
 SETTINGS = Settings(capacity=8)
 COPY_0, COPY_1 = 128, 192  # where their stamps are

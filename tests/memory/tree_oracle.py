@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shmbuffer.memory.layout import FANOUT
-from shmbuffer.memory.slots_file import Floats, SlotsFile
+from shmbuffer.memory.format.layout import FANOUT
+from shmbuffer.memory.format.slots_file import Floats, SlotsFile
 
 
 def sums_of(children: Floats) -> Floats:

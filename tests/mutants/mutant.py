@@ -4,7 +4,7 @@ The second look at a slot word is left out: a copy is kept whatever happened mea
 
 Rule: two equal reads of a word mean that nothing happened between them (G2).
 Caught by:
-    tests/memory/test_ring.py::test_a_row_that_changed_between_draw_and_copy_is_drawn_again
+    tests/memory/ring/test_ring.py::test_a_row_that_changed_between_draw_and_copy_is_drawn_again
 Fails with: LockTimeout                         where it is an error that nobody expects
 
 diff --git a/shmbuffer/_native/sample.c b/shmbuffer/_native/sample.c

@@ -84,7 +84,7 @@ def a_mutant(
     path = folder / "99-made-up.patch"
     path.write_text(
         "Made up.\n\nRule: none.\nCaught by:\n"
-        f"    tests/memory/test_slots.py::{test}\n\n"
+        f"    tests/memory/format/test_slots.py::{test}\n\n"
         f"diff --git a/{file} b/{file}\n--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-{old}\n+{new}\n",
         "utf-8",
     )
@@ -105,7 +105,7 @@ def test_a_mutant_that_no_test_notices_has_survived(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_case_that_is_not_there_has_noticed_nothing(tmp_path: Path) -> None:
-    file = "shmbuffer/memory/flush.py"
+    file = "shmbuffer/memory/upkeep/flush.py"
     line = '    _core.reached("flush.locked")'
     case = "test_the_words_of_a_fresh_buffer_are_zero[nowhere]"
     with pytest.raises(SurvivedError, match=r"pytest ended with 4:\n(.*\n)*ERROR: not found: "):
@@ -135,7 +135,9 @@ def test_a_mutant_changes_its_lines_and_no_others(tmp_path: Path) -> None:
     assert changed(mutant, ROOT) == {file: before.replace(line, "#include <errno.h>")}
 
 
-@pytest.mark.parametrize("missing", ["Made up.", "Rule: none.", "    tests/memory/test_slots.py"])
+@pytest.mark.parametrize(
+    "missing", ["Made up.", "Rule: none.", "    tests/memory/format/test_slots.py"]
+)
 def test_a_header_says_everything(tmp_path: Path, missing: str) -> None:
     whole = a_mutant(tmp_path, *FIRST_INCLUDE, "#include <errno.h>")
     assert (whole.broken, whole.rule, whole.fails_with) == ("Made up.", "none.", "")

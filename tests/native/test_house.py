@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.memory import slots
+from shmbuffer.memory.format import slots
 from tests.crash.sources.c_tokens import Token, functions, tokens
 from tests.native.program import CORE, SOURCES
 
@@ -79,7 +79,7 @@ def test_a_name_means_one_function_of_the_core() -> None:
 
 
 def test_the_picture_of_its_life_names_every_file_that_writes_a_word() -> None:
-    package = Path(slots.__file__).parents[1]
+    package = Path(slots.__file__).parents[2]
     stores = {
         "_native/*.c": r"atomic_store_explicit\(&(ring->)?words\[",
         "**/*.py": r"\.words\[.*\] \|?= ",

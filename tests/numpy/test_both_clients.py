@@ -16,7 +16,7 @@ from shmbuffer import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.memory.leaf import ITEMSIZES, RAW
+from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
 from shmbuffer.numpy.arrays import DTYPES
 from tests.numpy.conftest import Directory
 

@@ -14,7 +14,7 @@ from tensordict import TensorDict, lazy_stack, tensorclass
 
 from shmbuffer import CompressedListStorage, LazyStackStorage, ReplayBuffer
 from shmbuffer._native import _core
-from shmbuffer.memory.leaf import ITEMSIZES
+from shmbuffer.memory.format.leaf import ITEMSIZES
 from shmbuffer.numpy import attach
 from shmbuffer.numpy.arrays import DTYPES
 from tests.crash.harness import ended, fork

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmbuffer.memory.layout import stream_of
+from shmbuffer.memory.format.layout import stream_of
 from tests.numpy.conftest import Directory
 
 

@@ -11,7 +11,7 @@ import torch
 
 import shmbuffer.numpy
 from shmbuffer import Coordinator, SchemaMismatchError
-from shmbuffer.memory.leaf import ITEMSIZES, RAW
+from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
 
 
 def made(path: Path) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from shmbuffer.memory import layout
+from shmbuffer.memory.format import layout
 from tests.power.contents import (
     COMMITTED,
     DICTIONARY,

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory import Leaf, Schema, layout
+from shmbuffer.memory import Leaf, Schema
+from shmbuffer.memory.format import layout
 from tests.memory.numbered import number_of
 from tests.memory.rows import Rows
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shmbuffer.memory import layout
+from shmbuffer.memory.format import layout
 from tests.power.contents import Contents, Place, Runtime, Superblock, names_of
 from tests.power.disk import Disk
 from tests.power.recorder import Event

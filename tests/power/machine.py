@@ -11,13 +11,15 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError
-from shmbuffer.memory import Engine, RecoveryReport, identity, layout
-from shmbuffer.memory.control import Control
-from shmbuffer.memory.diagnosis import Diagnosis
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.recovery import recover_directory
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.registry import Registry
+from shmbuffer.memory import Engine, RecoveryReport
+from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.registry import Registry
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep.recovery import recover_directory
 from tests.memory.rows import require_sound
 from tests.power.contents import Contents, Superblock, names_of, schema
 from tests.power.disk import Image

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from shmbuffer.memory import flush, made, recovery, slots
-from shmbuffer.memory.control import Control
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.directory import made
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep import flush, recovery
 from tests.power import scripts
 from tests.power.simulation import Simulation, apart
 

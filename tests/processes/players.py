@@ -23,8 +23,8 @@ from tensordict import TensorDict
 from shmbuffer import ReplayBuffer, attach
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError
-from shmbuffer.memory import sides, waiting
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.flow import sides, waiting
+from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.replay.buffers import drawing
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
@@ -252,7 +252,7 @@ def _standing(buffer: ReplayBuffer) -> list[int]:
 
 
 def _constants(_: ReplayBuffer, **changed: float) -> list[int]:
-    """Of `shmbuffer.memory.waiting` and `sides`: how long what takes."""
+    """Of `shmbuffer.memory.flow.waiting` and `sides`: how long what takes."""
     for name, seconds in changed.items():
         module = sides if name == "ALONE_S" else waiting
         assert isinstance(getattr(module, name), float)

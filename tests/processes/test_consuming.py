@@ -14,7 +14,7 @@ import pytest
 
 from shmbuffer.errors import EmptyBufferError, RateLimitError
 from shmbuffer.memory import Engine, Ring, Settings
-from shmbuffer.memory.deadline import within
+from shmbuffer.memory.system.deadline import within
 from tests.crash.harness import ended, fork
 from tests.memory.rows import require_sound, schema, write
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.errors import RingOverrunError
-from shmbuffer.memory import Engine, identity
+from shmbuffer.memory import Engine
+from shmbuffer.memory.system import identity
 from tests.memory.programs import heard, program, tell
 from tests.memory.rows import contents, require_sound, ring_of, write
 

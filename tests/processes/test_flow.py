@@ -22,7 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.cli import main
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.processes.players import Player, until, waits
 
 RATIO, SLACK, MIN_SIZE, CAPACITY = 4, 8, 2, 64

@@ -21,7 +21,7 @@ FORKED_IN_C = """
 import ctypes, os, sys
 from pathlib import Path
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.memory.directory.cleanup import temporary_directory
 from tests.memory.rows import contents, ring_of, schema, write
 
 path = temporary_directory()

@@ -15,7 +15,7 @@ from tests.memory.rows import contents, require_sound, ring_of
 GROUP = """
 import os, sys, time
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.memory.directory.cleanup import temporary_directory
 from tests.memory.rows import ring_of, schema, write
 
 def collect(path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer import RateLimiter, RateLimitError, attach
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.processes.players import until, waits
 from tests.processes.test_flow import AGO, Stage, says
 

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 
 from shmbuffer import LazyMemmapStorage, LazyStackStorage, SliceSampler, TensorDictReplayBuffer
 from shmbuffer import attach as attach_to
-from shmbuffer.memory import layout
+from shmbuffer.memory.format import layout
 
 ARCHIVE = Path(__file__).with_name("golden_directories.tar.xz")
 FORMAT = f"{layout.FORMAT_MAJOR}.{layout.FORMAT_MINOR}"

@@ -45,7 +45,7 @@ from shmbuffer.errors import (
     IncompatibleVersionError,
     SpaceError,
 )
-from shmbuffer.memory import layout
+from shmbuffer.memory.format import layout
 from shmbuffer.replay.compat.folders import read_folder
 from shmbuffer.replay.storages import rows
 from tests.memory.programs import heard, program

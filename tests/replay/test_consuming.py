@@ -29,7 +29,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
-from shmbuffer.memory.consumers import Consumers
+from shmbuffer.memory.flow.consumers import Consumers
 from shmbuffer.replay.buffers.consumed import read_consumed
 from shmbuffer.replay.values import write_values
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from shmbuffer.memory import layout
-from shmbuffer.memory.check import check
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.upkeep.check import check
 from tests.replay import golden_directories as golden
 
 

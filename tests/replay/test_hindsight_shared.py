@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmbuffer.memory.check import check
+from shmbuffer.memory.upkeep.check import check
 from tests.replay import hindsight_programs
 from tests.replay.hindsight_programs import learner, require_right
 from tests.replay.test_slices_shared import collectors, kill, start

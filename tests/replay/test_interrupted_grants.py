@@ -115,4 +115,4 @@ def test_what_is_written_after_an_interrupted_commit_is_not_of_the_reservation(
             yield lambda: reservation.commit(units(1, 1)), works
             rb.storage.engine().cleanup()
 
-    assert walk(Deed("commit", begin), stride=10_000, all_of="memory/reservations.py") > 3
+    assert walk(Deed("commit", begin), stride=10_000, all_of="memory/flow/reservations.py") > 3

@@ -27,8 +27,8 @@ from shmbuffer import (
     StalenessAwareSampler,
     TensorDictReplayBuffer,
 )
-from shmbuffer.memory.consumer import Consumer
-from shmbuffer.memory.ledger import Standings
+from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.format.ledger import Standings
 from shmbuffer.replay.samplers.labelled import claims
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from tests.replay.label_programs import SIZE, items, opened

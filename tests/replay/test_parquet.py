@@ -25,7 +25,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.extras import MissingExtra
-from shmbuffer.memory.schema import ITEMSIZES
+from shmbuffer.memory.format.schema import ITEMSIZES
 from shmbuffer.replay import parquet_file
 from tests.crash.harness import ended, fork
 

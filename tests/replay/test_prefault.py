@@ -20,7 +20,7 @@ from shmbuffer import (
     ReplayBuffer,
     SpaceError,
 )
-from shmbuffer.memory import prefault
+from shmbuffer.memory.system import prefault
 
 RING = {"max_bytes": 2**20, "shared_init": True}
 

@@ -29,7 +29,7 @@ from shmbuffer import (
     TensorStorage,
     attach,
 )
-from shmbuffer.memory import progress
+from shmbuffer.memory.system import progress
 from shmbuffer.replay.storages import rows
 
 N = 20

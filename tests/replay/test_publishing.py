@@ -22,7 +22,7 @@ from shmbuffer import (
     Weights,
     attach,
 )
-from shmbuffer.memory.leaf import ITEMSIZES
+from shmbuffer.memory.format.leaf import ITEMSIZES
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from shmbuffer import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from shmbuffer.memory import sides, waiting
+from shmbuffer.memory.flow import sides, waiting
 from tests.replay.conftest import MakeStorage
 
 pytestmark = [pytest.mark.product(few=4), pytest.mark.filterwarnings("ignore:sample.batch_size")]

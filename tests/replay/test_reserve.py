@@ -35,8 +35,8 @@ from shmbuffer import (
 )
 from shmbuffer._native import _core
 from shmbuffer.memory import consumer_version
-from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.reservations import Reservations
+from shmbuffer.memory.flow.reservations import Reservations
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import ended, fork
 
 CAPACITY = 16

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer._native import _core
-from shmbuffer.memory import beneath, region
+from shmbuffer.memory.system import beneath, region
 from shmbuffer.replay import file_tree, publication, work_directory
 from shmbuffer.replay.publication import publish
 

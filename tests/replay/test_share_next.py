@@ -33,7 +33,7 @@ from shmbuffer import (
 from shmbuffer.cli import main
 from shmbuffer.errors import SchemaMismatchError, SpaceError
 from shmbuffer.memory import Ring
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import ended, fork
 from tests.selection import seeds
 from tests.test_environments import ENVS, Counting, expected, play, written

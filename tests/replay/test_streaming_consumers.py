@@ -21,7 +21,7 @@ from shmbuffer import (
     StreamingSliceSampler,
     TensorDictReplayBuffer,
 )
-from shmbuffer.memory.consumer import Consumer
+from shmbuffer.memory.flow.consumer import Consumer
 from tests.replay.slice_programs import steps
 from tests.replay.test_streaming_slices import data_of, plain
 

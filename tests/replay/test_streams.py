@@ -28,7 +28,7 @@ from shmbuffer import (
     TensorStorage,
 )
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory import layout
+from shmbuffer.memory.format import layout
 from shmbuffer.replay.storages import Storage
 
 pytestmark = pytest.mark.product(few=4)

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import NStep, RandomSampler, Sequence, TensorDictReplayBuffer
-from shmbuffer.memory.check import check
+from shmbuffer.memory.upkeep.check import check
 from shmbuffer.replay.samplers.slicing.entries import LeafEntries
 from tests.replay import unit_programs
 from tests.replay.test_slices_shared import collectors, kill, start

@@ -21,7 +21,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from shmbuffer.memory.check import check
+from shmbuffer.memory.upkeep.check import check
 from tests.replay import version_programs
 from tests.replay.test_slices_shared import collectors, kill
 from tests.replay.version_programs import items, opened

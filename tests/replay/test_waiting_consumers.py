@@ -26,8 +26,8 @@ from shmbuffer import (
     StreamingSliceSampler,
     TensorDictReplayBuffer,
 )
-from shmbuffer.memory.consumer import Consumer
-from shmbuffer.memory.layout import Side
+from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.format.layout import Side
 
 SIZE, CAPACITY = 4, 32
 """Items of a group, and of a window."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory import slots
+from shmbuffer.memory.format import slots
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.leaf import Leaf
-from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.format.leaf import Leaf
+from shmbuffer.memory.format.schema import Schema
 
 LEAVES = (Leaf(("number",), "int64", ()), Leaf(("next", "number"), "int64", ()))
 

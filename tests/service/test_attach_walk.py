@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import shmbuffer
-from shmbuffer.memory import control, files
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.directory import files
+from shmbuffer.memory.format import control
+from shmbuffer.memory.system.region import Directory
 from shmbuffer.service.client import attach
 from tests.crash.harness import ended, fork
 from tests.service import items

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError
 from shmbuffer.memory import attaching
-from shmbuffer.memory.progress import ProgressReport
+from shmbuffer.memory.system.progress import ProgressReport
 from shmbuffer.replay.buffers import (
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,

@@ -23,9 +23,9 @@ from shmbuffer.errors import (
     BufferNotFoundError,
     SpaceError,
 )
-from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.progress import ProgressReport
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.progress import ProgressReport
 from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
 from shmbuffer.replay.samplers import PrioritizedSampler, SliceSampler
 from shmbuffer.service.client import attach

@@ -9,7 +9,7 @@ import pytest
 
 from shmbuffer import Coordinator, RateLimiter, attach
 from shmbuffer.errors import BufferClosedError
-from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.upkeep.inspect import inspect
 from tests.processes.players import Player, until, waits
 
 LIMITER = RateLimiter(4.0, error_buffer=8.0, when_no_peer="wait")

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError, LockTimeout, RateLimitTimeout
-from shmbuffer.memory import Engine, Ring, deadline
-from shmbuffer.memory.consumer import Consumer
-from shmbuffer.memory.ledger import Taken
+from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.memory.system import deadline
 from tests.torture import items
 from tests.torture.arena import Actor, Arena
 from tests.torture.command import Figures, Say, added, main

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shmbuffer.memory.ledger import Taken
+from shmbuffer.memory.format.ledger import Taken
 from tests.torture.command import Figures
 from tests.torture.history import append
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory import identity
+from shmbuffer.memory.system import identity
 from tests.torture import arena as arena_module
 from tests.torture import interrupts
 from tests.torture.arena import Actor, Arena

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory.ledger import Taken
+from shmbuffer.memory.format.ledger import Taken
 from tests.torture.deliveries import Account, Deliveries
 from tests.torture.history import History
 from tests.torture.items import keys_of

@@ -12,11 +12,11 @@ def test_the_crash_matrix_and_the_family_are_among_what_is_run_in_full() -> None
     assert "tests/crash/test_write.py" in found
     assert "tests/replay/test_conformance_sampling.py" in found
     assert "tests/torture/test_kills.py" in found
-    assert "tests/memory/test_sharing.py" in found  # for its seeds
+    assert "tests/memory/format/test_sharing.py" in found  # for its seeds
 
 
 def test_all_cases_of_a_file_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    file, said = "tests/memory/test_power.py", list[str]()
+    file, said = "tests/memory/format/test_power.py", list[str]()
     monkeypatch.setattr(products, "files", lambda: [file])
     figures = products.campaign(0, 1, said.append)
     assert figures == {"files": 1, "files_left_out": 0, "cases": 12 + 1}

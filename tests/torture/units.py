@@ -32,7 +32,7 @@ from shmbuffer import (
 )
 from shmbuffer.errors import EmptyBufferError, LockTimeout, RateLimitTimeout, RingOverrunError
 from shmbuffer.memory import consumer_version
-from shmbuffer.memory.ledger import Taken
+from shmbuffer.memory.format.ledger import Taken
 from tests.torture import items
 from tests.torture.arena import Actor, Arena
 from tests.torture.command import Figures, Say, added, main

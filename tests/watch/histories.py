@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory import history
-from shmbuffer.memory.history import Event, EventKind, History
-from shmbuffer.memory.item_stats import ItemStats, ItemWriter
-from shmbuffer.memory.layout import COUNTERS
+from shmbuffer.memory.format.layout import COUNTERS
+from shmbuffer.memory.upkeep import history
+from shmbuffer.memory.upkeep.history import Event, EventKind, History
+from shmbuffer.memory.upkeep.item_stats import ItemStats, ItemWriter
 from shmbuffer.watch.look import Look
 from shmbuffer.watch.timeline import Timeline
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory.history import Event, EventKind
+from shmbuffer.memory.upkeep.history import Event, EventKind
 from shmbuffer.watch import findings
 from shmbuffer.watch.findings import judge
 from shmbuffer.watch.timeline import Timeline

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.errors import BufferNotFoundError
-from shmbuffer.memory import Engine, Settings, history, layout
-from shmbuffer.memory.files import Files
-from shmbuffer.memory.history import EventKind, History
-from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep import history
+from shmbuffer.memory.upkeep.history import EventKind, History
+from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch.charts import stays
 from shmbuffer.watch.historian import Historian

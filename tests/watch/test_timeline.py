@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shmbuffer.memory.history import EventKind
+from shmbuffer.memory.upkeep.history import EventKind
 from shmbuffer.watch.timeline import MOST_POINTS, Timeline
 from tests.watch.histories import BEGIN_S, event, history_of, steady
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.memory import writeback
+from shmbuffer.memory.system import writeback
 from shmbuffer.service import supervisor
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.supervisor import SCAN_S

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from shmbuffer.errors import RateLimitError
 from shmbuffer.memory import RateLimiter
-from shmbuffer.memory.layout import Alone
-from shmbuffer.memory.rate_status import ROUNDING
-from shmbuffer.memory.sides import ALONE_S
+from shmbuffer.memory.flow.rate_status import ROUNDING
+from shmbuffer.memory.flow.sides import ALONE_S
+from shmbuffer.memory.format.layout import Alone
 
 LAPSE_S = 2.0
 """How long a learner may draw by a quota, counted from its request."""

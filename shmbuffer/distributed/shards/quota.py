@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from shmbuffer.distributed.shards.bank import BankState, Report
 from shmbuffer.memory import Engine
-from shmbuffer.memory.counters import of_snapshot
-from shmbuffer.memory.layout import EntryState, Side, Why
-from shmbuffer.memory.limiter import Quota, quota_of
-from shmbuffer.memory.rate_status import clients_on
+from shmbuffer.memory.flow.rate_status import clients_on
+from shmbuffer.memory.format.layout import EntryState, Side, Why
+from shmbuffer.memory.format.limiter import Quota, quota_of
+from shmbuffer.memory.ring.counters import of_snapshot
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.buffers.parts import shareable
 from shmbuffer.replay.storages.ring_backed import RingBacked

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shmbuffer.memory.leaf import ITEMSIZES
+from shmbuffer.memory.format.leaf import ITEMSIZES
 from shmbuffer.memory.record_format.limits import MAX_NUMBERS, MAX_RANK
 
 DTYPED = ("tensor", "array", "number")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Located
 from shmbuffer.numpy.records import cutting
 from shmbuffer.numpy.records.building import RecordRows, built

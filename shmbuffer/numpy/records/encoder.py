@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
-from shmbuffer.memory.record_batch import RecordBatch, gather
+from shmbuffer.memory.format.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import Codec, assemble, assemble_one, move
 from shmbuffer.numpy.records.columns import Columns, of_described, of_items
 from shmbuffer.numpy.records.compression import Buffer, Zstd

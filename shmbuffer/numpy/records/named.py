@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmbuffer.memory.leaf import ITEMSIZES
+from shmbuffer.memory.format.leaf import ITEMSIZES
 from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, is_array
 from shmbuffer.numpy.arrays import named as named_array
 from shmbuffer.numpy.keys import OWN_KEYS

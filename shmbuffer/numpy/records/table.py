@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec, Located, volumes
 
 _ALL = slice(None)

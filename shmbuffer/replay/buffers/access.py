@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils._pytree import tree_map
 
-from shmbuffer.memory.leaf import path_of
+from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.patches import compared

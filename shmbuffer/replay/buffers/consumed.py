@@ -17,7 +17,7 @@ import torch
 
 from shmbuffer.errors import ConsumerError
 from shmbuffer.memory import Ring
-from shmbuffer.memory.ledger import DONE, HELD_HERE, NO_ITEM
+from shmbuffer.memory.format.ledger import DONE, HELD_HERE, NO_ITEM
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.values import read_values, reading, write_values
 

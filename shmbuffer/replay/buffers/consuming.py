@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from shmbuffer.memory.consumer_status import ConsumerStatus
-from shmbuffer.memory.deadline import nanoseconds
-from shmbuffer.memory.ledger import Acknowledged
+from shmbuffer.memory.flow.consumer_status import ConsumerStatus
+from shmbuffer.memory.format.ledger import Acknowledged
+from shmbuffer.memory.system.deadline import nanoseconds
 from shmbuffer.numpy.keys import GENERATION, INDEX, LEASE
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.eager import eager

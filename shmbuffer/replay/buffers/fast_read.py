@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.buffers.refilled import OutputReuse
 from shmbuffer.replay.buffers.sample_info import with_info

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.nodes import as_dict
 from shmbuffer.numpy.priorities import as_raw
 from shmbuffer.numpy.rows import intake_form, priority_of

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from shmbuffer.memory.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.buffers.drawing import Choice

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from shmbuffer.memory.leaf import Key
+from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.nodes import nest
 from shmbuffer.numpy.priorities import reduced

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shmbuffer.memory import Leaf, weights
-from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.weights import TIMEOUT_S, Weights
 from shmbuffer.numpy.arrays import NO_ARRAY, is_array
 from shmbuffer.replay.buffers.parts import Parts, ring_backed

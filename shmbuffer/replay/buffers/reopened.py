@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmbuffer.memory import Engine, recorded
+from shmbuffer.memory import Engine
+from shmbuffer.memory.format import recorded
 from shmbuffer.replay.buffers.prioritized import (
     Prioritized,
     PrioritizedReplayBuffer,

@@ -13,11 +13,11 @@ from tensordict import LazyStackedTensorDict
 
 from shmbuffer.errors import ReservationLostError, ShmBufferError
 from shmbuffer.memory import Engine, consumer_version
-from shmbuffer.memory.deadline import within
-from shmbuffer.memory.ledger import RESERVATIONS
-from shmbuffer.memory.partials import Pieces
-from shmbuffer.memory.record_batch import join
-from shmbuffer.memory.status import TooOld
+from shmbuffer.memory.directory.partials import Pieces
+from shmbuffer.memory.flow.status import TooOld
+from shmbuffer.memory.format.ledger import RESERVATIONS
+from shmbuffer.memory.format.record_batch import join
+from shmbuffer.memory.system.deadline import within
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.errors import ReservationLostError, ShmBufferError
-from shmbuffer.memory import Engine, Ring, consumer_version, partials
-from shmbuffer.memory.deadline import within
-from shmbuffer.memory.partials import Partial, Pieces
+from shmbuffer.memory import Engine, Ring, consumer_version
+from shmbuffer.memory.directory import partials
+from shmbuffer.memory.directory.partials import Partial, Pieces
+from shmbuffer.memory.system.deadline import within
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.replay.buffers.parts import Parts, shareable
 from shmbuffer.replay.buffers.reservation import Reservation

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import deadline
+from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.indices import as_int, asked_size
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims

@@ -27,7 +27,7 @@ import torch
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import LIVE_READS
-from shmbuffer.memory.progress import OnProgress, hearing, is_of_callback
+from shmbuffer.memory.system.progress import OnProgress, hearing, is_of_callback
 from shmbuffer.replay.buffers.ahead import fits, read_ahead, restored, write_ahead
 from shmbuffer.replay.buffers.consumed import read_consumed, restore_consumed, write_consumed
 from shmbuffer.replay.buffers.parts import Parts

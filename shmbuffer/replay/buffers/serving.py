@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.extras import missing
-from shmbuffer.memory.layout import Side
+from shmbuffer.memory.format.layout import Side
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.replay.buffers.access import ConditionalUpdateResult
 from shmbuffer.replay.buffers.parts import Parts

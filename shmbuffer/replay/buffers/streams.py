@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shmbuffer.memory.streams import Streams, checked
+from shmbuffer.memory.format.streams import Streams, checked
 from shmbuffer.numpy.streams import require_rows, steps_and_streams
 from shmbuffer.replay.buffers.plan import Plan
 from shmbuffer.replay.form.nodes import is_collection

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.memory import deadline
-from shmbuffer.memory.streams import GivenStreams, of_each
+from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.arrays import Floats
 from shmbuffer.replay.buffers import streams as by_stream
 from shmbuffer.replay.buffers.access import swap_dims

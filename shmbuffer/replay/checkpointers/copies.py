@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
-from shmbuffer.memory import ItemSnapshot, filesystem
+from shmbuffer.memory import ItemSnapshot
+from shmbuffer.memory.system import filesystem
 from shmbuffer.replay.compat.storages import files_of
 from shmbuffer.replay.form.leaves import Leaves
 

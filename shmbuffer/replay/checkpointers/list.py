@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.memory import Engine, ItemSnapshot, layout
-from shmbuffer.memory.progress import Progress
+from shmbuffer.memory import Engine, ItemSnapshot
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.progress import Progress
 from shmbuffer.replay.checkpointers.record_image import RecordImage, write_records
 from shmbuffer.replay.checkpointers.restoring import require_alone, restored
 from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy.arrays import Flags
 from shmbuffer.replay.compat import folders
 from shmbuffer.replay.form.leaves import Leaves

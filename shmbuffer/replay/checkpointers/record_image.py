@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory import ItemSnapshot, RecordBatch, Records
-from shmbuffer.memory.extents import padded
-from shmbuffer.memory.record_batch import HEADER_BYTES, gather
+from shmbuffer.memory.format.extents import padded
+from shmbuffer.memory.format.record_batch import HEADER_BYTES, gather
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.values import damaged, read_array, reading
 

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.errors import BufferInUseError, SchemaMismatchError
-from shmbuffer.memory import Ring, layout
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format import layout
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpointers.saved_storage import Destinations, SavedStorage
 from shmbuffer.replay.checkpoints import Loaded

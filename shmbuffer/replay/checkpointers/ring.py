@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.memory.layout import CONTROL
+from shmbuffer.memory.format.layout import CONTROL
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
 from shmbuffer.replay.checkpointers.saved_storage import write_beside
 from shmbuffer.replay.checkpoints import Loaded

@@ -11,8 +11,8 @@ import torch
 
 from shmbuffer.errors import BufferExistsError, SchemaMismatchError
 from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
-from shmbuffer.memory.layout import CONTROL
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.layout import CONTROL
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy.nodes import LEAF, Node
 from shmbuffer.replay.checkpointers.objects import read_objects
 from shmbuffer.replay.checkpointers.saved_storage import SavedStorage

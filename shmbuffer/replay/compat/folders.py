@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy.arrays import Flags
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import LEAF, BranchNode, Node

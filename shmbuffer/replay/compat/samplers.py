@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.memory import Masses
-from shmbuffer.memory.priorities import are_priorities
+from shmbuffer.memory.format.priorities import are_priorities
 from shmbuffer.numpy.priorities import from_zero
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import mapped, read_folder

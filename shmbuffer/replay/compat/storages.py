@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy.nodes import LEAF, Node
 from shmbuffer.replay.compat.folders import described, is_file_name, mapped, write_folder
 from shmbuffer.replay.form.leaves import Leaves

@@ -8,8 +8,8 @@ from typing import Any, Self
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from shmbuffer.memory import deadline
-from shmbuffer.memory.streams import checked, of_each
+from shmbuffer.memory.format.streams import checked, of_each
+from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.buffers.saving import Saving
 from shmbuffer.replay.eager import eager

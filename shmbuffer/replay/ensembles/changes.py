@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from shmbuffer.memory.leaf import Key
+from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer

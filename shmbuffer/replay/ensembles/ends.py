@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.memory import slots
-from shmbuffer.memory.leaf import Key
+from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.replay.samplers.sampler import in_storage
 from shmbuffer.replay.storages import Storage

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from shmbuffer.memory import deadline
+from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.buffers import ReplayBuffer, drawing
 from shmbuffer.replay.buffers.access import is_key

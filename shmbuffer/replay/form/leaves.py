@@ -15,7 +15,7 @@ import torch
 from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf
-from shmbuffer.memory.leaf import RAW, KeyPath
+from shmbuffer.memory.format.leaf import RAW, KeyPath
 from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.leaves import SchemaLeaves, length_of

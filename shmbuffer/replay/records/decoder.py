@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict
 
 from shmbuffer.memory import record_format
-from shmbuffer.memory.leaf import RAW
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.leaf import RAW
+from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec, Form, Located
 from shmbuffer.numpy.records import decoder
 from shmbuffer.numpy.records.building import built

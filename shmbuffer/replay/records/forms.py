@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shmbuffer.memory.leaf import ITEMSIZES
+from shmbuffer.memory.format.leaf import ITEMSIZES
 from shmbuffer.numpy.records import forms
 from shmbuffer.numpy.records.forms import STORABLE, RefusedError, Walk
 from shmbuffer.replay.form.containers import TAKES, take_of

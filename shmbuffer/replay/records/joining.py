@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorStack, is_non_tensor, lazy_stack
 
-from shmbuffer.memory.leaf import Key, KeyPath, path_of
+from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.numpy.records.building import built
 from shmbuffer.numpy.records.table import Column, Table
 from shmbuffer.numpy.records.transfer import homes

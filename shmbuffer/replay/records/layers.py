@@ -27,7 +27,7 @@ from tensordict import (
 )
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.batches import one_of_each
 from shmbuffer.numpy.records.containers import register
 from shmbuffer.numpy.records.table import Table, differing

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.memory import is_lent, lent
 from shmbuffer.numpy.records.table import Raw

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shmbuffer.memory.leaf import Key
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.numpy.records.decoder import writable
 from shmbuffer.numpy.records.table import Table
 from shmbuffer.replay.records.building import is_layer

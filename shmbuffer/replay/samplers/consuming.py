@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from shmbuffer.memory.ledger import Taken
+from shmbuffer.memory.format.ledger import Taken
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.taking import Consumes
 
 if TYPE_CHECKING:
-    from shmbuffer.memory.consumers import Start
+    from shmbuffer.memory.flow.consumers import Start
 
 
 class ConsumingSampler(Consumes):

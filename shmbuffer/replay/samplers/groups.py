@@ -11,7 +11,7 @@ import torch
 
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory.leaf import Key, path_of
+from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.labelled import within
 from shmbuffer.replay.samplers.labelled.claims import ItemClaims, together
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from shmbuffer.memory import Ring
-    from shmbuffer.memory.consumers import Start
-    from shmbuffer.memory.ledger import Taken
+    from shmbuffer.memory.flow.consumers import Start
+    from shmbuffer.memory.format.ledger import Taken
     from shmbuffer.numpy.arrays import Floats, Ints
 
 _STRATEGIES = ("random", "recency", "reward", "variance")

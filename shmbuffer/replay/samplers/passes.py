@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import Ring, slots
-from shmbuffer.memory.deadline import WRITE_TIMEOUT_S
-from shmbuffer.memory.layout import SlotState
-from shmbuffer.memory.waiting import FILLING_S
+from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.waiting import FILLING_S
+from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.layout import SlotState
+from shmbuffer.memory.system.deadline import WRITE_TIMEOUT_S
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.keys import GENERATION

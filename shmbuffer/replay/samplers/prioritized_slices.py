@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.memory.tree import PriorityTree
+from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler

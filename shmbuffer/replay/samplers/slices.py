@@ -10,7 +10,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
-from shmbuffer.memory.leaf import Key
+from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.replay.samplers.sampler import (

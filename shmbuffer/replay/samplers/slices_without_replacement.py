@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.memory import Ring, slots
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format import slots
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.samplers.passes import Pass
 from shmbuffer.replay.samplers.sampler import drawn_by

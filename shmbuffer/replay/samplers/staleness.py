@@ -10,7 +10,7 @@ import torch
 
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory.leaf import Key, path_of
+from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.compat.samplers import read_integers, write_numbers
 from shmbuffer.replay.samplers.labelled.claims import ItemClaims, together
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shmbuffer.memory import Ring
-    from shmbuffer.memory.consumer import Consumer
-    from shmbuffer.memory.consumers import Start
-    from shmbuffer.memory.ledger import Taken
+    from shmbuffer.memory.flow.consumer import Consumer
+    from shmbuffer.memory.flow.consumers import Start
+    from shmbuffer.memory.format.ledger import Taken
     from shmbuffer.numpy.arrays import Floats, Ints
     from shmbuffer.replay.checkpoints import Loaded
 

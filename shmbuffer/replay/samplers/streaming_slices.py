@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import Ring, slots
-from shmbuffer.memory.consumers import Start
-from shmbuffer.memory.leaf import Key
-from shmbuffer.memory.ledger import Taken
+from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumers import Start
+from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.memory.format.ledger import Taken
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.checkpoints import Loaded

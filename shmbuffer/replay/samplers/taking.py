@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory.consumer import given_back_unless_delivered
+from shmbuffer.memory.flow.consumer import given_back_unless_delivered
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, Sampler
 from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.storage import ring_of
@@ -21,9 +21,9 @@ from shmbuffer.replay.storages.storage import ring_of
 if TYPE_CHECKING:
     import torch
 
-    from shmbuffer.memory.consumer import Consumer
-    from shmbuffer.memory.consumers import Start
-    from shmbuffer.memory.ledger import Acknowledged, Taken
+    from shmbuffer.memory.flow.consumer import Consumer
+    from shmbuffer.memory.flow.consumers import Start
+    from shmbuffer.memory.format.ledger import Acknowledged, Taken
 
 
 @dataclass

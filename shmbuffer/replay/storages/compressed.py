@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import Engine
-from shmbuffer.memory.recorded import of_storage
+from shmbuffer.memory.format.recorded import of_storage
 from shmbuffer.replay.checkpointers.list import CompressedListStorageCheckpointer
 from shmbuffer.replay.form.batches import collate, stack_lazily
 from shmbuffer.replay.form.nodes import is_collection

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Ring
-from shmbuffer.memory import slots as slot_words
+from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import Ints
 

@@ -15,7 +15,7 @@ import zstandard
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import RecordBatch
-from shmbuffer.memory.record_batch import join
+from shmbuffer.memory.format.record_batch import join
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.packing import Packed, pack, unpack

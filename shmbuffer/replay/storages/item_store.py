@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import ItemSnapshot
-from shmbuffer.memory.leaf import KeyPath
-from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.checkpointers.restoring import sources_in_state
 from shmbuffer.replay.form.nodes import is_collection

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.progress import OnProgress
-from shmbuffer.memory.sharing import Asked
+from shmbuffer.memory.format.sharing import Asked
+from shmbuffer.memory.system.progress import OnProgress
 from shmbuffer.replay.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.replay.storages.location import Location
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shmbuffer.memory.progress import OnProgress
+from shmbuffer.memory.system.progress import OnProgress
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from shmbuffer.memory import Engine, ItemSnapshot
-from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.checkpointers.list import ListStorageCheckpointer
 from shmbuffer.replay.checkpointers.record_image import RecordImage

@@ -9,10 +9,10 @@ from typing import Literal, TypedDict, Unpack
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.cleanup import temporary_directory
-from shmbuffer.memory.prefault import Prefault
-from shmbuffer.memory.progress import OnProgress, hearing
-from shmbuffer.memory.recorded import of_storage
+from shmbuffer.memory.directory.cleanup import temporary_directory
+from shmbuffer.memory.format.recorded import of_storage
+from shmbuffer.memory.system.prefault import Prefault
+from shmbuffer.memory.system.progress import OnProgress, hearing
 
 
 class Place(TypedDict, total=False):

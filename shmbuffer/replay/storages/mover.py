@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import Ring
-from shmbuffer.memory.priorities import are_priorities, largest_mass
+from shmbuffer.memory.format.priorities import are_priorities, largest_mass
 from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.storages.indexing import Selection, is_plain, select
 

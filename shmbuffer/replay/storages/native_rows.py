@@ -10,8 +10,8 @@ from tensordict import MemoryMappedTensor
 from torch import empty_like
 
 from shmbuffer.memory import ItemSnapshot, Ring
-from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.mover import write_found
 from shmbuffer.replay.form.leaves import Leaves

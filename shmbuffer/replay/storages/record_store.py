@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import Engine, ItemSnapshot, RecordBatch, Ring, record_format
+from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.record_format import Form
-from shmbuffer.memory.streams import GivenStreams, of_each
 from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.records.building import chunks_at

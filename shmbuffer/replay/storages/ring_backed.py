@@ -24,7 +24,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Engine, Ring, Settings
-from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.arrays import Floats
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.replay.checkpoints import has_its_own

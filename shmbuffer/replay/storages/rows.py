@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import ItemSnapshot, Ring
-from shmbuffer.memory.leaf import KeyPath
-from shmbuffer.memory.progress import Progress
-from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.memory.system.progress import Progress
 from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.mismatch import refuse_leaf
 from shmbuffer.replay.form.leaves import Leaves

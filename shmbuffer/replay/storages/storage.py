@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.memory.progress import OnProgress, hearing
+from shmbuffer.memory.system.progress import OnProgress, hearing
 from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.checkpointers.checkpointer import (
     ITEM_FILES,

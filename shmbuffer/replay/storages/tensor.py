@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.errors import SchemaMismatchError, SpaceError
 from shmbuffer.memory import Ring, Schema, Settings
-from shmbuffer.memory.streams import GivenStreams
+from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer

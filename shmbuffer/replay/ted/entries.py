@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
-from shmbuffer.memory.leaf import KeyPath, key_of
+from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.replay.form.nodes import fields, is_collection
 
 NestedKey = str | tuple[Any, ...]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.replay.ted.entries import (
     CUT_SHAPE,
     CUTS,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
 
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.ted.entries import ROOT, assemble, dotted, entries, flat_path
 from shmbuffer.replay.ted.episodes import rows_of

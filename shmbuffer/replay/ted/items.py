@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.ted.entries import (

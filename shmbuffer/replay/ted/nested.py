@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor
 
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.replay.ted.entries import CUTS, dotted
 from shmbuffer.replay.ted.episodes import Episodes, rows_of
 from shmbuffer.replay.ted.flat import CompactEntry, TED2Flat

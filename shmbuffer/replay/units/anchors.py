@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shmbuffer.memory import Ring
-from shmbuffer.memory.leaf import Key, KeyPath
+from shmbuffer.memory.format.leaf import Key, KeyPath
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import as_int, ravel
 from shmbuffer.numpy.keys import GENERATION

@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch.utils._pytree import tree_map
 
-from shmbuffer.memory.leaf import Key, path_of
+from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.units.anchors import Anchors, AnchorTrajectories, OfTrajectories, at_least

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.memory.leaf import Key
+from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import ravel, unravel
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from shmbuffer.memory.leaf import Key
+from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION
 
 Expanded = tuple[Any, dict[Any, Any]]

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from shmbuffer.memory.leaf import Key
-from shmbuffer.memory.recorded import REDUCTIONS
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.memory.format.recorded import REDUCTIONS
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.writers import read_ranks, write_ranks
 from shmbuffer.replay.storages.storage import ring_of

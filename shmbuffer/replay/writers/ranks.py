@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict
 
-from shmbuffer.memory.leaf import Key
+from shmbuffer.memory.format.leaf import Key
 from shmbuffer.replay.form.nodes import is_collection
 
 Rank = int | float

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDictBase, is_tensorclass
 
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.record_batch import RecordBatch
 
 
 def as_read(batch: RecordBatch) -> RecordBatch:

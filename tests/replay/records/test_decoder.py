@@ -23,7 +23,7 @@ from tensordict import (
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.numpy.records.places import Places

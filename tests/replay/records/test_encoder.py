@@ -25,7 +25,7 @@ from tensordict import (
 
 from shmbuffer import CompressedListStorage
 from shmbuffer.memory import record_format
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec, assembling
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.compression import Zstd

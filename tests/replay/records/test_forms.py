@@ -19,7 +19,7 @@ from tensordict import (
     tensorclass,
 )
 
-from shmbuffer.memory.leaf import ITEMSIZES
+from shmbuffer.memory.format.leaf import ITEMSIZES
 from shmbuffer.memory.record_format import encode_form
 from shmbuffer.numpy.records import forms
 from shmbuffer.numpy.records.forms import describe

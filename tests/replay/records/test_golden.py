@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import attach
-from shmbuffer.memory import layout
-from shmbuffer.memory.check import check
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.upkeep.check import check
 from tests.replay.records import golden
 from tests.replay.records.likeness import alike
 

@@ -24,7 +24,7 @@ from tensordict import (
 
 from shmbuffer.errors import CorruptBufferError, EmptyBufferError
 from shmbuffer.memory import record_format
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from shmbuffer.memory import Engine, Schema, Settings, record_format
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.numpy.records import sharing
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.numpy.records.sharing import REACH, are_held, find_equal

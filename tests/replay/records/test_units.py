@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
-from shmbuffer.memory.record_batch import RecordBatch, join
+from shmbuffer.memory.format.record_batch import RecordBatch, join
 from shmbuffer.memory.record_format import Codec
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder

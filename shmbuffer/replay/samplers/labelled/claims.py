@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer._native._core import address
-from shmbuffer.memory import slots as slot_words
-from shmbuffer.memory.ledger import DONE, HELD_HERE, LEASES, TO_GIVE, Taken
-from shmbuffer.memory.sides import ALONE_S
+from shmbuffer.memory.flow.sides import ALONE_S
+from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.ledger import DONE, HELD_HERE, LEASES, TO_GIVE, Taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmbuffer.memory import Ring
-    from shmbuffer.memory.consumer import Consumer, Oldest
+    from shmbuffer.memory.flow.consumer import Consumer, Oldest
     from shmbuffer.numpy.arrays import Flags, Ints
     from shmbuffer.replay.samplers.labelled.index import LabelIndex
 

@@ -25,8 +25,8 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import slots as slot_words
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.replay.samplers.labelled.reading import columns_of, entries_of, entry_of_items
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE

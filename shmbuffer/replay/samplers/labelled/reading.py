@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
-from shmbuffer.memory import slots as slot_words
-from shmbuffer.memory.leaf import KeyPath
+from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.record_format.chunks import Codec
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers.slicing.entries import as_numbers

@@ -11,7 +11,7 @@ from shmbuffer.memory import consumer_version
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
-    from shmbuffer.memory.seat import Seat
+    from shmbuffer.memory.directory.seat import Seat
     from shmbuffer.numpy.arrays import Ints
     from shmbuffer.replay.samplers.labelled.reading import Column
 

@@ -15,7 +15,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
-from shmbuffer.memory.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory import slots as slot_words
-from shmbuffer.memory.leaf import KeyPath, key_of
+from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.nodes import LEAF

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.memory.leaf import Key, KeyPath, key_of
+from shmbuffer.memory.format.leaf import Key, KeyPath, key_of
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.samplers.slicing.entries import Entries, LeafEntries
 from shmbuffer.replay.samplers.slicing.marks import Marks

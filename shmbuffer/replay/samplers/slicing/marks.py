@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shmbuffer.memory.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.samplers.slicing.cutting import SliceRows
 from shmbuffer.replay.samplers.slicing.entries import Entries

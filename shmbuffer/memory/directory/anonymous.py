@@ -1,0 +1,191 @@
+"""Anonymous memory: the same buffer on a memfd, for one process and those it passes the buffer to.
+
+One file without a name: control file | size and JSON of the schema | slots | leaf after leaf |
+ledger, each part on a page of its own. What is not written takes no memory. It is gone when the
+last process that has it ends, so there is nothing to recover and nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Self
+
+from shmbuffer._native import _core
+from shmbuffer.errors import AttachTimeout, SpaceError
+from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Control, first_superblock
+from shmbuffer.memory.format.layout import Flag
+from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.system import filesystem
+from shmbuffer.memory.system.path_checks import explained
+
+WHERE = "anonymous memory"
+
+
+class Anonymous:
+    """The ground of a buffer without a name. It owns ``file``, the memfd."""
+
+    directory = None
+    path = None
+    in_memory = True
+
+    def __init__(self, file: _core.Descriptor) -> None:
+        self.file = file
+        self._dictionary: bytes | None = None
+
+    @classmethod
+    def create(cls, settings: dict[str, Any], flags: Flag) -> tuple[Anonymous, Control]:
+        """A new memfd with a formatted control file."""
+        ground = cls(_core.Descriptor())
+        with _explained(layout.CONTROL_BYTES):
+            fd = ground.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
+            os.ftruncate(fd, layout.CONTROL_BYTES)
+            _core.reached("file.sized")
+            found = os.fstat(fd)
+        control = ground.open_control()
+        control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
+        return ground, control
+
+    def open_control(self) -> Control:
+        """Maps the control file."""
+        with _explained(layout.CONTROL_BYTES):
+            return Control(_core.Map(self.file.fd, layout.CONTROL_BYTES), WHERE)
+
+    def lock(self, timeout: float) -> _Joining:
+        """Excludes other joiners: a kernel lock on a descriptor of our own."""
+        return _Joining(self.file.fd, timeout)
+
+    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> Mapped:
+        """Extends the memfd by schema, slots and leaves, and maps them."""
+        data = schema.to_json()
+        size, places = _places(schema, len(data))
+        try:
+            # Never shorter: views of what was defined before would be cut off.
+            if os.fstat(self.file.fd).st_size < size:
+                os.ftruncate(self.file.fd, size)
+            _core.reached("file.sized")
+            if reserve:
+                os.posix_fallocate(self.file.fd, 0, size)
+                _core.reached("file.sized")
+            content = len(data).to_bytes(8, "little") + data
+            if os.pwrite(self.file.fd, content, layout.CONTROL_BYTES) != len(content):
+                raise OSError(errno.EIO, "the schema was written in part")
+            _core.reached("file.written")
+            return self._map(schema, places)
+        except (OSError, OverflowError) as error:
+            raise SpaceError(
+                f"{WHERE}: {size} bytes are needed and not there ({error}); "
+                "use a smaller max_size, or a LazyMemmapStorage on a disk",
+                needed_bytes=size,
+                free_bytes=filesystem.free_memory_bytes(),
+            ) from error
+
+    def load(self, superblock: Any) -> Mapped:
+        """Reads the schema that another process built, and maps the rest."""
+        with _explained():
+            size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
+            data = os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8)
+        schema = Schema.from_json(data, WHERE)
+        return self._map(schema, _places(schema, size)[1])
+
+    def extend_ledger(self, start: int, nbytes: int) -> None:
+        """Takes the memory for a part of the ledger; SpaceError without it. Under the lock."""
+        size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
+        schema = Schema.from_json(os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8), WHERE)
+        first = _places(schema, size)[1][-1]
+        with _explained(nbytes):
+            free = filesystem.free_memory_bytes()
+            filesystem.allocate_part(self.file.fd, first + start, nbytes, free=free)
+
+    def dictionary(self) -> bytes | None:
+        """The dictionary of records; None until one is published."""
+        return self._dictionary
+
+    def publish_dictionary(self, data: bytes) -> bytes:
+        """Makes it what records are compressed with, if there is none yet; in this process."""
+        self._dictionary = self._dictionary or data
+        return self._dictionary
+
+    def discard_unfinished(self) -> None:
+        """Does nothing: an unfinished definition is built again in place."""
+
+    def discarding(self) -> Callable[[], None]:
+        """A function that gives the memory behind the control file back; it is zeros afterwards."""
+        with _explained():
+            size = os.fstat(self.file.fd).st_size - layout.CONTROL_BYTES
+            content = mmap.mmap(self.file.fd, size, offset=layout.CONTROL_BYTES)
+
+        def discard() -> None:
+            with content:
+                content.madvise(mmap.MADV_REMOVE)
+
+        return discard
+
+    def _map(self, schema: Schema, places: list[int]) -> Mapped:
+        with _explained(schema.sections["bytes"] + sum(schema.map_bytes)):
+            slots = _core.Map(self.file.fd, schema.sections["bytes"], offset=places[0])
+            leaves = [
+                _core.Map(self.file.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
+                for nbytes, at in zip(schema.map_bytes, places[1:-1], strict=True)
+            ]
+            ledger = _core.Map(self.file.fd, schema.ledger_bytes, offset=places[-1])
+        return Mapped(schema, slots, leaves, ledger)
+
+    def close(self) -> None:
+        """Closes the descriptor; the maps stay until nothing refers to them."""
+        self.file.close()
+
+
+class _Joining(Lock):
+    def __init__(self, fd: int, timeout: float) -> None:
+        super().__init__()
+        self._name = f"/proc/self/fd/{fd}"
+        self._timeout = timeout
+
+    def __enter__(self) -> Self:
+        deadline = time.monotonic() + self._timeout
+        try:
+            with _explained():
+                self.take(os.open, self._name, os.O_RDWR | os.O_CLOEXEC)
+            while True:
+                try:
+                    with _explained():
+                        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return self
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise AttachTimeout(
+                            f"{WHERE}: another process is creating this buffer for"
+                            f" {self._timeout:g} s",
+                            timeout=self._timeout,
+                        ) from None
+                    time.sleep(0.002)
+        except BaseException:
+            self.close()
+            raise
+
+
+def _explained(needed: int = 0) -> AbstractContextManager[None]:
+    return explained(Path(WHERE), needed=needed, free=filesystem.free_memory_bytes)
+
+
+def _places(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:
+    at = layout.CONTROL_BYTES + _pages(8 + schema_bytes)
+    places = []
+    for nbytes in (schema.sections["bytes"], *schema.map_bytes):
+        places.append(at)
+        at += _pages(nbytes)
+    return at + layout.PAGE, [*places, at]
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // layout.PAGE) * layout.PAGE

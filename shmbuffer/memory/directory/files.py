@@ -1,0 +1,380 @@
+"""A scratch directory: which files a buffer is made of, in which order they come and go.
+
+    <scratch_dir>/               tensordict's memmap layout: meta.json, <leaf>.memmap, folders
+      .shmbuffer/
+        control                  there as soon as the directory is a buffer
+        made.json                what we made in the scratch directory, before we make it
+        schema.json, slots       there once the schema is
+        ledger                   who was given which items; made with the slots
+        records, dictionary      of records: the byte ring; what they are compressed with
+        history                  the counters over time, if there is a coordinator
+        weights                  what a learner has published, in two copies
+        init.lock, coordinator.lock, procs/NNN.lock
+        spawned/<16 hex>         who a coordinator started (service/roster.py)
+
+Always true
+  1. ``control`` appears under its name when it is complete; a directory with it is a buffer.
+  2. ``made.json`` names a file before the file exists, so that whatever a crash leaves is removed
+     by list.
+  3. ``slots`` appears under its name after leaves, meta.json and schema.json are complete; once
+     all of them are on the disk with their sizes, the superblock says READY.
+  4. Nothing is removed that made.json does not name, and no directory that holds anything else.
+If a process dies while building: the state is still NO_SCHEMA, and the next one to write, or to
+recover, removes what made.json names and starts again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shmbuffer._native import _core
+from shmbuffer.errors import (
+    BufferExistsError,
+    BufferNotFoundError,
+    CorruptBufferError,
+    SchemaMismatchError,
+)
+from shmbuffer.memory.directory import made, restored
+from shmbuffer.memory.directory.locks import INIT_LOCK, InitLock
+from shmbuffer.memory.directory.neighbours import did_you_mean
+from shmbuffer.memory.format import layout, ledger
+from shmbuffer.memory.format.control import Control, Superblock, first_superblock
+from shmbuffer.memory.format.layout import Flag
+from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.system import filesystem
+from shmbuffer.memory.system.filesystem import free_memory_bytes, space_error
+from shmbuffer.memory.system.path_checks import explained, not_durable
+from shmbuffer.memory.system.region import Directory
+
+_NEW_CONTROL = f"{layout.CONTROL}.new"
+_NEW_SLOTS = f"{layout.SLOTS}.new"
+NEW_HISTORY = f"{layout.HISTORY}.new"
+NEW_WEIGHTS = f"{layout.WEIGHTS}.new"
+_NEW_LEDGER = f"{layout.LEDGER}.new"
+_OF_THE_SCHEMA = (
+    *(layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layout.DICTIONARY),
+    *(layout.LEDGER, _NEW_LEDGER),
+)
+
+# Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
+# shared by many rows, so that each row that is drawn would be looked for in another one.
+_SMALL_ROW = 1024
+
+
+class Files:
+    """The ground of a buffer in a directory, which it owns."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+        self.path: Path = directory.path
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether there is no disk below the files."""
+        return self.directory.in_memory
+
+    def lock(self, timeout: float, *, creating: bool = False) -> InitLock:
+        """Excludes creation, attach, recovery and cleanup by others."""
+        return InitLock(self.directory, timeout, creating=creating)
+
+    def still_there(self) -> bool:
+        """Whether the path still leads to this directory, with a buffer in it."""
+        return self.directory.still_there() and self.has_control()
+
+    def has_control(self) -> bool:
+        """Whether the directory is a buffer."""
+        return self.directory.exists(layout.CONTROL)
+
+    def require_control(self, otherwise: str = "check the path") -> None:
+        """BufferNotFoundError if it is not a buffer; it names one that is a directory away."""
+        if not self.has_control():
+            text = f"{self.path}: there is no buffer here; {did_you_mean(self.path) or otherwise}"
+            raise BufferNotFoundError(text, path=str(self.path))
+
+    def recorded_schema(self, superblock: Superblock) -> Schema | None:
+        """The schema of the directory; None before the first write."""
+        if superblock.schema_sha256 == bytes(32):
+            return None
+        data = self.directory.read(layout.SCHEMA, limit=layout.SCHEMA_LIMIT)
+        return Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
+
+    def create_control(self, settings: dict[str, Any], flags: Flag) -> Control:
+        """Builds the control file under another name and publishes it."""
+        self.directory.unlink(_NEW_CONTROL)
+        with self.directory.create(_NEW_CONTROL, layout.CONTROL_BYTES) as file:
+            _core.reached("create.control_allocated")
+            with explained(
+                self.path / _NEW_CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
+            ):
+                found = os.fstat(file.fd)
+                control = Control(_core.Map(file.fd, layout.CONTROL_BYTES), str(self.path))
+            control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
+            _core.reached("create.formatted")
+            self.directory.sync_file(file.fd)
+        self.directory.rename(_NEW_CONTROL, layout.CONTROL)
+        _core.reached("create.renamed")
+        self.directory.sync(layout.PRIVATE)
+        self.directory.sync()  # made.json must not go while what it names stays
+        self.vouch(None)
+        control = self.open_control()
+        control.touch()
+        return control
+
+    def open_control(self, *, writable: bool = True) -> Control:
+        """Maps the control file."""
+        with (
+            self.directory.open_file(
+                layout.CONTROL, nbytes=layout.CONTROL_BYTES, writable=writable
+            ) as file,
+            explained(
+                self.path / layout.CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
+            ),
+        ):
+            mapped = _core.Map(file.fd, layout.CONTROL_BYTES, writable)
+            found = os.fstat(file.fd)
+        return Control(mapped, str(self.path), (found.st_dev, found.st_ino))
+
+    def control_if_there(self, known: Control | None = None) -> Control | None:
+        """The control file, mapped; None without a buffer."""
+        try:
+            found = self.directory.stat(layout.CONTROL)
+            is_known = known is not None and known.file == (found.st_dev, found.st_ino)
+            return known if is_known else self.open_control()
+        except BufferNotFoundError:
+            return None
+
+    def vouch(self, schema: Schema | None) -> None:
+        """Says that the files are what they should be; see `restored`."""
+        restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
+
+    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> Mapped:
+        """Makes every file of the schema; under init.lock, in state NO_SCHEMA."""
+        self.discard_unfinished()
+        slots_bytes = schema.sections["bytes"]
+        leaves = {
+            file: nbytes
+            for file, nbytes in zip(schema.leaf_files, schema.leaf_bytes, strict=True)
+            if nbytes
+        }
+        meta = schema.meta_files()
+        adopted = self._present([*leaves, *meta], adopt=adopt)
+        self._require_sizes({name: leaves[name] for name in leaves if name in adopted})
+        new = [name for name in leaves if name not in adopted]
+        new_meta = [name for name in meta if name not in adopted]
+        needed = slots_bytes + schema.record_bytes + sum(leaves[name] for name in new)
+        if reserve and needed > (free := self.directory.free_bytes()):
+            what = f"{self.path}: {schema.capacity} slots of {len(schema.leaves)} leaves"
+            raise space_error(what, needed, free, sparse_allowed=True)
+        made.note(self.directory, [*new, *new_meta])
+        _core.reached("define.listed")
+        try:
+            for name in new:
+                self.directory.create(name, leaves[name], reserve=reserve).close()
+                _core.reached("define.leaf")
+            for name in new_meta:
+                self.directory.write_atomic(name, meta[name])
+                _core.reached("define.meta")
+            if schema.record_bytes:
+                self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve).close()
+                _core.reached("define.records")
+            self._create_ledger()
+            _core.reached("define.ledger")
+            self.directory.create(_NEW_SLOTS, slots_bytes).close()
+            _core.reached("define.slots_allocated")
+            self.directory.write_atomic(layout.SCHEMA, schema.to_json())
+            _core.reached("define.schema")
+            self.directory.rename(_NEW_SLOTS, layout.SLOTS)
+            _core.reached("define.renamed")
+            self.directory.sync()
+            self.directory.sync(layout.PRIVATE)
+            mapped = self._map(schema)
+            self._sync_sizes(mapped)
+            restored.vouch(self.directory, schema.mapped_files)
+            return mapped
+        except BaseException:
+            self.discard_unfinished()
+            raise
+
+    def load(self, superblock: Superblock, schema: Schema | None = None) -> Mapped:
+        """Maps what another process built."""
+        if schema is None:
+            data = self._read_required(layout.SCHEMA, layout.SCHEMA_LIMIT)
+            schema = Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
+        found = (schema.capacity, schema.width, len(schema.leaves), schema.digest)
+        told = superblock
+        expected = (told.capacity, told.lanes, told.leaves, told.schema_sha256)
+        if found != expected:
+            raise CorruptBufferError(
+                f"{self.path}/{layout.SCHEMA}: not the schema that the superblock names; "
+                "restore it from a copy",
+                path=str(self.path / layout.SCHEMA),
+                expected=expected[3].hex(),
+                found=found[3].hex(),
+            )
+        return self._map(schema)
+
+    def dictionary(self) -> bytes | None:
+        """The dictionary of records; None until one is published."""
+        if not self.directory.exists(layout.DICTIONARY):
+            return None
+        return self.directory.read(layout.DICTIONARY, limit=layout.SCHEMA_LIMIT)
+
+    def publish_dictionary(self, data: bytes) -> bytes:
+        """Stores and syncs the dictionary unless there is one; returns it. Under init.lock."""
+        there = self.dictionary()
+        if there is not None:
+            return there
+        self.directory.write_atomic(layout.DICTIONARY, data)
+        _core.reached("dictionary.published")
+        return data
+
+    def discard_unfinished(self) -> None:
+        """Removes what a definition that was not finished left, by list."""
+        for name in _OF_THE_SCHEMA:
+            made.unlink(self.directory, name)
+        made.remove(self.directory)
+
+    def discarding(self) -> Callable[[], None]:
+        """A function that removes a withdrawn definition."""
+        return self.discard_unfinished
+
+    def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:
+        """Removes every file that we made, then empty directories; under init.lock. False: none."""
+        found = self.has_control()
+        made.remove(self.directory)
+        _core.reached("remove.leaves")
+        beside = (layout.HISTORY, NEW_HISTORY, layout.WEIGHTS, NEW_WEIGHTS)
+        for name in (*_OF_THE_SCHEMA, _NEW_CONTROL, *beside):
+            made.unlink(self.directory, name)
+        for folder in (f"{layout.PRIVATE}/procs", layout.SPAWNED, layout.PARTIALS):
+            if self.directory.exists(folder):
+                for name in self.directory.listdir(folder):
+                    self.directory.unlink(f"{folder}/{name}")
+                self.directory.rmdir(folder)
+        self.directory.unlink(layout.COORDINATOR_LOCK)
+        self.directory.unlink(layout.CONTROL)
+        _core.reached("remove.control")
+        if keep_lock:
+            return found
+        self.directory.unlink(INIT_LOCK)
+        self.directory.rmdir(layout.PRIVATE)
+        _core.reached("remove.private")
+        if created_directory:
+            with suppress(OSError):
+                self.path.rmdir()
+                _core.reached("folder.removed")
+        return found
+
+    def close(self) -> None:
+        """Closes the directory; the maps stay until nothing refers to them."""
+        self.directory.close()
+
+    def _present(self, names: list[str], *, adopt: bool) -> set[str]:
+        present = {name for name in names if self.directory.exists(name)}
+        if present and not adopt:
+            name = min(present)
+            raise BufferExistsError(
+                f"{self.path}/{name}: is there already and was not made by this buffer; "
+                "pass existsok=True to take it over, or choose an empty directory",
+                path=str(self.path / name),
+            )
+        return present
+
+    def _require_sizes(self, leaves: dict[str, int]) -> None:
+        for name, nbytes in leaves.items():
+            found = self.directory.stat(name).st_size
+            if found != nbytes:
+                raise SchemaMismatchError(
+                    f"{self.path}/{name}: has {found} bytes, this write needs {nbytes}; it is of "
+                    "another buffer: choose an empty directory",
+                    path=str(self.path / name),
+                    expected=nbytes,
+                    found=found,
+                )
+
+    def _map(self, schema: Schema) -> Mapped:
+        slots = self.map_slots(schema)
+        if schema.record_bytes:
+            records = self._map_file(layout.RECORDS, schema.record_bytes, twice=True)
+            return Mapped(schema, slots, [records], self._map_ledger(schema))
+        leaves = [
+            self._map_file(file, nbytes, aligned=nbytes < _SMALL_ROW * schema.capacity)
+            if nbytes
+            else _core.Map(-1, 0)
+            for file, nbytes in zip(schema.leaf_files, schema.leaf_bytes, strict=True)
+        ]
+        return Mapped(schema, slots, leaves, self._map_ledger(schema))
+
+    def _create_ledger(self) -> None:
+        self.directory.unlink(_NEW_LEDGER)
+        self.directory.create(_NEW_LEDGER, layout.PAGE).close()
+        self.directory.rename(_NEW_LEDGER, layout.LEDGER)
+
+    def _map_ledger(self, schema: Schema) -> Any:
+        """Maps more than the file has, so that it may grow: see `ledger`."""
+        if not self.directory.exists(layout.LEDGER):  # of an older version
+            self._create_ledger()
+            _core.reached("ledger.made")
+        where = self.path / layout.LEDGER
+        with self.directory.open_file(layout.LEDGER) as file, explained(where):
+            ledger.require_length(file.fd, where)
+            return _core.Map(file.fd, schema.ledger_bytes)
+
+    def extend_ledger(self, start: int, nbytes: int) -> None:
+        """Takes the room for a part of the ledger; SpaceError without it. Under init.lock."""
+        where, free = self.path / layout.LEDGER, self.directory.free_bytes
+        with (
+            self.directory.open_file(layout.LEDGER) as file,
+            explained(where, needed=nbytes, free=free),
+        ):
+            filesystem.allocate_part(file.fd, start, nbytes, free=free())
+            os.fsync(file.fd)  # `bytes`, which is stored next, must not outlive the room for it
+
+    def _sync_sizes(self, mapped: Mapped) -> None:
+        """A superblock that names a schema must not outlive the room for it."""
+        for mapping in (*mapped.maps, mapped.ledger):
+            try:
+                mapping.sync()
+            except OSError as error:
+                raise not_durable(str(self.path), error) from error
+        _core.reached("define.synced")
+
+    def map_slots(self, schema: Schema, *, writable: bool = True) -> Any:
+        """Maps the slots file."""
+        size = schema.sections["bytes"]
+        return self._map_file(layout.SLOTS, size, writable=writable, aligned=True)
+
+    def _map_file(
+        self,
+        name: str,
+        nbytes: int,
+        *,
+        writable: bool = True,
+        twice: bool = False,
+        aligned: bool = False,
+    ) -> Any:
+        try:
+            file = self.directory.open_file(name, nbytes=nbytes, writable=writable)
+        except FileNotFoundError as error:
+            raise CorruptBufferError(
+                f"{self.path}/{name}: missing; restore it from a copy of the directory",
+                path=str(self.path / name),
+                expected=nbytes,
+                found=None,
+            ) from error
+        with file, explained(self.path / name, needed=nbytes, free=free_memory_bytes):
+            return _core.Map(file.fd, nbytes, writable, twice=twice, aligned=aligned)
+
+    def _read_required(self, name: str, limit: int) -> bytes:
+        try:
+            return self.directory.read(name, limit=limit)
+        except FileNotFoundError as error:
+            raise CorruptBufferError(
+                f"{self.path}/{name}: missing; restore it from a copy of the directory",
+                path=str(self.path / name),
+            ) from error

@@ -1,0 +1,73 @@
+"""made.json: what a definition makes in the scratch directory, noted before it is made.
+
+So what a crash leaves is removed by list; the list is believed only for names that we give.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from shmbuffer._native import _core
+from shmbuffer.errors import BufferNotFoundError, CorruptBufferError
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.region import Directory
+
+NAME = f"{layout.PRIVATE}/made.json"
+
+
+def note(directory: Directory, names: list[str]) -> None:
+    """Notes the files that are made next."""
+    directory.write_atomic(NAME, json.dumps(names).encode())
+
+
+def remove(directory: Directory) -> None:
+    """Removes what is noted, the directories that are empty then, and the note."""
+    folders, names = set(), _noted(directory)
+    for name in names:
+        unlink(directory, name)
+        parts = name.split("/")[:-1]
+        folders |= {"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+        _core.reached("remove.file")
+    for folder in sorted(folders, key=len, reverse=True):
+        if directory.exists(folder) and not directory.rmdir(folder):
+            directory.sync(folder)
+    if names:
+        directory.sync()  # nobody would know any more what came back after a power cut
+    unlink(directory, NAME)
+
+
+def unlink(directory: Directory, name: str) -> None:
+    """Of what is written as a whole also what a writer that was killed has left."""
+    directory.unlink(name)
+    if not (name.endswith(".json") or name == layout.DICTIONARY):
+        return
+    with suppress(BufferNotFoundError):  # no such folder
+        for left in directory.leftovers(name):
+            directory.unlink(left)
+
+
+def _noted(directory: Directory) -> list[str]:
+    if not directory.exists(NAME):
+        return []
+    where = directory.path / NAME
+    try:
+        names = json.loads(directory.read(NAME, limit=layout.SCHEMA_LIMIT))
+    except (ValueError, RecursionError) as error:
+        raise CorruptBufferError(
+            f"{where}: cannot be read ({error}); remove the directory by hand", path=str(where)
+        ) from error
+    if not isinstance(names, list) or not all(map(_is_ours, names)):
+        raise CorruptBufferError(
+            f"{where}: not a list of names that we give to files; remove the directory by hand",
+            path=str(where),
+        )
+    return names
+
+
+def _is_ours(name: object) -> bool:
+    """Whether a definition could have made a file of that name beside the private directory."""
+    if not isinstance(name, str):
+        return False
+    first, last = name.split("/")[0], name.rpartition("/")[2]
+    return first != layout.PRIVATE and (last == "meta.json" or last.endswith(".memmap"))

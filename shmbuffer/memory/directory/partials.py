@@ -1,0 +1,226 @@
+"""Pieces of a rollout that is not finished, in a file of their own beside the ring.
+
+    .shmbuffer/partials/<number of the reservation>
+
+     made ──append──▶ ... ──committed (the reservation is DONE)──▶ removed ──▶ DONE is forgotten
+      └──its holder dies: the kernel frees the lock──▶ found by others, one of them goes on
+
+    head    magic 8 | number u64 | rows u64 | bytes u64 | version u64 | pid u64 | made_ns u64 |
+            crc32c u32 of all before it | 4 bytes of zeros
+    pieces  size u64 | items u32 | crc32c u32 of both and the body | body
+
+Always true
+  1. Its holder has the file locked (flock), and nobody else writes it. A lock that is free proves
+     that the holder is gone.
+  2. A piece is there as a whole, or it and all behind it count as nothing: a process that goes on
+     cuts the file there first.
+  3. What was committed is not committed again: the reservation says DONE, in the section in which
+     its items appear, until the file is gone.
+If a process dies here: the file stays for others; one that has no head yet is nobody's, and goes.
+A power cut may leave less than was there, as of items that no `flush` covered.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+from shmbuffer._native import _core
+from shmbuffer.errors import AttachTimeout, CorruptBufferError
+from shmbuffer.memory.directory.locks import Lock, is_free
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.filesystem import free_memory_bytes
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.region import Directory
+
+_MAGIC = b"SHMPART\x01"
+_HEAD = struct.Struct("<8sQQQQQQII")
+_PIECE = struct.Struct("<QII")
+_PATIENCE_S = 0.2  # somebody who lists the folder tests the lock for some microseconds
+_MOST_BYTES = 2**40
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Pieces of somebody who died, or left, before they were committed.
+
+    `ReplayBuffer.resume` goes on with them, in one process.
+    """
+
+    id: int  # of the reservation
+    pieces: int
+    items: int  # in all pieces
+    reserved: int  # items that were reserved for them
+    nbytes: int  # of the byte ring; 0: nobody has said
+    version: int | None  # of the policy, as it was reserved with
+    pid: int  # of the process that reserved
+    age_s: float  # since then
+
+
+class Pieces:
+    """The file of one reservation, locked by this process. Use `make` or `take`."""
+
+    def __init__(self, directory: Directory, lock: Lock, number: int) -> None:
+        self._directory = directory
+        self._lock = lock
+        self.number = number
+
+    @classmethod
+    def make(
+        cls, directory: Directory, number: int, rows: int, nbytes: int, version: int | None
+    ) -> Self:
+        """A new file, with no pieces; one without any, of a call that failed, is made again."""
+        directory.make(layout.PARTIALS)
+        pieces = cls(directory, Lock(), number)
+        try:
+            pieces._lock.hold(directory, _name(number), timeout=_PATIENCE_S, purpose="lists pieces")
+            _core.reached("partial.made")
+            told = pieces.told()
+            if told is not None and told.pieces:
+                where = directory.path / _name(number)
+                raise CorruptBufferError(
+                    f"{where}: is there already, and no reservation has had this number; remove "
+                    "it, or go on with it (resume)",
+                    path=str(where),
+                )
+            given = 2**64 - 1 if version is None else version
+            head = _HEAD.pack(
+                *(_MAGIC, number, rows, nbytes, given, os.getpid(), time.time_ns(), 0, 0)
+            )[:-8]
+            os.ftruncate(pieces._lock.fd, 0)
+            _core.reached("partial.cut")
+            pieces._write(head + struct.pack("<II", _core.crc32c(head), 0))
+        except BaseException:
+            pieces.close()
+            raise
+        return pieces
+
+    @classmethod
+    def take(cls, directory: Directory, number: int) -> Self | None:
+        """The file of somebody who is gone; None: it is gone, or somebody holds it."""
+        lock = Lock()
+        try:
+            lock.hold(directory, _name(number), timeout=_PATIENCE_S, purpose="goes on", make=False)
+        except (AttachTimeout, FileNotFoundError):
+            return None
+        return cls(directory, lock, number)
+
+    def append(self, body: bytes | memoryview, items: int) -> None:
+        """Adds a piece. It is there when this returns, also if the process is killed then."""
+        front = struct.pack("<QI", len(body), items)
+        crc = _core.crc32c(body, _core.crc32c(front))
+        at = os.lseek(self._lock.fd, 0, os.SEEK_END)
+        try:
+            self._write(front + struct.pack("<I", crc) + bytes(body))
+        except BaseException:
+            os.ftruncate(self._lock.fd, at)
+            _core.reached("partial.cut")
+            raise
+
+    def told(self) -> Partial | None:
+        """What the head says, and how many pieces follow it; None: there is no head."""
+        data = os.pread(self._lock.fd, _HEAD.size, 0)
+        head = _head_of(data, self.number)
+        if head is None:
+            return None
+        counts = [items for items, _ in self.read()]
+        return _partial(head, len(counts), sum(counts))
+
+    def read(self) -> Iterator[tuple[int, bytes]]:
+        """(items, body) of each piece, up to the first that is not whole."""
+        for items, start, size in _pieces(self._lock.fd):
+            yield items, os.pread(self._lock.fd, size, start)
+
+    def cut(self) -> None:
+        """Takes away what is behind the last whole piece: somebody died while appending."""
+        end = _HEAD.size
+        for _, start, size in _pieces(self._lock.fd):
+            end = start + size
+        os.ftruncate(self._lock.fd, end)
+        _core.reached("partial.cut")
+
+    def remove(self) -> None:
+        """Removes the file, which is still locked until `close`."""
+        self._directory.unlink(_name(self.number))
+        _core.reached("partial.removed")
+
+    def close(self) -> None:
+        """Lets go of the file: from here on others may go on with it. Idempotent."""
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        where = self._directory.path / _name(self.number)
+        with explained(where, needed=len(data), free=free_memory_bytes):
+            while rest:
+                rest = rest[os.write(self._lock.fd, rest) :]
+                _core.reached("partial.written")
+
+
+def numbers(directory: Directory) -> list[int]:
+    """Of all files that are there."""
+    if not directory.exists(layout.PARTIALS):
+        return []
+    names = directory.listdir(layout.PARTIALS)
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def orphans(directory: Directory) -> list[int]:
+    """Of those that nobody holds."""
+    return [number for number in numbers(directory) if is_free(directory, _name(number))]
+
+
+def look(directory: Directory, number: int) -> Partial | None:
+    """A file that nobody holds, without taking it; None: it is gone, or has no head."""
+    with suppress(FileNotFoundError), directory.open_file(_name(number), writable=False) as file:
+        head = _head_of(os.pread(file.fd, _HEAD.size, 0), number)
+        if head is not None:
+            counts = [items for items, _, _ in _pieces(file.fd)]
+            return _partial(head, len(counts), sum(counts))
+    return None
+
+
+def _name(number: int) -> str:
+    return f"{layout.PARTIALS}/{number}"
+
+
+def _head_of(data: bytes, number: int) -> tuple[int, ...] | None:
+    if len(data) != _HEAD.size:
+        return None
+    magic, *head, crc, _ = _HEAD.unpack(data)
+    whole = magic == _MAGIC and crc == _core.crc32c(data[:-8]) and head[0] == number
+    return tuple(head) if whole else None
+
+
+def _partial(head: tuple[int, ...], pieces: int, items: int) -> Partial:
+    number, rows, nbytes, version, pid, made_ns = head
+    age_s = max(0.0, (time.time_ns() - made_ns) / 1e9)
+    known = None if version == 2**64 - 1 else version
+    return Partial(number, pieces, items, rows, nbytes, known, pid, age_s)
+
+
+def _pieces(fd: int) -> Iterator[tuple[int, int, int]]:
+    """(items, start, size) of each body, up to the first piece that is not whole."""
+    at, end = _HEAD.size, os.fstat(fd).st_size
+    while at + _PIECE.size <= end:
+        front = os.pread(fd, _PIECE.size, at)
+        size, items, crc = _PIECE.unpack(front)
+        at += _PIECE.size
+        if size > min(end - at, _MOST_BYTES):
+            return
+        body = os.pread(fd, size, at)
+        if _core.crc32c(body, _core.crc32c(front[:12])) != crc:
+            return
+        yield items, at, size
+        at += size

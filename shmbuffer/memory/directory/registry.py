@@ -1,0 +1,325 @@
+"""The clients of a buffer: who they are, and the proof that one is dead.
+
+     FREE ──join (under init.lock)──▶ LIVE ──leave, or reaped after proof of death──▶ FREE
+
+An entry is 256 bytes of the control file. A joiner first takes the entry's liveness file (a kernel
+lock, freed by the kernel when the process ends), then writes its identity, then state = LIVE.
+
+Always true
+  1. FREE becomes LIVE under init.lock only; LIVE becomes FREE by its owner, or under the mutex by a
+     reaper who has finished its claim.
+  2. An incarnation is used once in the life of a directory, so a reaper that compares it never
+     meets a successor.
+  3. Counters outlive the client: the totals of the buffer are the sums over all entries.
+If a client dies while joining: its entry is still FREE, or LIVE with an identity that can be proven
+    dead.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import AttachTimeout, BufferNeedsRestart, RegistryFullError, ShmBufferError
+from shmbuffer.memory.directory.locks import LivenessFile, Lock
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.format.layout import EntryState, Phase, Role
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.system.identity import Identity, prove_dead
+from shmbuffer.memory.system.region import Directory
+
+
+@dataclass(frozen=True)
+class Client:
+    """One handle on the buffer, as the registry tells of it."""
+
+    entry: int  # its place in the registry
+    incarnation: int  # unique in the directory; the source of the items that it writes
+    role: str  # ``client``, ``collector``, ``learner`` or ``coordinator``
+    pid: int  # process id, in the pid namespace that it lives in
+    alive: bool  # whether it could not be proven dead
+    # what the kernel says of the process: running, stopped, zombie, gone; elsewhere, if it lives in
+    # another pid namespace, where its number means another process to us
+    state: str
+    phase: str  # of its claim; IDLE if it is writing nothing
+    # ``first`` ticket and ``count`` of slots of its claim; None if it writes nothing
+    claimed: dict[str, int] | None
+    # its ``place`` in the queue of those who wait for a slot, and for how many ``seconds`` it has
+    # had that; None if it does not wait
+    turn: dict[str, float] | None
+    joined_s: float  # seconds since the epoch
+    idle_s: float | None  # seconds since its last write, sample or update; None if there was none
+    counters: dict[str, int]  # see `layout.COUNTERS`; of all clients that ever had this entry
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of plain values."""
+        return asdict(self)
+
+
+class Registry:
+    """The registry of a control file; without a directory of liveness files identity decides."""
+
+    def __init__(self, control: Control, directory: Directory | None) -> None:
+        self._control = control
+        self._directory = directory
+
+    def __repr__(self) -> str:
+        return f"Registry({self._control.where!r}, entries={[entry for entry, _ in self.live()]})"
+
+    def identity(self, entry: int) -> Identity:
+        """The identity in the entry."""
+        found = self._control.entries[entry]
+        return Identity(
+            pid=int(found["pid"]),
+            start_time=int(found["start_time"]),
+            boot_id=found["boot_id"].tobytes(),
+            pid_namespace=int(found["pid_namespace"]),
+        )
+
+    def role(self, entry: int) -> Role:
+        """The role in the entry; if that is damaged, a client."""
+        found = int(self._control.entries["role"][entry])
+        return next((role for role in Role if role == found), Role.CLIENT)
+
+    def live(self) -> list[tuple[int, int]]:
+        """(entry, incarnation) of every entry in use, whether its owner is alive or not."""
+        entries = self._control.entries
+        return [
+            (int(i), int(entries["incarnation"][i]))
+            for i in (entries["state"] == EntryState.LIVE).nonzero()[0]
+        ]
+
+    def is_dead(self, entry: int) -> bool:
+        """Whether the owner of the entry is proven dead. Some 100 µs; never under the mutex."""
+        who = self.identity(entry)
+        incarnation = int(self._control.entries["incarnation"][entry])
+        if (self._control.where, incarnation) in _memberships and who == identity.current():
+            return False
+        return prove_dead(
+            who,
+            lambda: self._lock_is_free(entry),
+            lambda: self._is_another_program(entry, who),
+        )
+
+    def alive(self) -> list[tuple[int, int]]:
+        """(entry, incarnation) of those who could not be proven dead."""
+        return [
+            (entry, incarnation) for entry, incarnation in self.live() if not self.is_dead(entry)
+        ]
+
+    def pids(self) -> list[int]:
+        """Process ids of the living, each once."""
+        return sorted({int(self._control.entries["pid"][entry]) for entry, _ in self.alive()})
+
+    def join(self, role: Role) -> Membership:
+        """Takes a free entry. Under init.lock, after the dead were reaped."""
+        entry, liveness = self._free_entry()
+        _core.reached("join.liveness")
+        try:
+            return self._enter(entry, liveness, role)
+        except BaseException:
+            self.free(entry)
+            if liveness is not None:
+                liveness.close()
+            raise
+
+    def _enter(self, entry: int, liveness: Lock | None, role: Role) -> Membership:
+        me = identity.current()
+        incarnation = int(self._control.runtime["next_incarnation"][0]) + 1
+        if incarnation >= layout.INCARNATIONS:
+            raise BufferNeedsRestart(
+                f"{self._control.where}: {incarnation} clients are said to have been here, which "
+                "something else has written over the shared memory; close every handle, then "
+                "recover"
+            )
+        self._control.runtime["next_incarnation"] = incarnation
+        _core.reached("join.incarnation")
+        mine = self._control.entries[entry : entry + 1]
+        fields = {
+            "role": role,
+            "incarnation": incarnation,
+            "pid": me.pid,
+            "start_time": me.start_time,
+            "pid_namespace": me.pid_namespace,
+            "boot_id": np.void(me.boot_id),
+            "joined_ns": time.time_ns(),
+            "phase": Phase.IDLE,
+            "turn": 0,
+            "pending": 0,
+            "reading": 0,
+            "waits_for": 0,
+            "last_seen_ns": 0,
+            "last_insert_ns": 0,
+            "last_sample_ns": 0,
+        }
+        self._control.runtime["first_draws"][0, entry] = 0  # of its last owner
+        _core.reached("join.identity")
+        for name, value in fields.items():
+            mine[name] = value
+            _core.reached("join.identity")
+        membership = Membership(entry, incarnation, liveness, self._control)
+        _memberships[self._control.where, incarnation] = membership
+        mine["state"] = EntryState.LIVE
+        _core.reached("join.live")
+        self._control.touch()
+        return membership
+
+    def note_first_draw(self, entry: int, origin: int) -> list[int]:
+        """Notes the source of the first draw; returns pids of other processes with the same."""
+        draws = self._control.runtime["first_draws"][0]
+        if draws[entry]:
+            return []
+        draws[entry] = origin
+        _core.reached("draw.noted")
+        self._control.touch()
+        me = identity.current()
+        same = [each for each, _ in self.live() if draws[each] == origin and each != entry]
+        others = [each for each in same if self.identity(each) != me and not self.is_dead(each)]
+        return sorted({self.identity(each).pid for each in others})
+
+    def free(self, entry: int) -> None:
+        """Frees an entry without a claim: our own, or before there are slots to claim."""
+        self._control.entries["state"][entry] = EntryState.FREE
+        _core.reached("leave.freed")
+
+    def clients(self) -> list[Client]:
+        """Every entry in use, the dead included."""
+        entries, now = self._control.entries, time.time_ns()
+        found = []
+        for entry, incarnation in self.live():
+            one, alive = entries[entry].copy(), not self.is_dead(entry)
+            if not alive and (entry, incarnation) not in self.live():
+                continue  # it has left since, and ended
+            seen = int(one["last_seen_ns"])
+            found.append(
+                Client(
+                    entry=entry,
+                    incarnation=incarnation,
+                    role=layout.name_of(Role, int(one["role"])).lower(),
+                    pid=int(one["pid"]),
+                    alive=alive,
+                    state=self._state(entry, alive=alive),
+                    phase=layout.name_of(Phase, int(one["phase"])),
+                    claimed=_claim(one),
+                    turn=_turn(one, time.monotonic_ns()),
+                    joined_s=int(one["joined_ns"]) / 1e9,
+                    idle_s=max(0, now - seen) / 1e9 if seen else None,
+                    counters={name: int(one[name]) for name in layout.COUNTERS},
+                )
+            )
+        return found
+
+    def _state(self, entry: int, *, alive: bool) -> str:
+        """The state of a client's process; "gone" if dead, even if its pid is in use again."""
+        who, here = self.identity(entry), identity.current().pid_namespace
+        if 0 not in (who.pid_namespace, here) and who.pid_namespace != here:
+            return "elsewhere" if alive else "gone"
+        state = identity.process_state(who.pid)
+        return state if alive or state == "zombie" else "gone"
+
+    def _lock_is_free(self, entry: int) -> bool:
+        who = self.identity(entry)
+        if self._directory is None:
+            return _has_ended(who)
+        if identity.is_of_another_boot(who) and not self._directory.exists(
+            LivenessFile.name(entry)
+        ):
+            return True  # its name was not on the disk yet when the power went
+        return LivenessFile.is_free(self._directory, entry)
+
+    def _is_another_program(self, entry: int, who: Identity) -> bool:
+        """Whether a running process called execve: its lock is free, and its map is gone."""
+        if self._directory is None:
+            return False
+        try:
+            return LivenessFile.is_free(self._directory, entry) and (
+                who == identity.current()
+                or not identity.maps(who.pid, self._directory.stat(layout.CONTROL).st_ino)
+            )
+        except (OSError, ShmBufferError):
+            return False
+
+    def _free_entry(self) -> tuple[int, Lock | None]:
+        """A free entry, with its liveness file, which its last owner (stopped) may hold still."""
+        free = (self._control.entries["state"] == EntryState.FREE).nonzero()[0].tolist()
+        for entry in free:
+            if self._directory is None:
+                return entry, None
+            try:
+                return entry, LivenessFile.hold(self._directory, entry)
+            except AttachTimeout:
+                if entry == free[-1]:
+                    raise
+        pids = self.pids()
+        raise RegistryFullError(
+            f"{self._control.where}: all {layout.ENTRIES} entries are taken by living clients "
+            f"(pids {', '.join(map(str, pids))}); close handles that are not needed",
+            pids=pids,
+        )
+
+
+@dataclass(eq=False)
+class Membership:
+    """Our own entry: what a handle gives back at its end."""
+
+    entry: int
+    incarnation: int
+    liveness: Lock | None  # what holds the liveness file; None in anonymous memory
+    control: Control  # the control file that it is in
+    native: _core.Ring | None = None  # the C core's ring of the entry; None before there are slots
+    pid: int = field(default_factory=os.getpid)  # whose it is
+
+    def leave(self) -> bool:
+        """Frees the entry, unless it is a parent's; false if that failed: it can be asked again."""
+        if os.getpid() != self.pid:
+            return True
+        if self.native is not None:
+            if self.native.leave(LOCK_TIMEOUT_NS) not in (0, -_core.LEFT):
+                return False  # a claim may be open, or the mutex asked for
+        else:
+            entry = self.control.entries[self.entry]
+            if entry["incarnation"] == self.incarnation:
+                self.control.touch()
+                self.control.entries["state"][self.entry] = EntryState.FREE
+                _core.reached("leave.freed")
+        if self.liveness is not None:
+            self.liveness.close()
+        return True
+
+
+# Those of this process, since it runs this program; by buffer and incarnation.
+_memberships: weakref.WeakValueDictionary[tuple[str, int], Membership] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _claim(one: Any) -> dict[str, int] | None:
+    if int(one["phase"]) == Phase.IDLE:
+        return None
+    return {name: int(one[name]) for name in ("first", "count")}
+
+
+def _turn(one: Any, now_ns: int) -> dict[str, float] | None:
+    place = int(one["turn"])
+    if not place:
+        return None
+    return {"place": place, "seconds": max(0, now_ns - int(one["turn_ns"])) / 1e9}
+
+
+def _has_ended(who: Identity) -> bool:
+    """Whether it is a zombie of which no thread lives: where there is no file that could tell."""
+    seen = identity._state_and_start(who.pid)
+    if seen is None or seen[0] not in "ZXx" or not 0 != who.start_time == seen[1]:
+        return False
+    try:
+        return len(os.listdir(f"/proc/{who.pid}/task")) <= 1
+    except FileNotFoundError:
+        return True

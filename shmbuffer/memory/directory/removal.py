@@ -1,0 +1,113 @@
+"""Removing a buffer: who owns a directory, and how its files go.
+
+    temporary directory     removed by its owner's exit, SIGTERM or SIGINT; else by the next start
+    directory of the user   removed when the user asks; only what we made, by list
+
+The superblock says CLOSING before the first file goes. A process that finds it so under init.lock
+finishes what a remover began and did not live to end. Processes that have the buffer open keep
+their maps: reads go on, writes raise BufferClosedError.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from shmbuffer._native import _core
+from shmbuffer.errors import AttachTimeout, BufferNotFoundError, BufferUnlinkedError
+from shmbuffer.memory.directory import cleanup
+from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.format.layout import BufferState, Flag
+from shmbuffer.memory.system.region import Directory
+
+TIMEOUT_S = 10.0
+PATIENCE_AT_THE_END_S = 0.5
+
+
+def own(path: Path, uuid: bytes) -> cleanup.Ownership:
+    """Makes this process remove the buffer of that uuid in ``path`` at its end.
+
+    It waits for init.lock only shortly then: its own main thread, interrupted by the signal, may
+    hold it. The next start sweeps what is left.
+    """
+    return cleanup.own(path, lambda: remove(path, uuid, timeout=PATIENCE_AT_THE_END_S))
+
+
+def take_ownership(found: Diagnosis) -> bool:
+    """Takes over a temporary directory; under init.lock. False if it is not, or its owner lives."""
+    if not found.superblock.flags & Flag.TEMPORARY or not found.owner_is_dead():
+        return False
+    found.control.write(found.superblock.owned())
+    return True
+
+
+def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
+    """Removes the buffer of that uuid, if it is still there. Returns whether it was."""
+    try:
+        directory = Directory.open(path)
+    except BufferNotFoundError:
+        return False
+    with directory:
+        files = Files(directory)
+        with suppress(BufferUnlinkedError), files.lock(timeout):
+            if not files.has_control():
+                return False
+            found = Diagnosis.of(files)
+            if found.superblock.uuid != uuid:
+                return False  # another buffer is there by now
+            found.control.write(replace(found.superblock, state=BufferState.CLOSING))
+            _core.reached("remove.closing")
+            return finish(found)
+        return False
+
+
+def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
+    """Removes by list; under init.lock, when the superblock says CLOSING."""
+    files, control = found.files, found.control
+    control.runtime["state"] = BufferState.CLOSING
+    _core.reached("remove.state")
+    control.sync()  # a power cut could bring it back without the files that are removed
+    _core.reached("remove.synced")
+    created = bool(found.superblock.flags & Flag.CREATED_DIRECTORY)
+    files.directory.created |= created
+    return files.remove(created_directory=created and not keep_lock, keep_lock=keep_lock)
+
+
+def sweep(excluding: Path | None = None) -> list[Path]:
+    """Removes the temporary directories that killed owners of this user left, and returns them."""
+
+    def is_abandoned(path: Path) -> bool:
+        if excluding is not None and excluding.exists() and path.samefile(excluding):
+            return False
+        return _is_abandoned(path)
+
+    return cleanup.janitor(is_abandoned, _remove_abandoned)
+
+
+def abandoned() -> list[Path]:
+    """The directories that `sweep` would remove now."""
+    return [
+        path for path in cleanup.left_behind() if not any(path.iterdir()) or _is_abandoned(path)
+    ]
+
+
+def _is_abandoned(path: Path) -> bool:
+    with Directory.open(path) as directory:
+        return _nobody_needs(Files(directory))
+
+
+def _remove_abandoned(path: Path) -> bool:
+    with Directory.open(path) as directory:
+        files = Files(directory)
+        try:
+            with files.lock(0.0, creating=True):
+                # Asked again: somebody may have come between the first question and the lock.
+                return _nobody_needs(files) and files.remove(created_directory=True)
+        except AttachTimeout:
+            return False  # somebody is opening it right now
+
+
+def _nobody_needs(files: Files) -> bool:
+    return not files.has_control() or Diagnosis.of(files).is_abandoned()

@@ -1,0 +1,363 @@
+"""A handle's seat at a buffer: its registry entry, and the shared memory that it works on.
+
+    taken (under init.lock) ──▶ connected, once there are slots ──▶ left
+
+Everything that a handle shares with other processes is reached through its seat: the control file,
+slots and leaves once they are mapped, and the C core's ring on them, which carries the registry
+entry into every call. After ``fork`` the child finds its parent's seat, and takes one of its own on
+first use. Of a closed handle `native` is a stand-in that says so.
+
+If a process dies, others free its entry: what it had claimed is finished or rolled back by the C
+core, under the mutex.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import os
+import threading
+import weakref
+from typing import Any, NoReturn
+
+from shmbuffer._native import _core
+from shmbuffer.errors import (
+    BufferClosedError,
+    BufferNeedsRestart,
+    BufferUnlinkedError,
+    CorruptBufferError,
+    ForkedHandleError,
+)
+from shmbuffer.memory.directory.anonymous import WHERE, Anonymous
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.partials import Pieces
+from shmbuffer.memory.directory.registry import Membership, Registry
+from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.format.layout import BufferState, Flag, Phase, Role
+from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.format.weights_file import WeightsFile
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.system.path_checks import name_of
+
+
+class Seat:
+    """One handle's place at a buffer; made under init.lock, or in memory that is not shared yet."""
+
+    def __init__(
+        self, ground: Files | Anonymous, control: Control, role: Role, mapped: Mapped | None = None
+    ) -> None:
+        self.ground = ground
+        self.control = control
+        self.registry = Registry(control, ground.directory)  # the clients
+        # for messages: the directory, or "anonymous memory"
+        self.where = str(ground.path) if ground.path else WHERE
+        self.role = role
+        self.mapped = mapped
+        self.closed = False  # whether the handle was closed
+        self.not_durable: str | None = None  # why a sync failed, once one did
+        self.native: Any = None  # the C core's ring of our entry; None before there are slots
+        # ways in for batches that lie as they have to, by what becomes the priorities
+        self.intakes: dict[int | str | None, _core.Intake] = {}
+        self.outtake: _core.Outtake | None = None  # the way out for batches
+        # the file of the weights, once it was mapped here; see `weights`
+        self.weights: WeightsFile | None = None
+        # of rollouts that were begun here: others may go on with them once we have left
+        self.pieces: weakref.WeakSet[Pieces] = weakref.WeakSet()
+        self._take()
+
+    # Taking a seat, and leaving it.
+
+    def _take(self) -> None:
+        #: Held to make the ring: an entry has one claim, so that two rings must not share it.
+        self.connecting = threading.RLock()  # the parent's may be held for ever
+        self.load()
+        for entry, incarnation in self.registry.live():
+            if self.registry.is_dead(entry):
+                self._retire(entry, incarnation)
+        self.membership = self.registry.join(self.role)
+        _taken.add(self.membership)
+        self._guard()
+        self.connect()
+
+    def _guard(self) -> None:
+        """The entry is given back at the latest when nothing refers to the seat any more."""
+        self._finalizer = weakref.finalize(self, _leave, self.membership)
+        self._finalizer.atexit = False  # `_leave_at_exit`: before the interpreter is taken apart
+
+    def _retire(self, entry: int, incarnation: int) -> None:
+        if self.mapped is None:
+            self.registry.free(entry)
+        else:
+            self._native_ring(self.mapped, entry).reap(entry, incarnation, LOCK_TIMEOUT_NS)
+
+    def load(self) -> None:
+        """Maps slots and leaves, if they are there by now."""
+        if self.mapped is not None or self.state() not in (BufferState.READY, BufferState.CLOSING):
+            return
+        try:
+            self.mapped = self.ground.load(self.control.superblock())
+        except CorruptBufferError as error:
+            if self.state() != BufferState.CLOSING:
+                raise
+            raise BufferClosedError(f"{self.where}: the buffer is being removed") from error
+
+    def catch_up(self) -> None:
+        """Maps and connects, once, if the buffer is defined; joins again after a fork."""
+        if self.closed or self.native is not None or self.state() == BufferState.NO_SCHEMA:
+            return
+        if not self.is_ours():
+            self.rejoin()
+        else:
+            self.require_there()
+        with self.connecting:
+            self.load()
+            if self.native is None:
+                self.connect()
+
+    def connect(self) -> None:
+        """Makes the C core's ring of our entry, once there are slots."""
+        if self.mapped is not None:
+            native = self._native_ring(self.mapped, self.entry)
+            self.membership.native = native
+            self.use(native)
+
+    def _native_ring(self, mapped: Mapped, entry: int) -> _core.Ring:
+        directory = self.ground.directory
+        folder = None if directory is None else directory.file.fd
+        return mapped.ring(self.control, entry=entry, folder=folder)
+
+    def use(self, native: Any) -> None:
+        """Goes on with another native ring: that of the child of a fork, or that of nobody."""
+        self.native = native
+        self.outtake = None
+        self.intakes.clear()
+
+    def unmapped(self) -> Seat:
+        """The same place, for another definition: rings of the old one say that it is gone."""
+        other = copy.copy(self)
+        other.mapped, other.intakes = None, {}
+        self._finalizer.detach()
+        self.membership.native = None
+        self.use(Closed(self.where))
+        other.use(None)
+        other._guard()
+        return other
+
+    def is_ours(self) -> bool:
+        """Whether this process took it; else it is that of our parent."""
+        return os.getpid() == self.membership.pid
+
+    def rejoin(self, *, timeout: float = 60.0) -> None:
+        """Takes a seat of our own, in the child of a fork."""
+        self.require_open()
+        try:
+            self.require_there()
+        except BufferUnlinkedError as error:
+            raise ForkedHandleError(
+                f"{self.where}: this handle came through fork and its directory is gone; "
+                "create the buffer again"
+            ) from error
+        with self.ground.lock(timeout):
+            self.rejoin_locked()  # another thread may have done it meanwhile
+
+    def rejoin_locked(self) -> None:
+        """`rejoin` under init.lock; nothing, if it is done already."""
+        if self.is_ours():
+            return
+        _core.begin_life()
+        self._finalizer.detach()
+        if self.role is Role.COORDINATOR:
+            self.role = Role.CLIENT  # it looks after nobody, and its end is not the coordinator's
+        self._take()
+
+    def leave(self) -> bool:
+        """Frees the entry; returns False if a call in flight still needs it: then ask again."""
+        self.closed = True
+        self.weights = None
+        self.use(Closed(self.where))
+        left = _leave(self.membership)
+        self._finalizer.detach()
+        if left:
+            for pieces in list(self.pieces):
+                pieces.close()
+            self.ground.close()
+            _staying.discard(self)
+        else:
+            _staying.add(self)  # the call in flight looks for the directory
+        return left
+
+    # Ways in and out that are made once.
+
+    def intake(self, priority: int | str | None, **form: Any) -> _core.Intake | None:
+        """Makes the way in for batches that lie as they have to; None once the handle is closed."""
+        native = self.native
+        if isinstance(native, Closed):
+            return None
+        made = _core.Intake(ring=native, priority=priority, timeout_ns=LOCK_TIMEOUT_NS, **form)
+        self.intakes[priority] = made
+        if native is not self.native:  # closed meanwhile: what is kept keeps the maps, too
+            self.intakes.clear()
+        return made
+
+    def take_out(self, examples: tuple[Any, ...], tensors: type) -> _core.Outtake | None:
+        """Makes the way out for batches; None once the handle is closed."""
+        native = self.native
+        if isinstance(native, Closed):
+            return None
+        made = self.outtake = _core.Outtake(ring=native, examples=examples, tensors=tensors)
+        if native is not self.native:  # closed meanwhile: what is kept keeps the maps, too
+            self.outtake = None
+        return made
+
+    # What the control file says now.
+
+    @property
+    def entry(self) -> int:
+        """Our place in the registry."""
+        return self.membership.entry
+
+    @property
+    def incarnation(self) -> int:
+        """Our own; unique in the directory, and the source of what this handle writes."""
+        return self.membership.incarnation
+
+    def state(self) -> BufferState:
+        """The state of the buffer."""
+        found = int(self.control.runtime["state"][0])  # SYNC define, acquire
+        try:
+            return BufferState(found)
+        except ValueError:
+            raise BufferNeedsRestart(
+                f"{self.where}: invalid buffer state {found:#x}: something "
+                "else has written over the shared memory; close every handle, then recover"
+            ) from None
+
+    def has_its_pages(self) -> bool:
+        """Whether all memory was taken when the files were made."""
+        reserved = self.control.superblock().flags & Flag.RESERVE
+        return self.ground.in_memory and bool(reserved)
+
+    def is_alone(self) -> bool:
+        """Whether no other handle is there, and none has come since this one did."""
+        last = int(self.control.runtime["next_incarnation"][0])
+        return last == self.incarnation and len(self.registry.live()) == 1
+
+    def was_joined(self) -> bool:
+        """Whether another handle has ever been there."""
+        return int(self.control.runtime["next_incarnation"][0]) > 1
+
+    def settled(self, head: int) -> int:
+        """A ticket below which nobody is writing any more."""
+        entries = self.control.entries
+        claims = entries["first"][entries["phase"] != Phase.IDLE]
+        return min([head, *map(int, claims)])
+
+    def dictionary(self) -> bytes | None:
+        """The dictionary of records; None until one is published."""
+        self.require_open()
+        return self.ground.dictionary()
+
+    def publish_dictionary(self, data: bytes, *, timeout: float = 60.0) -> bytes:
+        """Makes it what records are compressed with, or returns the one that came first."""
+        self.require_open()
+        with self.ground.lock(timeout):
+            self.require_there()
+            return self.ground.publish_dictionary(data)
+
+    # After a death, after a removal.
+
+    def reap_if_dead(self, entry: int, incarnation: int, *, timeout: float = 60.0) -> bool:
+        """Finishes the claim of a client and frees its entry, if it is proven dead."""
+        if (entry, incarnation) not in self.registry.live():
+            return True  # somebody else did
+        if entry == self.entry or not self.registry.is_dead(entry):
+            return False
+        self.catch_up()
+        if self.native is not None:
+            freed: int = self.native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
+            self.control.touch()
+            return freed >= 0
+        with self.ground.lock(timeout):  # without slots it has no claim
+            if (
+                self.state() == BufferState.NO_SCHEMA
+                and (entry, incarnation) in self.registry.live()
+            ):
+                self.registry.free(entry)
+        return True
+
+    def reap_dead(self) -> int:
+        """Does so for every client that is proven dead, and returns how many there were."""
+        dead = [client for client in self.registry.live() if self.registry.is_dead(client[0])]
+        return sum(self.reap_if_dead(*client) for client in dead)
+
+    def require_open(self) -> None:
+        """Raises BufferClosedError once the handle was closed."""
+        if self.closed:
+            raise BufferClosedError(f"{self.where}: this handle was closed; attach again")
+
+    def require_linked(self) -> None:
+        """Raises BufferUnlinkedError if the directory was removed, not if it was moved."""
+        if self.state() == BufferState.CLOSING:
+            return
+        try:
+            self._require_control()
+        except OSError:
+            self.require_open()  # another thread closes the handle
+            raise
+
+    def require_there(self) -> None:
+        """Raises BufferUnlinkedError unless the directory is there, and its path leads to it."""
+        self._require_control()
+        if isinstance(self.ground, Files) and not self.ground.still_there():
+            raise BufferUnlinkedError(
+                f"{self.where}: the directory was moved while this handle was open; close it, and "
+                f"attach to {name_of(self.ground.directory.file.fd)}",
+                path=self.where,
+            )
+
+    def _require_control(self) -> None:
+        if isinstance(self.ground, Files) and not self.ground.has_control():
+            raise unlinked(self.where)
+
+
+def unlinked(where: str) -> BufferUnlinkedError:
+    """The error if the directory does not exist any more."""
+    return BufferUnlinkedError(
+        f"{where}: the directory was removed or replaced while this handle was open, so that no "
+        "process finds what is written now; save what this handle holds with dumps() if it is "
+        "worth it, then close the handle and create the buffer again",
+        path=where,
+    )
+
+
+class Closed:
+    """Stands in for the native ring of a closed handle: every use of it says so."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def give_up(self, timeout_ns: int) -> int:
+        """Nobody waits through it."""
+        return 0
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise BufferClosedError(f"{self._where}: this handle was closed; attach again")
+
+
+def _leave(membership: Membership) -> bool:
+    """Gives an entry back, or keeps what says that its handle lives, without the seat."""
+    left = membership.leave()
+    (_staying.discard if left else _staying.add)(membership)
+    return left
+
+
+_taken: weakref.WeakSet[Membership] = weakref.WeakSet()
+
+#: Of handles that could not leave: their entries stay, and so does what says that we live.
+_staying: set[object] = set()
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    for membership in list(_taken):
+        _leave(membership)  # a finalizer does nothing any more by now

@@ -1,0 +1,84 @@
+"""What of a slots file was ever written: the rest is zeros that nobody has to look at, or to make.
+
+The file system knows where a file has no data (lseek(2), SEEK_DATA), so a look costs what is there,
+and makes no page: in a file system in memory to read a hole of a shared map makes one. Where it
+knows of no holes, all of it is data.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.slots_file import PIECE, Floats, SlotsFile
+
+
+class Written:
+    """A snapshot of the data of a slots file."""
+
+    def __init__(self, files: Files, live: SlotsFile) -> None:
+        self._live = live
+        with files.directory.open_file(layout.SLOTS, writable=False) as file:
+            self._data = list(_data_of(file.fd))
+
+    def slots(self) -> int:
+        """How many slots there are to look at: from there on every word is zero."""
+        words = self._live.words
+        for low, high in reversed(list(self._data_in("words", len(words)))):
+            for end in range(high, low, -PIECE):
+                first = max(low, end - PIECE)
+                used = (words[first:end] != 0).nonzero()[0]  # of a copy: numpy looks twice
+                if len(used):
+                    return first + int(used[-1]) + 1
+        return 0
+
+    def massive(self, element: int) -> int:
+        """How many leaves and nodes of no element before this one are not zero."""
+        return sum(int(np.count_nonzero(part)) for part in self._masses_from(element))
+
+    def clear_masses(self, element: int) -> None:
+        """Makes them zero; nobody else may be alive."""
+        for part in self._masses_from(element):
+            if part.any():
+                part[:] = 0
+                _core.reached("recover.beyond")
+        _core.reached("recover.beyond")
+
+    def _masses_from(self, element: int) -> Iterator[Floats]:
+        live, first = self._live, element
+        levels = [("mass", live.masses)]
+        for level, (sums, least) in enumerate(live.levels, 1):
+            levels += [(f"sum{level}", sums), (f"min{level}", least)]
+        for name, nodes in levels:
+            if name.startswith("sum"):
+                first = -(-first // layout.FANOUT)
+            for low, high in self._data_in(name, len(nodes)):
+                if high > first:
+                    yield nodes[max(low, first) : high]
+
+    def _data_in(self, section: str, count: int) -> Iterator[tuple[int, int]]:
+        """Where a section of so many numbers of 8 bytes has data: first and end."""
+        at = self._live.at[section]
+        for first, end in self._data:
+            low, high = max(0, first - at) // 8, min(count, -(-(end - at) // 8))
+            if low < high:
+                yield low, high
+
+
+def _data_of(fd: int) -> Iterator[tuple[int, int]]:
+    size, at = os.fstat(fd).st_size, 0
+    while at < size:
+        try:
+            first = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # it knows of no holes; else there are no more data
+                yield at, size
+            return
+        at = os.lseek(fd, first, os.SEEK_HOLE)
+        yield first, at

@@ -1,0 +1,372 @@
+"""One consumer: each item is given once, whichever of its clients asks for it.
+
+    c.take(count, lease) ──▶ items under a lease ──▶ c.ack(...)     done, for this consumer
+    c.claim(groups)      ──▶ those that were chosen, each group whole or not at all
+    c.drop(...)          ──▶ done without a delivery
+                 holder dead, or its lease over ──▶ given again, before anything else
+
+Who chooses by itself what it claims waits as `Consumer.take` does: `Consumer.wait_for`. What
+happens to the ledger is told in ``_native/ledger.c``; this is who asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer._native._core import address
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory.flow.waiting import Calls
+from shmbuffer.memory.format import ledger
+from shmbuffer.memory.format.layout import Alone, Side
+from shmbuffer.memory.format.ledger import HELD_HERE, Acknowledged, Standings, Taken
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, nanoseconds
+
+_own = threading.local()
+
+
+@contextmanager
+def given_back_unless_delivered() -> Iterator[None]:
+    """What this thread takes in the block is given back if that ends by an exception."""
+    before = getattr(_own, "taken", None)
+    taken: list[tuple[Consumer, NDArray[np.uint64]]] = []
+    _own.taken = taken
+    try:
+        yield
+    except BaseException:
+        for consumer, lease in taken:
+            consumer.give_back(int(lease[0]))
+        raise
+    finally:
+        _own.taken = before
+
+
+class Oldest(NamedTuple):
+    """The oldest item that a consumer is not done with, where nobody holds it."""
+
+    slot: int
+    ticket: int
+    head: int
+    """Of the ring; nothing below is being written."""
+    room: int
+    """Items that can be written before it is done."""
+    waits: bool
+    """Whether a writer waits to write over it, and nobody has room reserved."""
+
+
+class Consumer:
+    """One consumer, as one handle sees it; `Consumers.open` makes it.
+
+    Raises, in every call:
+        ConsumerError: it was removed meanwhile.
+        BufferClosedError, LockTimeout, BufferNeedsRestart: as they say; nothing was changed.
+    """
+
+    def __init__(self, calls: Calls, name: str, which: int, number: int) -> None:
+        self._calls = calls
+        self._seat = calls.seat
+        self.name = name
+        self.which = which  # place in the ledger
+        self.number = number
+        self._lease = np.zeros(1, np.uint64)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was not removed."""
+        assert self._seat.mapped is not None
+        record = ledger.consumers(self._seat.mapped.ledger)[self.which]
+        return bool(record["state"] == ledger.CONSUMES and record["number"] == self.number)
+
+    def take(self, count: int, lease_s: float = math.inf) -> Taken:
+        """The oldest ``count`` items that it was not given, under a lease.
+
+        Waits until so many are there. It takes what is left where nobody could write more, or only
+        once that is acknowledged (`is_stuck`).
+
+        Args:
+            count: items.
+            lease_s: seconds until they are given to others; inf: until this handle is closed, or
+                its process ends.
+
+        Raises:
+            EmptyBufferError: nothing is left, and nobody writes.
+            RateLimitTimeout, RateLimitError: as a sample of a limited buffer.
+        """
+        slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
+        found, lease = self.take_at(count, lease_s, address(slots), address(tickets))
+        return Taken(slots[:found], tickets[:found], lease)
+
+    def take_at(self, count: int, lease_s: float, slots: int, tickets: int) -> tuple[int, int]:
+        """`take`, into memory that is there: addresses of slots and tickets.
+
+        Returns:
+            How many items it has taken, and under which lease.
+        """
+        given = self.which, self.number, count
+        lease_ns = nanoseconds(lease_s)
+        self._calls.sides.draws_here()
+        lease = self._to_be_noted()
+        where = slots, tickets, address(lease)
+
+        def deliver(least: int) -> int:
+            native = self._seat.native
+            return int(native.deliver(*given, least, lease_ns, *where, LOCK_TIMEOUT_NS))
+
+        call = self._or_what_is_left(deliver, count, lambda: "was given every item")
+        return (self._taking(call, lease), int(lease[0])) if count else (0, 0)
+
+    def wait_for(
+        self, choose: Callable[[int], int], most: int, size: int, why: Callable[[], str]
+    ) -> None:
+        """Waits as `take` does, for who chooses by itself what it claims.
+
+        Args:
+            choose: is asked to claim, told how many there have to be at least; how many it has
+                claimed, 0: fewer are there.
+            most: how many are wanted: items, groups, windows.
+            size: items of each.
+            why: of an `EmptyBufferError`, behind the name of the consumer.
+
+        Raises:
+            As `take`.
+        """
+        waits = False
+        self._calls.sides.draws_here()
+
+        def attempt(least: int) -> int:
+            nonlocal waits
+            if not waits and (found := choose(least)):
+                return found
+            waits, since = True, np.zeros(1, np.uint64)
+            for turn in range(2):  # what came before it was noted that we wait has woken nobody
+                if turn and (found := choose(least)):
+                    return found
+                given = self.which, self.number, most * size, since.ctypes.data
+                result = int(self._seat.native.await_items(*given, LOCK_TIMEOUT_NS))
+                if result != -_core.LIMITED:
+                    break
+            return result
+
+        if most:
+            self._calls.run(self._or_what_is_left(attempt, most, why), "sample")
+
+    def _or_what_is_left(
+        self, take: Callable[[int], int], most: int, why: Callable[[], str]
+    ) -> Callable[[], int]:
+        """Takes a whole batch, or, where nobody writes, what is left."""
+
+        def call() -> int:
+            result = take(most)
+            if result == -_core.LIMITED and self.is_over():
+                result = take(1)
+                if result == -_core.LIMITED:
+                    raise EmptyBufferError(
+                        f"{self._seat.where}: Cannot sample from an empty storage; consumer "
+                        f"{self.name!r} {why()}, and nobody writes"
+                    )
+            return result
+
+        return call
+
+    def _to_be_noted(self) -> NDArray[np.uint64]:
+        """Where the core notes a lease as it begins; 0 until then."""
+        lease = np.zeros(1, np.uint64)
+        if (taken := getattr(_own, "taken", None)) is not None:
+            taken.append((self, lease))
+        return lease
+
+    def _taking(
+        self, call: Callable[[], int], lease: NDArray[np.uint64], index: object = None
+    ) -> int:
+        """What it has taken is given back if it is interrupted."""
+        try:
+            return self._calls.run(call, "sample", index=index)
+        except BaseException:
+            self.give_back(int(lease[0]))
+            raise
+
+    def is_over(self) -> bool:
+        """Whether nobody writes, and nobody has said that this is to be waited for."""
+        seat = self._seat
+        found = seat.control.limits()
+        if found is not None and found.alone != Alone.PASS:
+            return False
+        if seat.is_alone():
+            return not self._calls.sides.has_thread(Side.INSERTS)
+        return self._calls.sides.are_left(Side.INSERTS, time.monotonic())
+
+    def all_writers_wait(self) -> bool:
+        """Whether nobody writes who does not wait for somebody."""
+        return self._calls.sides.all_wait(Side.INSERTS)
+
+    def available(self, count: int) -> int:
+        """Items that could be given now, all of them; 0 where `take` of ``count`` waits."""
+        there = self._to_give(self._calls.schema.capacity)
+        return there if there >= count or self.cannot_grow(there, count) else 0
+
+    def can_give(self, count: int) -> bool:
+        """Whether `take` of ``count`` would not wait. O(count), and what was given back."""
+        there = self._to_give(count)
+        return there >= count or self.cannot_grow(there, count)
+
+    def cannot_grow(self, there: int, count: int) -> bool:
+        """Whether a batch of ``count`` items has to do with those that are there."""
+        return there > 0 and (self.is_over() or self.is_stuck(count - there))
+
+    def _to_give(self, most: int) -> int:
+        self._seat.reap_dead()  # nobody else may do it, and what they hold is to be given
+        return self._calls.ask("to_give", self.which, self.number, most)
+
+    def returned(self, known: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Slots and tickets of items whose leases have ended since the call before.
+
+        Args:
+            known: ``[LEASES]``, zeros at first: which leases have been told of.
+
+        Cost: 2 µs; where leases have ended, the slots between the first and the last item of each.
+        """
+        given = "returned", self.which, self.number, known.ctypes.data
+        if not self._calls.ask(*given, 0, 0, 0):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        capacity = self._calls.schema.capacity
+        slots, tickets = np.empty((2, capacity), np.int64)
+        found = self._calls.ask(*given, slots.ctypes.data, tickets.ctypes.data, capacity)
+        return slots[:found].copy(), tickets[:found].copy()
+
+    def oldest_to_give(self) -> Oldest | None:
+        """The oldest item that it is not done with; None where somebody holds it, or writes."""
+        found = np.empty(5, np.int64)
+        if not self._calls.ask("oldest_to_give", self.which, self.number, found.ctypes.data):
+            return None
+        slot, ticket, head, room, waits = found.tolist()
+        return Oldest(slot, ticket, head, room, bool(waits))
+
+    def is_stuck(self, missing: int) -> bool:
+        """Whether so many items cannot be written before the oldest is done, which nobody holds."""
+        is_possible = missing < self._calls.schema.capacity  # else no batch is ever whole
+        return is_possible and self._calls.ask("is_stuck", self.which, self.number, missing) > 0
+
+    def claim(
+        self,
+        index: NDArray[np.int64],
+        tickets: NDArray[np.int64],
+        sizes: Sequence[int] | NDArray[np.int64] | None = None,
+        lease_s: float = math.inf,
+    ) -> tuple[NDArray[np.bool_], int]:
+        """Takes items that were chosen, under one lease.
+
+        Args:
+            index: slots.
+            tickets: of the items that they were chosen for.
+            sizes: items of each group, one group after the other: it is taken whole, or not at all
+                where one of its items is gone, done, or held by somebody alive. None: each item by
+                itself.
+            lease_s: as for `take`.
+
+        Returns:
+            Which groups were taken, and the lease; 0: none was.
+        """
+        self._calls.sides.draws_here()
+        kept, lease = self._claim(index, tickets, sizes, nanoseconds(lease_s))
+        return kept, lease if kept.any() else 0
+
+    def could_claim(
+        self,
+        index: NDArray[np.int64],
+        tickets: NDArray[np.int64],
+        sizes: Sequence[int] | NDArray[np.int64] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Which groups `claim` would take now."""
+        return self._claim(index, tickets, sizes, 0)[0]
+
+    def _claim(
+        self,
+        index: NDArray[np.int64],
+        tickets: NDArray[np.int64],
+        sizes: Sequence[int] | NDArray[np.int64] | None,
+        lease_ns: int,
+    ) -> tuple[NDArray[np.bool_], int]:
+        groups = np.ones(len(index), np.int64) if sizes is None else np.asarray(sizes, np.int64)
+        index, tickets = _pair(index, tickets)
+        if int(groups.sum()) != len(index) or (groups < 0).any():
+            raise ValueError(f"claim: groups of {groups.tolist()} are not {len(index)} items")
+        kept, lease = np.zeros(len(groups), np.uint8), self._to_be_noted()
+
+        def call() -> int:
+            return int(
+                self._seat.native.claim_groups(
+                    *(self.which, self.number, address(index), address(tickets)),
+                    *(groups.ctypes.data, len(groups), lease_ns),
+                    *(kept.ctypes.data, lease.ctypes.data, LOCK_TIMEOUT_NS),
+                )
+            )
+
+        self._taking(call, lease, index)
+        return kept.astype(bool), int(lease[0])
+
+    def drop(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> int:
+        """Acknowledges items without a delivery, but for those that somebody alive holds.
+
+        Returns how many. For what was given up: groups that cannot be whole, ends of streams.
+        """
+        index, tickets = _pair(index, tickets)
+        where = self.which, self.number, address(index), address(tickets), len(index)
+        return self._calls.ask("drop_items", *where, what="drop", index=index)
+
+    def ack(
+        self,
+        leases: int | NDArray[np.uint64],
+        index: NDArray[np.int64],
+        tickets: NDArray[np.int64],
+    ) -> Acknowledged:
+        """Acknowledges items, each under the lease that it came with; twice is as once."""
+        index, tickets = _pair(index, tickets)
+        under = np.ascontiguousarray(np.broadcast_to(np.asarray(leases, np.uint64), index.shape))
+        return self.ack_at(address(under), address(index), address(tickets), len(index), index)
+
+    def ack_at(
+        self, leases: int, index: int, tickets: int, count: int, shown: object = None
+    ) -> Acknowledged:
+        """`ack`, by the addresses of so many numbers each; ``shown`` in an error."""
+        where = self.which, self.number, leases, index, tickets, count, LOCK_TIMEOUT_NS
+        applied = self._calls.run(lambda: self._seat.native.acknowledge(*where), "ack", index=shown)
+        return Acknowledged(applied, count - applied)
+
+    def give_back(self, lease: int) -> None:
+        """What was taken under a lease, and is not acknowledged, is given to others; 0: nothing."""
+        if lease:
+            self._calls.ask("return_lease", self.which, self.number, lease, what="give_back")
+
+    def standings(self) -> Standings:
+        """What each slot's item is to it, all of one moment. O(capacity)."""
+        capacity = self._calls.schema.capacity
+        found = Standings(
+            np.empty(capacity, np.uint8),
+            np.empty(capacity, np.int64),
+            np.empty(capacity, np.uint64),
+        )
+        where = (one.ctypes.data for one in found)
+        self._calls.ask("standings", self.which, self.number, *where)
+        return found
+
+    def held(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+        """Slots, tickets and leases of what this handle holds. O(capacity)."""
+        found = self.standings()
+        here = (found.states == HELD_HERE).nonzero()[0]
+        return here, found.tickets[here], found.leases[here]
+
+
+def _pair(
+    index: NDArray[np.int64], tickets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    if np.shape(index) != np.shape(tickets):
+        raise ValueError(f"{len(index)} indices, {len(tickets)} generations; give as many")
+    return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(tickets, np.int64)

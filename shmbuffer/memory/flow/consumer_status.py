@@ -1,0 +1,131 @@
+"""How the consumers of a ring stand: looked at without a lock, by those who show it or wait."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.format import ledger
+from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.format.layout import EntryState
+from shmbuffer.memory.format.native import Mapped
+
+
+class HeldItems(NamedTuple):
+    """Items that somebody holds under one lease."""
+
+    pid: int
+    items: int
+    held_s: float
+    ends_in_s: float
+    """inf: when its holder is closed or dies; 0: it has ended, and the next sample gets them."""
+    entry: int
+    """Of the handle that holds them, in the registry."""
+    lease: int
+    """As ``"index_lease"`` of a batch has it."""
+
+
+class ConsumerStatus(NamedTuple):
+    """How a consumer stands."""
+
+    name: str
+    max_sample_count: int
+    """How often each item is acknowledged."""
+    holds: bool
+    """Whether writers wait for it."""
+    position: int
+    """Ticket of the next item that nobody was given."""
+    floor: int
+    """Ticket below which every item is acknowledged, or gone."""
+    behind: int
+    """Tickets from there to the newest item."""
+    delivered: int
+    """Items, since it is there, as are the next four."""
+    acked: int
+    redelivered: int
+    """Items that were given again, because their holder died, or their lease was over."""
+    refused: int
+    """Items that were acknowledged too late."""
+    dropped: int
+    """Items that were given up without delivery."""
+    leases: tuple[HeldItems, ...]
+
+    @property
+    def held(self) -> int:
+        """Items under a lease."""
+        return sum(lease.items for lease in self.leases)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of plain values; a lease without an end has None."""
+        leases = [
+            {
+                **lease._asdict(),
+                "ends_in_s": lease.ends_in_s if lease.ends_in_s < math.inf else None,
+            }
+            for lease in self.leases
+        ]
+        return {**self._asdict(), "held": self.held, "leases": leases}
+
+
+COUNTS = ("delivered", "acked", "redelivered", "refused", "dropped")
+
+
+def status(content: Any, capacity: int, head: int, entries: Any) -> list[ConsumerStatus]:
+    """Of every consumer that there is; looked at without a lock."""
+    if memoryview(content).nbytes < ledger.HEAD.itemsize:
+        return []  # something else has cut the file off
+    parts, found = _core.parts(capacity), []
+    reaches = int(np.frombuffer(content, ledger.HEAD, 1)["bytes"][0])
+    for which, one in enumerate(ledger.consumers(content).copy()):
+        start = parts["consumers"] + which * parts["each"]
+        if one["state"] != ledger.CONSUMES or reaches < start + parts["each"]:
+            continue
+        leases = np.frombuffer(content, ledger.LEASE, ledger.LEASES, start)
+        used = leases[(leases["id"] > 0).nonzero()[0]]
+        floor = min(int(one["floor"]), head)
+        found.append(
+            ConsumerStatus(
+                name=one["name"].decode(errors="replace"),
+                max_sample_count=int(one["times"]),
+                holds=bool(one["holds"]),
+                position=int(one["next"]),
+                floor=floor,
+                behind=head - floor,
+                leases=tuple(_held(lease, entries) for lease in used),
+                **{count: int(one[count]) for count in COUNTS},
+            )
+        )
+    return found
+
+
+def of(mapped: Mapped, control: Control) -> list[ConsumerStatus]:
+    """The same, of a buffer that is mapped."""
+    head = int(control.runtime["head"][0])
+    return status(mapped.ledger, mapped.schema.capacity, head, control.entries)
+
+
+def _held(lease: Any, entries: Any) -> HeldItems:
+    number = int(lease["entry"]) % len(entries)
+    entry = entries[number]
+    alive = entry["state"] == EntryState.LIVE and entry["incarnation"] == lease["incarnation"]
+    now, deadline = time.clock_gettime_ns(time.CLOCK_BOOTTIME), int(lease["deadline_ns"])
+    ends = math.inf if deadline == 2**64 - 1 else max(0, deadline - now) / 1e9
+    held_s = max(0, now - int(lease["taken_ns"])) / 1e9
+    ends = ends if alive else 0.0
+    return HeldItems(int(entry["pid"]), int(lease["left"]), held_s, ends, number, int(lease["id"]))
+
+
+def consumer_stats(seat: Seat) -> dict[str, int | float]:
+    """Of all consumers together; zeros where there is none."""
+    found = [] if seat.mapped is None else of(seat.mapped, seat.control)
+    return {
+        "consumers": len(found),
+        "consumers_behind": max((one.behind for one in found), default=0),
+        "leased": sum(one.held for one in found),
+        **{f"consumers_{name}": sum(getattr(one, name) for one in found) for name in COUNTS},
+    }

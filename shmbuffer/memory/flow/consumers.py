@@ -1,0 +1,147 @@
+"""The consumers of a ring: opened by name, listed, removed.
+
+A consumer is known by its name, in all processes; it stays when they end. With ``holds`` a writer
+waits for it rather than write over what it has not acknowledged.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Literal
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import ConsumerError
+from shmbuffer.memory.flow import consumer_status
+from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.flow.consumer_status import ConsumerStatus
+from shmbuffer.memory.flow.waiting import Calls
+from shmbuffer.memory.format import ledger
+
+Start = Literal["oldest", "newest"]
+
+_SEED_BITS = 40  # of the first lease's number: another directory's are not taken for ours
+
+
+class Consumers:
+    """The consumers of one handle's ring. Use `Ring.consumers`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._seat = calls.seat
+
+    def __bool__(self) -> bool:
+        return bool(self._seat.control.runtime["consumers"][0])
+
+    def status(self) -> list[ConsumerStatus]:
+        """Those that there are, as they are now."""
+        assert self._seat.mapped is not None
+        return consumer_status.of(self._seat.mapped, self._seat.control)
+
+    def open(
+        self,
+        name: str,
+        *,
+        times: int = 1,
+        holds: bool = True,
+        start: Start = "oldest",
+        timeout: float = 60.0,
+    ) -> Consumer:
+        """The consumer of that name, which is made if it is not there.
+
+        Args:
+            name: up to 48 bytes of UTF-8.
+            times: how often each item is to be acknowledged.
+            holds: whether writers wait for it.
+            start: of one that is made: with the oldest item that is there, or with the next.
+            timeout: seconds to wait for another process that opens one, creates or recovers.
+
+        Raises:
+            ConsumerError: it is there with other ``times`` or ``holds``; there are eight already.
+            ValueError: there is no such start; the name cannot be; the storage has dimensions.
+            SpaceError: there is no room for what it notes.
+        """
+        encoded = self._checked(name, times, start)
+        found = self._find(encoded)
+        if found is None:
+            with self._seat.ground.lock(timeout):
+                self._seat.require_there()
+                found = self._find(encoded)
+                if found is None:
+                    found = self._make(encoded, times, holds, newest=start == "newest")
+        which, record = found
+        if (int(record["times"]), bool(record["holds"])) != (times, holds):
+            raise ConsumerError(
+                f"{self._seat.where}: consumer {name!r} is there with max_sample_count "
+                f"{int(record['times'])}{'' if record['holds'] else ' and without holding writers'}"
+                f", not {times}{'' if holds else ' and without holding them'}; use the same, or "
+                "another name",
+                name=name,
+            )
+        return Consumer(self._calls, name, which, int(record["number"]))
+
+    def known(self, name: str) -> Consumer | None:
+        """The consumer of that name, or None: it is not made."""
+        found = self._find(name.encode())
+        return found and Consumer(self._calls, name, found[0], int(found[1]["number"]))
+
+    def remove(self, name: str) -> bool:
+        """Removes a consumer: nobody waits for it any more. Returns whether it was there."""
+        found = self._find(name.encode())
+        if found is None:
+            return False
+        try:
+            self._calls.ask("remove_consumer", found[0], int(found[1]["number"]))
+        except ConsumerError:  # somebody else has removed it
+            return False
+        return True
+
+    def _checked(self, name: str, times: int, start: str) -> bytes:
+        where, encoded = self._seat.where, name.encode()
+        if not 0 < len(encoded) <= ledger.NAME_BYTES or "\0" in name:
+            raise ValueError(
+                f"{where}: the name of a consumer has 1 to {ledger.NAME_BYTES} bytes, not {name!r}"
+            )
+        if start not in ("oldest", "newest"):
+            raise ValueError(f"{where}: start is 'oldest' or 'newest', not {start!r}")
+        if not 1 <= times <= ledger.MOST_ACKS:
+            raise ValueError(f"{where}: max_sample_count is 1 to {ledger.MOST_ACKS}, not {times}")
+        if self._calls.schema.lanes:
+            raise ValueError(
+                f"{where}: a consumer needs a storage of one dimension, not of "
+                f"{1 + len(self._calls.schema.lanes)}; make it with ndim=1"
+            )
+        return encoded
+
+    def _map(self) -> Any:
+        assert self._seat.mapped is not None
+        return self._seat.mapped.ledger
+
+    def _find(self, encoded: bytes) -> tuple[int, Any] | None:
+        for which, record in enumerate(ledger.consumers(self._map())):
+            number, known = int(record["number"]), record.copy()  # its place may be taken meanwhile
+            if (known["state"], known["name"]) == (ledger.CONSUMES, encoded):
+                return (which, known) if known["number"] == number else None
+        return None
+
+    def _make(self, encoded: bytes, times: int, holds: bool, *, newest: bool) -> tuple[int, Any]:
+        """Under init.lock."""
+        seat, records = self._seat, ledger.consumers(self._map())
+        free = [at for at, one in enumerate(records) if one["state"] != ledger.CONSUMES]
+        if not free:
+            names = ", ".join(repr(one.name) for one in self.status())
+            raise ConsumerError(
+                f"{seat.where}: there are {len(records)} consumers already ({names}), and no more "
+                "can be; remove one (shmbuffer consumers DIRECTORY --remove NAME)",
+                name=encoded.decode(),
+            )
+        parts = _core.parts(self._calls.schema.capacity)
+        start = parts["consumers"] + free[0] * parts["each"]
+        seat.ground.extend_ledger(start, parts["each"])
+        ledger.note_bytes(self._map(), start + parts["each"])
+        padded = np.frombuffer(encoded.ljust(ledger.NAME_BYTES, b"\0"), np.uint8)
+        seed = 1 + secrets.randbits(_SEED_BITS)
+        given = free[0], padded.ctypes.data, times, holds, newest, seed
+        self._calls.ask("open_consumer", *given)
+        return free[0], records[free[0]].copy()

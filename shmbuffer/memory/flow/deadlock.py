@@ -1,0 +1,99 @@
+"""Deadlock: both sides of a buffer wait, each for the other, and neither can ever go on.
+
+    writes wait for samples (the error buffer, the slots or the bytes of a queue)
+    samples wait for writes (the error buffer, too few items)
+                                  ──▶ what they may differ by is too small for their batches
+
+Told from the registry, which says what each client waits for, and by the core under the mutex where
+a queue is asked: a client that could go on, and has not yet, is not part of a deadlock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shmbuffer.memory.flow.rate_status import RateStatus, wanted
+from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.format.layout import EntryState, Side, Why
+from shmbuffer.memory.format.limiter import RateLimiter
+from shmbuffer.memory.format.schema import Schema
+
+InQueue = Callable[[int, Side], Why | None]
+
+
+@dataclass(frozen=True)
+class Deadlock:
+    """The largest batches that wait for each other."""
+
+    writes: int  # items of a write
+    draws: int  # items of a sample
+    in_queue: bool  # whether a queue is too small for them; else the error buffer is
+
+    def text(self, control: Control, schema: Schema, found: RateLimiter, now: RateStatus) -> str:
+        """A description of the deadlock, and of the number that has to be larger."""
+        text = f"writes of {self.writes:,} items and samples of {self.draws:,} wait for each other:"
+        if not self.in_queue:
+            ratio = found.samples_per_insert or 0.0
+            return (
+                f"{text} with {ratio:g} samples per insert the error buffer has to be at least "
+                f"{(self.writes * ratio + self.draws) / 2:g}; it is {found.tolerance:g}"
+            )
+        times = found.max_times_sampled or 1
+        short = max((self.draws + times - 2) // times, found.min_size - 1)  # so many are too few
+        if schema.record_bytes and (now.queued or 0) + self.writes <= schema.elements:
+            return f"{text} {self._of_bytes(control, schema.record_bytes, now, short)}"
+        return (
+            f"{text} the queue has to have room for at least {short + self.writes:,} items; it has "
+            f"{schema.elements:,}"
+        )
+
+    def _of_bytes(self, control: Control, room: int, now: RateStatus, short: int) -> str:
+        """Records may have any size: those to come are taken to be like those that are there."""
+        runtime, entries = control.runtime[0], control.entries
+        waits = (entries["state"] == EntryState.LIVE) & (entries["waits_for"] & Side.SAMPLES > 0)
+        size = int(entries["byte_first"][waits].max(initial=0))
+        used = int(runtime["byte_head"]) - int(runtime["byte_tail"])
+        each = max(size / self.writes, used / max(1, int(runtime["length"])))
+        least = math.ceil(used + max(0, short - (now.queued or 0)) * each + size)
+        return (
+            f"the queue has {now.left:,} items to hand out in {used:,} of its "
+            f"{room:,} bytes, and the next write needs {size:,}; give it "
+            f"max_bytes of about {least:,}, or write or draw fewer at once"
+        )
+
+
+def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -> Deadlock | None:
+    """The deadlock of the clients, if everybody waits and none may go on."""
+    entries = control.entries
+    in_queue = now.queued is not None
+    live = entries["state"] == EntryState.LIVE
+    comes = now.pending or now.reserved
+    if (why == Why.FEW and not in_queue) or comes or entries["reading"][live].any():
+        return None  # more comes, or what is written and read now changes the numbers
+    busy = live & (
+        (entries["last_insert_ns"] > 0)
+        | (entries["last_sample_ns"] > 0)
+        | (entries["waits_for"] > 0)
+    )
+    writes: list[int] = []
+    draws: list[int] = []
+    for entry in busy.nonzero()[0]:
+        sides = [side for side in Side if int(entries["waits_for"][entry]) & side]
+        for side in sides:
+            count = wanted(entries[entry], side)
+            limited = _limited(asked, now, int(entry), side, count)
+            if limited is None or (limited == Why.FEW and not in_queue):
+                return None  # woken, or stopped before it could go on
+            (writes if side == Side.SAMPLES else draws).append(count)
+        if not sides:
+            return None
+    return Deadlock(max(writes), max(draws), in_queue) if writes and draws else None
+
+
+def _limited(asked: InQueue, now: RateStatus, entry: int, side: Side, count: int) -> Why | None:
+    if now.queued is not None and (why := asked(entry, side)) is not None:
+        return why
+    numbers = now.why(side, count)
+    return None if numbers in (Why.FULL, Why.SHORT) else numbers

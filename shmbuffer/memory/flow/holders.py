@@ -1,0 +1,73 @@
+"""Who holds reservations: looked at without a lock, for messages and for the live view."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.format import layout, ledger
+from shmbuffer.memory.format.ledger import ReservationState
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One client that holds reservations."""
+
+    entry: int  # in the registry
+    pid: int
+    reservations: int  # how many
+    items: int
+    nbytes: int  # of the byte ring
+    oldest_s: float  # since when it holds the oldest of them
+
+
+def table_of(seat: Seat) -> NDArray[Any]:
+    """All reservations of a buffer, live; none as long as nobody has ever reserved."""
+    if seat.mapped is None:
+        return np.empty(0, ledger.RESERVATION)
+    return ledger.reservations(seat.mapped.ledger)
+
+
+def holders(table: NDArray[Any], entries: Any, width: int = 1) -> list[Holder]:
+    """The holders, the one with the most items first."""
+    held = table[(table["state"] == ReservationState.OPEN)]
+    now, found = now_ns(), []
+    for entry in np.unique(held["entry"][held["entry"] < layout.ENTRIES]):
+        its = held[held["entry"] == entry]
+        its = its[its["incarnation"] == entries["incarnation"][entry]]
+        if len(its):
+            found.append(
+                Holder(
+                    int(entry),
+                    int(entries["pid"][entry]),
+                    len(its),
+                    int(its["rows"].sum()) * width,
+                    int(its["bytes"].sum()),
+                    max(0, now - int(its["since_ns"].min())) / 1e9,
+                )
+            )
+    return sorted(found, key=lambda one: -one.items)
+
+
+def told(found: list[Holder]) -> str:
+    """In words: "pid 12 holds 3 reservations of 96 items"; "" where nobody holds any."""
+    if not found:
+        return ""
+    first = found[0]
+    what = "a reservation" if first.reservations == 1 else f"{first.reservations} reservations"
+    text = f"pid {first.pid} holds {what} of {first.items:,} items"
+    if len(found) == 1:
+        return text
+    rest = sum(one.items for one in found[1:])
+    others = "another process" if len(found) == 2 else f"{len(found) - 1} other processes"
+    return f"{text}, and {others} {rest:,}"
+
+
+def now_ns() -> int:
+    """The clock that reservations end by: it goes on while the machine sleeps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

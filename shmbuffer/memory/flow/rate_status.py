@@ -1,0 +1,337 @@
+"""Who waits for whom: how the two sides of a limited buffer stand, in numbers and in words.
+
+Reads the runtime page and the registry, mapped or copied, and takes no lock: for the error at a
+deadline, for the log, and for the live view. A client that samples is called a learner here, and
+one that inserts a collector, whatever their roles are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shmbuffer.memory.flow.consumer_status import ConsumerStatus
+from shmbuffer.memory.format import limiter
+from shmbuffer.memory.format.layout import EntryState, Limit, Phase, Role, Side, Why
+from shmbuffer.memory.system.identity import process_state
+
+ROUNDING = 1e-6  # of a sample, as the core has it
+_LONG_S = 1.0  # a side that did something since then is at it
+
+
+@dataclass(frozen=True)
+class RateStatus:
+    """The state of both sides at one moment."""
+
+    wanted: float | None  # samples per insert; None: there is no ratio
+    # samples drawn for each insert since the ratio counts; None before the first insert
+    seen: float | None
+    ahead: float  # samples that the inserts are ahead by; below 0, the samples are
+    error_buffer: float  # how far they may be apart
+    min_size: int  # items that have to be there
+    size: int  # items that are there
+    filled: int  # items that are there once those that are being written are
+    # items that a queue has not handed out as often as it may; None: there is no queue
+    queued: int | None
+    left: int  # hand-outs of them that are left
+    room: int  # items that the ring has room for
+    pending: int  # items that are being written
+    max_times_sampled: int  # 0: there is no queue
+    quota: int | None = None  # elements that the quota of one ring among several has left
+    reserved: int = 0  # items that are reserved
+    allowed: int | None = None  # items that may be written before the next version; None: no gate
+    version: int = 0  # of the policy that learners have
+    max_staleness: int | None = None  # versions that items may be behind it; None: nobody asks
+    refused: int = 0  # items that were too old
+
+    def why(self, side: Side, count: int) -> Why | None:
+        """What a call for ``count`` items would have to wait for now; None if it would not."""
+        if side == Side.SAMPLES:
+            if self.queued is not None and self.queued + self.reserved + count > self.room:
+                return Why.FULL
+            if self.quota is not None and count > self.quota:
+                return Why.QUOTA
+            if self.allowed is not None and count > self.allowed:
+                return Why.VERSION
+            if self.wanted is not None and self.filled >= self.min_size:
+                after = self.ahead + (self.pending + self.reserved + count) * self.wanted
+                return Why.AHEAD if after > self.error_buffer + ROUNDING else None
+            return None
+        if self.size < self.min_size:
+            return Why.FEW
+        if self.wanted is not None and self.ahead - count < -self.error_buffer - ROUNDING:
+            return Why.BEHIND
+        if self.queued is not None:
+            return Why.SHORT if self.left < count else None
+        return None
+
+
+def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
+    """Of a runtime page."""
+    size, pending = int(runtime["length"]) * width, int(runtime["pending"])
+    reserved = int(runtime["reserved"]) * width
+    head = int(runtime["head"])
+    setting = limiter.setting(runtime)
+    if setting is None:
+        room, open_ = capacity * width, pending + reserved
+        return RateStatus(
+            *(None, None, 0.0, 0.0, 0, size, size + open_, None, 0, room, pending, 0, None),
+            reserved,
+        )
+    block, ages = setting["limiter"], setting["ages"]
+    limits = Limit(int(block["limits"]))
+    ratio = float(block["samples_per_insert"])
+    inserted = limiter.signed(int(runtime["write_count"]) - int(block["inserts_base"]))
+    drawn = limiter.signed(int(runtime["drawn"]) - int(block["samples_base"]))
+    # What is being written over was there; an open claim of a ring that was not full is of none.
+    overwrites = inserted >= 0 and head * width >= capacity * width + pending
+    times = int(block["max_times_sampled"]) if limits & Limit.QUEUE else 0
+    queued, left = None, 0
+    if times:
+        end, oldest = head * width, max(0, head - 2 * capacity) * width
+        following = min(max(int(block["queue_next"]), oldest * times), end * times)
+        queued, left = end - following // times, end * times - following
+    quota = limiter.quota_of(runtime)
+    return RateStatus(
+        wanted=ratio if limits & Limit.RATIO else None,
+        seen=drawn / inserted if inserted > 0 and limits & Limit.RATIO else None,
+        ahead=inserted * ratio - drawn if limits & Limit.RATIO else 0.0,
+        error_buffer=float(block["error_buffer"]) if quota is None else 0.0,
+        min_size=int(block["min_size"]),
+        size=size + (pending if overwrites else 0),
+        filled=size + pending + reserved,
+        queued=queued,
+        left=left,
+        room=capacity * width,
+        pending=pending,
+        max_times_sampled=times,
+        quota=None if quota is None else max(0, quota[0] - quota[1] - pending - reserved),
+        reserved=reserved,
+        allowed=_allowed(runtime, ages, pending + reserved) if limits & Limit.AGES else None,
+        version=int(runtime["consumer_version"]),
+        max_staleness=int(ages["max_staleness"]) if limits & Limit.AGES else None,
+        refused=int(runtime["refused"]),
+    )
+
+
+def _allowed(runtime: Any, ages: Any, open_: int) -> int | None:
+    each = int(ages["items_per_version"])
+    if each == 0:
+        return None
+    written = limiter.signed(int(runtime["write_count"]) - int(ages["inserts_base"]))
+    versions = limiter.signed(int(runtime["consumer_version"]) - int(ages["version_base"]))
+    if written + open_ == 0:
+        versions = 0  # nothing is written: versions count from here on
+    # Where a version was made from nothing both count a batch more: only the difference is told.
+    return (max(0, versions) + int(ages["max_staleness"]) + 1) * each - written - open_
+
+
+def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> list[int]:
+    """Entries of the clients on a side: by what they did, by their role, or by their wait."""
+    field, other, role, waiting = (
+        ("last_sample_ns", "last_insert_ns", Role.LEARNER, Side.INSERTS)
+        if side == Side.SAMPLES
+        else ("last_insert_ns", "last_sample_ns", Role.COLLECTOR, Side.SAMPLES)
+    )
+    # A coordinator calls whatever it spawns a collector: what it has done since says more.
+    to_come = (entries["role"] == role) & (entries[other] == 0)
+    there = (entries["state"] == EntryState.LIVE) & (
+        (entries[field] > 0) | to_come | (entries["waits_for"] & waiting > 0)
+    )
+    return [int(i) for i in there.nonzero()[0] if i != excluding]
+
+
+def explain(
+    now: RateStatus,
+    entries: Any,
+    side: Side,
+    count: int,
+    why: Why,
+    now_ns: int,
+    excluding: int,
+    held: str = "",
+    consumers: Sequence[ConsumerStatus] = (),
+) -> str:
+    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ..."."""
+    who = _who(entries, side, now_ns, excluding)
+    match why:
+        case Why.AHEAD | Why.BEHIND:
+            seen = "none yet" if now.seen is None else f"{now.seen:.3g} seen"
+            what = f"{now.wanted:g} samples per insert wanted, {seen}"
+        case Why.QUOTA:
+            what = (
+                f"{count:,} items are to be written, and the quota of this shard has {now.quota:,}"
+            )
+            who = "it grows as the learners of the sharded buffer sample"
+        case Why.VERSION:
+            what = (
+                f"{count:,} items are to be written, and while learners have version "
+                f"{now.version:,} there may be {max(0, now.allowed or 0):,} more "
+                f"(max_staleness={now.max_staleness})"
+            )
+        case Why.HELD:
+            what, who = _held(consumers)
+        case Why.SCARCE:
+            what = f"{count:,} items are wanted that this consumer has not been given"
+            if (entries["waits_for"] & Side.SAMPLES > 0).any():
+                what += _held_here(consumers, excluding)
+        case Why.FEW:
+            what = f"{now.size:,} items are there, {count:,} have to be"
+        case Why.FULL:
+            what = f"the queue is full: {now.queued:,} of {now.room:,} items are not handed out"
+            if now.reserved:
+                what += f", and {now.reserved:,} are reserved"
+            reader = _first(entries, "reading", entries["reading"] > 0)
+            if (now.queued or 0) + now.reserved + count <= now.room and reader is not None:
+                what = "items that were taken out of the queue are still being read"
+                who = f"{_name(entries, reader)} reads them"
+            elif (now.queued or 0) + now.reserved + count <= now.room and (
+                size := int(entries["byte_first"][excluding])
+            ):
+                what = (
+                    f"the queue is full: {now.queued:,} items are not handed out, and {size:,} "
+                    "bytes more do not fit"
+                )
+        case Why.SHORT:
+            what = f"the queue has {now.left:,} items to hand out, {count:,} are wanted"
+            writer = _first(entries, "first", entries["phase"] == Phase.PAYLOAD)
+            if now.left >= count and writer is not None:
+                what = "the next items of the queue are still being written"
+                who = f"{_name(entries, writer)} writes them"
+            elif now.left >= count:
+                what = f"the queue has fewer than {count:,} items: some places hold none"
+    if held and side == Side.SAMPLES:
+        who = f"{held}; {who}"
+    return f"{what}; {who}"
+
+
+def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
+    """The wait of writers, and the clients that can end it."""
+    holding = [one for one in consumers if one.holds]
+    if not holding:
+        return "a consumer has items that are not acknowledged", "it was removed just now"
+    last = min(holding, key=lambda one: one.floor)
+    what = (
+        f"the oldest of {last.behind:,} items that consumer {last.name!r} has not acknowledged "
+        "would be written over"
+    )
+    advice = f"remove it (`shmbuffer consumers DIRECTORY --remove {last.name}`) if nobody will"
+    running = [lease for lease in last.leases if lease.ends_in_s]
+    if not running:
+        return what, f"nobody holds any of them; sample with that consumer, or {advice}"
+    pids = sorted({lease.pid for lease in running})
+    noun = "process" if len(pids) == 1 else "processes"
+    held = f"{noun} {', '.join(map(str, pids))} {'holds' if len(pids) == 1 else 'hold'} "
+    items = sum(lease.items for lease in running)
+    return what, f"{held}{items:,} of them until ack(); {advice}"
+
+
+def _held_here(consumers: Sequence[ConsumerStatus], entry: int) -> str:
+    """The action of a waiting learner whose own leases block the writers."""
+    found = ""
+    for one in consumers:
+        items = sum(lease.items for lease in one.leases if lease.entry == entry and lease.ends_in_s)
+        if items and one.holds:
+            held = f"{items:,} unacknowledged items of consumer {one.name!r}"
+            found += f"; this handle holds {held}, for which writers wait; ack them first"
+    return found
+
+
+def waits(
+    runtime: Any,
+    entries: Any,
+    *,
+    width: int,
+    capacity: int,
+    now_ns: int,
+    held: str = "",
+    consumers: Sequence[ConsumerStatus] = (),
+) -> list[dict[str, Any]]:
+    """Every client that waits for the other side: ``pid``, ``entry``, ``seconds``, ``text``."""
+    now = rate_status(runtime, width=width, capacity=capacity)
+    found = []
+    live = entries["state"] == EntryState.LIVE
+    for entry in (live & (entries["waits_for"] > 0)).nonzero()[0]:
+        one = entries[entry]
+        for side in Side:
+            why = limited_by(now, one, side)
+            if why is None:
+                continue  # it may go on, and will in a moment
+            asked = now, entries, side, wanted(one, side), why, now_ns, int(entry)
+            text = explain(*asked, held, consumers)
+            found.append(
+                {
+                    "entry": int(entry),
+                    "pid": int(one["pid"]),
+                    "seconds": _seconds(now_ns, int(one["waits_since_ns"])),
+                    "text": f"{'extend' if side == Side.SAMPLES else 'sample'} waits: {text}",
+                }
+            )
+    return found
+
+
+def wanted(entry: Any, side: Side) -> int:
+    """Items that a client waits to write, or to draw."""
+    return int(entry["inserts_wanted" if side == Side.SAMPLES else "samples_wanted"])
+
+
+def limited_by(now: RateStatus, entry: Any, side: Side) -> Why | None:
+    """Why a client waits for the other side; None: it does not wait, or may go on."""
+    if not int(entry["waits_for"]) & side:
+        return None
+    noted = int(entry["waits_why"])
+    if side == Side.SAMPLES and noted == Why.FULL:
+        return Why.FULL
+    if noted == Why.SHORT and side == Side.INSERTS:
+        return Why.SHORT
+    if noted == (Why.HELD if side == Side.SAMPLES else Why.SCARCE):
+        return Why(noted)
+    if side == Side.INSERTS and noted == Why.FEW:
+        return Why.FEW if now.size < wanted(entry, side) else None
+    return now.why(side, wanted(entry, side))
+
+
+def _who(entries: Any, side: Side, now_ns: int, excluding: int) -> str:
+    noun, did, field = (
+        ("learner", "sampled", "last_sample_ns")
+        if side == Side.SAMPLES
+        else ("collector", "inserted", "last_insert_ns")
+    )
+    there = clients_on(entries, side, excluding=excluding)
+    if not there:
+        itself = int(entries[field][excluding])
+        if itself == 0:
+            return f"there is no {noun}"
+        pid, when = int(entries["pid"][excluding]), _span(_seconds(now_ns, itself))
+        return f"there is no other {noun}, pid {pid} itself last {did} {when} ago"
+    last = max(there, key=lambda entry: int(entries[field][entry]))
+    at = int(entries[field][last])
+    name = _name(entries, last)
+    when = f"last {did} {_span(_seconds(now_ns, at))} ago" if at else f"has not {did} yet"
+    if len(there) == 1:
+        return f"the only {noun}, {name}, {when}"
+    return f"of {len(there)} {noun}s the last one, {name}, {when}"
+
+
+def _name(entries: Any, entry: int) -> str:
+    pid = int(entries["pid"][entry])
+    state = process_state(pid)
+    return f"pid {pid}" + (f" ({state})" if state != "running" else "")
+
+
+def _first(entries: Any, field: str, which: Any) -> int | None:
+    there = (which & (entries["state"] == EntryState.LIVE)).nonzero()[0]
+    return min(map(int, there), key=lambda entry: int(entries[field][entry]), default=None)
+
+
+def _seconds(now_ns: int, then_ns: int) -> float:
+    return max(0, now_ns - then_ns) / 1e9
+
+
+def _span(seconds: float) -> str:
+    if seconds < _LONG_S:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"

@@ -1,0 +1,137 @@
+"""Room for items to come, as one handle's ring holds it.
+
+    reserve ──▶ name ──held──▶ a write of this thread is made from it ──commit──▶ spent
+                  └──give_back, its time is over, the handle goes──▶ others may have its room
+
+What a reservation is admitted for is that of a write, and counts for everybody at once. It has no
+slot and no ticket: those the write takes. The table is in the ledger (``_native/reservations.c``);
+what names a reservation is its number and its place there.
+If the holder dies: what it held ends when it is reaped; a write that was being committed is
+committed for it, and its reservation is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer._native._core import address
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.flow.holders import now_ns, table_of
+from shmbuffer.memory.flow.waiting import Calls
+from shmbuffer.memory.format import ledger
+from shmbuffer.memory.format.ledger import RESERVATION, RESERVATIONS, ReservationState
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+
+_FOR_EVER = 2**64 - 1
+_ENDLESS_S = 2**33  # its nanoseconds fit in 64 bits with those of the clock
+
+
+class Reservations:
+    """The reservations of one handle's ring. Use `Ring.reservations`."""
+
+    def __init__(self, calls: Calls, seat: Seat) -> None:
+        self._calls = calls
+        self._seat = seat
+        self._has_room = False
+
+    def reserve(
+        self,
+        rows: int,
+        nbytes: int = 0,
+        *,
+        seconds: float | None = None,
+        number: int = 0,
+        name: NDArray[np.uint64] | None = None,
+    ) -> int:
+        """Waits as a write of so many rows would, and holds their room; returns what names it.
+
+        Args:
+            rows: slots.
+            nbytes: of the byte ring; 0: unknown.
+            seconds: until it ends by itself; None: with the handle.
+            number: of pieces that are gone on with; 0: a new one.
+            name: ``[1]``, 0: where the name is noted as it is granted, for who may be interrupted.
+        """
+        self._take_room()
+        ends = _FOR_EVER
+        if seconds is not None and seconds < _ENDLESS_S:
+            ends = now_ns() + int(seconds * 1e9)
+
+        if name is None:
+            name = np.zeros(1, np.uint64)
+        given = rows, nbytes, ends, number, address(name)
+        try:
+            self._calls.ask("reserve", *given)
+            found = int(name[0])
+        except BaseException:
+            if name[0]:
+                self.give_back(int(name[0]))
+                name[0] = 0
+            raise
+        return found
+
+    @contextmanager
+    def held(
+        self,
+        name: int,
+        versions: NDArray[np.int64] | None = None,
+        young: NDArray[np.bool_] | None = None,
+    ) -> Iterator[None]:
+        """The first write that this thread commits in here is made from the reservation.
+
+        Args:
+            name: of the reservation.
+            versions: of each item, or one of them all; None: nobody has said.
+            young: where `TooOld` is raised, set to which of them will not be too old at their turn.
+        """
+        native = self._seat.native
+        try:  # Ctrl-C may come as soon as it is held
+            if versions is None or young is None:
+                native.hold(name, 0, 0, 0)
+            else:
+                native.hold(name, address(versions), address(young), len(versions))
+            yield
+        finally:
+            native.hold(0, 0, 0, 0)
+
+    def give_back(self, name: int) -> bool:
+        """Others may have its room; False: it had ended already."""
+
+        def call() -> int:
+            found = int(self._seat.native.give_back(name, LOCK_TIMEOUT_NS))
+            return 1 if found == -_core.NO_RESERVATION else found
+
+        return self._calls.run(call, "abort") == 0
+
+    def note_partial(self, name: int) -> None:
+        """From here on it has pieces in a file."""
+        self._calls.ask("note_partial", name, what="append")
+
+    def is_done(self, number: int, *, forget: bool = False) -> bool:
+        """Whether the pieces of that number were committed; ``forget``: their file is gone."""
+        return self._calls.ask("partial_is_done", number, forget, what="partials") > 0
+
+    def refuse(self, elements: int) -> None:
+        """Counts elements that were too old."""
+        self._seat.native.refuse(elements)
+
+    def done(self) -> list[int]:
+        """Numbers of those whose pieces were committed, and whose file nobody has seen off."""
+        table = table_of(self._seat)
+        return [int(number) for number in table["id"][table["state"] == ReservationState.DONE]]
+
+    def _take_room(self) -> None:
+        """Extends the ledger so far that it has the reservations; SpaceError without room."""
+        if self._has_room:
+            return
+        assert self._seat.mapped is not None
+        start, nbytes = _core.parts(1)["reservations"], RESERVATIONS * RESERVATION.itemsize
+        with self._seat.ground.lock(60.0):
+            self._seat.ground.extend_ledger(start, nbytes)
+            ledger.note_bytes(self._seat.mapped.ledger, start + nbytes)
+        self._has_room = True

@@ -1,0 +1,68 @@
+"""Whether anybody is on a side of a limited buffer, for those who wait for it."""
+
+from __future__ import annotations
+
+import os
+from threading import get_native_id
+
+import numpy as np
+
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.flow.rate_status import clients_on
+from shmbuffer.memory.format.layout import Side
+
+ALONE_S = 1.0
+"""That nobody is on a side, before it counts as left: a client may be starting again."""
+
+_FORGET_S = 30.0  # without a wait, until it is not known any more since when a side is left
+
+
+class Sides:
+    """The clients that sample and insert, for one handle."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._samplers: set[int] = set()
+        self._left: set[Side] = set()  # sides that nobody is on, as the last wait has found
+        self._alone: dict[Side, tuple[float, float]] = {}  # first and last time that nobody was
+
+    def draws_here(self) -> None:
+        """Notes that this thread draws, for the writers of its process."""
+        self._samplers.add(get_native_id())
+
+    def are_left(self, side: Side, now: float) -> bool:
+        """Whether nobody is on a side, and has not been for a while."""
+        there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
+        if there or self.has_thread(side):
+            self._alone.pop(side, None)
+            self._left.discard(side)
+            return False
+        since, last = self._alone.get(side, (now, now))
+        since = since if now - last < _FORGET_S else now  # of calls with short timeouts, too
+        self._alone.update({side: (since, now)})
+        return side in self._left or now - since >= ALONE_S
+
+    def all_wait(self, side: Side) -> bool:
+        """Whether everybody on a side waits; also where nobody is on it."""
+        waits = self._seat.control.entries["waits_for"]
+        there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
+        if self.has_thread(side) and not waits[self._seat.entry] & ~np.uint32(side):
+            return False
+        return bool((waits[there] > 0).all())
+
+    def note_left(self, side: Side) -> bool:
+        """Notes that nobody is on a side, and returns whether that is news."""
+        known = side in self._left
+        self._left.add(side)
+        return not known
+
+    def has_thread(self, side: Side) -> bool:
+        """Whether another thread of this process is on that side, through this handle."""
+        me = get_native_id()
+        native = self._seat.native  # None: nobody has written anything
+        writers = {native.last_writer} if native is not None else set()
+        theirs = self._samplers if side == Side.SAMPLES else writers
+        return any(
+            thread and thread != me and os.path.exists(f"/proc/self/task/{thread}")
+            for thread in theirs
+        )

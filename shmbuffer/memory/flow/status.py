@@ -1,0 +1,197 @@
+"""Errors for the status codes of native calls: what happened, where, what to do."""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import (
+    BufferClosedError,
+    BufferNeedsRestart,
+    ConsumerError,
+    CorruptBufferError,
+    EmptyBufferError,
+    LockTimeout,
+    RecordTooLargeError,
+    ReservationLostError,
+    ShmBufferError,
+    SpaceError,
+)
+from shmbuffer.memory.directory.seat import Seat, unlinked
+from shmbuffer.memory.format import ledger
+from shmbuffer.memory.format.ledger import RESERVATIONS
+from shmbuffer.memory.format.priorities import largest_mass
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.system.identity import process_of, process_state
+
+
+class TooOld(Exception):  # noqa: N818 - no error: what is too old is left out, and the rest written
+    """Of a write from a reservation: some items would be too old at their turn."""
+
+
+def require_linked(seat: Seat) -> None:
+    """BufferUnlinkedError if the directory was removed; checks it once a second. 0.1 µs."""
+    if seat.native is None:
+        seat.require_linked()
+    elif (status := seat.native.look()) < 0:
+        raise_for_status(seat, -status, "look")
+
+
+def raise_for_status(
+    seat: Seat, status: int, what: str, priorities: object = None, index: object = None
+) -> NoReturn:
+    """Raises what a status of the C core means."""
+    where, native, mapped = seat.where, seat.native, seat.mapped
+    assert mapped is not None
+    schema = mapped.schema
+    if status == _core.BAD_PRIORITY:
+        if not (0 <= native.alpha < math.inf and 0 <= native.eps < math.inf):
+            raise CorruptBufferError(
+                f"{where}: {what}: alpha is {native.alpha:g} and eps is {native.eps:g}, which "
+                "something else has written over the shared memory; close every handle, then "
+                "recover",
+                path=where,
+            )
+        at = native.bad_at
+        value = f" {priorities[at]}" if isinstance(priorities, np.ndarray) else ""
+        raise ValueError(
+            f"{where}: priority{value} at position {at} is not a number from 0 to "
+            f"{largest_mass(schema.elements):.0e} (also after ** alpha); nothing was changed"
+        )
+    if status == _core.BAD_INDEX:
+        at = native.bad_at
+        value = f" {index[at]}" if isinstance(index, np.ndarray) else ""
+        raise IndexError(
+            f"{where}: index{value} at position {at} is outside the buffer of {schema.elements}; "
+            "nothing was changed"
+        )
+    if status == _core.TOO_LARGE:
+        needed, there = native.needed, schema.record_bytes
+        raise RecordTooLargeError(
+            f"{where}: {what} needs {needed} bytes in the byte ring, which has {there}; write "
+            "fewer items at once, or create the buffer with a larger max_bytes. Nothing was "
+            "changed",
+            needed_bytes=needed,
+            max_bytes=there,
+        )
+    if status == _core.NO_WHOLES:
+        sharing = schema.sharing
+        nbytes = sum(leaf.nbytes for leaf in schema.leaves if leaf.path in sharing.paths)
+        raise SpaceError(
+            f"{where}: {what} needs room for {native.needed} whole next observations, and of the "
+            f"{sharing.wholes} that there are too few are free: more items than expected are the "
+            "newest of their stream, or differ from the observation that follows; create the "
+            "buffer with a larger share_next_room, or without share_next. Nothing was changed",
+            needed_bytes=native.needed * nbytes,
+        )
+    if status == _core.BAD_BATCH:
+        raise ValueError(
+            f"{where}: record {native.bad_at} of the batch does not lie within its bytes; "
+            "nothing was changed"
+        )
+    if status == _core.NO_RESERVATION:
+        raise ReservationLostError(
+            f"{where}: {what}: this reservation is not held any more; reserve again. Nothing was "
+            "changed"
+        )
+    if status == _core.OVER_RESERVED:
+        unit = "bytes" if native.why else "items"
+        raise ValueError(
+            f"{where}: {what} of {native.bad_at:,} {unit} from a reservation of "
+            f"{native.needed:,}; reserve as many, or write fewer. Nothing was changed"
+        )
+    if status == _core.ALL_RESERVED:
+        raise ShmBufferError(
+            f"{where}: {what}: all {RESERVATIONS:,} reservations are in use; commit or abort some. "
+            "`shmbuffer inspect` says who holds them",
+            reservations=RESERVATIONS,
+        )
+    if status == _core.TOO_OLD:
+        raise TooOld
+    if status == _core.NOTHING:
+        raise EmptyBufferError(f"{where}: Cannot sample from an empty storage; write to it first")
+    if status == _core.IN_QUEUE:
+        raise ShmBufferError(
+            f"{where}: {what}: the buffer is a queue, which is written at its end only; take "
+            "max_times_sampled away first. Nothing was changed"
+        )
+    if status == _core.CONSUMED:
+        raise ShmBufferError(
+            f"{where}: {what}: the items are consumed in the order in which they were written, so "
+            "that nothing can be written into named slots; remove the consumers first (shmbuffer "
+            "consumers DIRECTORY --remove NAME). Nothing was changed"
+        )
+    if status == _core.CONSUMER_GONE:
+        raise ConsumerError(
+            f"{where}: {what}: the consumer was removed while this handle used it; open it again, "
+            "with a new sampler, if it is still wanted. Nothing was changed"
+        )
+    if status == _core.NO_LEASE:
+        raise ConsumerError(
+            f"{where}: {what}: {ledger.LEASES} batches of this consumer wait for their "
+            "acknowledgement; call ack() for each batch once it is trained on. Nothing was changed"
+        )
+    if status == _core.OTHER_SETTINGS:
+        raise ValueError(
+            f"{where}: priorities are kept with alpha={native.alpha:g}, eps={native.eps:g}; "
+            "use the same, or change them with set_alpha"
+        )
+    if status == _core.LOCK_TIMEOUT:
+        tid = seat.control.mutex_owner()
+        pid, state = process_of(tid), process_state(tid)
+        raise LockTimeout(
+            f"{where}: {what} waited {LOCK_TIMEOUT_NS / 1e9:g} s for the buffer's mutex, which "
+            f"thread {tid} of process {pid} ({state}) holds; continue or end that process",
+            tid=tid,
+            pid=pid,
+            state=state,
+        )
+    if status == _core.LEFT:
+        raise BufferClosedError(f"{where}: this handle was closed; attach again")
+    if status == _core.UNLINKED:
+        raise unlinked(where)
+    if status == _core.CLOSING_STATUS:
+        raise BufferClosedError(f"{where}: the buffer is being removed; nothing was written")
+    if status == _core.NO_TICKETS:
+        raise BufferNeedsRestart(
+            f"{where}: {what}: all 2**62 tickets of this buffer are used; copy what is in it "
+            "to a new one"
+        )
+    if status == _core.REENTERED:
+        raise ShmBufferError(
+            f"{where}: {what}: a signal handler came while this thread was writing through the "
+            "same handle; let the handler set a flag, or attach a second handle for it"
+        )
+    if status == _core.BAD_ALPHA:
+        raise ValueError(
+            f"{where}: {what}: alpha and eps have to be numbers from 0, and the sum of "
+            "(priority + eps) ** alpha finite; nothing was changed"
+        )
+    if status == _core.FENCED:
+        raise BufferNeedsRestart(
+            f"{where}: this process was taken for dead and its write was rolled back; attach again"
+        )
+    if status == _core.DAMAGED:
+        at = native.bad_at
+        slot = at if at < schema.capacity else None
+        found = (
+            "head and tail of the byte ring cannot be"
+            if slot is None
+            else f"slot {slot} does not hold the item that it should"
+        )
+        raise CorruptBufferError(
+            f"{where}: {what}: {found}: something else has written over the shared memory; close "
+            "every handle, then recover",
+            path=where,
+            slot=slot,
+        )
+    if status == _core.NO_MEMORY:
+        raise MemoryError(f"{where}: {what} could not get memory for its own bookkeeping")
+    if status == _core.NO_CLAIM:
+        raise ShmBufferError(f"{where}: {what}: nothing is claimed; call claim first")
+    raise BufferNeedsRestart(
+        f"{where}: {what}: the buffer's mutex is beyond repair; close every handle, then recover"
+    )

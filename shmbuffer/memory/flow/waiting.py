@@ -1,0 +1,377 @@
+"""Native calls, and what happens where one could not do its work: waited for, repeated, or refused.
+
+    BLOCKED   another writer fills the slots: a turn is waited for, the dead are reaped
+    LIMITED   the other side has to come first, see `Waiting`
+    FORKED    the handle came through fork: a seat of our own is taken
+    else      an error, see `refusals`
+
+    a call is limited ──▶ is anybody on the other side? ──no──▶ pass, wait or error (when_no_peer)
+                                      │ yes
+                                      ▼
+                          asleep on the futex, 5 ms at most ──▶ tried again
+                          (the dead reaped, the deadline and signals looked at)
+
+What is allowed decides the core, under the mutex; see ``_native/flow.c``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from shmbuffer._native import _core
+from shmbuffer.errors import RateLimitError, RateLimitTimeout, RingOverrunError
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.flow import consumer_status
+from shmbuffer.memory.flow.consumer_status import ConsumerStatus
+from shmbuffer.memory.flow.deadlock import find_deadlock
+from shmbuffer.memory.flow.holders import holders, table_of, told
+from shmbuffer.memory.flow.rate_status import (
+    RateStatus,
+    clients_on,
+    explain,
+    rate_status,
+)
+from shmbuffer.memory.flow.sides import Sides
+from shmbuffer.memory.flow.status import raise_for_status, require_linked
+from shmbuffer.memory.format.layout import Alone, Side, Why
+from shmbuffer.memory.format.limiter import RateLimiter
+from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.system import deadline
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+from shmbuffer.memory.system.identity import process_state
+
+_log = logging.getLogger("shmbuffer.flow")
+
+COUNTS, PASSES_ONCE, PASSES = range(3)
+"""How a thread's calls stand to the ratio (``shmb_bypass`` in ``_native/ring.h``): they count, the
+next one goes on whatever it is, all do."""
+SLICE_NS = 5_000_000
+"""Asleep, at most: a death is noticed within this time, and who dies before waking us costs no
+more."""
+LOOK_S = 0.1
+"""Between two looks for the dead, and for a deadlock."""
+SAY_S = 30.0
+"""Between two warnings."""
+
+FILLING_S = 0.0002  # between two looks at a ring that is empty because all of it is being written
+_PATIENCE_S = 0.1  # a turn that is not used for this long goes to the end of the queue
+
+
+class Calls:
+    """The native calls of one handle's ring."""
+
+    def __init__(self, seat: Seat, schema: Schema, live: SlotsFile) -> None:
+        self.seat = seat
+        self.schema = schema
+        self._live = live
+        self.sides = Sides(seat)
+
+    def run(
+        self,
+        call: Callable[[], int],
+        what: str,
+        timeout: float | None = WRITE_TIMEOUT_S,
+        priorities: object = None,
+        index: object = None,
+    ) -> int:
+        """Makes a call until it succeeds, and returns what it says: a number from 0 on."""
+        try:
+            result = call()
+            if result < 0:
+                result = self.again(result, call, what, timeout, priorities, index)
+        except BaseException:
+            self.seat.native.give_up(LOCK_TIMEOUT_NS)
+            raise
+        return result
+
+    def ask(
+        self,
+        name: str,
+        *given: Any,
+        what: str = "",
+        priorities: object = None,
+        index: object = None,
+    ) -> int:
+        """`run` of a method of the native ring, which errors call ``what``."""
+        call = lambda: int(getattr(self.seat.native, name)(*given, LOCK_TIMEOUT_NS))  # noqa: E731
+        return self.run(call, what or name, WRITE_TIMEOUT_S, priorities, index)
+
+    def answer(self, call: Callable[[], Any], what: str) -> Any:
+        """The result of a call; as long as that is a status, an int, it is repeated."""
+        while isinstance(found := call(), int):
+            self.again(found, lambda: 0, what)
+        return found
+
+    def again(
+        self,
+        result: int,
+        call: Callable[[], int],
+        what: str,
+        timeout: float | None = WRITE_TIMEOUT_S,
+        priorities: object = None,
+        index: object = None,
+    ) -> int:
+        """Waits, reaps or takes another seat, whatever the status says, until the call succeeds.
+
+        A call that may have to wait has said so before it is here: the caller gives that up
+        in an ``except`` which encloses both, by one call of the core (see `run`).
+        """
+        seat = self.seat
+        limit = deadline.ends(timeout)
+        blocked: _Blocked | None = None
+        waiting: Waiting | None = None
+        while result < 0:
+            if result == -_core.BLOCKED:
+                blocked = self._wait_for_blocker(what, limit, blocked)
+            elif result == -_core.LIMITED:
+                waiting = waiting or Waiting(seat, self.schema, self.sides, what)
+                native = seat.native
+                waiting.wait(Why(native.why), native.needed, deadline.ends(None))
+                limit = deadline.ends(timeout)  # of waits for a slot: from here on
+            elif result == -_core.FORKED:
+                seat.rejoin()
+            elif result == -_core.NOTHING and self._is_being_filled(limit):
+                time.sleep(FILLING_S)
+            else:
+                raise_for_status(seat, -result, what, priorities, index)
+            require_linked(seat)
+            result = call()
+        if waiting is not None:  # where nothing is limited any more the core has not asked
+            seat.native.give_up(LOCK_TIMEOUT_NS)
+        return int(result)
+
+    def _is_being_filled(self, limit: deadline.Deadline | None) -> bool:
+        """Whether writers hold slots now, or did a moment ago: an empty ring does not stay so."""
+        self.seat.reap_dead()
+        if limit is not None and time.monotonic() >= limit.deadline:
+            return False
+        return int(self.seat.native.length) > 0 or bool(self._live.writing().any())
+
+    def _wait_for_blocker(
+        self, what: str, limit: deadline.Deadline | None, before: _Blocked | None
+    ) -> _Blocked | None:
+        """Waits, since most clients do not block for long; then reaps the client if it is dead."""
+        seat = self.seat
+        entry, incarnation, turn, by_turn = seat.native.blocker
+        now = time.monotonic()
+        late = limit is not None and now >= limit.deadline
+        who = (entry, incarnation, turn if by_turn else 0)
+        blocked = before if before is not None and before.who == who else _Blocked(who, now, now)
+        if (late or now - blocked.looked >= SLICE_NS / 1e9) and seat.reap_if_dead(
+            entry, incarnation
+        ):
+            return None
+        if limit is not None and late:
+            pid = seat.registry.identity(entry).pid
+            state = process_state(pid)
+            doing = (
+                "waits for a slot in front of us" if by_turn else "is still writing a slot of ours"
+            )
+            raise RingOverrunError(
+                f"{seat.where}: {what} waited {limit.seconds:g} s: process {pid} ({state}) "
+                f"{doing}; continue or end that process, or make the buffer larger",
+                pid=pid,
+                state=state,
+                timeout=limit.seconds,
+            )
+        seat.native.wait(
+            SLICE_NS if limit is None else min(SLICE_NS, int((limit.deadline - now) * 1e9) + 1)
+        )
+        if by_turn and now - blocked.since > _PATIENCE_S:
+            seat.native.forfeit(entry, turn, LOCK_TIMEOUT_NS)
+            return None
+        looked = now if now - blocked.looked >= SLICE_NS / 1e9 else blocked.looked
+        return _Blocked(who, blocked.since, looked)
+
+
+class _Blocked(NamedTuple):
+    """A write that waits for another client."""
+
+    who: tuple[int, int, int]
+    """Entry, incarnation, and the turn that it waits for; 0: it waits for a slot."""
+    since: float
+    looked: float
+    """When it was asked whether that client lives, or since when it is in the way."""
+
+
+class Waiting:
+    """One call that is limited."""
+
+    def __init__(self, seat: Seat, schema: Schema, sides: Sides, what: str) -> None:
+        self._seat = seat
+        self._schema = schema
+        self._sides = sides
+        self._what = "extend" if what in ("write", "place") else what
+        self._began = time.monotonic()
+        self._looked = -1.0
+        self._said = -1.0
+        self._knot: tuple[int, ...] | None = None
+        self._full: tuple[int, int] | None = None
+        self._side = Side.INSERTS if what == "sample" else Side.SAMPLES
+
+    def wait(self, why: Why, count: int, limit: deadline.Deadline | None) -> None:
+        """Once: until something has changed, or a few milliseconds have passed."""
+        native = self._seat.native
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self._seat.reap_dead()
+            if why != Why.QUOTA:  # else the other side is not seen from here
+                self._require_possible(why, count)
+                if self._sides.are_left(self._side, now) and self._passes(why, count, now):
+                    native.bypass(PASSES_ONCE)
+                    return
+                self._require_no_deadlock(why)
+            if now - self._began >= SAY_S and now - self._said >= SAY_S:
+                self._say(f"{self._text(why, count)} (for {now - self._began:.0f} s)", now)
+        if limit is not None and now >= limit.deadline:
+            raise RateLimitTimeout(
+                f"{self._seat.where}: {self._text(why, count)}; after {limit.seconds:g} s nothing "
+                "was changed",
+                pids=self._pids(),
+            )
+        left = SLICE_NS if limit is None else int((limit.deadline - now) * 1e9) + 1
+        if native is None:  # nobody could wake us
+            time.sleep(min(SLICE_NS, left) / 1e9)
+        else:
+            native.wait(min(SLICE_NS, left))
+
+    def _passes(self, why: Why, count: int, now: float) -> bool:
+        """What to do while the other side has no client."""
+        found = self._seat.control.limits()
+        alone = Alone.WAIT if found is None else found.alone
+        seat = self._seat
+        nobody = why == Why.HELD and seat.is_alone() and not self._sides.has_thread(self._side)
+        if nobody and found is None:
+            raise RateLimitError(
+                f"{seat.where}: {self._text(why, count)}, and nobody else has the buffer; nothing "
+                "was changed",
+                pids=[],
+            )
+        if alone == Alone.ERROR:
+            raise RateLimitError(
+                f"{self._seat.where}: {self._text(why, count)}, and when_no_peer is 'error'; "
+                "nothing was changed",
+                pids=[],
+            )
+        if alone == Alone.PASS and why in (Why.AHEAD, Why.BEHIND):
+            if self._sides.note_left(self._side):
+                text = self._text(why, count)
+                self._say(f"{text}; it goes on, uncounted (when_no_peer='pass')", now)
+            return True
+        if now - self._said >= SAY_S or self._said < 0:
+            self._say(self._text(why, count), now)
+        return False
+
+    def _say(self, text: str, now: float) -> None:
+        self._said = now
+        _log.warning("%s: %s", self._seat.where, text)
+
+    def _require_possible(self, why: Why, count: int) -> None:
+        """A reason why the call can never be admitted."""
+        found, room, where = self._seat.control.limits(), self._schema.elements, self._seat.where
+        if why == Why.FEW and count > room:
+            raise ValueError(
+                f"{where}: min_size is {count:,}, and the buffer has room for {room:,} items"
+            )
+        if why in (Why.HELD, Why.SCARCE) and count > room:
+            verb = "write" if why == Why.HELD else "draw"
+            raise ValueError(
+                f"{where}: a batch of {count:,} items is consumed through a buffer of {room:,}; "
+                f"{verb} fewer at once"
+            )
+        if found is None:
+            return
+        share = count * (found.samples_per_insert or 0.0) if why == Why.AHEAD else count
+        if why == Why.FULL and count > room:
+            problem = (
+                f"a batch of {count:,} items cannot go through a queue of {room:,}; write fewer "
+                "at once"
+            )
+        elif why == Why.SHORT and count > room * (found.max_times_sampled or 1):
+            problem = f"{count:,} items cannot come out of a queue of {room:,}; draw fewer at once"
+        elif why == Why.SHORT and self._is_stuck():
+            problem = (
+                f"{count:,} items cannot come out of this queue of {room:,}, which is full: some "
+                "of its slots are of writers that died; draw fewer at once, or make the queue "
+                "larger than what is drawn at once and what dies in it"
+            )
+        elif why in (Why.AHEAD, Why.BEHIND) and share > 2 * found.tolerance:
+            verb = "write" if why == Why.AHEAD else "draw"
+            problem = (
+                f"to {verb} {count:,} items at once the error buffer, {found.tolerance:g}, has to "
+                f"be at least {share / 2:g}"
+            )
+        else:
+            return
+        raise RateLimitError(f"{where}: {problem}", pids=self._pids())
+
+    def _is_stuck(self) -> bool:
+        """Whether a queue is full, and still too short for the sample that waits."""
+        runtime = self._seat.control.runtime[0]
+        if self._seat.native.queued < self._schema.elements or int(runtime["pending"]):
+            self._full = None
+            return False
+        state = int(runtime["head"]), self._standing().left
+        before, self._full = self._full, state  # looked at twice: what is taken is gone at once
+        return before == state
+
+    def _require_no_deadlock(self, why: Why) -> None:
+        """Both sides wait, each for the other: what they may differ by is too small for them."""
+        control = self._seat.control
+        runtime = control.runtime[0]
+        found = find_deadlock(control, self._standing(), why, self._in_queue)
+        state = tuple(int(runtime[name]) for name in ("write_count", "drawn", "pending", "head"))
+        state += (self._standing().left,)
+        if found is None:
+            self._knot = None
+        elif self._knot != state:
+            self._knot = state  # looked at once more: one of them may just be going on
+        else:
+            limits = control.limits() or RateLimiter()
+            text = found.text(control, self._schema, limits, self._standing())
+            raise RateLimitError(f"{self._seat.where}: {text}", pids=self._pids())
+
+    def _in_queue(self, entry: int, side: Side) -> Why | None:
+        """The reason why a queue makes a client wait, by its entry, or None."""
+        if self._seat.native is None:
+            return None
+        found = self._seat.native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS)
+        if found < 0:
+            raise_for_status(self._seat, -found, self._what)
+        return Why(found) if found else None
+
+    def _standing(self) -> RateStatus:
+        schema = self._schema
+        runtime = self._seat.control.runtime[0]
+        return rate_status(runtime, width=schema.width, capacity=schema.capacity)
+
+    def _text(self, why: Why, count: int) -> str:
+        entries, now_ns = self._seat.control.entries, time.monotonic_ns()
+        held = told(holders(table_of(self._seat), entries, self._schema.width))
+        entry = self._seat.entry
+        text = explain(
+            self._standing(),
+            entries,
+            self._side,
+            count,
+            why,
+            now_ns,
+            entry,
+            held,
+            self._consumers(),
+        )
+        return f"{self._what} waits: {text}"
+
+    def _consumers(self) -> list[ConsumerStatus]:
+        mapped = self._seat.mapped
+        return [] if mapped is None else consumer_status.of(mapped, self._seat.control)
+
+    def _pids(self) -> list[int]:
+        entries = self._seat.control.entries
+        there = clients_on(entries, self._side, excluding=self._seat.entry)
+        return sorted({int(entries["pid"][entry]) for entry in there})

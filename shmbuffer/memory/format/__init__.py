@@ -1,0 +1,1 @@
+"""What each shared byte means, and the files that hold them."""

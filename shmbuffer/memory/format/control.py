@@ -1,0 +1,365 @@
+"""The control file: what the buffer is, who uses it, and the words that they share.
+
+The superblock changes at creation, definition, recovery, barrier and change of settings, always
+under init.lock, and never in the hot path. There are two copies, in pages of their own: the older
+one is overwritten, so that a valid one is there whatever happens; the valid copy with the higher
+sequence counts. It is on the disk before the other one is overwritten, because a power cut may tear
+any page that is not.
+
+If a process dies while writing a copy, its checksum is wrong and the other copy is read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
+from shmbuffer.memory.format import layout, limiter
+from shmbuffer.memory.format.layout import BufferState, Flag
+from shmbuffer.memory.format.limiter import NO_LIMIT, NUMBERS, Quota, RateLimiter
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.identity import Identity
+from shmbuffer.memory.system.path_checks import not_durable
+
+_LAYOUT = _core.layout()
+NO_FLAGS = Flag(0)
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """One copy of the superblock, decoded. See docs/design.md for who writes which field."""
+
+    sequence: int = 0
+    uuid: bytes = b""
+    boot_id: bytes = b""
+    epoch: int = 0
+    state: BufferState = BufferState.NO_SCHEMA
+    flags: Flag = NO_FLAGS
+    capacity: int = 0
+    lanes: int = 0
+    leaves: int = 0
+    schema_sha256: bytes = bytes(32)
+    slots_bytes: int = 0
+    device: int = 0
+    inode: int = 0
+    durable_ticket: int = 0
+    durable_epoch: int = 0
+    owner_pid: int = 0
+    owner_start_time: int = 0
+    owner_pid_namespace: int = 0
+    owner_boot_id: bytes = bytes(16)
+    salt: int = 0
+    created_ns: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> Identity:
+        """The process that removes the buffer at its end."""
+        return Identity(
+            self.owner_pid, self.owner_start_time, self.owner_boot_id, self.owner_pid_namespace
+        )
+
+    def owned(self, **others: Any) -> Superblock:
+        """By this process; with other fields."""
+        me = identity.current()
+        return replace(
+            self,
+            owner_pid=me.pid,
+            owner_start_time=me.start_time,
+            owner_pid_namespace=me.pid_namespace,
+            owner_boot_id=me.boot_id,
+            **others,
+        )
+
+    def pack(self) -> bytes:
+        """The 4096 bytes of it."""
+        settings = json.dumps(self.settings, sort_keys=True).encode()
+        room = layout.SUPERBLOCK["settings"].itemsize
+        if len(settings) > room:
+            raise ValueError(
+                f"the buffer's settings take {len(settings)} bytes as JSON, {room} are there; "
+                "shorten priority_key or what else was passed to be recorded"
+            )
+        page = np.zeros((), layout.SUPERBLOCK)
+        for name in _NUMBERS:
+            page[name] = int(getattr(self, name))
+        for name in _BYTES:
+            page[name] = np.void(getattr(self, name))
+        page["magic"] = np.void(layout.MAGIC)
+        page["format_major"] = layout.FORMAT_MAJOR
+        page["format_minor"] = layout.FORMAT_MINOR
+        page["endian"] = layout.ENDIAN_TAG
+        page["entries"] = layout.ENTRIES
+        page["architecture"] = layout.ARCHITECTURE
+        page["mutex_bytes"] = _LAYOUT["mutex_bytes"]
+        page["mutex_align"] = _LAYOUT["mutex_align"]
+        page["page"] = layout.PAGE
+        page["settings_bytes"] = len(settings)
+        page["settings"] = np.void(settings.ljust(room, b"\0"))
+        data = page.tobytes()[:-4]
+        return data + int(_core.crc32c(data)).to_bytes(4, "little")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Superblock | None:
+        """Decodes a copy; None if it is not whole, or says what cannot be."""
+        if len(data) != layout.SUPERBLOCK_BYTES or not _is_whole(data):
+            return None
+        page = np.frombuffer(data, layout.SUPERBLOCK)[0]
+        numbers: dict[str, Any] = {name: int(page[name]) for name in _NUMBERS}
+        size = min(int(page["settings_bytes"]), layout.SUPERBLOCK["settings"].itemsize)
+        try:
+            numbers["state"] = BufferState(numbers["state"])
+            numbers["flags"] = Flag(numbers["flags"])
+            settings = json.loads(page["settings"].tobytes()[:size])
+        except (ValueError, RecursionError):
+            return None
+        grown = any(numbers[name] > limit for name, limit in _LIMITS.items())
+        if grown or not isinstance(settings, dict):
+            return None
+        strings = {name: page[name].tobytes() for name in _BYTES}
+        return cls(**numbers, **strings, settings=settings)
+
+
+_BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
+_NUMBERS = tuple(one.name for one in fields(Superblock) if one.name not in (*_BYTES, "settings"))
+#: What may be written once more; tickets end at 2 ** 62.
+_AGES = frozenset(("max_staleness", "items_per_version"))
+_LIMITS = {"sequence": 2**64 - 2**32, "epoch": 2**64 - 2**32, "durable_ticket": 2**62}
+
+
+class Control:
+    """A mapped control file.
+
+    Attributes:
+        map: the mapping; its address is what the C core works on.
+        runtime: numpy view of the runtime page, one structured value.
+        entries: numpy view of the registry, 256 structured values.
+        file: its device and inode.
+        repaired: whether one of the superblock copies was found damaged.
+    """
+
+    def __init__(self, mapping: Any, where: str, file: tuple[int, int] | None = None) -> None:
+        self.map = mapping
+        self.where = where
+        self.file = file
+        self._known: dict[bytes, Superblock | None] = {}  # pages, as they were decoded
+        self._bytes = np.frombuffer(mapping, np.uint8)
+        self.runtime: np.ndarray[Any, Any] = self._bytes[
+            layout.RUNTIME_OFFSET : layout.REGISTRY_OFFSET
+        ].view(layout.RUNTIME)[0:1]
+        self.entries: np.ndarray[Any, Any] = self._bytes[layout.REGISTRY_OFFSET :].view(
+            layout.ENTRY
+        )
+        self.repaired = False
+        copies = self._bytes[: 2 * layout.SUPERBLOCK_BYTES].view(layout.SUPERBLOCK)
+        #: The limiter's version, by which a hot call sees that there is none: 0. Costs 40 ns.
+        self.limiter_version: memoryview = self.runtime["limiter_version"].data
+        self._sequences = [copies[at : at + 1]["sequence"].data for at in (0, 1)]
+
+    @property
+    def sequences(self) -> tuple[int, int]:
+        """Of both copies, valid or not; if equal, the superblock was not written since. 0.2 µs."""
+        first, second = self._sequences
+        return first[0], second[0]
+
+    def format(self, first: Superblock) -> None:
+        """Makes a fresh control file: mutex, runtime page, both superblock copies."""
+        for name, value in (("max_priority", -1.0), ("alpha", 1.0)):
+            self.runtime[name] = value
+            _core.reached("create.runtime")
+        _core.format_mutex(self.map)
+        for copy in (0, 1):
+            self._store(copy, replace(first, sequence=copy + 1))
+
+    def limit(self, wanted: RateLimiter | Quota | None) -> None:
+        """Sets a limiter before there is a ring; under init.lock. Afterwards the core does it."""
+        version = int(self.runtime["limiter_version"][0]) + 1
+        block, ages = self.limiter_block(version), self.ages_block(version)
+        numbers = dict(
+            zip(NUMBERS, NO_LIMIT if wanted is None else wanted.to_numbers(), strict=True)
+        )
+        beside = {"inserts_base": numbers["min_size"], "samples_base": 0, "queue_next": 0}
+        ages["inserts_base"] = 0
+        _core.reached("limit.stored")
+        ages["version_base"] = self.runtime["consumer_version"]
+        _core.reached("limit.stored")
+        for name, value in (numbers | beside).items():  # SYNC limiter-reuse, release
+            (ages if name in _AGES else block)[name] = value
+            _core.reached("limit.stored")
+        self.runtime["limiter_version"] = version  # SYNC limiter-set, release
+        _core.reached("limit.published")
+
+    def limits(self) -> RateLimiter | None:
+        """What limits writes and samples; None: nothing does."""
+        return limiter.read(self.runtime[0])
+
+    def limiter_block(self, version: int) -> np.ndarray[Any, Any]:
+        """The limiter of that version, live: one structured value."""
+        at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["limiters"][1]  # type: ignore[index]
+        at += (version & 1) * layout.LIMITER.itemsize
+        return self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
+
+    def ages_block(self, version: int) -> np.ndarray[Any, Any]:
+        """The ages beside it, live."""
+        at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["ages"][1]  # type: ignore[index]
+        at += (version & 1) * limiter.AGES.itemsize
+        return self._bytes[at : at + limiter.AGES.itemsize].view(limiter.AGES)
+
+    def superblock(self) -> Superblock:
+        """The valid copy with the higher sequence; a page that is known is not decoded again."""
+        pages = self._pages()
+        if not all(page in self._known for page in pages):
+            self._require_compatible(pages)
+            known = self._known
+            self._known = {
+                page: known[page] if page in known else Superblock.unpack(page) for page in pages
+            }
+        copies = [copy for copy in map(self._known.get, pages) if copy is not None]
+        self.repaired = len(copies) < 2
+        if not copies:
+            if not any(page.startswith(layout.MAGIC) for page in pages):
+                raise FormatError(
+                    f"{self.where}: not a control file of shmbuffer; nothing was changed",
+                    path=self.where,
+                )
+            raise CorruptBufferError(
+                f"{self.where}: both copies of the superblock are damaged; "
+                "the items may still be read with TensorDict.load_memmap",
+                path=self.where,
+            )
+        return max(copies, key=lambda copy: copy.sequence)
+
+    def write(self, superblock: Superblock) -> Superblock:
+        """Stores the next superblock over the older copy, and returns it with its sequence."""
+        newest = self.superblock()
+        self.sync()
+        following = replace(superblock, sequence=newest.sequence + 1)
+        first = self._known.get(self._page(0))
+        self._store(1 if first is not None and first.sequence == newest.sequence else 0, following)
+        return following
+
+    def withdraw(self, superblock: Superblock) -> None:
+        """Stores it over both copies, in place of what could not be brought to the disk."""
+        sequence = self.superblock().sequence
+        for copy in (0, 1):
+            self._store(copy, replace(superblock, sequence=sequence + 1 + copy))
+
+    def note_recovery(self, found: Mapping[str, Any]) -> None:
+        """Stores what a recovery found, for later readers; nothing depends on it."""
+        page = np.zeros((), layout.RECOVERY)
+        for name, value in found.items():
+            page[name] = value
+        data = page.tobytes()[:-4]
+        data += int(_core.crc32c(data)).to_bytes(4, "little")
+        self._bytes[layout.RECOVERY_OFFSET : layout.REGISTRY_OFFSET] = np.frombuffer(data, np.uint8)
+        _core.reached("recover.noted")
+
+    def last_recovery(self) -> dict[str, Any] | None:
+        """The report of the last recovery; None if it is missing or damaged."""
+        data = self._bytes[layout.RECOVERY_OFFSET : layout.REGISTRY_OFFSET].tobytes()
+        record = np.frombuffer(data, layout.RECOVERY)[0]
+        if int(_core.crc32c(data[:-4])) != record["crc32c"]:
+            return None
+        assert layout.RECOVERY.names is not None
+        found = {name: record[name].item() for name in layout.RECOVERY.names if name != "crc32c"}
+        return {**found, "reason": found["reason"].decode("ascii", "replace")}
+
+    def touch(self) -> None:
+        """Dates a store into this file; the core dates reads and writes. See `restored`."""
+        self.runtime["touched_ns"] = time.time_ns()
+        _core.reached("control.touched")
+
+    def mutex_owner(self) -> int:
+        """The thread that holds the mutex at this moment, in its own pid namespace; 0 if none does.
+
+        The low 30 bits of the futex word that the kernel itself reads (futex(2)). For display only.
+        """
+        return int(_core.mutex_owner(self.map))
+
+    def sync(self) -> None:
+        """Brings the whole file to the disk; DurabilityError if that fails."""
+        try:
+            self.map.sync()
+        except OSError as error:
+            raise not_durable(self.where, error) from error
+
+    def _pages(self) -> list[bytes]:
+        """Both copies. A writer may be at one of them now, and have been at the other just then."""
+        pages = [self._page(0), self._page(1)]
+        while not all(map(_is_whole, pages)):
+            again = [self._page(0), self._page(1)]
+            if again == pages:
+                break
+            pages = again
+        return pages
+
+    def _page(self, copy: int) -> bytes:
+        at = copy * layout.SUPERBLOCK_BYTES
+        return self._bytes[at : at + layout.SUPERBLOCK_BYTES].tobytes()
+
+    def _store(self, copy: int, superblock: Superblock) -> None:
+        at = copy * layout.SUPERBLOCK_BYTES
+        data = np.frombuffer(superblock.pack(), np.uint8)
+        half = layout.SUPERBLOCK_BYTES // 2
+        self._bytes[at : at + half] = data[:half]
+        _core.reached("superblock.half")
+        self._bytes[at + half : at + layout.SUPERBLOCK_BYTES] = data[half:]
+        _core.reached("superblock.stored")
+
+    def _require_compatible(self, pages: list[bytes]) -> None:
+        """The newest whole copy says what wrote it; two damaged ones do if they agree."""
+        fields = {
+            "format_major": (layout.FORMAT_MAJOR, "format version"),
+            "endian": (layout.ENDIAN_TAG, "byte order"),
+            "entries": (layout.ENTRIES, "number of registry entries"),
+            "architecture": (layout.ARCHITECTURE, "processor architecture"),
+            "mutex_bytes": (_LAYOUT["mutex_bytes"], "size of a mutex"),
+            "page": (layout.PAGE, "page size"),
+        }
+        headers = [np.frombuffer(page, layout.SUPERBLOCK)[0] for page in pages]
+        whole = [header for header, page in zip(headers, pages, strict=True) if _is_whole(page)]
+        if whole:
+            found = max(whole, key=lambda header: int(header["sequence"]))
+        elif (
+            all(page.startswith(layout.MAGIC) for page in pages)
+            and headers[0]["format_major"] == headers[1]["format_major"]
+        ):
+            found, fields = headers[0], {"format_major": fields["format_major"]}
+        else:
+            return
+        for name, (here, what) in fields.items():
+            if int(found[name]) != here:
+                raise IncompatibleVersionError(
+                    f"{self.where}: its {what} is {int(found[name]):#x}, this build has {here:#x}; "
+                    "open it with the version and on the kind of machine that wrote it",
+                    path=self.where,
+                    field=name,
+                    found=int(found[name]),
+                    expected=here,
+                )
+
+
+def _is_whole(page: bytes) -> bool:
+    checksum = int.from_bytes(page[-4:], "little")
+    return page.startswith(layout.MAGIC) and _core.crc32c(page[:-4]) == checksum
+
+
+def first_superblock(settings: dict[str, Any], flags: Flag, file: tuple[int, int]) -> Superblock:
+    """The superblock of a new buffer, owned by this process."""
+    return Superblock().owned(
+        uuid=uuid.uuid4().bytes,
+        boot_id=identity.current().boot_id,
+        flags=flags,
+        device=file[0],
+        inode=file[1],
+        created_ns=time.time_ns(),
+        settings=settings,
+    )

@@ -1,0 +1,56 @@
+"""Where the records of a ring lie, told from the slots file: what cannot be, and what they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.format import layout, slots
+from shmbuffer.memory.format.slots_file import SlotsFile
+
+
+def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) -> NDArray[np.bool_]:
+    """Items of these slots whose record cannot be where their slot says."""
+    position, nbytes = live.extents["position"][where], live.extents["bytes"][where]
+    wrong = (nbytes < layout.RECORD.itemsize) | (nbytes > record_bytes) | (position % 8 != 0)
+    wrong |= position > np.uint64(2**62)
+    if runtime is not None:
+        tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
+        wrong |= (position < tail) | (position + nbytes > head)
+        wrong |= head - tail > record_bytes
+    found: NDArray[np.bool_] = wrong & live.holds(where)
+    return found
+
+
+def not_theirs(
+    live: SlotsFile, record_bytes: int, records_map: Any, placed: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Items of the first slots where the record at their place has another one's header."""
+    held = (placed & live.holds(slice(len(placed)))).nonzero()[0]
+    extents = live.extents[held]
+    numbers = np.frombuffer(records_map, np.uint64)
+    at = (extents["position"] % np.uint64(record_bytes)).astype(np.int64) // 8
+    wrong = np.zeros(len(placed), np.bool_)
+    wrong[held] = (
+        (numbers[at] != slots.tickets(live.words[held]).astype(np.uint64))
+        | (numbers[at + 1] != extents["position"])
+        | (numbers[at + 2] != extents["bytes"])
+    )
+    return wrong
+
+
+def live_bytes(live: SlotsFile) -> int:
+    """Bytes of the records of all items; what several of them share counts once."""
+    held = live.extents[live.holds()]
+    starts = np.sort(held["position"].astype(np.int64))
+    order = np.argsort(held["position"], kind="stable")
+    ends = np.maximum.accumulate(padded((held["position"] + held["bytes"]).astype(np.int64)[order]))
+    before = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+    return int((ends - np.maximum(starts, before)).clip(0).sum())
+
+
+def padded(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sizes as records take them: a multiple of 8."""
+    return (sizes + 7) & ~7

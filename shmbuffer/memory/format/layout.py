@@ -1,0 +1,327 @@
+"""Every byte that processes share, as Python sees it.
+
+The control file (fixed size, there as soon as the directory is a buffer):
+
+    offset   bytes   what
+    0        4096    superblock, copy 0        identity, life cycle, settings; the copies are
+    4096     4096    superblock, copy 1        written in turn
+    8192     4096    runtime page              the mutex and everything that it guards; at its
+                                               end what the last recovery found
+    12288    65536   registry                  256 entries of 256 bytes, one for each handle
+
+The slots file (there once the schema is) holds slot words, checksums, sources, raw priorities and
+the tree, where ``_core.sections`` says; the ledger is in `ledger`. What the C core knows, too, lies
+where ``_native/layout.h`` says. ``docs/design.md`` has the tables
+(``tests/memory/format/test_layout.py``).
+"""
+
+from __future__ import annotations
+
+import platform
+from enum import IntEnum, IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+
+MAGIC = b"SHMBUF\x00\x01"
+FORMAT_MAJOR = 1
+#: 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since;
+#: 4: streams, first_draws; 5: offline_base, offline_fraction, nexts, holders, consumer_version,
+#: ledger, ages.
+FORMAT_MINOR = 5
+ENDIAN_TAG = 0x01020304
+
+PAGE = 4096
+SUPERBLOCK_BYTES = PAGE
+RUNTIME_OFFSET = 2 * PAGE
+REGISTRY_OFFSET = 3 * PAGE
+ENTRIES = 256
+ENTRY_BYTES = 256
+CONTROL_BYTES = REGISTRY_OFFSET + ENTRIES * ENTRY_BYTES
+FANOUT = 16
+
+#: Numbers of the processors that the lock and the byte order are known to work on.
+ARCHITECTURES = {"x86_64": 0x8664, "aarch64": 0xAA64}
+ARCHITECTURE = ARCHITECTURES.get(platform.machine(), 0)
+
+#: No buffer has had so many clients: a number beyond is damage, or stands for who wrote an item
+#: that was loaded.
+INCARNATIONS = 2**38
+#: Of each client, from 0 on.
+STREAMS = 2**24
+_HAS_STREAM, _STREAM_SHIFT, _WRITER = np.uint64(2**63), np.uint64(39), np.uint64(2**39 - 1)
+
+#: Of slots, and of wholes, where observations are stored once: a slot's word has 31 bits for each.
+NEXT_LIMIT = 2**31
+
+_CORE = _core.layout()
+
+#: Header of a record in the byte ring, and the entry of a slot that says where its record is.
+RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8"), ("stride", "<u8")])
+EXTENT = np.dtype([("position", "<u8"), ("bytes", "<u8")])
+
+
+def source_of(writers: NDArray[np.uint64], streams: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The source words of slots; see ``layout.h``."""
+    plain = (streams == 0) & (writers < np.uint64(INCARNATIONS))
+    return np.where(plain, writers, _HAS_STREAM | streams << _STREAM_SHIFT | writers)
+
+
+def writer_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The writer of each slot: an incarnation, or from `INCARNATIONS` on the number of a load."""
+    # Before format 1.4 loads had words from 2**48 on.
+    loaded = np.uint64(INCARNATIONS) | sources & np.uint64(INCARNATIONS - 1)
+    plain = np.where(sources < np.uint64(INCARNATIONS), sources, loaded)
+    return np.where(sources < _HAS_STREAM, plain, sources & _WRITER)
+
+
+def stream_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """In which of its writer's streams each slot is."""
+    return np.where(sources < _HAS_STREAM, np.uint64(0), (sources ^ _HAS_STREAM) >> _STREAM_SHIFT)
+
+
+class SlotState(IntEnum):
+    """Low two bits of a slot word."""
+
+    EMPTY = 0
+    WRITING = 1
+    COMMITTED = 2
+    ABORTED = 3
+
+
+class Phase(IntEnum):
+    """Phase of a claim; all but IDLE and PAYLOAD exist only while the mutex is held."""
+
+    IDLE = 0
+    MARKING = 1
+    PAYLOAD = 2
+    COMMITTING = 3
+    EMPTYING = 4
+
+
+class EntryState(IntEnum):
+    """State of a registry entry."""
+
+    FREE = 0
+    LIVE = 1
+
+
+class BufferState(IntEnum):
+    """Life of the buffer, in the runtime page and in the superblock."""
+
+    NO_SCHEMA = 0
+    READY = 1
+    RECOVERING = 2
+    CLOSING = 3
+
+
+class Role(IntEnum):
+    """The role of a client, for display only."""
+
+    CLIENT = 0
+    COLLECTOR = 1
+    LEARNER = 2
+    COORDINATOR = 3
+
+
+class Limit(IntFlag):
+    """The limits of both sides."""
+
+    RATIO = 1
+    QUEUE = 2
+    QUOTA = 8
+    AGES = 16
+
+
+class Alone(IntEnum):
+    """What a limited call does while the other side has no client."""
+
+    PASS = 0
+    WAIT = 1
+    ERROR = 2
+
+
+class Side(IntFlag):
+    """Whom a client waits for."""
+
+    SAMPLES = 1
+    INSERTS = 2
+
+
+class Why(IntEnum):
+    """The limit that stopped a call."""
+
+    AHEAD = 1
+    BEHIND = 2
+    FEW = 3
+    FULL = 4
+    SHORT = 5
+    QUOTA = 6
+    VERSION = 7
+    HELD = 8
+    SCARCE = 9
+
+
+def name_of(kind: type[IntEnum], number: int) -> str:
+    """The name of a number in shared memory; of an unknown one, the number."""
+    return next((one.name for one in kind if one == number), f"UNKNOWN {number}")
+
+
+class Flag(IntFlag):
+    """Flags of the superblock."""
+
+    CHECKSUM = 1
+    RESERVE = 2
+    TEMPORARY = 4
+    AUTO_CLEANUP = 8
+    CREATED_DIRECTORY = 16
+
+
+def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
+    """Fields with their types and offsets."""
+    names, formats, offsets = zip(*fields, strict=True)
+    return np.dtype(
+        {
+            "names": list(names),
+            "formats": list(formats),
+            "offsets": list(offsets),
+            "itemsize": itemsize,
+        }
+    )
+
+
+def of_core(
+    struct: str, itemsize: int, *, u4: str = "", f8: str = "", **others: str
+) -> np.dtype[np.void]:
+    """A struct of the C core, at its offsets; fields that are not named are u8."""
+    prefix = f"{struct}."
+    at = {name.removeprefix(prefix): n for name, n in _CORE.items() if name.startswith(prefix)}
+    types = dict.fromkeys(at, "<u8") | dict.fromkeys(u4.split(), "<u4")
+    types |= dict.fromkeys(f8.split(), "<f8") | others
+    fields = [(name, types[name], at[name]) for name in sorted(at, key=lambda name: at[name])]
+    return structure(*fields, itemsize=itemsize)
+
+
+SUPERBLOCK = structure(
+    ("magic", "V8", 0),
+    ("format_major", "<u2", 8),
+    ("format_minor", "<u2", 10),
+    ("endian", "<u4", 12),
+    ("sequence", "<u8", 16),
+    ("uuid", "V16", 24),
+    ("boot_id", "V16", 40),
+    ("epoch", "<u8", 56),
+    ("state", "<u4", 64),
+    ("flags", "<u4", 68),
+    ("capacity", "<u8", 72),
+    ("lanes", "<u8", 80),
+    ("leaves", "<u4", 88),
+    ("entries", "<u4", 92),
+    ("schema_sha256", "V32", 96),
+    ("slots_bytes", "<u8", 128),
+    ("device", "<u8", 136),
+    ("inode", "<u8", 144),
+    ("durable_ticket", "<u8", 152),
+    ("durable_epoch", "<u8", 160),
+    ("owner_pid", "<u8", 168),
+    ("owner_start_time", "<u8", 176),
+    ("owner_pid_namespace", "<u8", 184),
+    ("owner_boot_id", "V16", 192),
+    ("architecture", "<u4", 208),
+    ("mutex_bytes", "<u2", 212),
+    ("mutex_align", "<u2", 214),
+    ("page", "<u4", 216),
+    ("salt", "<u4", 220),
+    ("created_ns", "<u8", 224),
+    ("settings_bytes", "<u4", 232),
+    ("settings", "V3840", 240),
+    ("crc32c", "<u4", 4092),
+    itemsize=SUPERBLOCK_BYTES,
+)
+
+#: One of the two in the runtime page's ``limiters``.
+LIMITER = of_core("limiter", 64, u4="when_no_peer limits", f8="samples_per_insert error_buffer")
+
+RUNTIME = of_core(
+    "runtime",
+    PAGE,
+    u4="state prioritized waiters progress limiter_version limited consumers",
+    f8="max_priority alpha eps offline_base offline_fraction",
+    mutex="V64",
+    limiters="V128",
+    ages="V64",
+    first_draws=f"({ENTRIES},)<u8",
+)
+
+#: What the last recovery found, at the end of the runtime page; the C core knows only its size.
+RECOVERY_BYTES = 256
+RECOVERY_OFFSET = REGISTRY_OFFSET - RECOVERY_BYTES
+RECOVERY = structure(
+    ("epoch", "<u8", 0),
+    ("at_ns", "<u8", 8),
+    ("duration_ns", "<u8", 16),
+    ("pid", "<u8", 24),
+    ("reason", "S16", 32),
+    ("items", "<u8", 48),
+    ("rolled_back", "<u8", 56),
+    ("rolled_forward", "<u8", 64),
+    ("clients_retired", "<u8", 72),
+    ("priorities_repaired", "<u8", 80),
+    ("words_refused", "<u8", 88),
+    ("checksum_failed", "<u8", 96),
+    ("unverified", "<u8", 104),
+    ("crc32c", "<u4", 252),
+    itemsize=RECOVERY_BYTES,
+)
+
+ENTRY = of_core(
+    "entry",
+    ENTRY_BYTES,
+    u4="state role phase kind waits_for waits_why inserts_wanted samples_wanted",
+    boot_id="V16",
+)
+
+#: Of one copy of the weights.
+STAMP = of_core("stamp", 64, u4="crc32c", step="<i8")
+STAMP_SIGNED_BYTES = 32
+
+#: The head of the file of the weights; the rest of its page is zero.
+WEIGHTS_HEAD = of_core(
+    "weights",
+    256,
+    u4="endian form_bytes crc32c",
+    magic="V8",
+    format="<u2",
+    pad="<u2",
+    stamps="V128",
+)
+
+#: Counters of an entry; the totals of the buffer are their sums over all entries, dead ones
+#: included.
+COUNTERS = (
+    "inserts",
+    "aborts",
+    "batches_sampled",
+    "items_sampled",
+    "redraws",
+    "age_sum",
+    "updates_applied",
+    "updates_stale",
+    "waits",
+)
+
+#: Names below the scratch directory that belong to us whatever the schema is.
+PRIVATE = ".shmbuffer"
+CONTROL = f"{PRIVATE}/control"
+SLOTS = f"{PRIVATE}/slots"
+SCHEMA = f"{PRIVATE}/schema.json"
+RECORDS = f"{PRIVATE}/records"
+LEDGER = f"{PRIVATE}/ledger"
+DICTIONARY = f"{PRIVATE}/dictionary"
+HISTORY, WEIGHTS = f"{PRIVATE}/history", f"{PRIVATE}/weights"
+PARTIALS = f"{PRIVATE}/partials"
+COORDINATOR_LOCK = f"{PRIVATE}/coordinator.lock"
+SPAWNED = f"{PRIVATE}/spawned"
+SCHEMA_LIMIT = 16 * 1024 * 1024

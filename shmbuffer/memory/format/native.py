@@ -1,0 +1,65 @@
+"""The mapped files of a definition, and the C core's ring on them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from shmbuffer._native import _core
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.format.layout import Flag
+from shmbuffer.memory.format.schema import Schema
+
+
+class Mapped(NamedTuple):
+    """The files of a definition, mapped."""
+
+    schema: Schema
+    slots: _core.Map
+    leaves: list[_core.Map]
+    """Of each leaf; where items are records, the byte ring alone."""
+    ledger: _core.Map
+    """Who was given what; longer than its file, so that its pages are not made ahead."""
+
+    @property
+    def maps(self) -> list[_core.Map]:
+        """All that hold items, slots first."""
+        return [self.slots, *self.leaves]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(one.nbytes for one in self.maps)
+
+    def ring(self, control: Control, *, entry: int, folder: int | None = None) -> _core.Ring:
+        """The C core's ring on these maps, for the client of a registry entry.
+
+        Without a client there, it may lock, verify and reap under init.lock, and never claim. Where
+        ``folder`` is the descriptor of the directory, its removal is an error of the hot calls.
+        """
+        superblock, schema = control.superblock(), self.schema
+        records = self.leaves[0] if schema.record_bytes else None
+        rows = [] if schema.record_bytes else self.leaves
+        sizes = zip(rows, (leaf.nbytes for leaf in schema.leaves), strict=True)
+        roots = schema.sharing.roots(schema.leaves)
+        return _core.Ring(
+            control.map,
+            self.slots,
+            tuple(_leaf(*one, roots.get(at)) for at, one in enumerate(sizes)),
+            schema.capacity,
+            schema.width,
+            entry,
+            bool(superblock.flags & Flag.CHECKSUM),
+            superblock.salt,
+            records,
+            None
+            if folder is None
+            else (folder, layout.CONTROL, superblock.device, superblock.inode),
+            schema.sharing.wholes,
+            self.ledger,
+        )
+
+
+def _leaf(mapped: _core.Map, nbytes: int, root: int | None) -> tuple[Any, ...]:
+    """As the core takes it: with the number of the observation's leaf where it is stored once."""
+    return (mapped, nbytes) if root is None else (mapped, nbytes, root)

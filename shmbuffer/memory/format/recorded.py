@@ -1,0 +1,111 @@
+"""What a directory says of the buffer and storage that made it: JSON under a checksum.
+
+Checked where it is read: what fails here was written by something else, or by another version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory.format.settings import Settings
+
+REDUCTIONS = ("max", "min", "mean", "median", "sum")
+"""How several priorities of an item become one."""
+
+_MOST_ITEMS = 2**28  # of a batch: no learner draws as many, and their indices alone take 2 GiB
+_MOST_DIMS = 64
+
+
+def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
+    """What is recorded of the buffer, by the names of its arguments; see `buffers.description`."""
+    return _checked(settings.extra, _OF_BUFFERS, "", where)
+
+
+def of_storage(settings: Settings, where: str) -> dict[str, Any]:
+    """The recorded settings of a storage of records; empty for one of rows."""
+    storage = of_buffer(settings, where).get("storage", {})
+    found = _checked(storage, _OF_STORAGES, "storage.", where)
+    keys = found.get("compress")
+    if keys is None:
+        return dict(found)
+    # JSON has no tuples.
+    return {**found, "compress": [tuple(key) if isinstance(key, list) else key for key in keys]}
+
+
+def _checked(
+    found: dict[str, Any], known: dict[str, Callable[[Any], bool]], prefix: str, where: str
+) -> dict[str, Any]:
+    for name in found.keys() & known.keys():
+        if not known[name](found[name]):
+            raise CorruptBufferError(
+                f"{where}: the superblock says {prefix}{name}={found[name]!r}, which no buffer "
+                "records; restore the directory from a copy",
+                path=where,
+                found=found[name],
+            )
+    return found
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_key(value: Any) -> bool:
+    """A key of a TensorDict; a nested one that was recorded is a list, as JSON has no tuples."""
+    nested = type(value) in (list, tuple) and len(value) > 0
+    return _is_text(value) or (nested and all(map(_is_text, value)))
+
+
+def _is_from(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _or_none(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or test(value)
+
+
+def _is_exponent(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
+def _is_asked(value: Any) -> bool:
+    """The record of `sharing.Asked`."""
+    return (
+        type(value) is dict
+        and set(value) == {"keys", "room"}
+        and type(value["keys"]) is list
+        and all(type(key) is list and _is_key(key) for key in value["keys"])
+        and (value["room"] is None or (type(value["room"]) is int and 0 < value["room"] < 2**31))
+    )
+
+
+_OF_BUFFERS: dict[str, Callable[[Any], bool]] = {
+    "buffer": _is_text,
+    "batch_size": _or_none(_is_from(1, _MOST_ITEMS)),
+    "dim_extend": _or_none(_is_from(0, _MOST_DIMS)),
+    "weight_key": _or_none(_is_text),
+    "priority_key": _or_none(_is_key),
+    "reduction": _or_none(lambda value: _is_text(value) and value in REDUCTIONS),
+    "max_priority_within_buffer": _or_none(_is_bool),
+    "beta": _or_none(_is_exponent),
+    "track_generations": _or_none(_is_bool),
+    "storage": lambda value: type(value) is dict,
+    "share_next": _is_asked,
+    "node": _is_text,  # whose shard it is, where the buffer is one over several
+}
+_OF_STORAGES: dict[str, Callable[[Any], bool]] = {
+    "kind": _is_text,
+    "stack_dim": _is_from(-_MOST_DIMS, _MOST_DIMS),
+    "compress": _or_none(lambda value: type(value) is list and all(map(_is_key, value))),
+    "compression_level": _is_from(1, 22),
+    "dictionary_bytes": _is_from(0, 2**31),
+    "share_frames": _is_bool,
+    "own_functions": _is_bool,
+}

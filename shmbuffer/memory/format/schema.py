@@ -1,0 +1,318 @@
+"""What an item is made of: names, dtypes and shapes of its leaves, and how they lie on disk.
+
+Items that each have a form of their own are records: they have a byte ring, not leaves.
+
+A leaf is one tensor of an item, stored for all items in one file: C order, no header, full
+capacity, so that tensordict's ``load_memmap`` reads the directory. Nothing here needs torch: a
+dtype is its name and its size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from shmbuffer._native import _core
+from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
+from shmbuffer.memory.format.layout import LEDGER, PAGE, RECORDS, SLOTS
+from shmbuffer.memory.format.leaf import ITEMSIZES, MAX_DEPTH, Leaf, size_of, sizes_of
+from shmbuffer.memory.format.sharing import NOT_SHARED, Sharing
+
+#: tensordict's own entries in a meta.json; a key of that name would be overwritten by them.
+RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
+MAX_LEAVES = 4096
+MAX_ELEMENTS = 2**40
+MAX_RECORD_BYTES = 2**46
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All leaves of an item, and the shape of the storage; SchemaMismatchError if not valid."""
+
+    leaves: tuple[Leaf, ...]  # in the order in which writes pass their addresses
+    capacity: int  # slots, the first storage dimension
+    lanes: tuple[int, ...] = ()  # the storage dimensions after the first; empty for ``ndim=1``
+    # how the leaves make up what the user gave (TensorDict, tensor, PyTree); the family's business,
+    # kept as it is. JSON
+    structure: dict[str, Any] = field(default_factory=lambda: {"kind": "tensordict"})
+    # size of the byte ring, a multiple of a page; 0: items are rows of leaves
+    record_bytes: int = 0
+    # next observations that are stored once
+    sharing: Sharing = NOT_SHARED
+
+    def __post_init__(self) -> None:
+        self._check_records()
+        self.sharing.require_fits(self.leaves, self.capacity, self.lanes)
+        if self.capacity < 1 or any(n < 1 for n in self.lanes):
+            raise SchemaMismatchError(
+                f"a buffer needs at least one slot and one lane, not capacity {self.capacity}, "
+                f"lanes {self.lanes}",
+                capacity=self.capacity,
+                lanes=self.lanes,
+            )
+        if self.elements > MAX_ELEMENTS:
+            raise SpaceError(
+                f"{self.elements} elements cannot be laid out, {MAX_ELEMENTS} are the limit; use a "
+                "smaller capacity",
+                needed_bytes=8 * self.elements,
+            )
+        if len(self.leaves) > MAX_LEAVES:
+            raise SchemaMismatchError(f"{len(self.leaves)} leaves, {MAX_LEAVES} are the limit")
+        leaves: set[tuple[str, ...]] = set()
+        folders: set[tuple[str, ...]] = set()
+        for leaf in self.leaves:
+            self._check_leaf(leaf, leaves, folders)
+
+    def _check_records(self) -> None:
+        if not self.record_bytes:
+            return
+        if self.leaves or self.lanes:
+            raise SchemaMismatchError("items are records or rows of leaves, not both")
+        if not PAGE <= self.record_bytes <= MAX_RECORD_BYTES or self.record_bytes % PAGE:
+            raise SchemaMismatchError(
+                f"a byte ring has from {PAGE} to {MAX_RECORD_BYTES} bytes, a multiple of {PAGE}, "
+                f"not {self.record_bytes}",
+                record_bytes=self.record_bytes,
+            )
+
+    def _check_leaf(
+        self, leaf: Leaf, leaves: set[tuple[str, ...]], folders: set[tuple[str, ...]]
+    ) -> None:
+        if leaf.dtype not in ITEMSIZES:
+            raise SchemaMismatchError(
+                f"leaf '{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it",
+                leaf=leaf.name,
+            )
+        if not 0 < len(leaf.path) <= MAX_DEPTH or any(n < 0 for n in leaf.shape):
+            raise SchemaMismatchError(
+                f"leaf '{leaf.name}' has an impossible path or shape", leaf=leaf.name
+            )
+        if not all(map(_is_nameable, leaf.path)):
+            raise SchemaMismatchError(
+                f"leaf {leaf.name!r}: a key is too long for the name of a file, or no text; "
+                "rename it",
+                leaf=leaf.name,
+            )
+        if max(leaf.nbytes, 1) * self.elements >= 2**62:
+            raise SchemaMismatchError(
+                f"leaf '{leaf.name}' ({leaf}) asks for impossible sizes: {self.elements} elements",
+                leaf=leaf.name,
+            )
+        reserved = next((part for part in leaf.path if part in RESERVED), None)
+        if reserved is None and leaf.path[0] == ".shmbuffer":
+            reserved = leaf.path[0]
+        if reserved is None:  # a folder cannot have the name of a file that may lie beside it
+            reserved = next(filter(_is_file_name, leaf.path[:-1]), None)
+        if reserved is not None or "" in leaf.path or "." in leaf.path or ".." in leaf.path:
+            raise SchemaMismatchError(
+                f"leaf '{leaf.name}': the key {reserved or leaf.path!r} is reserved on disk; "
+                "rename it",
+                leaf=leaf.name,
+            )
+        above = {leaf.path[:n] for n in range(1, len(leaf.path))}
+        if leaf.path in leaves or leaf.path in folders or not above.isdisjoint(leaves):
+            raise SchemaMismatchError(f"leaf '{leaf.name}' is there twice", leaf=leaf.name)
+        leaves.add(leaf.path)
+        folders |= above
+
+    @property
+    def width(self) -> int:
+        """Elements of a slot: the product of the lanes."""
+        return math.prod(self.lanes)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole storage."""
+        return self.capacity * self.width
+
+    @property
+    def leaf_bytes(self) -> tuple[int, ...]:
+        """Size of each leaf's file."""
+        shared, wholes = self.sharing.paths, self.sharing.wholes
+        return tuple(
+            leaf.nbytes * (wholes if leaf.path in shared else self.elements) for leaf in self.leaves
+        )
+
+    @property
+    def leaf_files(self) -> tuple[str, ...]:
+        """Name of each leaf's file."""
+        return tuple(map(self.sharing.file_of, self.leaves))
+
+    @property
+    def columns(self) -> list[int]:
+        """Numbers of the leaves that have a column: a row for each slot."""
+        return [at for at, leaf in enumerate(self.leaves) if leaf.path not in self.sharing.paths]
+
+    def require_column(self, at: int, where: str) -> None:
+        """Raises SchemaMismatchError where a leaf has no column."""
+        leaf = self.leaves[at]
+        if leaf.path in self.sharing.paths:
+            raise SchemaMismatchError(
+                f"{where}: leaf {leaf.name!r} is stored once (share_next), so it has no column to "
+                "look at; read items with get() or sample(), which give whole ones",
+                leaf=leaf.name,
+            )
+
+    def require_columns(self, where: str) -> None:
+        """Raises ValueError where some leaf has none, so that the files are not those of a save."""
+        if self.sharing:
+            raise ValueError(
+                f"{where}: has {self.sharing} (share_next), so its files are not those of a save; "
+                "save to another directory, and load from there. Nothing was changed"
+            )
+
+    @property
+    def map_bytes(self) -> tuple[int, ...]:
+        """Size of each file of payload: one a leaf, or that of the records."""
+        return (self.record_bytes,) if self.record_bytes else self.leaf_bytes
+
+    @property
+    def mapped_files(self) -> list[str]:
+        """Names of the files that are mapped beside the control file."""
+        if self.record_bytes:
+            return [SLOTS, LEDGER, RECORDS]
+        sizes = zip(self.leaf_files, self.leaf_bytes, strict=True)
+        return [SLOTS, LEDGER, *(file for file, nbytes in sizes if nbytes)]
+
+    @property
+    def sections(self) -> dict[str, int]:
+        """Where the parts of the slots file are, and its size; see ``_core.sections``."""
+        wholes = self.sharing.wholes
+        return _core.sections(self.capacity, self.width, bool(self.record_bytes), wholes)
+
+    @property
+    def ledger_bytes(self) -> int:
+        """Size of the ledger, if everything in it were in use."""
+        return _core.parts(self.capacity)["bytes"]
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical JSON: two schemas are the same if these are."""
+        return hashlib.sha256(self.to_json()).digest()
+
+    def to_json(self) -> bytes:
+        """Canonical JSON, UTF-8."""
+        what: dict[str, Any] = {
+            "capacity": self.capacity,
+            "lanes": list(self.lanes),
+            "leaves": [leaf.to_json() for leaf in self.leaves],
+            "structure": self.structure,
+        }
+        if self.record_bytes:
+            what["record_bytes"] = self.record_bytes
+        if self.sharing:
+            what["sharing"] = self.sharing.to_json()
+        return json.dumps(what, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Schema:
+        """Reads what `to_json` wrote."""
+        try:
+            what = json.loads(data)
+            schema = cls(
+                tuple(map(Leaf.from_json, what["leaves"])),
+                size_of(what["capacity"]),
+                sizes_of(what["lanes"]),
+                what["structure"],
+                size_of(what.get("record_bytes", 0)),
+                Sharing.from_json(what.get("sharing")),
+            )
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+            SchemaMismatchError,
+            SpaceError,
+        ) as error:
+            raise CorruptBufferError(
+                f"{where}: the schema cannot be read ({error}); recover from a copy", path=where
+            ) from error
+        return schema
+
+    def require_same(self, other: Schema, where: str) -> None:
+        """Raises SchemaMismatchError naming the first leaf that differs."""
+        difference = self.difference(other)
+        if difference is not None:
+            raise SchemaMismatchError(f"{where}: {difference}; convert it, or create a new buffer")
+
+    def difference(self, other: Schema) -> str | None:
+        """The first difference of the schema of a write, as a sentence; None if there is none."""
+        leaves = difference_of(self.leaves, other.leaves, "this buffer", "this write")
+        if leaves is not None:
+            return leaves
+        if self.record_bytes != other.record_bytes:
+            return (
+                f"the byte ring has {self.record_bytes} bytes, "
+                f"this write is for one of {other.record_bytes}"
+            )
+        if self.sharing != other.sharing:
+            return f"the buffer has {self.sharing}, this write is for {other.sharing}"
+        if (self.capacity, self.lanes) != (other.capacity, other.lanes):
+            return (
+                f"the storage is {[self.capacity, *self.lanes]}, "
+                f"this write is for {[other.capacity, *other.lanes]}"
+            )
+        return None
+
+    def meta_files(self) -> dict[str, bytes]:
+        """Tensordict's ``meta.json`` files, by name below the scratch directory."""
+        if self.record_bytes:
+            return {}
+        batch = [self.capacity, *self.lanes]
+        folders: dict[tuple[str, ...], dict[str, Any]] = {(): {}}
+        for leaf in (self.leaves[at] for at in self.columns):
+            for depth in range(1, len(leaf.path)):
+                folders.setdefault(leaf.path[:depth], {})
+                folders[leaf.path[: depth - 1]][leaf.path[depth - 1]] = {"type": "TensorDict"}
+            folders[leaf.path[:-1]][leaf.path[-1]] = {
+                "device": "cpu",
+                "shape": batch + list(leaf.shape),
+                "dtype": f"torch.{leaf.dtype}",
+                "is_nested": False,
+            }
+        tail = {
+            "shape": batch,
+            "device": "cpu",
+            "_type": "<class 'tensordict._td.TensorDict'>",
+            "_format_version": 1,
+            "_class": "tensordict:TensorDict",
+        }
+        return {
+            "/".join([*(quote(part, safe="") for part in path), "meta.json"]): json.dumps(
+                {**folder, **tail}
+            ).encode()
+            for path, folder in folders.items()
+        }
+
+
+def difference_of(
+    mine: Iterable[Leaf], theirs: Iterable[Leaf], here: str, given: str
+) -> str | None:
+    """The first leaf in which what is ``given`` differs, as a sentence; None if none does."""
+    known, found = ({leaf.path: leaf for leaf in leaves} for leaves in (mine, theirs))
+    for path, leaf in known.items():
+        if path not in found:
+            return f"leaf '{leaf.name}' ({leaf}) is missing in {given}"
+        if found[path] != leaf:
+            return f"leaf '{leaf.name}' is {leaf}, {given} has {found[path]}"
+    for path, leaf in found.items():
+        if path not in known:
+            return f"leaf '{leaf.name}' ({leaf}) is not a leaf of {here}"
+    return None
+
+
+def _is_nameable(key: str) -> bool:
+    try:
+        return len(quote(key, safe="")) + len(".memmap") <= 255
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+def _is_file_name(key: str) -> bool:
+    return key == "meta.json" or key.endswith(".memmap")

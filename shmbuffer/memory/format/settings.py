@@ -1,0 +1,101 @@
+"""The settings of a buffer, recorded when it is created."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory.format.layout import PAGE, Flag
+from shmbuffer.memory.format.priorities import largest_mass
+from shmbuffer.memory.format.schema import MAX_ELEMENTS, MAX_RECORD_BYTES
+
+ORDINARY_PRIORITY = 1e3
+"""With every alpha a learner can give priorities up to here."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Recorded when a buffer is created, and read by every process that attaches."""
+
+    capacity: int  # elements, as the user gave it
+    ndim: int = 1  # dimensions that count as storage
+    checksum: bool = True  # write a CRC32C over ticket and payload at each commit
+    # take all space when the schema is known; without, a full disk is a SIGBUS later
+    reserve: bool = True
+    alpha: float | None = None  # priority exponent; None: no priorities until a sampler binds them
+    eps: float = 1e-8  # added to raw priorities
+    extra: dict[str, Any] = field(default_factory=dict)  # what the family records of itself; JSON
+    # size of the byte ring of a buffer of records; rounded up to whole pages. 0: items are rows of
+    # leaves
+    record_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "record_bytes", -(-self.record_bytes // PAGE) * PAGE)
+        if not 0 <= self.record_bytes <= MAX_RECORD_BYTES:
+            raise ValueError(
+                f"a byte ring of {self.record_bytes} bytes is asked for; {MAX_RECORD_BYTES} is the "
+                "limit"
+            )
+        if self.capacity < 1:
+            raise ValueError(f"the capacity is {self.capacity}; it has to be at least 1")
+        if self.capacity > MAX_ELEMENTS:
+            raise ValueError(f"the capacity is {self.capacity}; {MAX_ELEMENTS} is the limit")
+        if self.ndim < 1:
+            raise ValueError(f"ndim is {self.ndim}; it has to be at least 1")
+        _require_exponent(self.alpha or 0.0, self.eps, self.capacity)
+
+    @classmethod
+    def recorded(cls, found: dict[str, Any], where: object) -> Settings:
+        """The values of a superblock."""
+        try:
+            for name in found.keys() & _KINDS.keys():
+                if type(found[name]) not in _KINDS[name]:
+                    raise TypeError(f"{name} is {found[name]!r}")
+            return cls(**found)
+        except (TypeError, ValueError) as error:
+            raise CorruptBufferError(
+                f"{where}: no buffer can have the settings in the superblock ({error}); restore it "
+                "from a copy",
+                path=str(where),
+                found=found,
+            ) from error
+
+    @property
+    def flags(self) -> Flag:
+        """As the superblock has them."""
+        checksum = Flag.CHECKSUM if self.checksum else Flag(0)
+        return checksum | (Flag.RESERVE if self.reserve else Flag(0))
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "capacity": (int,),
+    "ndim": (int,),
+    "checksum": (bool,),
+    "reserve": (bool,),
+    "alpha": (int, float, type(None)),
+    "eps": (int, float),
+    "extra": (dict,),
+    "record_bytes": (int,),
+}
+
+
+def exponent_fits(alpha: float, eps: float, elements: int) -> bool:
+    """Whether both are numbers from 0 that leave the mass of an ordinary priority finite."""
+    try:
+        return (
+            0 <= alpha < math.inf
+            and 0 <= eps < math.inf
+            and (ORDINARY_PRIORITY + eps) ** alpha <= largest_mass(elements)
+        )
+    except OverflowError:
+        return False
+
+
+def _require_exponent(alpha: float, eps: float, elements: int) -> None:
+    if not exponent_fits(alpha, eps, elements):
+        raise ValueError(
+            f"alpha is {alpha}, eps is {eps}; they have to be numbers from 0, and "
+            f"({ORDINARY_PRIORITY:g} + eps) ** alpha finite"
+        )

@@ -1,0 +1,176 @@
+"""Observations that are stored once: which leaves have no column, and what was asked for.
+
+    Asked (recorded before the first write) ──of the leaves──▶ Sharing (in the schema)
+
+A leaf ``("next", k)`` is that of the following item under ``k``. Each slot has a word that says
+where its next observations are: a *link*, so many slots further on, or a *whole*, a row of a file
+beside the ring. What may be done to them is told in ``_native/sharing.c``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory.format.layout import NEXT_LIMIT
+from shmbuffer.memory.format.leaf import Leaf, size_of
+
+#: Wholes that there are at least, and for one of how many slots there is one, unless asked.
+_LEAST, _SHARE = 64, 20
+#: What is decided about an item, and not seen: trajectories are cut by it, and it seldom repeats.
+_NO_OBSERVATION = frozenset({"done", "terminated", "truncated", "reward"})
+#: A slot's word takes as much.
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Leaves whose bytes are those of another leaf of the following item, as the schema has it."""
+
+    paths: tuple[tuple[str, ...], ...] = ()  # of leaves below "next"
+    wholes: int = 0  # rows for those that differ
+
+    def __bool__(self) -> bool:
+        return bool(self.paths)
+
+    def __str__(self) -> str:
+        if not self.paths:
+            return "a column for each leaf"
+        names = ", ".join(".".join(path) for path in self.paths)
+        return f"{names} stored once, with room for {self.wholes} whole ones"
+
+    def require_fits(self, leaves: tuple[Leaf, ...], capacity: int, lanes: tuple[int, ...]) -> None:
+        """Raises SchemaMismatchError where a buffer of these leaves cannot have it."""
+        if not self.paths and not self.wholes:
+            return
+        if lanes:
+            raise SchemaMismatchError(
+                f"share_next needs a storage of one dimension (ndim=1), and this one has "
+                f"{[capacity, *lanes]}; write environments side by side as streams"
+            )
+        if not (0 < self.wholes < NEXT_LIMIT and capacity < NEXT_LIMIT):
+            raise SchemaMismatchError(
+                f"share_next: {capacity} slots and room for {self.wholes} whole observations; both "
+                f"have to be from 1 to {NEXT_LIMIT - 1}"
+            )
+        known = {leaf.path: leaf for leaf in leaves}
+        for path in self.paths:
+            if (reason := _why_not(path, known)) is not None:
+                raise SchemaMismatchError(
+                    f"share_next: {'.'.join(path)!r} {reason}", leaf=".".join(path)
+                )
+
+    def roots(self, leaves: tuple[Leaf, ...]) -> dict[int, int]:
+        """By the number of each such leaf, that of the observation."""
+        number = {leaf.path: at for at, leaf in enumerate(leaves)}
+        return {number[path]: number[path[1:]] for path in self.paths}
+
+    def file_of(self, leaf: Leaf) -> str:
+        """The name of a leaf's file; of wholes it is none that a leaf can have."""
+        if leaf.path not in self.paths:
+            return leaf.file
+        return "/".join(quote(part, safe="") for part in leaf.path) + "+wholes.memmap"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON says it."""
+        return {"paths": [list(path) for path in self.paths], "wholes": self.wholes}
+
+    @classmethod
+    def from_json(cls, one: Any) -> Sharing:
+        """Reads what `to_json` wrote; ValueError, KeyError, TypeError where it did not."""
+        if one is None:
+            return NOT_SHARED
+        paths = tuple(tuple(map(str, path)) for path in one["paths"])
+        if not paths:
+            raise ValueError("no leaf is stored once")
+        return cls(paths, size_of(one["wholes"]))
+
+
+NOT_SHARED = Sharing()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The sharing that was asked for at creation, before the leaves are known."""
+
+    keys: tuple[tuple[str, ...], ...] = ()  # below "next"; (): all that there are
+    room: int | None = None  # wholes; None: as many as are usual
+
+    @classmethod
+    def given(cls, share_next: Any, room: Any, ndim: int) -> Asked | None:
+        """From a storage's arguments; ValueError if invalid, None if each leaf has a column."""
+        if share_next is False or share_next is None:
+            if room is not None:
+                raise ValueError(f"share_next_room={room!r} is of share_next, which is off")
+            return None
+        if ndim != 1:
+            raise ValueError(
+                f"share_next needs ndim=1, got {ndim}; write environments side by side as streams"
+            )
+        if room is not None and not (type(room) is int and 0 < room < NEXT_LIMIT):
+            raise ValueError(f"share_next_room has to be from 1 to {NEXT_LIMIT - 1}, got {room!r}")
+        keys = [] if share_next is True else list(map(_path, share_next))
+        if share_next is not True and not keys:
+            raise ValueError("share_next=[] names no key; leave it out, or pass True")
+        return cls(tuple(keys), room)
+
+    def of(self, leaves: Iterable[Leaf], capacity: int) -> Sharing:
+        """The shared leaves; SchemaMismatchError if one cannot be shared, or none can."""
+        known = {leaf.path: leaf for leaf in leaves}
+        if not known:
+            raise SchemaMismatchError(
+                "share_next: the items hold something that is no tensor, so this process keeps "
+                "them by itself; leave that out, or share_next"
+            )
+        named = self.keys or tuple(
+            path
+            for path, leaf in known.items()
+            if _why_not(path, known) is None
+            and path[-1] not in _NO_OBSERVATION
+            and leaf.nbytes >= _WORD_BYTES
+        )
+        if not named:
+            raise SchemaMismatchError(
+                "share_next: no leaf ('next', key) has the dtype and shape of a leaf 'key' of at "
+                f"least {_WORD_BYTES} bytes, and there are {sorted(map('.'.join, known))}; leave "
+                "share_next out, or name the keys"
+            )
+        room = max(_LEAST, capacity // _SHARE) if self.room is None else self.room
+        return Sharing(tuple(named), room)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is recorded."""
+        return {"keys": [list(key) for key in self.keys], "room": self.room}
+
+    @classmethod
+    def recorded(cls, extra: dict[str, Any]) -> Asked | None:
+        """The recorded request; None if there was none."""
+        found = extra.get("share_next")
+        if found is None:
+            return None
+        return cls(tuple(tuple(map(str, key)) for key in found["keys"]), found["room"])
+
+
+def _path(key: Any) -> tuple[str, ...]:
+    path = (key,) if isinstance(key, str) else key
+    if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
+        raise ValueError(f"share_next: {key!r} is no key")
+    return path if path[0] == "next" else ("next", *path)
+
+
+def _why_not(path: tuple[str, ...], known: dict[tuple[str, ...], Leaf]) -> str | None:
+    """Why a leaf cannot be stored once; None: it can."""
+    if path[0] != "next" or len(path) < 2:
+        return "is not below 'next'"
+    leaf, root = known.get(path), known.get(path[1:])
+    if leaf is None or root is None:
+        missing = ".".join(path if leaf is None else path[1:])
+        return f"needs a leaf {missing!r}, which is not there"
+    if (leaf.dtype, leaf.shape) != (root.dtype, root.shape):
+        return f"is {leaf}, and {root.name!r} is {root}"
+    if root.path[0] == "next":
+        return "is the next one of a next one"
+    return None if leaf.nbytes else "has no bytes"

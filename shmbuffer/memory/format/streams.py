@@ -1,0 +1,57 @@
+"""Streams: which environment of its collector an item is from. Given with a write, as numbers.
+
+What is known of a slot's writer and its stream is one word, the slot's source (`layout.source_of`):
+the C core makes it from the writer's incarnation and these numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.format.layout import STREAMS
+
+Streams = NDArray[np.uint32]
+GivenStreams = int | Streams | None
+"""One for all items, one for each, or None: 0."""
+
+
+def checked(streams: Any) -> int | Streams:
+    """One stream for all items, an int, or one for each, a copy; refuses what is neither."""
+    if type(streams) is int and 0 <= streams < STREAMS:
+        return streams
+    given = np.asarray(streams)
+    if given.dtype.kind in "iu" and given.ndim == 1 and 0 <= np.bitwise_or.reduce(given) < STREAMS:
+        return given.astype(np.uint32)  # a bit that is set in one of them is set in all together
+    if given.dtype.kind not in "iu" and (given.size or given.dtype.kind != "f"):
+        raise TypeError(
+            "streams is an int, or one for each item of the batch [n]; this is of dtype "
+            f"{given.dtype} and shape {list(given.shape)}. Nothing was written"
+        )
+    if given.ndim > 1:
+        raise TypeError(
+            f"streams has one number an item, [n]; this has shape {list(given.shape)}. Nothing was "
+            "written. For data [streams, T, ...] say stream_dim=0"
+        )
+    outside = np.flatnonzero((given < 0) | (given >= STREAMS))
+    if len(outside):
+        at = int(outside[0])
+        raise ValueError(
+            f"stream {given.reshape(-1)[at]} at position {at} is not a number from 0 to "
+            f"{STREAMS - 1}; nothing was written"
+        )
+    return given.astype(np.uint32) if given.ndim else int(given)
+
+
+def of_each(streams: GivenStreams, count: int) -> Streams | None:
+    """One stream for each of ``count`` items; None: all are in stream 0. ValueError for others."""
+    if streams is None or isinstance(streams, int):
+        return np.full(count, streams, np.uint32) if streams else None
+    if len(streams) != count:
+        raise ValueError(
+            f"{len(streams)} streams were given for {count} items; give one for each item, or one "
+            "int for all of them. Nothing was written"
+        )
+    return streams

@@ -1,0 +1,281 @@
+"""The file of the weights: what they are made of, and two copies of them.
+
+    one page    what this file is; which version is the newest; a stamp for each copy
+    form        JSON: names, dtypes and shapes, as the first publish gave them
+    two copies  tensor after tensor, each from a multiple of 64 bytes; version n is in copy n mod 2
+
+Always true
+  1. Page, form and size of the file never change; but for `newest` and the stamps, which the holder
+     of the lock of the file changes (``weights.c`` says in which order).
+  2. The file has its room and its form before it has its name.
+  3. What is returned has the checksum that its stamp says.
+If the publisher dies: the version before is the newest still, and the next publisher writes over
+what is unfinished. After a power cut, and in a copy of the directory, a copy of the weights may be
+torn: its checksum tells, recovery takes it out, and the version before counts if it is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import operator
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.errors import (
+    BufferNotFoundError,
+    CorruptBufferError,
+    FormatError,
+    IncompatibleVersionError,
+    SchemaMismatchError,
+    ShmBufferError,
+)
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.leaf import ITEMSIZES, Leaf
+from shmbuffer.memory.format.schema import MAX_LEAVES, difference_of
+from shmbuffer.memory.system.filesystem import free_memory_bytes
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.region import Directory
+
+MAGIC = b"SHMWTS\x00\x01"
+FORMAT = 1
+_ALIGN = 64
+_HEAD = layout.WEIGHTS_HEAD
+
+_log = logging.getLogger(__name__)
+
+
+class WeightsForm:
+    """The names, dtypes and shapes of weights, in order; refuses those that cannot be stored."""
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        if not 0 < len(leaves) <= MAX_LEAVES:
+            raise ValueError(f"weights have 1 to {MAX_LEAVES} tensors, not {len(leaves)}")
+        self.leaves = tuple(leaves)  # the tensors
+        self.places: list[int] = []  # where each starts in a copy
+        self.nbytes = 0  # of a copy
+        for leaf in self.leaves:
+            if leaf.dtype not in ITEMSIZES:
+                raise SchemaMismatchError(
+                    f"'{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it",
+                    leaf=leaf.name,
+                )
+            self.places.append(self.nbytes)
+            self.nbytes += -(-leaf.nbytes // _ALIGN) * _ALIGN
+        if len({leaf.path for leaf in self.leaves}) < len(self.leaves):
+            raise ValueError("weights have a tensor twice")
+
+    def in_order(
+        self, leaves: Sequence[Leaf], addresses: Sequence[int], where: Path
+    ) -> Sequence[int]:
+        """The addresses of these leaves in the file's order; SchemaMismatchError for others."""
+        if tuple(leaves) == self.leaves:
+            return addresses
+        difference = difference_of(self.leaves, leaves, "these weights", "this publish")
+        if difference is not None:
+            raise SchemaMismatchError(
+                f"{where}: {difference}; the first publish has fixed what the weights are made "
+                "of: publish the same tensors, or remove that file while no process has the "
+                "buffer open",
+                path=str(where),
+            )
+        by_path = {leaf.path: at for leaf, at in zip(leaves, addresses, strict=True)}
+        return [by_path[leaf.path] for leaf in self.leaves]
+
+    def to_json(self) -> bytes:
+        """Canonical JSON, UTF-8."""
+        return json.dumps([leaf.to_json() for leaf in self.leaves], separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> WeightsForm:
+        """Reads what `to_json` wrote; ValueError, KeyError, TypeError where it did not."""
+        return cls([Leaf.from_json(one) for one in json.loads(data)])
+
+
+class Copied(NamedTuple):
+    """Weights as they were copied out."""
+
+    version: int  # of them
+    step: int  # as their publisher gave it
+    time_ns: int  # when they were published; wall clock
+    form: WeightsForm  # what they are made of
+    data: NDArray[np.uint8]  # their bytes, the caller's own
+
+    def parts(self) -> list[NDArray[np.uint8]]:
+        """The bytes of each tensor, in the order of the form; views."""
+        pairs = zip(self.form.leaves, self.form.places, strict=True)
+        return [self.data[at : at + leaf.nbytes] for leaf, at in pairs]
+
+
+class WeightsFile:
+    """The file, mapped."""
+
+    def __init__(self, file: int, where: Path, *, writable: bool = True) -> None:
+        self.where = where
+        with explained(where):
+            found = os.fstat(file)
+        if found.st_size < layout.PAGE:
+            raise _foreign(where)
+        self.identity = (found.st_dev, found.st_ino)
+        with explained(where, needed=found.st_size, free=free_memory_bytes):
+            mapped: Any = _core.Map(file, found.st_size, writable)
+        head, self.form = _read(memoryview(mapped), where)
+        self._copies, self._bytes = int(head["copies"]), self.form.nbytes
+        self._map = mapped
+        page = np.frombuffer(mapped, np.uint8)[: _HEAD.itemsize].view(_HEAD)
+        self._newest: memoryview = page["newest"].data
+        self._stamps = page["stamps"].view(layout.STAMP)
+
+    @property
+    def newest(self) -> int:
+        """The version that counts; 0: nothing was published. Costs 40 ns."""
+        return self._newest[0]
+
+    def stamp(self) -> dict[str, Any]:
+        """Version, step, at_s (wall clock) and pid of the newest, for display; not validated."""
+        newest = self.newest
+        told = self._stamps[newest & 1]
+        step, time_ns, pid = (int(told[name]) for name in ("step", "time_ns", "pid"))
+        return {"version": newest, "step": step, "at_s": time_ns / 1e9, "pid": pid}
+
+    def publish(self, addresses: Sequence[int], step: int) -> int:
+        """Writes a version and makes it the newest; returns its number. Under the file's lock."""
+        sizes = [leaf.nbytes for leaf in self.form.leaves]
+        pieces = np.array([addresses, sizes, self.form.places], np.uint64)
+        return _core.publish(
+            self._map, self._copies, self._bytes, pieces.ctypes.data, len(sizes), step
+        )
+
+    def copy(self, than: int) -> Copied | None:
+        """The newest weights, copied and validated; None if they are not newer than ``than``."""
+        if self.newest <= than:
+            return None
+        data = np.empty(self._bytes, np.uint8)
+        known = max(0, operator.index(than))  # -1, say, of one that has seen none
+        found = _core.newest(self._map, self._copies, self._bytes, known, data)
+        if isinstance(found, tuple):
+            version, step, time_ns, _ = found
+            return Copied(version, step, time_ns, self.form, data)
+        if found == _core.NOTHING:
+            return None
+        if found == _core.LAPPED:
+            raise ShmBufferError(
+                f"{self.where}: the weights were written over each time while this process "
+                "copied them: they are published faster than it can read; publish less often"
+            )
+        raise CorruptBufferError(
+            f"{self.where}: the newest weights do not fit their checksum: something else has "
+            "written there; publish again",
+            path=str(self.where),
+        )
+
+    def drop_damaged(self) -> list[int]:
+        """Removes versions from the newest on that are torn, and returns them; while alone."""
+        dropped = []
+        for version in range(self.newest, max(0, self.newest - 2), -1):
+            if self._is_whole(version):
+                break
+            self._stamps["version"][version & 1] = 0
+            _core.reached("recover.weights")
+            dropped.append(version)
+        return dropped
+
+    def _is_whole(self, version: int) -> bool:
+        stamp, at = self._stamps[version & 1], self._copies + (version & 1) * self._bytes
+        told = _core.crc32c(stamp.tobytes()[: layout.STAMP_SIGNED_BYTES])
+        found = _core.crc32c(memoryview(self._map)[at : at + self._bytes], told)
+        return bool(stamp["version"] == version and stamp["crc32c"] == found)
+
+
+def opened(directory: Directory, *, writable: bool = True) -> WeightsFile | None:
+    """The file of a directory; None if nobody has published."""
+    try:
+        file = directory.open_file(layout.WEIGHTS, writable=writable)
+    except BufferNotFoundError:
+        return None
+    with file:
+        return WeightsFile(file.fd, directory.path / layout.WEIGHTS, writable=writable)
+
+
+def make(directory: Directory, leaves: Sequence[Leaf]) -> None:
+    """Makes the file; under init.lock, where there is none."""
+    form, new = WeightsForm(leaves), f"{layout.WEIGHTS}.new"
+    told = form.to_json()
+    copies = layout.PAGE + -(-len(told) // layout.PAGE) * layout.PAGE
+    directory.unlink(new)
+    with directory.create(new, copies + 2 * form.nbytes) as file:
+        head = _head(form, told, copies)
+        with explained(directory.path / new, needed=len(head)):
+            if os.pwrite(file.fd, head, 0) != len(head):
+                raise OSError(errno.EIO, "only a part could be written")
+        _core.reached("weights.head")
+    directory.rename(new, layout.WEIGHTS)
+    _core.reached("weights.named")
+
+
+def recover(directory: Directory) -> None:
+    """Takes out what a power cut, or a copy of a living directory, has torn; under init.lock."""
+    where = directory.path / layout.WEIGHTS
+    try:
+        found = opened(directory)
+        for version in [] if found is None else found.drop_damaged():
+            _log.warning("%s: version %d was torn and is left out; publish again", where, version)
+    except (FormatError, CorruptBufferError) as error:
+        why = str(error)  # a handler that keeps the error keeps its maps
+        _log.warning("%s; it is removed: publish again", why)
+        directory.unlink(layout.WEIGHTS)
+
+
+def _head(form: WeightsForm, told: bytes, copies: int) -> bytes:
+    page = np.zeros((), _HEAD)
+    page["magic"] = np.void(MAGIC)
+    page["format"], page["endian"] = FORMAT, layout.ENDIAN_TAG
+    page["copy_bytes"], page["copies"], page["form_bytes"] = form.nbytes, copies, len(told)
+    page["crc32c"] = _core.crc32c(told, _core.crc32c(page.tobytes()[:_SIGNED]))
+    return page.tobytes().ljust(layout.PAGE, b"\0") + told
+
+
+_SIGNED: int = _HEAD.fields["crc32c"][1]  # type: ignore[index]
+
+
+def _foreign(where: Path) -> FormatError:
+    return FormatError(f"{where}: not a file of weights; nothing was changed", path=str(where))
+
+
+def _read(data: memoryview, where: Path) -> tuple[Any, WeightsForm]:
+    """Head and form of a mapped file, checked."""
+    page = bytes(data[: _HEAD.itemsize])
+    if not page.startswith(MAGIC):
+        raise _foreign(where)
+    head = np.frombuffer(page, _HEAD, 1)[0]
+    if head["format"] != FORMAT or head["endian"] != layout.ENDIAN_TAG:
+        raise IncompatibleVersionError(
+            f"{where}: its format version is {int(head['format'])}, this build has {FORMAT}; open "
+            "it with the version that wrote it, or remove that file while no process has the "
+            "buffer open",
+            path=str(where),
+            field="format",
+            found=int(head["format"]),
+            expected=FORMAT,
+        )
+    told = bytes(data[layout.PAGE : layout.PAGE + int(head["form_bytes"])])
+    try:
+        if _core.crc32c(told, _core.crc32c(page[:_SIGNED])) != head["crc32c"]:
+            raise ValueError("its checksum does not fit")
+        form = WeightsForm.from_json(told)
+        if len(data) != int(head["copies"]) + 2 * form.nbytes or form.nbytes != head["copy_bytes"]:
+            raise ValueError(f"it has {len(data)} bytes")
+    except (ValueError, KeyError, TypeError, RecursionError, SchemaMismatchError) as error:
+        raise CorruptBufferError(
+            f"{where}: the file of the weights is damaged ({error}); remove it while no process "
+            "has the buffer open, and publish again",
+            path=str(where),
+        ) from error
+    return head, form

@@ -1,0 +1,1 @@
+"""How items go in and out: rows, records, priorities."""

@@ -1,0 +1,143 @@
+"""The split form of a write, for payloads that Python moves: claim, fill, commit or abort.
+
+One claim a handle: other threads wait. What a thread claimed and neither committed nor aborted is
+rolled back when it claims again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native._core import address
+from shmbuffer.memory.directory.seat import Closed
+from shmbuffer.memory.flow.waiting import Calls
+from shmbuffer.memory.format.streams import Streams
+from shmbuffer.memory.ring.tree import PriorityTree
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+
+_KEEPS = 2
+"""See ``SHMB_KEEPS`` in ``_native/ring.h``."""
+
+
+class Claims:
+    """The open claim of one handle's ring. Use `Ring.claims`."""
+
+    def __init__(self, calls: Calls, tree: PriorityTree) -> None:
+        self._calls = calls
+        self._seat = calls.seat
+        self._tree = tree
+        self._native: Any = None  # that the open claim was made with
+        self._slots = 0
+        self._in_place = False
+
+    def claim(
+        self,
+        count: int,
+        streams: Streams | None = None,
+        timeout: float | None = WRITE_TIMEOUT_S,
+    ) -> int:
+        """Takes ``count`` slots at the head, for this thread; returns the ticket of the first."""
+        given = address(streams)
+
+        def call() -> int:
+            native = self._seat.native
+            result: int = native.claim(count, given, LOCK_TIMEOUT_NS)
+            if result >= 0:
+                self._native, self._slots, self._in_place = native, count, False
+            return result
+
+        return self._calls.run(call, "write", timeout)
+
+    def claim_slots(
+        self,
+        where: NDArray[np.int64],
+        *,
+        in_place: bool,
+        keeps: bool = False,
+        tickets: NDArray[np.int64] | None = None,
+        timeout: float | None = WRITE_TIMEOUT_S,
+    ) -> NDArray[np.bool_]:
+        """Takes named slots, for `commit` or `abort` in the same thread. Raises as `Ring.place`.
+
+        ``keeps``: neither observations nor next ones change, where they are stored once.
+
+        Returns bool[n]: what was taken. If that is nothing, no claim is open.
+        """
+        where = np.ascontiguousarray(where, np.int64)
+        kept = np.ones(len(where), np.bool_)
+        at, held = where.ctypes.data, kept.ctypes.data
+        if tickets is not None:
+            tickets = np.ascontiguousarray(tickets, np.int64)
+            if len(tickets) != len(where):
+                raise ValueError(f"claim_slots: {len(where)} slots, {len(tickets)} tickets")
+        generation, how = address(tickets), _KEEPS if keeps else int(in_place)
+
+        def call() -> int:
+            native = self._seat.native
+            result: int = native.claim_slots(at, len(where), how, generation, held, LOCK_TIMEOUT_NS)
+            if result > 0 or (result == 0 and tickets is None):
+                self._native, self._slots, self._in_place = native, result, in_place
+            return result
+
+        self._calls.run(call, "place", timeout, None, where)
+        return kept
+
+    def write_loaded(
+        self, addresses: Sequence[int], count: int, sources: NDArray[np.uint64]
+    ) -> int:
+        """`Ring.write` of items of other ``sources``; neighbours of one source share rows."""
+        given = tuple(addresses), count, 0, address(sources)
+        return self._calls.ask("write_loaded", *given, what="write")
+
+    def fill(self, addresses: Sequence[int]) -> None:
+        """Copies the payload of the claimed slots, row after row, from one address a leaf."""
+        given = tuple(addresses)
+        self._calls.run(lambda: int(self._holder().fill(given)), "fill")
+
+    def commit(self, priorities: NDArray[np.float64] | int | None = None) -> None:
+        """Publishes what was claimed; if it raises, that was given back."""
+        given = 0
+        try:
+            if priorities is None and self._tree.initial is not None and not self._in_place:
+                priorities = self._tree.of_new(None, self._elements)
+            if priorities is not None:
+                given = address_of_priorities(priorities, self._elements)
+        except BaseException:
+            self.abort()
+            raise
+        self._calls.run(
+            lambda: self._holder().commit(given, 0, LOCK_TIMEOUT_NS), "commit", None, priorities
+        )
+
+    def abort(self) -> None:
+        """Gives the claimed slots back, empty."""
+        self._calls.run(lambda: int(self._holder().abort(LOCK_TIMEOUT_NS)), "abort")
+
+    @property
+    def _elements(self) -> int:
+        """Elements of the open claim."""
+        schema = self._calls.schema
+        return min(self._slots, schema.capacity) * schema.width
+
+    def _holder(self) -> Any:
+        """The native ring of the claim: `close` waits for it, after replacing it for others."""
+        native = self._seat.native
+        return self._native if self._native is not None and isinstance(native, Closed) else native
+
+
+def address_of_priorities(array: NDArray[np.float64] | int | None, count: int) -> int:
+    """The address of ``count`` priorities, which have to be float64 and contiguous."""
+    if array is None or isinstance(array, int):
+        return address(array)
+    if array.dtype != np.float64 or not array.flags.c_contiguous:
+        raise ValueError(
+            f"priorities are {array.dtype}{list(array.shape)}; they have to be float64 and "
+            "contiguous"
+        )
+    if array.size != count:
+        raise ValueError(f"{array.size} priorities were given for {count} elements")
+    return address(array)

@@ -1,0 +1,109 @@
+"""The counters of a buffer, flat: from one moment under the mutex, or as they are without it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.flow.rate_status import rate_status
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.ring.ring import Ring
+
+#: Counters of the runtime page that are shown as they are.
+RUNTIME_COUNTERS = (
+    "waiters",
+    "repairs",
+    "rolled_back",
+    "rolled_forward",
+    "reaped",
+    "evicted",
+    "lock_waits",
+    "consumer_version",
+    "refused",
+)
+
+
+def of_snapshot(snapshot: bytes) -> tuple[Any, Any]:
+    """Runtime page and registry of a native snapshot."""
+    data = np.frombuffer(snapshot, np.uint8)
+    runtime = data[: layout.PAGE].view(layout.RUNTIME)[0]
+    return runtime, data[layout.PAGE :].view(layout.ENTRY)
+
+
+def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str, int | float]:
+    """What the buffer counts, over all clients that it ever had.
+
+    Returns:
+        ``length``, ``elements``, ``write_count`` (elements), ``head`` (ticket), ``prioritized``,
+        ``alpha``, ``eps``, ``max_priority``, the sums of `layout.COUNTERS`, what `RUNTIME_COUNTERS`
+        names, and of a limiter ``samples_per_insert`` (0: there is no ratio), ``error_buffer``,
+        ``samples_ahead`` (that the inserts are ahead by), ``min_size``, ``max_times_sampled`` and
+        ``queued`` (0: there is no queue) and ``limited`` (clients that wait for the other side);
+        ``reserved`` (items).
+    """
+    flow = rate_status(runtime, width=width, capacity=max(1, elements // width))
+    return {
+        "length": int(runtime["length"]) * width,
+        "elements": elements,
+        "write_count": int(runtime["write_count"]),
+        "head": int(runtime["head"]),
+        "prioritized": int(runtime["prioritized"]),
+        "alpha": float(runtime["alpha"]),
+        "eps": float(runtime["eps"]),
+        "max_priority": max(0.0, float(runtime["max_priority"])),
+        **{name: int(entries[name].sum()) for name in layout.COUNTERS},
+        **{name: int(runtime[name]) for name in RUNTIME_COUNTERS},
+        "samples_per_insert": flow.wanted or 0.0,
+        "error_buffer": flow.error_buffer,
+        "samples_ahead": flow.ahead,
+        "min_size": flow.min_size,
+        "max_times_sampled": flow.max_times_sampled,
+        "queued": flow.queued or 0,
+        "limited": int(runtime["limited"]),
+        "reserved": flow.reserved,
+    }
+
+
+def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
+    """The counters of a handle's buffer, of one moment; see `Engine.stats`."""
+    if ring is None:
+        runtime, entries = seat.control.runtime[0], seat.control.entries
+    else:
+        runtime, entries = of_snapshot(ring.snapshot())
+    live = set((entries["state"] == layout.EntryState.LIVE).nonzero()[0].tolist())
+    alive = live & {entry for entry, _ in seat.registry.alive()}
+    return {
+        **_of_handle(seat, ring, capacity, runtime, entries),
+        "clients_alive": len(alive),
+        "clients_dead": len(live) - len(alive),
+        "bytes": layout.CONTROL_BYTES + (seat.mapped.nbytes if seat.mapped else 0),
+        "time_ns": time.monotonic_ns(),
+    }
+
+
+def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
+    """The counters of a handle's buffer as they are, without the mutex; see `Engine.glance`."""
+    return _of_handle(seat, ring, capacity, seat.control.runtime[0], seat.control.entries)
+
+
+def _of_sharing(ring: Ring | None) -> dict[str, int]:
+    """Nothing where each leaf has a column."""
+    if ring is None or not ring.schema.sharing:
+        return {}
+    sharing = ring.schema.sharing
+    return {"wholes": sharing.wholes, "wholes_used": ring.live.wholes_used()}
+
+
+def _of_handle(
+    seat: Seat, ring: Ring | None, capacity: int, runtime: Any, entries: Any
+) -> dict[str, int | float]:
+    width, elements = (ring.width, ring.elements) if ring else (1, capacity)
+    return {
+        **totals(runtime, entries, width=width, elements=elements),
+        "p_sum": ring.tree.p_sum if ring else 0.0,
+        **_of_sharing(ring),
+        "epoch": seat.control.superblock().epoch,
+    }

@@ -1,0 +1,78 @@
+"""A snapshot of a ring, without the bytes of its items."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.flow.waiting import Calls
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.system.progress import Progress
+
+# How often what has changed is copied without a lock, how many slots before signals are looked at,
+# and how few changed ones may be left for the mutex.
+_COPY_ROUNDS = 8
+_COPY_SLOTS = 65536
+_COPY_LOCKED = 256
+
+
+class ItemSnapshot(NamedTuple):
+    """A ring at one moment."""
+
+    tickets: NDArray[np.int64]
+    """int64[capacity]: of the item in each slot; -1: there is none."""
+    sources: NDArray[np.uint64]
+    """uint64[capacity]: writer and stream, see `layout.source_of`; where there is an item."""
+    priorities: NDArray[np.float64]
+    """float64[elements], raw; NaN where none is known."""
+    head: int
+    """The next ticket."""
+    write_count: int
+    """Elements written so far."""
+    max_priority: float | None
+    """The largest raw priority ever given; None before the first."""
+
+
+class _Living:
+    """Of which there is one."""
+
+    def __repr__(self) -> str:
+        return "LIVE_READS"
+
+
+LIVE_READS: Final = _Living()
+"""In the place of a moment: the ring itself is what is saved, and goes on."""
+
+
+def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
+    """Copies the rows of a ring to addresses, one a leaf; see `Ring.copy_out`.
+
+    What has changed since the last round is copied again, without a lock; when little is left it is
+    copied under the mutex, together with the counters: that moment is the copy's.
+    """
+    seat, schema = calls.seat, calls.schema
+    capacity, width = schema.capacity, schema.width
+    tickets = np.full(capacity, -1, np.int64)
+    raw, sources = np.zeros(schema.elements, np.float64), np.zeros(capacity, np.uint64)
+    at, whose = tickets.ctypes.data, sources.ctypes.data
+    slot_bytes = sum(schema.leaf_bytes) // capacity if out else 0
+    with Progress("copy", length // width * slot_bytes) as progress:
+        for _ in range(_COPY_ROUNDS):
+            changed = 0
+            reached = min(int(seat.native.head), capacity)  # from there on nothing was written
+            for first, count in progress.cut(reached, slot_bytes, _COPY_SLOTS):
+                copied = seat.native.copy_slots(first, count, out, at)
+                progress.advance(copied * slot_bytes)
+                changed += copied
+            if changed <= _COPY_LOCKED:
+                break
+    head, write_count, greatest = calls.answer(
+        lambda: seat.native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS),
+        "copy_out",
+    )
+    raw[np.repeat(tickets < 0, width)] = np.nan
+    return ItemSnapshot(
+        tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None
+    )

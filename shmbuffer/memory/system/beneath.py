@@ -1,0 +1,88 @@
+"""The way to a name: part by part, never through a link, each directory on it ours.
+
+    root ──openat "next", O_NOFOLLOW──▶ fd ──openat ...──▶ fd of the directory that holds the file
+
+A path of several parts that is given to the kernel at once is followed through every link that lies
+on it, whatever O_NOFOLLOW says about the last part.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shmbuffer._native import _core
+from shmbuffer.errors import UnsafePathError
+from shmbuffer.memory.system.path_checks import explained, require_own_directory
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def parts(name: str, root: Path) -> list[str]:
+    """Split a name; UnsafePathError if it is anything but a way down from `root`."""
+    found = name.split("/")
+    if "\0" in name or any(part in ("", ".", "..") for part in found):
+        raise UnsafePathError(
+            f"{root}: {name!r} is not the name of a file in this directory; a name is relative,"
+            " without '.', '..', NUL and empty parts",
+            path=root,
+            name=name,
+        )
+    return found
+
+
+@contextmanager
+def walk(root: int, where: Path, folders: list[str], *, make: bool = False) -> Iterator[int]:
+    """Yield the descriptor of a directory below `root`, which is open and lies at `where`."""
+    with _core.Descriptor() as reached:
+        fd = root
+        for folder in folders:
+            where /= folder
+            with explained(where, wanted="a directory"):
+                if make:
+                    make_folder(folder, 0o700, dir_fd=fd)
+                fd = reached.take(os.open, folder, FOLDER, dir_fd=fd)
+                require_own_directory(os.fstat(fd), where)
+        yield fd
+
+
+def make_with_parents(where: Path) -> bool:
+    """Makes a directory; returns whether it is new. Missing parents get the umask's permissions.
+
+    Parents are synced if possible: a power cut could take this one with all that is synced in it.
+    """
+    missing = [folder for folder in where.parents if not folder.exists()]
+    if missing:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        _core.reached("folder.parents")
+    created = make_folder(where, 0o700)
+    if created:
+        for folder in (where, *missing):
+            _sync_if_possible(folder.parent)
+    return created
+
+
+def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
+    """Make a directory of exactly this mode (setgid as its parent); false if the name exists."""
+    try:
+        os.mkdir(name, mode, dir_fd=dir_fd)
+    except FileExistsError:
+        return False
+    _core.reached("folder.made")
+    # The umask may have taken our own right to open it, which fchmod would need; O_PATH does not.
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _core.Descriptor() as made:
+        fd = made.take(os.open, name, flags, dir_fd=dir_fd)
+        found = os.fstat(fd).st_mode
+        if found & 0o777 != mode & 0o777:
+            os.chmod(f"/proc/self/fd/{fd}", (mode & 0o777) | (found & stat.S_ISGID))
+            _core.reached("folder.mode")
+    return True
+
+
+def _sync_if_possible(folder: Path) -> None:
+    with suppress(OSError), _core.Descriptor() as opened:
+        os.fsync(opened.take(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

@@ -1,0 +1,212 @@
+"""Which paths are opened, and what is said about the others.
+
+A directory has to be ours, and not open to everybody; a file has to be a regular one of ours with
+one name. Everything else that the kernel answers on the way to a file becomes an error that says
+where it happened, and what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shmbuffer.errors import (
+    BufferExistsError,
+    BufferNotFoundError,
+    CorruptBufferError,
+    DurabilityError,
+    ReadOnlyError,
+    ShmBufferError,
+    UnsafePathError,
+)
+from shmbuffer.memory.system.filesystem import space_error
+from shmbuffer.memory.system.progress import is_of_callback
+
+_SHARED = stat.S_ISVTX | stat.S_IWOTH
+_LINKS = 40  # as many as the kernel follows
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFREG: "a regular file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+def require_own_directory(found: os.stat_result, where: Path) -> None:
+    """UnsafePathError unless this user owns the directory, and others may not write to it."""
+    # A group may: umask 002 makes such directories, with the user's own group.
+    _require_owner(found, where)
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise UnsafePathError(
+            f"{where}: everybody can write there (mode {stat.S_IMODE(found.st_mode):#o}), so files"
+            f" could be exchanged; `chmod o-w {where}`, or choose a directory below it",
+            path=where,
+            mode=stat.S_IMODE(found.st_mode),
+        )
+
+
+def require_own_file(found: os.stat_result, where: Path) -> None:
+    """Raise UnsafePathError unless it is a regular file of ours with one name."""
+    if not stat.S_ISREG(found.st_mode):
+        raise _another_kind(where, "a regular file")
+    if found.st_nlink != 1:
+        raise UnsafePathError(
+            f"{where}: the file has {found.st_nlink} names (hard links), as after `cp -al`, so that"
+            " a copy of the directory would change with it; remove the other name, which"
+            f" `find {_mount_of(where)} -xdev -samefile {where}` finds, and copy with `cp -r`",
+            path=where,
+            links=found.st_nlink,
+        )
+    _require_owner(found, where)
+
+
+def followed(path: str | os.PathLike[str]) -> Path:
+    """Where a path leads; UnsafePathError if its last part is a link that another user put there.
+
+    As with fs.protected_symlinks: in a sticky directory those of this user, root and the
+    directory's owner are followed. The result is not to be followed again: a link may have appeared
+    there.
+    """
+    where = Path(path).absolute()
+    for _ in range(_LINKS):
+        where = Path(os.path.normpath(os.path.join(os.path.realpath(where.parent), where.name)))
+        try:
+            found, folder = os.lstat(where), os.stat(where.parent)
+        except OSError:  # not there, or not to be seen
+            break
+        if not stat.S_ISLNK(found.st_mode):
+            break
+        trusted = (os.geteuid(), 0, folder.st_uid)
+        if folder.st_mode & _SHARED == _SHARED and found.st_uid not in trusted:
+            raise UnsafePathError(
+                f"{where}: a link of uid {found.st_uid} in a directory where everybody can write;"
+                " it was not followed: give the path that it leads to, or choose another",
+                path=where,
+                uid=found.st_uid,
+            )
+        where = where.parent / os.readlink(where)
+    return where
+
+
+@contextmanager
+def explained(
+    where: Path,
+    *,
+    wanted: str = "a regular file",
+    needed: int = 0,
+    free: Callable[[], int] = lambda: 0,
+) -> Iterator[None]:
+    """Turn an OSError of the body into the error of ours that it means."""
+    try:
+        yield
+    except ShmBufferError:
+        raise
+    except OSError as error:
+        if is_of_callback(error):
+            raise
+        meaning: ShmBufferError
+        match error.errno:
+            case errno.ENOENT:
+                meaning = _not_found(where)
+            case errno.EEXIST:
+                meaning = BufferExistsError(
+                    f"{where}: is there already; remove it, or choose another name", path=where
+                )
+            case errno.EROFS | errno.EACCES | errno.EPERM:
+                meaning = ReadOnlyError(
+                    f"{where}: {os.strerror(error.errno).lower()}{_whose(where)}; choose a "
+                    "directory where you may write, or change its permissions",
+                    path=where,
+                )
+            case errno.ELOOP | errno.ENOTDIR | errno.EISDIR | errno.ENXIO:
+                meaning = _another_kind(where, wanted)
+            case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+                meaning = space_error(where, needed, free(), why=error.errno)
+            case errno.ENOMEM if needed:
+                meaning = space_error(where, needed, free(), why=error.errno)
+            case _:  # of a descriptor the system does not say where, and of a name only its end
+                raise OSError(error.errno, error.strerror, str(where)) from error
+        try:
+            raise meaning from error
+        finally:
+            del meaning  # a frame that keeps what it raised keeps itself and its callers
+
+
+def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:
+    """Of a file that was changed from outside."""
+    return CorruptBufferError(
+        f"{where}: {expected} bytes were expected, {found} found; it was changed from outside:"
+        " restore it from a copy, or remove the buffer",
+        path=where,
+        expected=limit,
+        found=found,
+    )
+
+
+def not_durable(where: str, error: OSError) -> DurabilityError:
+    """The error for a failed sync."""
+    return DurabilityError(
+        f"{where}: could not be brought to the disk ({error.strerror}); what is in memory can be"
+        " used, but a power cut may take it: save a copy on another disk",
+        path=where,
+        errno=error.errno,
+    )
+
+
+def name_of(fd: int) -> str:
+    """The current path of an open file, if the system knows it."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"file descriptor {fd}"
+
+
+def _require_owner(found: os.stat_result, where: Path) -> None:
+    if found.st_uid != os.geteuid():
+        raise UnsafePathError(
+            f"{where}: belongs to uid {found.st_uid}, but this process runs as uid {os.geteuid()};"
+            " use a directory of your own, or run as its owner",
+            path=where,
+            uid=found.st_uid,
+        )
+
+
+def _mount_of(where: Path) -> Path:
+    """The root of the file system, which a hard link does not leave."""
+    return next((folder for folder in where.parents if folder.is_mount()), Path("/"))
+
+
+def _whose(where: Path) -> str:
+    try:
+        found = os.lstat(where).st_uid
+    except OSError:
+        return ""
+    me = os.geteuid()
+    return "" if found == me else f": it belongs to uid {found}, and this process runs as uid {me}"
+
+
+def _not_found(where: Path) -> BufferNotFoundError:
+    return BufferNotFoundError(
+        f"{where}: is not there; check the path, or create the buffer first", path=where
+    )
+
+
+def _another_kind(where: Path, wanted: str) -> UnsafePathError:
+    try:
+        found = _KINDS[stat.S_IFMT(os.lstat(where).st_mode)]
+    except (OSError, KeyError):
+        found = "something below a file"
+    return UnsafePathError(
+        f"{where}: {wanted} was expected, and this is {found}; it was not opened: move it away, or"
+        " choose another path",
+        path=where,
+        wanted=wanted,
+        found=found,
+    )

@@ -1,0 +1,1 @@
+"""Keeping a buffer whole and showing it: recovery, durability, check, history."""

@@ -1,0 +1,227 @@
+"""Is it whole? Everything that can be verified is, and nothing is changed.
+
+A living buffer is looked at under its mutex, for some milliseconds a million elements; checksums
+are compared without it. Of a dead one it is not taken, as taking it repairs. What recovery will
+mend is a note, not a problem.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, LockTimeout, ShmBufferError
+from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.directory.written import Written
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Control, Superblock
+from shmbuffer.memory.format.layout import BufferState, EntryState, Flag, Phase, Role
+from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.system.progress import OnProgress, Progress, hearing
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep import history
+from shmbuffer.memory.upkeep.recovery import wrong_checksums
+
+NO_SCHEMA = "nothing has been written yet: there is no schema"
+
+
+@dataclass
+class CheckReport:
+    """The result of a check."""
+
+    path: str  # the directory, or "anonymous memory"
+    alive: bool = False  # whether somebody uses it
+    items: int = 0  # elements that are committed
+    verified: int = 0  # elements whose checksum was compared
+    problems: list[str] = field(default_factory=list)  # damage, one sentence each
+    # what the next recovery will mend, and what could not be checked
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of plain values."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path}: {'whole' if self.ok else 'DAMAGED'}, {self.items:,} items, "
+            f"{self.verified:,} verified, {'in use' if self.alive else 'nobody uses it'}"
+        ]
+        lines += [f"  problem: {problem}" for problem in self.problems]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def check(
+    path: str | PathLike[str], *, timeout: float = 60.0, on_progress: OnProgress | None = None
+) -> CheckReport:
+    """Checks a directory, living or dead, without joining it; under init.lock."""
+    # The lock keeps a recovery from making a new mutex while this holds it without an entry.
+    with Directory.open(path) as directory:
+        files = Files(directory)
+        files.require_control()
+        report = CheckReport(str(directory.path))
+        report.notes += _of_history(directory)
+        try:
+            Diagnosis.of(files)  # of a foreign file not even the lock is touched
+            with files.lock(timeout):
+                found = Diagnosis.of(files)
+                mapped = _map(report, found)
+                if mapped is not None:
+                    native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
+                    looked = _compare_slots(report, found.control, mapped, native, files)
+        except CorruptBufferError as error:
+            report.problems.append(str(error))
+            return report
+        if mapped is not None:
+            with hearing(on_progress):
+                _compare_checksums(report, found.superblock, mapped, native, looked)
+        return report
+
+
+def check_living(seat: Seat) -> CheckReport:
+    """Checks the buffer of a handle, which is alive in it; see `check`."""
+    superblock, mapped = seat.control.superblock(), seat.mapped
+    report = CheckReport(seat.where, alive=True)
+    report.problems += _impossible_fields(seat.control, superblock)
+    if mapped is None:
+        report.notes.append(NO_SCHEMA)
+    else:
+        files = seat.ground if isinstance(seat.ground, Files) else None
+        looked = _compare_slots(report, seat.control, mapped, seat.native, files)
+        _compare_checksums(report, superblock, mapped, seat.native, looked)
+    return report
+
+
+def _of_history(directory: Directory) -> list[str]:
+    """The faults of the history, which nothing else depends on."""
+    try:
+        found = history.read(directory)
+    except BufferNotFoundError:
+        return []
+    except ShmBufferError as error:
+        return [f"there is no history: {error}"]
+    return [f"{found.left_out} records of the history are torn"] if found.left_out else []
+
+
+def _map(report: CheckReport, found: Diagnosis) -> Mapped | None:
+    control, superblock = found.control, found.superblock
+    report.problems += _impossible_fields(control, superblock)
+    reason = found.reason_to_recover()
+    report.alive = reason is None
+    if reason is not None and (control.entries["state"] != 0).any():
+        report.notes.append(f"{reason}: the next process to open it recovers it")
+    if control.repaired:
+        report.problems.append("one of the two superblock copies is damaged; the other is used")
+    mapped = found.load()
+    if mapped is None:
+        report.notes.append(NO_SCHEMA)
+    return mapped
+
+
+def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
+    """Impossible values of the control page, a sentence each; the next recovery repairs them."""
+    found = []
+    state = int(control.runtime["state"][0])
+    if state not in list(BufferState):
+        found.append(f"invalid buffer state {state}")
+    head, since = (int(control.runtime[name][0]) for name in ("head", "queue_since"))
+    if since > head:
+        found.append(f"the queue begins at ticket {since}, and {head} is the next")
+    entries = control.entries
+    used, claims = entries["state"] != EntryState.FREE, entries["phase"] != Phase.IDLE
+    for name, limit, where in (
+        ("state", max(EntryState), used),
+        ("role", max(Role), used),
+        ("phase", max(Phase), claims),
+        ("count", superblock.capacity, claims),
+    ):
+        found += [
+            f"registry entry {entry}: its {name} is {entries[name][entry]}, "
+            f"{int(limit)} is the limit"
+            for entry in (where & (entries[name] > limit)).nonzero()[0]
+        ]
+    return found
+
+
+def _compare_slots(
+    report: CheckReport,
+    control: Control,
+    mapped: Mapped,
+    native: _core.Ring,
+    files: Files | None,
+) -> int:
+    """Returns how many slots it has looked at: those that were ever written."""
+    live = SlotsFile(mapped.slots, mapped.schema)
+    written = None if files is None else Written(files, live)
+    looked = max(_reached(control, live), 0 if written is None else written.slots())
+    report.items = int(np.count_nonzero(live.holds(slice(looked)))) * live.width
+    found = native.check(report.alive, looked, LOCK_TIMEOUT_NS)
+    if isinstance(found, int):
+        raise LockTimeout(
+            f"{report.path}: a living process holds the buffer's mutex and does not let go, so it "
+            "cannot be checked; continue or end that process (see `shmbuffer inspect`)"
+        )
+    nodes, leaves, length, words, orphans, records, nexts, reserved, consumed = found
+    if written is not None and control.runtime["prioritized"][0]:
+        before = max(looked, _reached(control, live))
+        beyond = written.massive(before * live.width)
+        leaves += beyond if _reached(control, live) <= before else 0
+    unfinished = report.problems
+    if not report.alive:
+        writing = int(np.count_nonzero(live.writing(slice(looked))))
+        if writing:
+            report.notes.append(f"{writing} slots were being written; recovery gives them back")
+        orphans = 0
+        if _died_in_it(control):
+            unfinished = report.notes
+    for count, to, problem in (
+        (nodes, unfinished, "priority tree: {} nodes are not the sum of their children"),
+        (leaves, unfinished, "priority tree: {} leaves are not the mass of their priority"),
+        (length, unfinished, "the number of items is off by {}"),
+        (words, report.problems, "{} slot words have a ticket that cannot be theirs"),
+        (orphans, report.problems, "{} slots are being written and nobody claims them"),
+        (records, report.problems, "{} records are not where the byte ring has records"),
+        (nexts, unfinished, "{} next observations are not where their slots say"),
+        (reserved, unfinished, "{} counts of reserved room are not what the reservations say"),
+        (consumed, unfinished, "{} notes of what consumers were given cannot be"),
+    ):
+        if count:
+            to.append(problem.format(count))
+    return looked
+
+
+def _reached(control: Control, live: SlotsFile) -> int:
+    """Slots from here on were never written, as the next ticket says."""
+    return min(int(control.runtime["head"][0]), live.capacity)
+
+
+def _died_in_it(control: Control) -> bool:
+    """Whether somebody died with the mutex, or with a claim, so that recovery has work to do."""
+    mutex = control.runtime[0]["mutex"].tobytes()
+    return bool((control.entries["phase"] != Phase.IDLE).any() or any(mutex[:4]))
+
+
+def _compare_checksums(
+    report: CheckReport, superblock: Superblock, mapped: Mapped, native: _core.Ring, looked: int
+) -> None:
+    if not superblock.flags & Flag.CHECKSUM:
+        report.notes.append("made with checksum=False: the items' bytes cannot be verified")
+        return
+    report.verified = report.items
+    with Progress("check", report.items, "items") as progress:
+        live = SlotsFile(mapped.slots, mapped.schema)
+        wrong = wrong_checksums(native, mapped.schema, live, looked, progress)
+    report.problems += [f"slot {slot}: the bytes do not fit their checksum" for slot in wrong]

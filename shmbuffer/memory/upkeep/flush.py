@@ -1,0 +1,66 @@
+"""The durability barrier: what has to be on the disk, and in which order.
+
+    leaves ──▶ slots ──▶ ledger ──▶ superblock copy with the ticket ──▶ control file
+
+Always true: a superblock names a durable ticket only after everything below it was synced. What is
+written over a covered item meanwhile may reach the disk in part: its checksum tells.
+If the process dies on the way: the older superblock copy counts, with the barrier before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shmbuffer._native import _core
+from shmbuffer.errors import DurabilityError
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.format.layout import Phase
+from shmbuffer.memory.ring import counters
+from shmbuffer.memory.ring.ring import Ring
+
+
+def flush(seat: Seat, ring: Ring, timeout: float) -> None:
+    """Raises the barrier; see `Engine.flush`."""
+    if not seat.is_ours():
+        seat.rejoin(timeout=timeout)
+    with seat.ground.lock(timeout):
+        seat.require_there()
+        if seat.not_durable is not None:
+            raise DurabilityError(seat.not_durable)
+        try:
+            _raise(seat, ring.snapshot())
+        except DurabilityError as error:
+            seat.not_durable = str(error)
+            raise
+
+
+def _raise(seat: Seat, snapshot: bytes) -> None:
+    """Syncs all files; under init.lock. What was committed at the snapshot is covered then."""
+    control, mapped = seat.control, seat.mapped
+    assert mapped is not None
+    runtime, entries = counters.of_snapshot(snapshot)
+    # What is being written now may reach the disk in part.
+    claims = entries["first"][entries["phase"] == Phase.PAYLOAD]
+    ticket = min([int(runtime["head"]), *map(int, claims)])
+    _core.reached("flush.locked")
+    try:
+        for leaf in mapped.leaves:
+            leaf.sync()
+            _core.reached("flush.leaf")
+        mapped.slots.sync()
+        _core.reached("flush.slots")
+        mapped.ledger.sync()
+        _core.reached("flush.ledger")
+        superblock = control.superblock()
+        control.write(replace(superblock, durable_ticket=ticket, durable_epoch=superblock.epoch))
+        _core.reached("flush.superblock")
+        control.touch()
+        control.sync()
+        _core.reached("flush.synced")
+    except DurabilityError:
+        raise
+    except OSError as error:
+        raise DurabilityError(
+            f"{seat.where}: a sync failed ({error.strerror}); what is in memory is usable, but may "
+            "never reach this disk: copy the buffer to another one"
+        ) from error

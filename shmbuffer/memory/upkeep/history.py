@@ -1,0 +1,331 @@
+"""The history of a buffer: its counters second by second, in a file whose size never changes.
+
+     header ── one page: whose history it is, and what a record is made of
+     fine   ── a record a second, for an hour    ┐
+     coarse ── a record a minute, for a week     ├ rings: number n lies at place (n - 1) mod room
+     events ── who came, left or died; recoveries┘
+
+A record holds the counters as they stood, not what was added, so that any two of them make a rate,
+and one that is missing costs nothing but its own moment. The header names the fields: what a later
+version counts is recorded by it, and a reader of another version knows what it looks at.
+
+Always true
+  1. One process at a time writes: it holds the lock of the file, which its death frees.
+  2. The file has its room and its header before it has its name; its size never changes.
+  3. A record counts only if its checksum fits and it lies where its number says. So one that was
+     torn, by a death between two pages or by a power cut, is left out, and nothing else is.
+  4. Nothing waits for it: it is written with plain writes by the process that looks after the
+     buffer, never synced, and neither the mutex nor a page that others map is touched. A reader
+     takes no lock, so one that is stopped stops no writer.
+If the writer dies: what it wrote is the kernel's, and is read as it is; the next one goes on
+behind it. A history that is damaged, foreign or of another version harms nothing else: the next
+writer begins a new one, and a reader is told. (A record calls its writer the recorder.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.layout import Role
+from shmbuffer.memory.ring.counters import RUNTIME_COUNTERS
+from shmbuffer.memory.system.region import Directory
+
+MAGIC = b"SHMHIS\x00\x01"
+VERSION = 1
+
+FINE, FINE_S = 3600, 1.0
+"""Records of the fine ring, and the seconds between two of them: an hour."""
+
+COARSE, COARSE_S = 7 * 24 * 60, 60.0
+"""The same of the coarse ring: a week."""
+
+EVENTS = 2048
+
+HEADER_BYTES = layout.PAGE
+LIMIT = 64 * 2**20
+"""Bytes that a history may have to be read, whatever its header says."""
+
+FLOATS = ("max_priority", "p_sum", "samples_per_insert")
+"""Fields that are float64; all others are unsigned integers of 64 bits."""
+
+HEADER = np.dtype(
+    [
+        *(("magic", "V8"), ("version", "<u2"), ("pad", "V2"), ("endian", "<u4"), ("uuid", "V16")),
+        *(("created_ns", "<u8"), ("record_bytes", "<u4"), ("event_bytes", "<u4")),
+        *(("fine", "<u4"), ("coarse", "<u4"), ("events", "<u4")),
+        *(("fields_bytes", "<u4"), ("fields", "V4028"), ("crc32c", "<u4")),
+    ]
+)
+
+#: What a record of any ring begins with: its number, from 1; when it was, by the wall clock and in
+#: nanoseconds since boot, which nobody sets; and the incarnation of the recorder, since one clock
+#: of the two says nothing beyond its boot.
+STAMP = [("number", "<u8"), ("time_ns", "<u8"), ("boottime_ns", "<u8"), ("recorder", "<u8")]
+_CHECK = [("crc32c", "<u4"), ("pad", "V4")]
+
+EVENT = np.dtype(
+    [
+        *STAMP,
+        ("kind", "<u4"),
+        ("role", "<u4"),
+        ("pid", "<u8"),
+        ("incarnation", "<u8"),
+        ("epoch", "<u8"),
+        ("exitcode", "<i4"),
+        ("flags", "<u4"),
+        ("name", "S48"),
+        *_CHECK,
+    ]
+)
+
+UNKNOWN_EXITCODE = 2**31 - 1
+RESTARTED = 1  # flag of DIED: it was started again
+BY_RECOVERY = 0  # in place of a recorder's incarnation: nobody recorded when it went
+
+_MANY = 2**62  # records; nobody writes so many, and there has to be a next one
+
+
+class EventKind(IntEnum):
+    """What happened. JOINED also of those who are there when a recorder begins."""
+
+    JOINED = 1
+    LEFT = 2
+    DIED = 3
+    RECOVERED = 4
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a buffer."""
+
+    kind: EventKind
+    role: str = "client"  # of the client, in lower case; of a recovery, of its recorder
+    pid: int = 0  # of the client; 0 of a recovery
+    incarnation: int = 0  # of the client; 0 where it is not known
+    epoch: int = 0  # number of recoveries at that time
+    name: str = ""  # of a process that a coordinator started, else ""
+    # of one that died, as ``multiprocessing`` gives it; None where nobody knows
+    exitcode: int | None = None
+    restarted: bool = False  # whether one that died was started again
+    # incarnation of its recorder; 0 (`BY_RECOVERY`) of one that was found dead
+    recorder: int = BY_RECOVERY
+    time_ns: int = 0  # by the wall clock; 0 of one that is not noted yet
+    boottime_ns: int = 0  # since boot, in the same way
+
+    @property
+    def time_s(self) -> float:
+        """Seconds since 1970."""
+        return self.time_ns / 1e9
+
+    @property
+    def who(self) -> str:
+        """Its name, or its role with the pid; of a recovery its recorder's role."""
+        return self.name or (f"{self.role} {self.pid}" if self.pid else self.role)
+
+    def to_row(self) -> dict[str, Any]:
+        """As the fields of `EVENT`."""
+        code = UNKNOWN_EXITCODE if self.exitcode is None else self.exitcode
+        return {
+            **asdict(self),
+            "role": Role.__members__.get(self.role.upper(), Role.CLIENT),
+            "exitcode": code,
+            "flags": RESTARTED if self.restarted else 0,
+            "name": self.name.encode(),  # what is longer than its place is cut
+        }
+
+
+@dataclass(frozen=True)
+class History:
+    """A history as it was read; whatever did not fit its checksum is left out."""
+
+    uuid: bytes  # of the buffer that it was recorded of
+    fields: Mapping[str, str]  # what is recorded, by name, with the type
+    fine: NDArray[np.void]  # a record a second, oldest first; `STAMP` and the fields
+    coarse: NDArray[np.void]  # a record a minute, in the same way
+    events: Sequence[Event]  # oldest first
+    # with the number of the last record of each
+    rings: tuple[HistoryRing, HistoryRing, HistoryRing]
+    left_out: int  # places with something in them that is no record
+
+
+def recorded_fields() -> dict[str, str]:
+    """What this version records, by name, with the type; counters by the names that they have."""
+    names = (
+        *("epoch", "head", "write_count", "length", "limited"),
+        *layout.COUNTERS,
+        *RUNTIME_COUNTERS,
+        *(living(role) for role in Role),
+        *FLOATS,
+    )
+    return {name: "f8" if name in FLOATS else "u8" for name in names}
+
+
+def living(role: Role) -> str:
+    """The field that counts the living clients of a role."""
+    return f"living_{role.name.lower()}"
+
+
+def file_bytes(fields: Mapping[str, str]) -> int:
+    """Size of a history with these fields."""
+    return rings(fields)[-1].end
+
+
+def record_type(fields: Mapping[str, str]) -> np.dtype[np.void]:
+    """A record of these fields."""
+    return np.dtype([*STAMP, *((name, f"<{kind}") for name, kind in fields.items()), *_CHECK])
+
+
+@dataclass
+class HistoryRing:
+    """A ring in the file: what it is made of, how many, from where on; its newest number, or 0."""
+
+    kind: np.dtype[np.void]
+    room: int
+    begin: int
+    number: int = 0
+
+    @property
+    def end(self) -> int:
+        """The place of the next entry."""
+        return self.begin + self.room * self.kind.itemsize
+
+    def whole(self, data: bytes) -> tuple[NDArray[np.void], int]:
+        """The valid entries in order, and the number of invalid ones; sets the newest number."""
+        ring = np.frombuffer(data, self.kind, self.room)
+        used = np.flatnonzero(ring["number"])
+        numbers, size = ring["number"][used], self.kind.itemsize
+        records = memoryview(ring[used].tobytes())
+        sums = [_core.crc32c(records[at : at + size - 8]) for at in range(0, len(records), size)]
+        good = ring["crc32c"][used] == np.array(sums, np.uint32)
+        good &= ((numbers - 1) % self.room == used) & (numbers < _MANY)
+        # What has the number of a lap that has ended is no record either.
+        good &= numbers + self.room > numbers[good].max(initial=0)
+        found = ring[used[good]]
+        self.number = int(found["number"].max(initial=0))
+        return found[np.argsort(found["number"])], len(used) - len(found)
+
+
+def rings(fields: Mapping[str, str]) -> tuple[HistoryRing, HistoryRing, HistoryRing]:
+    """The rings of a history with these fields."""
+    fine = HistoryRing(record_type(fields), FINE, HEADER_BYTES)
+    coarse = HistoryRing(fine.kind, COARSE, fine.end)
+    return fine, coarse, HistoryRing(EVENT, EVENTS, coarse.end)
+
+
+def rooms(rings: tuple[HistoryRing, HistoryRing, HistoryRing]) -> dict[str, int]:
+    """The values of a header."""
+    fine, coarse, events = rings
+    sizes = {"record_bytes": fine.kind.itemsize, "event_bytes": events.kind.itemsize}
+    return {**sizes, "fine": fine.room, "coarse": coarse.room, "events": events.room}
+
+
+def read(directory: Directory) -> History:
+    """Reads the history of a buffer, also while it is being written; takes no lock."""
+    where = directory.path / layout.HISTORY
+    size = directory.stat(layout.HISTORY).st_size
+    if size > LIMIT:
+        raise _damaged(where, f"has {size:,} bytes, more than any history has")
+    return parse(directory.read(layout.HISTORY, limit=LIMIT), where)
+
+
+def parse(data: bytes, where: Path) -> History:
+    """Reads a history from its bytes."""
+    uuid, fields, places = header_of(data, len(data), where)
+    found, torn = zip(*(ring.whole(data[ring.begin : ring.end]) for ring in places), strict=True)
+    return History(
+        uuid,
+        fields,
+        found[0],
+        found[1],
+        events_of(found[2]),
+        rings=places,
+        left_out=sum(torn),
+    )
+
+
+def header_of(
+    data: bytes, size: int, where: Path
+) -> tuple[bytes, dict[str, str], tuple[HistoryRing, HistoryRing, HistoryRing]]:
+    """Whose a file of some size is, its fields, and its rings; from the first page at least."""
+    if data[: len(MAGIC)] != MAGIC:
+        raise FormatError(
+            f"{where}: not a history of shmbuffer; the next recorder starts a new one"
+        )
+    if len(data) < HEADER_BYTES:
+        raise _damaged(where, f"has {len(data)} bytes, too few for a header")
+    page = np.frombuffer(data, HEADER, 1)[0]
+    if page["version"] != VERSION or page["endian"] != layout.ENDIAN_TAG:
+        raise IncompatibleVersionError(
+            f"{where}: a history of format version {page['version']}, this is version {VERSION}; "
+            "read it with the version that wrote it, the next recorder starts a new one"
+        )
+    if _core.crc32c(data[: HEADER_BYTES - 4]) != page["crc32c"]:
+        raise _damaged(where, "has a header that does not fit its checksum")
+    fields = _fields_of(page["fields"].tobytes()[: int(page["fields_bytes"])])
+    found = rings(fields)
+    said = {name: int(page[name]) for name in rooms(found)}
+    expected = HEADER_BYTES + said["events"] * said["event_bytes"]
+    expected += (said["fine"] + said["coarse"]) * said["record_bytes"]
+    if said != rooms(found) or expected != size:
+        raise _damaged(where, f"has {size:,} bytes, and its header speaks of {expected:,}")
+    return page["uuid"].tobytes(), fields, found
+
+
+def _fields_of(text: bytes) -> dict[str, str]:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    reserved = {name for name, _ in (*STAMP, *_CHECK)}
+    if not isinstance(fields, dict) or reserved & fields.keys():
+        return {}
+    named = all(name.isidentifier() for name in fields)
+    return fields if named and all(kind in ("u8", "f8") for kind in fields.values()) else {}
+
+
+def events_of(rows: NDArray[np.void]) -> list[Event]:
+    """Events out of rows of `EVENT`; one of a kind that a later version knows is left out."""
+    kinds = {int(kind): kind for kind in EventKind}
+    names = [name for name in EVENT.names or () if name not in ("number", "crc32c", "pad")]
+    found = []
+    for values in zip(*(rows[name].tolist() for name in names), strict=True):
+        row = dict(zip(names, values, strict=True))
+        flags, code = row.pop("flags"), row["exitcode"]
+        row |= {
+            "role": layout.name_of(Role, row["role"]).lower(),
+            "name": row["name"].decode(errors="replace"),
+            "exitcode": None if code == UNKNOWN_EXITCODE else code,
+            "restarted": bool(flags & RESTARTED),
+        }
+        if (kind := kinds.get(row.pop("kind"))) is not None:
+            found.append(Event(kind, **row))
+    return found
+
+
+def open_ends(events: Iterable[Event]) -> dict[int, Event]:
+    """First events of the clients that have no last one, by incarnation."""
+    found: dict[int, Event] = {}
+    for event in events:
+        if event.kind == EventKind.JOINED:
+            found.setdefault(event.incarnation, event)
+        elif event.kind in (EventKind.LEFT, EventKind.DIED):
+            found.pop(event.incarnation, None)
+    return found
+
+
+def _damaged(where: Path, what: str) -> CorruptBufferError:
+    return CorruptBufferError(
+        f"{where}: {what}; nothing else is harmed, and the next recorder starts a new one",
+        path=where,
+    )

@@ -1,0 +1,222 @@
+"""The history writer: the one process that writes it; history.py says what is always true."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import (
+    AttachTimeout,
+    BufferNotFoundError,
+    CorruptBufferError,
+    FormatError,
+    ShmBufferError,
+)
+from shmbuffer.memory.directory.files import NEW_HISTORY, Files
+from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Control, Superblock
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep import history
+from shmbuffer.memory.upkeep.history import (
+    BY_RECOVERY,
+    HEADER_BYTES,
+    Event,
+    EventKind,
+    History,
+    HistoryRing,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class HistoryWriter:
+    """Writes a history. Open one with `open`; it is the only one as long as it is open."""
+
+    def __init__(
+        self, file: Lock, where: Path, found: History | None = None, reason: str | None = None
+    ) -> None:
+        self.history = found  # what was there when it was opened; None if it is a new one
+        # why it is a new one, if there was something that could not be gone on with
+        self.reason = reason
+        self._file = file
+        self._where = where
+        rings = history.rings(history.recorded_fields()) if found is None else found.rings
+        self._fine, self._coarse, self._events = rings
+        self._coarse_ns: int | None = None
+        if found is not None and len(found.coarse):
+            self._coarse_ns = int(found.coarse["time_ns"][-1])
+
+    @classmethod
+    def open(cls, files: Files, uuid: bytes) -> Self:
+        """Goes on with the history of a buffer, or begins one; under init.lock."""
+        directory, where = files.directory, files.path / layout.HISTORY
+        try:
+            file = _locked(directory)
+        except BufferNotFoundError:
+            return cls(_made(directory, uuid), where)
+        try:
+            found = _to_go_on_with(directory, uuid)
+        except BaseException:  # what cannot be read right now is no reason to begin a new one
+            file.close()
+            raise
+        if isinstance(found, History):
+            return cls(file, where, found)
+        with file:
+            return cls(_made(directory, uuid), where, reason=found)
+
+    def record(self, values: Mapping[str, int | float], recorder: int) -> None:
+        """Writes a record of this moment and, once a minute, one that is kept for longer."""
+        stamp = _stamp(recorder)
+        self._put(self._fine, {**values, **stamp})
+        _core.reached("history.fine")
+        # By the wall clock, so that recorders that live shortly do not fill the ring; one that was
+        # set back must not stop it.
+        now_ns, last_ns = stamp["time_ns"], self._coarse_ns
+        if last_ns is None or not last_ns <= now_ns < last_ns + int(history.COARSE_S * 10**9):
+            self._put(self._coarse, {**values, **stamp})
+            _core.reached("history.coarse")
+            self._coarse_ns = now_ns
+
+    def note(self, event: Event, recorder: int) -> None:
+        """Writes an event of this moment."""
+        self._put(self._events, {**event.to_row(), **_stamp(recorder)})
+        _core.reached("history.event")
+
+    def note_deaths(self, died: Sequence[Event]) -> None:
+        """Notes those of these whose end is not noted yet; see the function."""
+        ring = self._events
+        data = os.pread(self._file.fd, ring.end - ring.begin, ring.begin)
+        rows, _ = ring.whole(data)
+        events = history.events_of(rows)
+        ends = history.open_ends(events)
+        ended = {event.incarnation for event in events} - ends.keys()
+        for event in died:
+            if event.incarnation not in ended:
+                seen = ends.get(event.incarnation, event)
+                self.note(replace(event, name=seen.name), BY_RECOVERY)
+
+    def close(self) -> None:
+        """Lets the next recorder in. Idempotent."""
+        self._file.close()
+
+    def _put(self, ring: HistoryRing, values: Mapping[str, Any]) -> None:
+        if self._file.fd < 0:
+            raise ValueError(f"{self._where}: this recorder was closed")
+        row = {**values, "number": ring.number + 1, "pad": b""}
+        body = _packed(ring.kind, row)[:-8]
+        data = body + int(_core.crc32c(body)).to_bytes(8, "little")
+        _write(self._file.fd, data, ring.begin + ring.number % ring.room * len(data), self._where)
+        ring.number += 1  # only now: what was not written whole is written over
+
+
+def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
+    """Notes the clients that a recovery found dead, under init.lock; errors are only logged."""
+    where = files.path / layout.HISTORY
+    try:
+        with _locked(files.directory) as file:
+            # Of its own: the other rings are large, and somebody waits for the recovery.
+            page, size = os.pread(file.fd, HEADER_BYTES, 0), os.fstat(file.fd).st_size
+            of, fields, _ = history.header_of(page, size, where)
+            if of == superblock.uuid and fields == history.recorded_fields():
+                HistoryWriter(file, where).note_deaths(_died(control, superblock.epoch))
+    except BufferNotFoundError:
+        return
+    except (AttachTimeout, OSError, ShmBufferError) as error:
+        _log.warning("%s: the dead are not in the history: %s", files.path, str(error))
+
+
+def _died(control: Control, epoch: int) -> list[Event]:
+    """The clients in the registry, of which nobody is alive."""
+    dead = control.entries[control.entries["state"] == layout.EntryState.LIVE]
+    return [
+        Event(
+            EventKind.DIED,
+            layout.name_of(layout.Role, int(one["role"])).lower(),
+            int(one["pid"]),
+            int(one["incarnation"]),
+            epoch,
+        )
+        for one in dead
+    ]
+
+
+def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:
+    """The history that is there, or why a new one has to be begun."""
+    try:
+        found = history.read(directory)
+    except (FormatError, CorruptBufferError) as error:
+        return str(error)
+    if found.uuid != uuid:
+        return "it is the history of another buffer, from which this one was copied"
+    if found.fields != history.recorded_fields():
+        return "it records other things than this version does"
+    return found
+
+
+def _stamp(recorder: int) -> dict[str, int]:
+    since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # also while the machine is suspended
+    return {"time_ns": time.time_ns(), "boottime_ns": since_boot, "recorder": recorder}
+
+
+def _locked(directory: Directory) -> Lock:
+    return Lock().hold(
+        directory,
+        layout.HISTORY,
+        timeout=0,
+        purpose="records the history of the buffer",
+        make=False,
+    )
+
+
+def _made(directory: Directory, uuid: bytes) -> Lock:
+    """Makes a new history, in the place of one that is there, and locks it."""
+    fields = history.recorded_fields()
+    directory.unlink(NEW_HISTORY)
+    with directory.create(NEW_HISTORY, history.file_bytes(fields)) as file:
+        _write(file.fd, _header(uuid, fields), 0, directory.path / NEW_HISTORY)
+        _core.reached("history.header")
+    directory.rename(NEW_HISTORY, layout.HISTORY)
+    _core.reached("history.renamed")
+    return _locked(directory)
+
+
+def _write(fd: int, data: bytes, at: int, where: Path) -> None:
+    with explained(where, needed=len(data)):
+        if os.pwrite(fd, data, at) != len(data):
+            raise OSError(errno.EIO, "only a part could be written")
+
+
+def _packed(kind: np.dtype[np.void], values: Mapping[str, Any]) -> bytes:
+    """A row of these values, as bytes; what is not given is 0."""
+    row = [(kind[name].kind, values.get(name, 0)) for name in kind.names or ()]
+    fitting = tuple(int(value) & 2**64 - 1 if code == "u" else value for code, value in row)
+    return np.array([fitting], kind).tobytes()
+
+
+def _header(uuid: bytes, fields: Mapping[str, str]) -> bytes:
+    text = json.dumps(fields).encode()
+    page = {
+        "magic": history.MAGIC,
+        "pad": b"",
+        "version": history.VERSION,
+        "endian": layout.ENDIAN_TAG,
+        "uuid": uuid,
+        "created_ns": time.time_ns(),
+        "fields_bytes": len(text),
+        "fields": text,
+        **history.rooms(history.rings(fields)),
+    }
+    data = _packed(history.HEADER, page)[:-4]
+    return data + int(_core.crc32c(data)).to_bytes(4, "little")

@@ -1,0 +1,298 @@
+"""What is in there? A look at a living or a dead directory; nothing is locked or joined."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from dataclasses import asdict
+from datetime import UTC, datetime
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.errors import CorruptBufferError, FormatError
+from shmbuffer.memory.directory import partials
+from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.flow import consumer_status
+from shmbuffer.memory.flow.consumer_status import ConsumerStatus
+from shmbuffer.memory.flow.holders import Holder, holders, told
+from shmbuffer.memory.flow.rate_status import waits
+from shmbuffer.memory.format import extents, layout, ledger, weights_file
+from shmbuffer.memory.format.control import Control, Superblock
+from shmbuffer.memory.format.layout import BufferState, Flag
+from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.ring import counters
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.filesystem import UNLIMITED
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.system.residency import Residency, residency, resident_bytes
+
+#: Of a histogram of priorities: slots that are looked at, from all over the ring.
+_LOOKED_SLOTS = 1 << 14
+_RUN = 64
+
+
+def inspect(
+    path: str | PathLike[str], *, priorities: bool = False, live_bytes: bool = True
+) -> dict[str, Any]:
+    """Everything that the directory says of itself, as plain values.
+
+    Returns:
+        Keys ``path``, ``uuid``, ``state``, ``needs_recovery`` (None, or the reason), ``epoch``,
+        ``created``, ``flags``, ``settings``, ``schema`` (None before the first write),
+        ``counters``, ``clients``, ``bytes`` (of all files), ``disk_bytes`` (that the file system
+        has taken for them; fewer where files are sparse), ``memory_bytes`` (of all files, that are
+        in memory; None where the kernel does not tell), ``unwritten_bytes`` (of those, changed and
+        not yet on the disk), ``filesystem`` (whether it is ``in_memory``, and its ``free_bytes``,
+        None without a limit), ``records`` (None where items are rows; ``max_bytes``,
+        ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of the items with
+        their headers, ``dictionary_bytes``), ``sharing`` (None where each leaf has a column;
+        ``leaves`` that are stored once, ``wholes`` that there is room for, how many are ``used``),
+        ``consumers`` (how each stands, see `ConsumerStatus`), ``weights``
+        (the newest that were published: ``version``, ``step``, ``pid`` of the publisher, ``at_s``,
+        ``tensors``, ``bytes``; or only the ``damage`` of their file; None: there are none),
+        ``owner``, ``durable_ticket``, ``recovery`` (what the last one found, when; None if there
+        was none, or a version that kept no record did it), ``mutex`` (``tid`` and ``pid`` of its
+        holder at this moment; None if nobody holds it),
+        ``waits`` (who waits for the other side of a limited buffer: ``entry``, ``pid``,
+        ``seconds``, ``text``), ``reservations`` (who holds room for items to come: ``entry``,
+        ``pid``, ``reservations``, ``items``, ``nbytes``, ``oldest_s``), ``partials`` (rollouts of
+        dead processes that another one may go on with).
+
+        A client of ``clients`` has what `Client` has, ``mutex`` (whether it holds it now), and
+        ``memory_bytes`` of its process, shared pages included; None where it cannot be seen.
+
+    Cost: about a millisecond, whatever the capacity, without ``live_bytes``; it reads some pages
+    that everybody else reads, and stores nothing.
+    """
+    with Directory.open(path) as directory:
+        files = Files(directory)
+        look = Diagnosis.of(files, writable=False)
+        control, superblock, settings = look.control, look.superblock, look.settings()
+        schema = look.schema
+        clients = [client.to_json() for client in look.registry.clients()]
+        mutex = _mutex(control)
+        held = _holders(files, schema, control)
+        consumers = _consumers(files, schema, control)
+        spread = {"priorities": _spread(files, schema, control)} if priorities else {}
+        return {
+            "path": str(directory.path),
+            "uuid": str(uuid.UUID(bytes=superblock.uuid)),
+            "state": layout.name_of(BufferState, int(control.runtime["state"][0])),
+            "needs_recovery": look.reason_to_recover(),
+            "epoch": superblock.epoch,
+            "created": datetime.fromtimestamp(superblock.created_ns / 1e9, UTC).isoformat(
+                timespec="seconds"
+            ),
+            "flags": [flag.name for flag in Flag if flag in superblock.flags],
+            "settings": superblock.settings,
+            "schema": _describe(schema),
+            "counters": counters.totals(
+                control.runtime[0],
+                control.entries,
+                width=schema.width if schema else 1,
+                elements=schema.elements if schema else settings.capacity,
+            ),
+            "clients": [{**client, **_now(client, clients, mutex)} for client in clients],
+            **_room(files, schema),
+            "records": _records(files, schema, control, live_bytes=live_bytes),
+            "sharing": _sharing(files, schema),
+            "weights": _weights(files),
+            "recovery": _recovery(control, superblock),
+            "mutex": mutex,
+            "owner": {
+                "pid": superblock.owner_pid,
+                "state": identity.process_state(superblock.owner_pid),
+            },
+            "durable_ticket": superblock.durable_ticket,
+            "waits": waits(
+                control.runtime[0],
+                control.entries,
+                width=schema.width if schema else 1,
+                capacity=schema.capacity if schema else settings.capacity,
+                now_ns=time.monotonic_ns(),
+                held=told(held),
+                consumers=consumers,
+            ),
+            "reservations": [asdict(holder) for holder in held],
+            "consumers": [consumer.to_json() for consumer in consumers],
+            "partials": len(partials.orphans(directory)),
+            **spread,
+        }
+
+
+def _holders(files: Files, schema: Schema | None, control: Control) -> list[Holder]:
+    """The holders of reservations, read without a map."""
+    if schema is None or not files.directory.exists(layout.LEDGER):
+        return []
+    with files.directory.open_file(layout.LEDGER, writable=False) as file:
+        table = ledger.read_reservations(file.fd)
+    return holders(table, control.entries, schema.width)
+
+
+def _consumers(files: Files, schema: Schema | None, control: Control) -> list[ConsumerStatus]:
+    """The state of the consumers."""
+    if schema is None or not files.directory.exists(layout.LEDGER):
+        return []
+    with files.directory.open_file(layout.LEDGER, writable=False) as file:
+        content = _core.Map(file.fd, os.fstat(file.fd).st_size, False)
+    head = int(control.runtime["head"][0])
+    return consumer_status.status(content, schema.capacity, head, control.entries)
+
+
+def _describe(schema: Schema | None) -> dict[str, Any] | None:
+    if schema is None:
+        return None
+    return {
+        "capacity": schema.capacity,
+        "lanes": list(schema.lanes),
+        "leaves": {
+            leaf.name: {"dtype": leaf.dtype, "shape": list(leaf.shape), "bytes": nbytes}
+            for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
+        },
+        "structure": schema.structure,
+    }
+
+
+def _sharing(files: Files, schema: Schema | None) -> dict[str, Any] | None:
+    """Of a busy buffer the wholes in use may be of slightly different moments."""
+    if schema is None or not schema.sharing:
+        return None
+    live = SlotsFile(files.map_slots(schema, writable=False), schema)
+    return {
+        "leaves": [".".join(path) for path in schema.sharing.paths],
+        "wholes": schema.sharing.wholes,
+        "used": live.wholes_used(),
+    }
+
+
+def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
+    """The size of the files on disk and in memory, and the free space."""
+    names = [layout.CONTROL]
+    if schema is not None:
+        names += [layout.SCHEMA, *schema.mapped_files]
+    names += filter(files.directory.exists, (layout.HISTORY, layout.WEIGHTS))
+    nbytes = 0
+    on_disk, in_memory = 0, Residency(0, 0)
+    told = True
+    for name in names:
+        stat = files.directory.stat(name)
+        nbytes += stat.st_size if name != layout.SCHEMA else 0
+        on_disk += stat.st_blocks * 512
+        with files.directory.open_file(name, writable=False) as file:
+            found = residency(file.fd, stat.st_size)
+        told, in_memory = told and found is not None, in_memory + (found or Residency(0, 0))
+    free = files.directory.free_bytes()
+    return {
+        "bytes": nbytes,
+        "disk_bytes": on_disk,
+        "memory_bytes": in_memory.cached if told else None,
+        "unwritten_bytes": in_memory.unwritten if told and not files.in_memory else None,
+        "filesystem": {
+            "in_memory": files.in_memory,
+            "free_bytes": None if free == UNLIMITED else free,
+        },
+    }
+
+
+def _weights(files: Files) -> dict[str, Any] | None:
+    """The newest, without a look at their bytes; None where there are none."""
+    try:
+        found = weights_file.opened(files.directory, writable=False)
+    except (FormatError, CorruptBufferError) as error:
+        return {"damage": str(error)}
+    if found is None or not found.newest:
+        return None
+    return {**found.stamp(), "tensors": len(found.form.leaves), "bytes": found.form.nbytes}
+
+
+def _recovery(control: Control, superblock: Superblock) -> dict[str, Any] | None:
+    """The record, if it is of the last recovery: a version that keeps none may have done that."""
+    found = control.last_recovery()
+    if found is None or found["epoch"] != superblock.epoch or not superblock.epoch:
+        return None
+    return {
+        **{name: value for name, value in found.items() if name not in ("at_ns", "duration_ns")},
+        "at_s": found["at_ns"] / 1e9,
+        "duration_ms": found["duration_ns"] / 1e6,
+    }
+
+
+def _mutex(control: Control) -> dict[str, int] | None:
+    tid = control.mutex_owner()
+    return {"tid": tid, "pid": identity.process_of(tid)} if tid else None
+
+
+def _now(
+    client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
+) -> dict[str, Any]:
+    """Values of a client beside its entry; the mutex holder may have several handles."""
+    here = client["state"] != "elsewhere"
+    theirs = [
+        one
+        for one in clients
+        if mutex is not None and one["pid"] == mutex["pid"] and one["state"] != "elsewhere"
+    ]
+    theirs.sort(key=lambda one: one["phase"] in ("IDLE", "PAYLOAD"))
+    return {
+        "mutex": bool(theirs) and theirs[0] is client,
+        "memory_bytes": resident_bytes(client["pid"]) if client["alive"] and here else None,
+    }
+
+
+def _records(
+    files: Files, schema: Schema | None, control: Control, *, live_bytes: bool
+) -> dict[str, int | None] | None:
+    """Of a busy buffer the numbers may be of slightly different moments."""
+    if schema is None or not schema.record_bytes:
+        return None
+    runtime = control.runtime[0]
+    tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
+    live = None
+    if live_bytes:
+        live = extents.live_bytes(SlotsFile(files.map_slots(schema, writable=False), schema))
+    return {
+        "max_bytes": schema.record_bytes,
+        "used_bytes": head - tail,
+        "live_bytes": live,
+        "dictionary_bytes": len(files.dictionary() or b""),
+    }
+
+
+def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, float] | None:
+    """Shares of items by the power of two that their priority is below, smallest first."""
+    if schema is None or not control.runtime["prioritized"][0]:
+        return None
+    live = SlotsFile(files.map_slots(schema, writable=False), schema)
+    looked = _looked_at(min(int(control.runtime["head"][0]), schema.capacity))
+    held = looked[live.holds(looked)]
+    found = live.raw.reshape(schema.capacity, schema.width)[held].ravel()
+    found = found[found >= 0]  # NaN: somebody is just writing it
+    mantissas, exponents = np.frexp(found)
+    exponents = exponents - (mantissas == 0.5)  # a power of two belongs to what is up to it
+    exponents = np.where(found == 0, -1075, exponents)  # below the smallest there is
+    edges, counts = np.unique(exponents, return_counts=True)
+    return {
+        f"{0.0 if edge == -1075 else 2.0**edge:.4g}": float(count / len(found))
+        for edge, count in zip(edges.tolist(), counts.tolist(), strict=True)
+    }
+
+
+def _looked_at(reached: int) -> NDArray[np.int64]:
+    """Written slots, in runs from all over the ring: each is a fault, as each look maps again."""
+    runs = _LOOKED_SLOTS // _RUN
+    if reached <= _LOOKED_SLOTS:
+        return np.arange(reached)
+    starts = np.linspace(0, reached // _RUN - 1, runs).astype(np.int64) * _RUN
+    return (starts[:, None] + np.arange(_RUN)).ravel()
+
+
+def exists(path: str | PathLike[str]) -> bool:
+    """Whether there is a buffer, without opening it."""
+    return os.path.exists(os.path.join(path, layout.CONTROL))

@@ -1,0 +1,391 @@
+"""Recovery: what the first process to open a directory does when nobody who used it is alive.
+
+    READY ──nobody alive──▶ RECOVERING ──mutex, claims, words, checksums, priorities, tree──▶ READY
+
+Under init.lock, so that one does it and nobody joins before it is done. Each step may be repeated:
+a process that is killed in it is followed by another, which starts from the first. READY is stored
+last.
+
+Within one boot the pages of a file are the kernel's: what a dead process stored is there. After a
+reboot, in a copy of the directory, or where a copy was put back, any page may be older than
+another, so that every item needs a checksum that fits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.errors import LockTimeout
+from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.written import Written
+from shmbuffer.memory.format import extents, layout, ledger, limiter, slots, weights_file
+from shmbuffer.memory.format.control import Superblock
+from shmbuffer.memory.format.layout import BufferState, EntryState, Flag, Phase, SlotState
+from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.format.priorities import are_priorities
+from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.format.settings import Settings, exponent_fits
+from shmbuffer.memory.format.slots_file import PIECE, SlotsFile
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.progress import Progress
+from shmbuffer.memory.upkeep.history_writer import note_deaths
+from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
+
+#: A head beyond is believed if there are items near it: nobody writes 10 ** 9 items a second for
+#: 70 years, or so many at once that are not there.
+_MANY_TICKETS = 2**61
+_LARGEST_GAP = 2**40
+
+
+def recover_directory(
+    found: Diagnosis, reason: str, *, verify: bool = False, left_whole: bool = False
+) -> tuple[RecoveryReport, Mapped | None]:
+    """Recovers, under init.lock; returns the report, and the maps if there is a schema."""
+    files, control, superblock = found.files, found.control, found.superblock
+    began = time.perf_counter_ns()
+    settings = found.settings()
+    mapped = found.load()
+    _core.reached("recover.locked")
+    superblock = control.write(
+        replace(superblock, state=BufferState.RECOVERING, epoch=superblock.epoch + 1)
+    )
+    control.runtime["state"] = BufferState.RECOVERING
+    _core.reached("recover.state")
+    if reason != "copy":  # whose clients live, and are another buffer's
+        note_deaths(files, control, superblock)
+    _core.format_mutex(control.map)
+    _core.reached("recover.mutex")
+    report = RecoveryReport(str(files.path), reason, epoch=superblock.epoch)
+    if mapped is None:
+        files.discard_unfinished()
+        retired = int(np.count_nonzero(control.entries["state"]))
+        control.entries["state"] = EntryState.FREE
+        _core.reached("recover.entries")
+        state = BufferState.NO_SCHEMA
+        report = replace(report, clients_retired=retired)
+    else:
+        repair = _Repair(found, superblock, settings, mapped)
+        report = repair.run(report, verify=verify, left_whole=left_whole)
+        state = BufferState.READY
+    _core.reached("recover.tree")
+    if verify or reason != "nobody alive":
+        weights_file.recover(files.directory)
+    # Only now: a process that repeats an interrupted recovery has to find the same reason for it.
+    files.vouch(mapped.schema if mapped else None)
+    control.write(replace(_adopted(superblock, files, reason), state=state))
+    _core.reached("recover.superblock")
+    report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
+    report.note(control)  # before READY, so that a process that sees its end sees what it found
+    control.entries["last_seen_ns"] = 0  # of those who are gone; a clock may have been ahead
+    _core.reached("recover.seen")
+    control.touch()
+    control.runtime["state"] = state
+    _core.reached("recover.ready")
+    return report, mapped
+
+
+def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
+    """The superblock with this boot and these files, and for a copy with a new uuid."""
+    found = files.directory.stat(layout.CONTROL)
+    if reason == "copy":
+        superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))
+    return replace(superblock, boot_id=identity.boot_id(), device=found.st_dev, inode=found.st_ino)
+
+
+def wrong_checksums(
+    native: _core.Ring, schema: Schema, live: SlotsFile, count: int, progress: Progress
+) -> list[int]:
+    """Of the first slots, those with an item that does not match its checksum."""
+    slot_bytes = sum(schema.map_bytes) // schema.capacity
+    wrong: list[int] = []
+    for first, some in progress.cut(count, slot_bytes):
+        wrong += native.verify(first, some)
+        if progress.heard:
+            held = np.count_nonzero(live.holds(slice(first, first + some)))
+            progress.advance(int(held) * schema.width)
+    return wrong
+
+
+class _Repair:
+    """The steps between RECOVERING and READY, on the mapped bytes."""
+
+    def __init__(
+        self, found: Diagnosis, superblock: Superblock, settings: Settings, mapped: Mapped
+    ) -> None:
+        self.control = found.control
+        self.superblock = superblock
+        self.settings = settings
+        self.schema = mapped.schema
+        self.live = SlotsFile(mapped.slots, mapped.schema)
+        self.records_map = mapped.leaves[0] if mapped.schema.record_bytes else None
+        self.native = mapped.ring(found.control, entry=0)
+        self.ledger = mapped.ledger
+        self.capacity = mapped.schema.capacity
+        self.width = mapped.schema.width
+        self.written = Written(found.files, self.live)
+        self.used = slice(0)  # the slots to look at
+
+    def run(self, report: RecoveryReport, *, verify: bool, left_whole: bool) -> RecoveryReport:
+        """All of them. Bytes that the dead have left in this boot are believed, unless ``verify``.
+
+        Those of a directory that seems to have been restored may be theirs after all: its claims
+        are finished too, so that their batches stay whole. Where everybody has left in order, there
+        is nothing to do for the slots: they are not looked at.
+        """
+        runtime = self.control.runtime
+        trusted = report.reason == "nobody alive"
+        if not self._sane_settings() and left_whole and self._may_be_whole():
+            items = int(runtime["length"][0]) * self.width
+            self._settle_flow(lambda: items)
+            return replace(report, items=items)
+        self.used = slice(self.written.slots())
+        self._sane_head()
+        before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
+        # As far as is known: a damaged page may say anything, and the words are looked at later.
+        held = min(int(runtime["length"][0]), self.capacity) * self.width
+        progress = Progress("recover", held, "items")
+        retired = self._reap_everybody(finishing=trusted or report.reason == "restored")
+        _core.reached("recover.reaped")
+        refused = self._refuse_impossible_words(trusted)
+        leftover = self._abort_writing()
+        misplaced = self._refuse_misplaced_records(trusted) if self.schema.record_bytes else 0
+        _core.reached("recover.words")
+        verify = verify or not trusted
+        if not verify:
+            progress.advance(held // 3)
+        failed, unverified = self._verify(progress, trusted) if verify else (0, 0)
+        if self.schema.record_bytes:  # also in one boot: a damaged stride shows nowhere else
+            failed += self._relink()
+        elif self.schema.sharing:
+            failed += self.native.mend()
+        _core.reached("recover.verified")
+        repaired = self._sane_priorities()
+        _core.reached("recover.priorities")
+        runtime["waiters"] = 0
+        _core.reached("recover.waiters")
+        self._settle_flow(lambda: int(np.count_nonzero(self.live.holds(self.used))) * self.width)
+        if not verify:
+            progress.advance(held // 3)
+        reached = min(int(runtime["head"][0]), self.capacity)
+        self.written.clear_masses(reached * self.width)
+        self.native.rebuild()
+        progress.finish()
+        rolled = {name: int(runtime[name][0]) - was for name, was in before.items()}
+        return replace(
+            report,
+            items=int(runtime["length"][0]) * self.width,
+            rolled_back=(rolled["rolled_back"] + leftover) * self.width,
+            rolled_forward=rolled["rolled_forward"] * self.width,
+            clients_retired=retired,
+            priorities_repaired=repaired,
+            words_refused=refused + misplaced,
+            checksum_failed=failed * self.width,
+            unverified=unverified * self.width,
+        )
+
+    def _sane_settings(self) -> bool:
+        """Repairs alpha and eps of the runtime page by the settings; returns whether it had to."""
+        runtime, settings = self.control.runtime, self.settings
+        alpha, eps = found = self._exponent()
+        if not exponent_fits(alpha, eps, len(self.live.raw)):
+            alpha, eps = (1.0 if settings.alpha is None else settings.alpha), settings.eps
+        for name, value in (("alpha", alpha), ("eps", eps)):
+            runtime[name] = value
+            _core.reached("recover.settings")
+        if not self._fits(runtime["max_priority"])[0]:
+            runtime["max_priority"] = -1.0
+        _core.reached("recover.max_priority")
+        return (alpha, eps) != found
+
+    def _may_be_whole(self) -> bool:
+        """Whether the counters can be believed; headers of records are always looked at."""
+        runtime = self.control.runtime[0]
+        return (
+            not self.schema.record_bytes
+            and runtime["head"] <= _MANY_TICKETS
+            and runtime["length"] <= min(int(runtime["head"]), self.capacity)
+            and runtime["next_incarnation"] < layout.INCARNATIONS
+        )
+
+    def _settle_flow(self, held: Callable[[], int]) -> None:
+        """Removes an invalid limiter; sides further apart than they can be start from zero."""
+        runtime, entries = self.control.runtime, self.control.entries
+        for name in ("pending", "reading", "waits_for"):
+            entries[name] = 0
+            _core.reached("recover.flow")
+        for name in ("pending", "limited", "reserved", "reserved_bytes", "next_expiry"):
+            runtime[name] = 0
+            _core.reached("recover.flow")
+        ledger.end_reservations(self.ledger, runtime)
+        runtime["queue_since"] = min(int(runtime["queue_since"][0]), int(runtime["head"][0]))
+        _core.reached("recover.flow")
+        if limiter.active(runtime[0]) is None:  # none, or one that cannot be
+            runtime["limiter_version"] = 0
+        _core.reached("recover.limiter")
+        if limiter.is_far_apart(runtime[0], self.capacity * self.width):
+            block = self.control.limiter_block(int(runtime["limiter_version"][0]))
+            free = max(0, int(block["min_size"][0]) - held())
+            if int(block["limits"][0]) & layout.Limit.QUOTA:
+                block["error_buffer"] = 0.0  # first: an end too early does no harm
+                _core.reached("recover.bases")
+            block["inserts_base"] = int(runtime["write_count"][0]) + free
+            _core.reached("recover.bases")
+            block["samples_base"] = runtime["drawn"]
+        _core.reached("recover.bases")
+
+    def _sane_head(self) -> None:
+        """A head far beyond every item would end the buffer; nobody alive knows a ticket of it."""
+        runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
+        if head > _MANY_TICKETS:
+            words = self.live.words[self.used]
+            tickets = slots.tickets(words)
+            theirs = (tickets % self.capacity == np.arange(len(words))) & (words != 0)
+            newest = int(tickets[theirs & (tickets < min(head, 2**62))].max(initial=-1))
+            if head - newest > _LARGEST_GAP:
+                runtime["head"] = max(newest + 1, self.superblock.durable_ticket)
+        _core.reached("recover.sane_head")
+
+    def _reap_everybody(self, *, finishing: bool) -> int:
+        """Claims are finished as their owners would have, unless they may be older than the slots.
+
+        Then what was claimed is over, and finishing it would lose items: of an emptying all that
+        was written since. The words alone decide.
+        """
+        entries = self.control.entries
+        retired = 0
+        bad = (entries["phase"] > Phase.EMPTYING) | (entries["count"] > self.capacity)
+        entries["phase"][bad | (not finishing)] = Phase.IDLE
+        _core.reached("recover.phases")
+        for entry in (entries["state"] != EntryState.FREE).nonzero()[0]:
+            entries["state"][entry] = EntryState.LIVE
+            _core.reached("recover.live")
+            incarnation = int(entries["incarnation"][entry])
+            freed = self.native.reap(int(entry), incarnation, 0)
+            if freed < 0:
+                raise LockTimeout(
+                    f"{self.control.where}: somebody holds the mutex that this recovery has just "
+                    "made, so that another process has the shared memory open; end it, then recover"
+                )
+            retired += freed
+        entries["phase"] = Phase.IDLE
+        _core.reached("recover.idle")
+        entries["turn"] = 0
+        _core.reached("recover.turns")
+        # After a reboot the slots may be newer than the page that counts.
+        known = [self.control.runtime["next_incarnation"], entries["incarnation"]]
+        known += [layout.writer_of(self.live.sources[piece]) for piece in self._pieces()]
+        self.control.runtime["next_incarnation"] = max(
+            int(np.where(numbers < np.uint64(layout.INCARNATIONS), numbers, 0).max())
+            for numbers in known
+        )
+        _core.reached("recover.incarnation")
+        return retired
+
+    def _refuse_impossible_words(self, trusted: bool) -> int:
+        """A ticket must be of its slot, and below ``head`` where a reboot did not make that old."""
+        head, refused = int(self.control.runtime["head"][0]), 0
+        for piece in self._pieces():
+            words = self.live.words[piece]
+            tickets = slots.tickets(words).view(np.uint64)
+            laps = tickets // np.uint64(self.capacity)  # by a multiplication; a remainder is not
+            first = tickets - laps * np.uint64(self.capacity)
+            wrong = first != np.arange(piece.start, piece.stop, dtype=np.uint64)
+            wrong |= slots.states(words) == SlotState.EMPTY
+            if trusted:
+                wrong |= tickets >= np.uint64(head)
+            wrong &= words != 0
+            self.live.words[piece][wrong] = 0
+            _core.reached("recover.refused")
+            refused += int(np.count_nonzero(wrong))
+        return refused
+
+    def _refuse_misplaced_records(self, trusted: bool) -> int:
+        """A record must be one, and, unless the counters may be older, between tail and head."""
+        runtime = self.control.runtime[0] if trusted else None
+        wrong = extents.misplaced(runtime, self.live, self.used, self.schema.record_bytes)
+        if trusted or not self.superblock.flags & Flag.CHECKSUM:  # which covers headers too
+            size, content = self.schema.record_bytes, self.records_map
+            wrong |= extents.not_theirs(self.live, size, content, ~wrong)
+        self.live.words[self.used][wrong] = 0
+        _core.reached("recover.misplaced")
+        return int(np.count_nonzero(wrong))
+
+    def _relink(self) -> int:
+        """Makes one way from record to record again; what is in another's way goes."""
+        held = self.live.holds(self.used).nonzero()[0]
+        order = np.argsort(self.live.extents["position"][held], kind="stable")
+        ordered = np.ascontiguousarray(held[order], np.int64)
+        return int(self.native.relink(ordered.ctypes.data, len(ordered)))
+
+    def _abort_writing(self) -> int:
+        """Aborts slots that are in no claim, too."""
+        aborted = 0
+        for piece in self._pieces():
+            which = self.live.writing(piece)
+            self.live.words[piece][which] = slots.aborted(self.live.words[piece][which])
+            _core.reached("recover.aborted")
+            aborted += int(np.count_nonzero(which))
+        return aborted
+
+    def _verify(self, progress: Progress, trusted: bool) -> tuple[int, int]:
+        """Keeps what fits its checksum; without, only what a barrier covered and nobody touched."""
+        runtime = self.control.runtime
+        head = int(runtime["head"][0])
+        words = self.live.words[self.used]
+        committed = slots.committed(words)
+        failed = unverified = 0
+        if self.superblock.flags & Flag.CHECKSUM:
+            wrong = wrong_checksums(self.native, self.schema, self.live, len(words), progress)
+            failed = len(wrong)
+            words[wrong] = 0
+        elif trusted or self.superblock.durable_ticket == head > self._newest_ticket():
+            unverified = int(np.count_nonzero(committed))
+        else:
+            failed = int(np.count_nonzero(committed))
+            words[committed] = 0
+        _core.reached("recover.dropped")
+        left = int(np.count_nonzero(words))
+        runtime["head"] = max(head, self.superblock.durable_ticket, self._newest_ticket() + 1)
+        _core.reached("recover.head")
+        runtime["write_count"] = max(int(runtime["write_count"][0]), left * self.width)
+        _core.reached("recover.count")
+        return failed, unverified
+
+    def _newest_ticket(self) -> int:
+        """Of all slots; -1 without any. Newer than ``head`` where that page is the older one."""
+        words = self.live.words[self.used]
+        used = words[words != 0]
+        return int(slots.tickets(used).max()) if len(used) else -1
+
+    def _exponent(self) -> tuple[float, float]:
+        runtime = self.control.runtime
+        return float(runtime["alpha"][0]), float(runtime["eps"][0])
+
+    def _fits(self, raw: NDArray[np.float64]) -> NDArray[np.bool_]:
+        return are_priorities(raw, *self._exponent(), len(self.live.raw))
+
+    def _sane_priorities(self) -> int:
+        refused = 0
+        prioritized = bool(self.control.runtime["prioritized"][0])
+        for piece in self._pieces():
+            where = slice(piece.start * self.width, piece.stop * self.width)
+            raw = self.live.raw[where]
+            wrong = ~self._fits(raw)  # NaN, too
+            wrong &= np.repeat(self.live.holds(piece), self.width)
+            if not prioritized:  # then it means that none was given
+                wrong &= ~np.isnan(raw)
+            self.live.raw[where][wrong] = np.nan
+            _core.reached("recover.priority")
+            refused += int(np.count_nonzero(wrong))
+        return refused
+
+    def _pieces(self) -> Iterator[slice]:
+        for first in range(0, self.used.stop, PIECE):
+            yield slice(first, min(first + PIECE, self.used.stop))

@@ -1,0 +1,403 @@
+"""The gate by age: nobody writes what will be too old before a learner comes to it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.errors import RateLimitTimeout
+from shmbuffer.memory import Engine, Leaf, RateLimiter, Ring, Schema, Settings, consumer_version
+from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.flow.status import TooOld
+from shmbuffer.memory.format.layout import Alone, Limit
+from shmbuffer.memory.system import deadline
+
+LONG_NS = 5 * 10**9
+GATE = RateLimiter(max_staleness=2, items_per_version=4)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    with Engine.open(tmp_path / "buffer", Settings(capacity=64)) as made:
+        yield made
+
+
+def ring_of(engine: Engine) -> Ring:
+    return engine.define(Schema((Leaf(("number",), "int64", ()),), 64))
+
+
+def write(ring: Ring, count: int) -> int:
+    rows = np.arange(count)
+    return ring.write([rows.ctypes.data], count)
+
+
+def goes(ring: Ring, count: int) -> bool:
+    """Whether so many items may be claimed now; they are, and committed."""
+    status = ring.seat.native.claim(count, 0, LONG_NS)
+    if status < 0:
+        assert status == -_core.LIMITED
+        ring.seat.native.give_up(LONG_NS)
+        return False
+    ring.claims._native = ring.seat.native
+    assert ring.seat.native.commit(0, 0, LONG_NS) == 0
+    return True
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"max_staleness": -1}, "max_staleness has to be a whole number of at least 0, got -1"),
+        ({"max_staleness": 1.5}, "max_staleness has to be a whole number of at least 0, got 1.5"),
+        (
+            {"max_staleness": 1, "items_per_version": 0},
+            "items_per_version has to be a whole number of at least 1, got 0",
+        ),
+        (
+            {"items_per_version": 8},
+            "items_per_version is what max_staleness waits by: give both",
+        ),
+    ],
+)
+def test_ages_that_cannot_be_are_refused(given: dict[str, float], problem: str) -> None:
+    with pytest.raises(ValueError, match="_") as caught:
+        RateLimiter(**given)  # type: ignore[arg-type]
+    assert str(caught.value) == problem
+
+
+def test_what_is_set_is_what_everybody_reads(engine: Engine) -> None:
+    given = RateLimiter(samples_per_insert=2, max_staleness=0, items_per_version=7)
+    for wanted in (given, GATE, RateLimiter(max_staleness=3), RateLimiter(max_times_sampled=1)):
+        engine.set_limiter(wanted)
+        assert engine.limiter is not None
+        assert wanted.says_the_same(engine.limiter)
+    ring_of(engine)
+    for wanted in (given, GATE, RateLimiter(max_staleness=3), RateLimiter(max_times_sampled=1)):
+        engine.set_limiter(wanted)
+        with Engine.open(engine.path or "", None) as other:
+            assert other.limiter is not None
+            assert wanted.says_the_same(other.limiter)
+    assert (GATE.limits, GATE.alone) == (Limit.AGES, Alone.PASS)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the schema", "after it"])
+def test_so_many_versions_ahead_may_be_written_and_not_an_item_more(
+    engine: Engine, early: bool
+) -> None:
+    if early:
+        engine.set_limiter(GATE)
+    ring = ring_of(engine)
+    if not early:
+        engine.set_limiter(GATE)
+    assert [goes(ring, 1) for _ in range(14)] == [True] * 12 + [False] * 2
+    for _ in range(5):
+        consumer_version.increment(engine.seat)
+        assert not goes(ring, 5)
+        assert goes(ring, 3)
+        assert not goes(ring, 2)
+        assert goes(ring, 1)
+        assert not goes(ring, 1)
+
+
+def test_without_items_per_version_nobody_waits_for_a_version(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(RateLimiter(max_staleness=0))
+    assert all(goes(ring, 16) for _ in range(8))
+
+
+def test_a_claim_counts_from_its_beginning_and_no_more_once_it_is_given_back(
+    engine: Engine,
+) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(GATE)
+    with Engine.open(engine.path or "", None) as other:
+        ring.claims.claim(10)
+        assert not goes(ring_of(other), 3)
+        assert goes(ring_of(other), 2)
+        ring.claims.abort()
+        assert not goes(ring_of(other), 11)
+        assert goes(ring_of(other), 10)
+        assert not goes(ring_of(other), 1)
+
+
+def test_versions_and_items_count_from_where_the_gate_was_set(engine: Engine) -> None:
+    ring = ring_of(engine)
+    assert goes(ring, 30)
+    consumer_version.store(engine.seat, 100)
+    engine.set_limiter(GATE)
+    assert goes(ring, 12)
+    assert not goes(ring, 1)
+    consumer_version.store(engine.seat, 90)
+    assert not goes(ring, 1)
+    consumer_version.store(engine.seat, 101)
+    assert goes(ring, 4)
+    assert not goes(ring, 1)
+
+
+def test_they_count_again_from_where_the_buffer_is_emptied(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(replace(GATE, samples_per_insert=1.0, min_size=8, error_buffer=50))
+    assert goes(ring, 12)
+    consumer_version.store(engine.seat, 1)
+    assert goes(ring, 4)
+    assert not goes(ring, 1)
+    ring.empty()
+    assert goes(ring, 12)
+    assert not goes(ring, 1)
+
+
+def test_versions_before_the_first_item_do_not_count(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(GATE)
+    for _ in range(3):
+        consumer_version.increment(engine.seat)
+        assert not goes(ring, 13)
+    assert goes(ring, 12)
+    assert not goes(ring, 1)
+    consumer_version.increment(engine.seat)
+    assert goes(ring, 4)
+    assert not goes(ring, 1)
+
+
+def test_items_that_a_ratio_does_not_count_are_written_all_the_same(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(replace(GATE, samples_per_insert=1.0, min_size=8, error_buffer=50))
+    assert goes(ring, 12)
+    assert not goes(ring, 1)
+
+
+def test_a_load_goes_on_and_the_gate_counts_from_its_end(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(GATE)
+    assert goes(ring, 12)
+    with ring.flow.uncounted():
+        assert goes(ring, 8)
+    assert not goes(ring, 1)
+    ring.restore(ring.head, 3, None)
+    assert goes(ring, 12)
+    assert not goes(ring, 1)
+
+
+def test_the_ratio_that_passes_without_a_learner_does_not_open_the_gate(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(replace(GATE, samples_per_insert=1.0, error_buffer=4, when_no_peer="pass"))
+    for _ in range(3):
+        write(ring, 4)
+    too_early = pytest.raises(RateLimitTimeout, match="while learners have version 0")
+    with too_early, deadline.within(1.0):
+        write(ring, 4)
+    consumer_version.increment(engine.seat)
+    write(ring, 4)
+
+
+def test_a_write_that_waits_says_for_which_version_and_goes_on_with_it(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(GATE)
+    goes(ring, 2)
+    consumer_version.store(engine.seat, 7)
+    goes(ring, 36)
+    with pytest.raises(RateLimitTimeout) as caught, deadline.within(0.05):
+        write(ring, 3)
+    assert str(caught.value) == (
+        f"{engine.path}: extend waits: 3 items are to be written, and while learners have version "
+        "7 there may be 2 more (max_staleness=2); there is no learner; "
+        "after 0.05 s nothing was changed"
+    )
+
+
+class Rollout:
+    """A reservation, with the version that it begins with."""
+
+    def __init__(self, line: Line, count: int) -> None:
+        self.line, self.version = line, line.version
+        with deadline.within(0):
+            self.name = line.ring.reservations.reserve(count)
+
+    def commit(self, *versions: int) -> list[bool]:
+        """Which of the items are young enough at their turn; they are written if all are."""
+        ages = np.array(versions or [self.version])
+        young = np.ones(len(ages), np.bool_)
+        with self.line.ring.reservations.held(self.name, ages, young), suppress(TooOld):
+            self.line.versions[write(self.line.ring, len(ages))] = int(ages[0])
+        return young.tolist()
+
+    def give_back(self) -> None:
+        assert self.line.ring.reservations.give_back(self.name)
+
+
+class Line:
+    """A buffer with a gate, and the versions of the items in it, by their tickets."""
+
+    def __init__(self, engine: Engine, limiter: RateLimiter = GATE) -> None:
+        self.engine, self.ring = engine, ring_of(engine)
+        self.versions: dict[int, int] = {}
+        self.ring.consumers.open("learner")
+        engine.set_limiter(limiter)
+
+    @property
+    def version(self) -> int:
+        return consumer_version.read(self.engine.seat)
+
+    def begin(self, count: int = 1) -> Rollout:
+        return Rollout(self, count)
+
+    def fill(self) -> int:
+        """Rollouts of this moment, as many as begin."""
+        for count in itertools.count():
+            try:
+                rollout = self.begin()
+            except RateLimitTimeout:
+                return count
+            assert rollout.commit() == [True]
+        raise AssertionError
+
+    @contextmanager
+    def learner(self) -> Iterator[Consumer]:
+        with Engine.open(self.engine.path or "", None) as engine:
+            yield ring_of(engine).consumers.open("learner")
+
+    def learn(self, consumer: Consumer, *, publish: bool = True) -> int:
+        """From a batch; returns how many versions behind its oldest item was."""
+        taken = consumer.take(4)
+        behind = self.version - min(self.versions[ticket] for ticket in taken.tickets.tolist())
+        assert consumer.ack(taken.lease, taken.slots, taken.tickets).refused == 0
+        if publish:
+            consumer_version.increment(self.engine.seat)
+        return behind
+
+
+def test_a_rollout_that_others_overtake_is_refused_at_the_first_turn_that_is_too_late(
+    engine: Engine,
+) -> None:
+    line = Line(engine)
+    slow = [line.begin() for _ in range(2)]
+    assert line.fill() == 10
+    consumer_version.increment(engine.seat)
+    assert line.begin().commit() == [True]
+    assert slow[0].commit() == [True]  # in the last place for version 0
+    assert slow[1].commit() == [False]
+    assert line.ring.write_count == 12
+    slow[1].give_back()
+    assert line.fill() == 4
+
+
+def test_a_write_that_waits_counts_no_batch_for_a_version_that_was_made_from_nothing(
+    engine: Engine,
+) -> None:
+    line = Line(engine)
+    assert line.fill() == 12
+    for _ in range(2):
+        consumer_version.increment(engine.seat)
+    with line.learner() as consumer:
+        line.learn(consumer, publish=False)
+    assert goes(line.ring, 3) is False
+    with pytest.raises(RateLimitTimeout, match="2 there may be 0 more"), deadline.within(0.05):
+        write(line.ring, 3)
+
+
+def test_a_claim_that_is_open_is_in_line_and_one_that_is_given_up_is_not(engine: Engine) -> None:
+    line = Line(engine)
+    with Engine.open(engine.path or "", None) as other:
+        late = line.begin()
+        assert line.fill() == 11
+        consumer_version.increment(engine.seat)
+        ring_of(other).claims.claim(1)
+        assert late.commit() == [False]
+        ring_of(other).claims.abort()
+        assert late.commit() == [True]
+
+
+def test_of_several_items_those_are_refused_whose_own_turn_is_too_late(engine: Engine) -> None:
+    line = Line(engine)
+    slow = line.begin()
+    assert line.fill() == 11
+    consumer_version.increment(engine.seat)
+    four = line.begin(4)
+    assert four.commit(0, 0, 1, 0) == [True, False, True, False]
+    assert four.commit(0, 1) == [True, True]
+    assert slow.commit() == [False]
+
+
+def test_a_version_that_comes_behind_the_claim_counts_at_the_commit(engine: Engine) -> None:
+    line = Line(engine, RateLimiter(max_staleness=0))
+    rollout, young = line.begin(), np.ones(1, np.bool_)
+    with line.ring.reservations.held(rollout.name, np.zeros(1, np.int64), young):
+        line.ring.claims.claim(1)
+        consumer_version.increment(engine.seat)
+        with pytest.raises(TooOld):
+            line.ring.claims.commit()
+    assert (young.tolist(), line.ring.write_count) == ([False], 0)
+    rollout.give_back()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_learner_that_acknowledges_and_never_publishes_stops_nobody(
+    engine: Engine, staleness: int
+) -> None:
+    """The next one says that it has come, and its version is that of the next items."""
+    line = Line(engine, RateLimiter(max_staleness=staleness, items_per_version=4))
+    ahead = line.fill()
+    assert ahead == 4 * (staleness + 1)
+    for _ in range(5):
+        with line.learner() as consumer:
+            assert line.learn(consumer, publish=False) == 0
+        assert line.fill() == 0
+        with line.learner() as consumer, suppress(RateLimitTimeout), deadline.within(0):
+            consumer.take(64)
+        assert line.fill() == 4
+    assert line.version == 0
+
+
+def test_learners_that_publish_as_they_come_make_what_waits_one_version_later(
+    engine: Engine,
+) -> None:
+    """That one of each start counts until the next batch, and not one more for each start."""
+    line = Line(engine)
+    behind = []
+    for _ in range(6):
+        with line.learner() as consumer:
+            consumer_version.increment(engine.seat)
+            for _ in range(5):
+                line.fill()
+                behind.append(line.learn(consumer))
+    assert max(behind) <= 3
+    assert behind[4::5] == [2] * 6
+
+
+def test_decisions_are_those_of_the_rule_whatever_comes_when(tmp_path: Path) -> None:
+    choose = random.Random(20)
+    for walk in range(20):
+        settings = Settings(capacity=64)
+        gate = RateLimiter(
+            max_staleness=choose.randrange(4), items_per_version=choose.randrange(1, 9)
+        )
+        with Engine.open(tmp_path / str(walk), settings) as engine:
+            ring = ring_of(engine)
+            version = choose.randrange(5)
+            consumer_version.store(engine.seat, version)
+            engine.set_limiter(gate)
+            base, written = version, 0
+            refused = 0
+            for _ in range(60):
+                if choose.random() < 0.3:
+                    version = max(0, version + choose.choice((1, 1, 1, 2, -1)))
+                    consumer_version.store(engine.seat, version)
+                count = choose.randrange(1, 12)
+                assert gate.max_staleness is not None
+                assert gate.items_per_version is not None
+                base = base if written else version
+                allowed = (max(0, version - base) + gate.max_staleness + 1) * gate.items_per_version
+                fits = written + count <= allowed
+                status = ring.flow.rate_status()
+                assert status.allowed == allowed - written
+                assert goes(ring, count) == fits
+                written += count if fits else 0
+                refused += not fits
+            assert refused

@@ -1,0 +1,226 @@
+"""Limits of writes and samples in one ring: what counts, what the dead leave, who waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.errors import RateLimitError, RateLimitTimeout
+from shmbuffer.memory import Engine, RateLimiter, Ring, Settings
+from shmbuffer.memory.flow import waiting
+from shmbuffer.memory.flow.waiting import PASSES_ONCE
+from shmbuffer.memory.format.layout import Side, Why
+from shmbuffer.memory.system import deadline
+from tests.memory.rows import Parent, child, ring_of, schema, write
+
+LIMITER = RateLimiter(2, error_buffer=8, when_no_peer="wait")
+
+
+@pytest.fixture
+def engine(fast_path: Path) -> Iterator[Engine]:
+    """Eight slots, empty, two samples for each insert."""
+    with Engine.open(fast_path / "buffer", Settings(capacity=8)) as engine:
+        engine.define(schema())
+        engine.set_limiter(LIMITER)
+        yield engine
+
+
+@pytest.fixture
+def ring(engine: Engine) -> Ring:
+    return ring_of(engine)
+
+
+def pending(engine: Engine) -> tuple[int, int]:
+    runtime = engine.seat.control.runtime[0]
+    return int(runtime["pending"]), int(runtime["limited"])
+
+
+def ahead(ring: Ring) -> float:
+    return ring.flow.rate_status().ahead
+
+
+def write_as_another(engine: Engine, numbers: range, point: str) -> None:
+    """Another process writes, and is killed at a crash point."""
+
+    def work(_: Parent) -> None:
+        engine.seat.rejoin()
+        _core.arm(point, "kill")
+        write(ring_of(engine), numbers)
+
+    with child(work) as other:
+        assert other.end() == -9
+    engine.seat.reap_dead()
+
+
+@pytest.mark.product(few=2)
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("point", "written"),
+    [
+        ("flow.pending", 0),
+        ("flow.promised", 0),
+        ("write.claimed", 0),
+        ("write.committing", 3),
+        ("write.count", 3),
+        ("write.idle", 3),
+        ("flow.settled", 3),
+        ("write.done", 3),
+    ],
+)
+def test_a_writer_that_is_killed_promises_nothing_any_more(
+    engine: Engine, ring: Ring, point: str, written: int
+) -> None:
+    write(ring, range(1))
+    write_as_another(engine, range(1, 4), point)
+    assert pending(engine) == (0, 0)
+    assert ring.write_count == 1 + written
+    assert ahead(ring) == 2 * written
+    write(ring, range(4 - written))  # up to the error buffer, and no further
+    with pytest.raises(RateLimitTimeout), deadline.within(0):
+        write(ring, range(1))
+
+
+def test_a_write_that_waited_for_samples_has_its_full_time_for_a_slot(
+    engine: Engine, ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the 5 s that a write waits for a slot, none goes while it waits for the other side."""
+    late = [0.0]
+
+    class Clock:
+        def __getattr__(self, name: str) -> object:
+            return getattr(time, name)
+
+        def monotonic(self) -> float:
+            return time.monotonic() + late[0]
+
+    def work(parent: Parent) -> None:
+        engine.seat.rejoin()
+        parent.pause()
+        parent.pause_at("write.claimed")
+        write(ring_of(engine), range(8))
+
+    for module in (deadline, waiting):
+        monkeypatch.setattr(module, "time", Clock())
+    write(ring, range(5))
+    with child(work) as other:
+        other.reached()
+
+        def lifted(*_: object) -> None:
+            late[0] += 100  # that it has waited by now
+            engine.set_limiter(None)
+            other.go()
+            other.reached()
+
+        blocked = waiting.Calls._wait_for_blocker
+
+        def goes_on(*args: object) -> object:
+            seen = blocked(*args)  # type: ignore[arg-type]
+            other.go()
+            other.end()
+            return seen
+
+        monkeypatch.setattr(waiting.Waiting, "wait", lifted)
+        monkeypatch.setattr(waiting.Calls, "_wait_for_blocker", goes_on)
+        write(ring, range(8))
+    assert ring.write_count == 5 + 8 + 8
+
+
+def test_writes_go_on_while_there_are_too_few_items_to_sample(engine: Engine, ring: Ring) -> None:
+    """Else both sides could wait for ever once items have gone with a writer that was killed."""
+    engine.set_limiter(LIMITER.changed(min_size=8))
+    write(ring, range(8))
+    write(ring, range(3))
+    write_as_another(engine, range(1), "write.claimed")
+    assert (ring.length, ahead(ring)) == (7, 6)
+    with deadline.within(0):
+        for _ in range(4):  # until the ring comes round to the slot that is missing
+            write(ring, range(2))
+    assert (ring.length, ahead(ring)) == (8, 22)  # samples have to make up for it
+    with pytest.raises(RateLimitTimeout), deadline.within(0):
+        write(ring, range(1))
+
+
+def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(ring: Ring) -> None:
+    write(ring, range(1))
+    assert ring.flow.admit(8) == 8
+    assert ahead(ring) == -8
+    ring.flow.cancel(8)
+    assert ahead(ring) == 0
+    assert ring.flow.admit(8) == 8
+    ring.seat.native.bypass(PASSES_ONCE)
+    assert ring.flow.admit(8) == 0
+    ring.flow.cancel(0)
+    ring.flow.cancel(8)  # of the draw before: this thread's last one was not counted
+    assert ahead(ring) == -8
+
+
+def test_both_sides_that_wait_for_each_other_are_told_what_they_need(
+    engine: Engine, ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them is this process; whichever looks first says it."""
+    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
+    write(ring, range(4))  # 6 ahead: 2 more would be 10, and 16 drawn would be -10
+    errors: list[RateLimitError] = []
+
+    def draw() -> None:
+        try:
+            ring.flow.admit(15)
+        except RateLimitError as error:
+            errors.append(error)
+            ring.flow.admit(4)  # so that the other one goes on
+
+    sampler = threading.Thread(target=draw)
+    sampler.start()
+    try:
+        write(ring, range(2))
+    except RateLimitError as error:
+        errors.append(error)
+        write(ring, range(1))
+    sampler.join()
+    text = (
+        f"{engine.where}: writes of 2 items and samples of 15 wait for each other: with 2 samples "
+        "per insert the error buffer has to be at least 9.5; it is 8"
+    )
+    assert str(errors[0]) == text
+
+
+def test_a_stopped_client_that_could_go_on_is_waited_for(
+    engine: Engine, ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It still says that it waits, but no bigger buffer would help."""
+    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
+
+    def work(_: Parent) -> None:
+        engine.seat.rejoin()
+        write(ring_of(engine), range(5))
+        write(ring_of(engine), range(1))
+
+    with child(work) as other:
+        entries = engine.seat.control.entries
+        while not (entries["waits_for"] == Side.SAMPLES).any():
+            time.sleep(0.001)
+        other.stop()
+        ring.flow.admit(12)
+        says = rf"pid {other.pid} \(stopped\), last inserted"
+        with pytest.raises(RateLimitTimeout, match=says), deadline.within(0.2):
+            ring.flow.admit(6)
+        assert (ring.flow.rate_status().why(Side.SAMPLES, 1), ahead(ring)) == (None, -4)
+
+
+def test_the_registry_says_what_a_client_waits_for(engine: Engine, ring: Ring) -> None:
+    write(ring, range(5))
+    mine = engine.seat.control.entries[engine.seat.entry]
+    with pytest.raises(RateLimitTimeout), deadline.within(0):
+        write(ring, np.arange(3))
+    assert (mine["waits_for"], mine["inserts_wanted"], mine["waits_why"]) == (0, 3, Why.AHEAD)
+    says = "5 items are there, 7 have to be"
+    with pytest.raises(RateLimitTimeout, match=says), deadline.within(0):
+        ring.flow.admit(1, 7)
+    assert (mine["waits_for"], mine["samples_wanted"], mine["waits_why"]) == (0, 7, Why.FEW)
+    assert pending(engine) == (0, 0)

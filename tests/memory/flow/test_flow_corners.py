@@ -1,0 +1,599 @@
+"""Where a writer gives up, the ring is emptied, the limiter changes, or both sides wait."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.errors import RateLimitError, RateLimitTimeout
+from shmbuffer.memory import Engine, RateLimiter, Ring, Settings
+from shmbuffer.memory.system import deadline
+from tests.crash.deeds import ring_of
+from tests.crash.harness import (
+    CAPACITY,
+    dies,
+    ended,
+    fork,
+    goes,
+    number_of,
+    place,
+    read_all,
+    schema,
+    settings,
+    stopped_at,
+    write,
+)
+
+QUEUE = RateLimiter(max_times_sampled=1)
+RATIO = RateLimiter(samples_per_insert=1, error_buffer=4)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    with Engine.open(tmp_path / "buffer", Settings(capacity=CAPACITY)) as engine:
+        engine.define(schema())
+        yield engine
+
+
+def take(ring: Ring, count: int) -> list[int]:
+    """Numbers of the next items of a queue."""
+    index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
+    with deadline.within(0):
+        assert ring.flow.take(index, tickets)
+    try:
+        if ring.records is not None:
+            drawn = ring.records.read(index)
+            return [number_of(drawn.batch.body(row)) for row in range(count)]
+        there = read_all(ring)
+        return [there[int(slot)] for slot in index]
+    finally:
+        ring.flow.release()
+
+
+def test_a_claim_that_ended_in_a_repair_is_settled_once(engine: Engine) -> None:
+    """Who reaps its owner found it counted still, took it off again, and pending was below 0."""
+    ring = ring_of(engine)
+    engine.set_limiter(RATIO)
+    assert engine.path is not None
+    assert dies(engine.path, "write.mark", lambda victim: write(ring_of(victim), [1, 2]) and None)
+    engine.seat.reap_dead()
+    assert ring.flow.rate_status().pending == 0
+    write(ring, [3])
+    assert not goes(lambda: write(ring, range(5)))
+    assert goes(lambda: write(ring, range(4)))
+
+
+@pytest.mark.parametrize("end", ["abort", "die", "empty"])
+def test_a_queue_full_of_what_nobody_will_commit_has_room(engine: Engine, end: str) -> None:
+    """Writers waited for samplers to take it, and samplers for writers."""
+    ring = ring_of(engine)
+    if end == "empty":
+        write(ring, range(5))
+        ring.empty()
+    engine.set_limiter(QUEUE)
+    if end == "abort":
+        ring.claims.claim(CAPACITY)
+        ring.claims.abort()
+    if end == "die":
+        assert engine.path is not None
+        assert dies(
+            engine.path, "write.copy", lambda victim: write(ring_of(victim), range(8)) and None
+        )
+        engine.seat.reap_dead()
+    assert goes(lambda: write(ring, range(20, 28)))
+    assert ring.flow.rate_status().queued == 8
+    assert not goes(lambda: write(ring, [28]))
+    assert take(ring, 8) == list(range(20, 28))
+
+
+def test_a_gap_in_the_middle_of_a_queue_is_passed(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(RateLimiter(max_times_sampled=2))
+    write(ring, [1, 2])
+    ring.claims.claim(3)
+    ring.claims.abort()
+    write(ring, [3, 4, 5])
+    assert take(ring, 7) == [1, 1, 2, 2, 3, 3, 4]
+    assert goes(lambda: write(ring, range(10, 16)))
+    assert take(ring, 3) == [4, 5, 5]
+
+
+@pytest.mark.parametrize("before", [3, 6])
+def test_items_written_while_a_queue_is_emptied_are_handed_out(engine: Engine, before: int) -> None:
+    """Also where it lies around the ring's end."""
+    ring = ring_of(engine)
+    engine.set_limiter(QUEUE)
+    write(ring, range(before))
+    take(ring, before)
+    assert engine.path is not None
+    told, tell = os.pipe()
+    hear, say = os.pipe()
+
+    def body() -> None:
+        with Engine.open(engine.path, None) as writer:
+            _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
+            write(ring_of(writer), [100, 101, 102, 103])
+
+    pid = fork(body)
+    os.read(told, 1)
+    ring.empty()
+    os.write(say, b".")
+    assert ended(pid) == 0
+    assert take(ring, 4) == [100, 101, 102, 103]
+    assert goes(lambda: write(ring, [104]))
+    assert take(ring, 1) == [104]
+    for descriptor in (told, tell, hear, say):
+        os.close(descriptor)
+
+
+def test_a_claim_that_is_open_when_a_queue_is_set_comes_out_in_its_turn(engine: Engine) -> None:
+    """Once, also where it was claimed laps before and the buffer is emptied meanwhile."""
+    ring = ring_of(engine)
+    write(ring, range(6))
+    assert engine.path is not None
+    told, tell = os.pipe()
+    hear, say = os.pipe()
+
+    def body() -> None:
+        with Engine.open(engine.path, None) as writer:
+            _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
+            write(ring_of(writer), [100, 101, 102])
+
+    pid = fork(body)
+    os.read(told, 1)
+    for number in (21, 22):
+        place(ring, [3], [number], in_place=False)
+    engine.set_limiter(QUEUE)
+    assert take(ring, 5) == [1, 2, 22, 4, 5]  # the claim has taken the place of 0
+    assert not goes(lambda: take(ring, 1))
+    ring.empty()
+    os.write(say, b".")
+    assert ended(pid) == 0
+    assert take(ring, 3) == [100, 101, 102]
+    assert not goes(lambda: take(ring, 1))
+    write(ring, range(200, 208))
+    assert take(ring, 8) == list(range(200, 208))
+    for descriptor in (told, tell, hear, say):
+        os.close(descriptor)
+
+
+def test_a_queue_of_records_evicts_nothing_that_it_has_not_handed_out(tmp_path: Path) -> None:
+    """The byte ring was full before its slots were, and the oldest items went unread."""
+    kind, large = "short records", LARGE
+    with Engine.open(tmp_path / "buffer", replace(settings(kind), alpha=None)) as engine:
+        ring = engine.define(schema(kind))
+        engine.set_limiter(QUEUE)
+        written = 0
+        while goes(partial(write, ring, [large[written]])):
+            written += 1
+        assert written == 5
+        assert engine.stats()["evicted"] == 0
+        assert take(ring, 2) == large[:2]
+        assert goes(lambda: write(ring, large[5:7]))
+        assert not goes(lambda: write(ring, large[7:]))
+        assert take(ring, 5) == large[2:7]
+        assert goes(lambda: write(ring, large[7:]))
+
+
+@pytest.mark.parametrize("end", ["abort", "die"])
+def test_below_min_size_inserts_do_not_wait_for_samples(engine: Engine, end: str) -> None:
+    """A full ring whose writer gave up has too few items to sample, and the ratio held writers."""
+    ring = ring_of(engine)
+    engine.set_limiter(RateLimiter(samples_per_insert=1, min_size=8, error_buffer=4))
+    write(ring, range(12))
+    assert not goes(lambda: write(ring, [12]))
+    ring.flow.admit(2)
+    if end == "abort":
+        ring.claims.claim(2)
+        ring.claims.abort()
+    else:
+        assert engine.path is not None
+        assert dies(
+            engine.path, "write.copy", lambda victim: write(ring_of(victim), [1, 2]) and None
+        )
+        engine.seat.reap_dead()
+    assert goes(lambda: write(ring, [20, 21]))
+    assert not goes(lambda: ring.flow.admit(1))
+    while ring.length < 8:
+        assert goes(lambda: write(ring, [22, 23, 24]))
+    ahead = int(ring.flow.rate_status().ahead)
+    assert ahead > 4
+    assert not goes(lambda: write(ring, [25]))
+    assert goes(lambda: ring.flow.admit(ahead + 4))
+    assert not goes(lambda: ring.flow.admit(1))
+
+
+def test_a_first_fill_that_misses_min_size_by_little_goes_on(engine: Engine) -> None:
+    """Batches of 4 up to 7: one is missing, the next batch is 3 too many, and 2 are allowed."""
+    ring = ring_of(engine)
+    engine.set_limiter(RateLimiter(samples_per_insert=1, min_size=5, error_buffer=2.5))
+    assert goes(lambda: write(ring, range(4)))
+    assert not goes(lambda: ring.flow.admit(1))
+    assert goes(lambda: write(ring, range(4, 8)))
+    assert goes(lambda: ring.flow.admit(1))
+
+
+def test_an_item_in_its_first_write_does_not_count(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(RateLimiter(min_size=8))
+    write(ring, range(5))
+    assert engine.path is not None
+    with stopped_at(
+        engine.path, "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
+    ):
+        assert (ring.length, ring.flow.rate_status().size) == (4, 4)
+        assert not goes(lambda: ring.flow.admit(1))
+    engine.seat.reap_dead()
+    write(ring, range(8))
+    with stopped_at(
+        engine.path, "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
+    ):
+        assert (ring.length, ring.flow.rate_status().size) == (4, 8)
+        assert goes(lambda: ring.flow.admit(1))
+
+
+def test_a_draw_is_taken_back_from_the_ratio_that_counted_it(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(RATIO)
+    write(ring, range(4))
+    ring.flow.admit(3)
+    ring.flow.cancel(3)
+    assert ring.flow.rate_status().ahead == 3
+    ring.flow.admit(3)
+    engine.set_limiter(RATIO)
+    ring.flow.cancel(3)
+    assert ring.flow.rate_status().ahead == 0
+    engine.set_limiter(None)
+    ring.flow.admit(3)
+    engine.set_limiter(RATIO)
+    ring.flow.cancel(3)
+    assert ring.flow.rate_status().ahead == 0
+    ring.flow.admit(3)
+    ring.empty()
+    ring.flow.cancel(3)
+    write(ring, range(4))
+    assert ring.flow.rate_status().ahead == 3
+    assert int(ring.seat.control.runtime["drawn"][0]) == 6
+
+
+def test_taking_nothing_from_a_queue_releases_no_other_take(engine: Engine) -> None:
+    ring, none = ring_of(engine), np.empty(0, np.int64)
+    engine.set_limiter(QUEUE)
+    write(ring, range(8))
+    index = np.empty(4, np.int64)
+    assert ring.flow.take(index, np.empty_like(index))
+    assert ring.flow.take(none, none)
+    ring.flow.release()
+    assert not goes(lambda: write(ring, [8]))
+    ring.flow.release()
+    assert goes(lambda: write(ring, [8]))
+
+
+def test_a_waiter_learns_that_its_queue_was_removed(engine: Engine) -> None:
+    """It asked again and again for 5 s, and was told that the buffer is empty."""
+    ring, found = ring_of(engine), list[bool]()
+    engine.set_limiter(QUEUE)
+    write(ring, range(3))
+    index = np.empty(4, np.int64)
+    waiter = threading.Thread(target=lambda: found.append(ring.flow.take(index, index.copy())))
+    waiter.start()
+    while not ring.seat.control.runtime["limited"][0]:
+        assert waiter.is_alive()
+    engine.set_limiter(None)
+    waiter.join()
+    assert found == [False]
+
+
+def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -> None:
+    """It attached again, asked through the old handle, and repeated that without an end."""
+    ring = ring_of(engine)
+    engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4, max_times_sampled=1))
+    write(ring, range(4))
+
+    def child() -> None:
+        ring.flow.admit(2)
+        index = np.empty(2, np.int64)
+        assert ring.flow.take(index, index.copy())
+        ring.flow.release()
+        ring.flow.admit(2)
+        ring.flow.cancel(2)
+
+    assert ended(fork(child)) == 0
+    assert ring.flow.rate_status().ahead == 1
+    assert take(ring, 2) == [2, 3]
+
+
+def waits(path: Path, call: Callable[[Ring], object], told: int) -> None:
+    """A client that waits, and says so when it does; exit status 3: it was told of a deadlock."""
+    with Engine.open(path, None) as engine:
+        ring = ring_of(engine)
+        say = threading.Thread(target=lambda: _say_that_it_waits(engine, told))
+        say.start()
+        try:
+            call(ring)
+        except RateLimitError:
+            os._exit(3)
+        say.join()
+
+
+def _say_that_it_waits(engine: Engine, told: int) -> None:
+    while not engine.seat.control.entries["waits_for"][engine.seat.entry]:
+        pass
+    os.write(told, b".")
+
+
+def test_a_stopped_client_that_could_go_on_is_no_deadlock(engine: Engine) -> None:
+    """A writer that had not woken up for 0.1 s made the sampler say that both wait for ever."""
+    ring = ring_of(engine)
+    engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4, when_no_peer="wait"))
+    write(ring, range(5))
+    path = engine.path
+    assert path is not None
+    hear, told = os.pipe()
+    pid = fork(lambda: waits(path, lambda other: write(other, range(4)), told))
+    assert os.read(hear, 1) == b"."
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+    ring.flow.admit(8)  # and now the writer could go on
+    with pytest.raises(RateLimitTimeout), deadline.within(0.35):
+        ring.flow.admit(1)
+    os.kill(pid, signal.SIGCONT)
+    assert ended(pid) == 0
+    os.close(hear)
+    os.close(told)
+
+
+@pytest.mark.parametrize(
+    ("limiter", "before", "writes", "draws", "says"),
+    [
+        (RateLimiter(samples_per_insert=1, error_buffer=4), 4, 3, 8, "at least 5.5"),
+        (QUEUE, 6, 3, 7, "room for at least 9 items"),
+        (RateLimiter(max_times_sampled=1, min_size=7), 6, 3, 2, "room for at least 9 items"),
+    ],
+    ids=["ratio", "queue", "min_size of a queue"],
+)
+def test_both_sides_are_told_that_they_wait_for_each_other(
+    engine: Engine, limiter: RateLimiter, before: int, writes: int, draws: int, says: str
+) -> None:
+    """Of a queue neither was: both waited for ever."""
+    ring = ring_of(engine)
+    engine.set_limiter(limiter)
+    write(ring, range(before))
+    path = engine.path
+    assert path is not None
+    hear, told = os.pipe()
+    pid = fork(lambda: waits(path, lambda other: write(other, range(writes)), told))
+    assert os.read(hear, 1) == b"."
+    os.kill(pid, signal.SIGSTOP)  # or it may be told first
+    index = np.empty(draws, np.int64)
+
+    def draw() -> None:
+        ring.flow.admit(draws)
+        ring.flow.take(index, index.copy())
+
+    with pytest.raises(RateLimitError, match=says) as raised, deadline.within(20):
+        draw()
+    assert not isinstance(raised.value, RateLimitTimeout)
+    os.kill(pid, signal.SIGKILL)
+    ended(pid)
+    os.close(hear)
+    os.close(told)
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
+    engine: Engine, placed: bool
+) -> None:
+    """It did not, and others wrote past the error buffer by as much."""
+    ring = ring_of(engine)
+    write(ring, [0])
+    assert engine.path is not None
+
+    def writes(writer: Engine) -> None:
+        if placed:
+            place(ring_of(writer), [4, 5, 6], [1, 2, 3], in_place=False)
+        else:
+            write(ring_of(writer), [1, 2, 3])
+
+    with stopped_at(engine.path, "write.claimed", writes):
+        engine.set_limiter(RATIO)
+        assert ring.flow.rate_status().pending == 3
+        assert not goes(lambda: write(ring, [4, 5]))
+        assert goes(lambda: write(ring, [4]))
+    engine.seat.reap_dead()
+    assert ring.flow.rate_status().pending == 0
+    assert goes(lambda: write(ring, [5, 6, 7]))
+    assert not goes(lambda: write(ring, [8]))
+
+
+def test_a_change_in_place_counts_for_no_limiter(engine: Engine) -> None:
+    ring = ring_of(engine)
+    write(ring, range(8))
+    assert engine.path is not None
+    with stopped_at(
+        engine.path,
+        "write.claimed",
+        lambda writer: place(ring_of(writer), [4, 5], [1, 2], in_place=True),
+    ):
+        engine.set_limiter(RATIO)
+        assert ring.flow.rate_status().pending == 0
+
+
+LARGE = [9, 28, 47, 18, 37, 56, 65, 75]
+"""Numbers of records of 650 bytes and more; there is room for five."""
+
+
+@contextmanager
+def full_of_records(path: Path) -> Iterator[Ring]:
+    """A queue whose bytes are full, and a stopped process that waits to write one more."""
+    kind = "short records"
+    with Engine.open(path, replace(settings(kind), alpha=None)) as engine:
+        ring = engine.define(schema(kind))
+        engine.set_limiter(QUEUE)
+        write(ring, LARGE[:5])
+        hear, told = os.pipe()
+        pid = fork(lambda: waits(path, lambda other: write(other, LARGE[5:6]), told))
+        assert os.read(hear, 1) == b"."
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)
+        try:
+            yield ring
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            ended(pid)
+            os.close(hear)
+            os.close(told)
+
+
+def test_both_sides_are_told_that_a_queue_has_too_few_bytes_for_them(tmp_path: Path) -> None:
+    """Both waited for ever: its slots were not full."""
+    with full_of_records(tmp_path / "buffer") as ring:
+        index = np.empty(6, np.int64)
+        with pytest.raises(RateLimitError) as raised, deadline.within(20):
+            ring.flow.take(index, index.copy())
+        assert not isinstance(raised.value, RateLimitTimeout)
+        text = str(raised.value)
+        found = re.fullmatch(
+            r".*: writes of 1 items and samples of 6 wait for each other: the queue has 5 items to "
+            r"hand out in ([\d,]+) of its 4,096 bytes, and the next write needs (\d+); give it "
+            r"max_bytes of about ([\d,]+), or write or draw fewer at once",
+            text,
+        )
+        assert found, text
+        used, needed, least = (int(number.replace(",", "")) for number in found.groups())
+        assert used + needed > 4096
+        assert least == used + needed
+        assert take(ring, 5) == LARGE[:5]
+
+
+def test_a_stopped_writer_whose_bytes_are_free_again_is_no_deadlock(tmp_path: Path) -> None:
+    with full_of_records(tmp_path / "buffer") as ring:
+        assert take(ring, 2) == LARGE[:2]
+        index = np.empty(4, np.int64)
+        with pytest.raises(RateLimitTimeout), deadline.within(0.35):
+            ring.flow.take(index, index.copy())
+
+
+def test_a_full_queue_of_records_says_that_it_has_no_bytes(tmp_path: Path) -> None:
+    with (
+        full_of_records(tmp_path / "buffer") as ring,
+        pytest.raises(RateLimitTimeout) as raised,
+        deadline.within(0),
+    ):
+        write(ring, LARGE[6:7])
+    assert re.fullmatch(
+        r".*: extend waits: the queue is full: 5 items are not handed out, and \d+ bytes more do "
+        r"not fit; there is no learner; after 0 s nothing was changed",
+        str(raised.value),
+    ), str(raised.value)
+
+
+def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(RATIO)
+    write(ring, range(2))
+    ring.claims.claim(3)
+    assert ring.flow.rate_status().pending == 3
+    assert not goes(lambda: ring.flow.admit(6))
+    other = Engine.open(engine.path, None)
+    assert not goes(lambda: write(ring_of(other), range(2)))
+    ring.claims.abort()
+    assert ring.flow.rate_status().pending == 0
+    assert goes(lambda: write(ring_of(other), range(2)))
+    other.close()
+
+
+def test_a_waiter_for_the_other_side_is_woken_by_any_change_it_needs(engine: Engine) -> None:
+    """Not by its slice of a few milliseconds alone."""
+    ring, runtime = ring_of(engine), engine.seat.control.runtime
+    engine.set_limiter(QUEUE)
+    runtime["limited"] = 1  # somebody, as far as others can see
+
+    def wakes(act: Callable[[], object]) -> None:
+        before = int(runtime["progress"][0])
+        act()
+        assert int(runtime["progress"][0]) > before
+
+    wakes(lambda: write(ring, [1, 2]))
+    index = np.empty(1, np.int64)
+    ring.flow.take(index, index.copy())
+    wakes(ring.flow.release)
+    wakes(lambda: engine.set_limiter(RATIO))
+    wakes(lambda: ring.flow.admit(1))
+    wakes(lambda: ring.flow.cancel(1))
+    wakes(ring.empty)
+    ring.claims.claim(1)
+    wakes(ring.claims.abort)
+    wakes(lambda: engine.set_limiter(None))
+    runtime["limited"] = 0
+
+
+@pytest.mark.parametrize("field", ["inserts_base", "samples_base"])
+@pytest.mark.parametrize("wrong", [-(2**40), 2**40])
+def test_sides_that_damage_has_set_apart_start_again(
+    tmp_path: Path, field: str, wrong: int
+) -> None:
+    """One of them waited for ever, also after a recovery."""
+    path = tmp_path / "buffer"
+    with Engine.open(path, Settings(capacity=CAPACITY)) as engine:
+        ring = engine.define(schema())
+        engine.set_limiter(RateLimiter(samples_per_insert=1, min_size=2, error_buffer=4))
+        write(ring, range(5))
+        ring.flow.admit(1)
+        block = engine.seat.control.limiter_block(
+            int(engine.seat.control.runtime["limiter_version"][0])
+        )
+        block[field] = (int(block[field][0]) + wrong) % 2**64
+    with Engine.open(path, None) as engine:
+        ring = ring_of(engine)
+        assert ring.flow.rate_status().ahead == 0
+        assert goes(lambda: ring.flow.admit(4))
+        assert goes(lambda: write(ring, range(8)))
+        assert not goes(lambda: write(ring, [1]))
+        assert goes(lambda: ring.flow.admit(8))
+        assert not goes(lambda: ring.flow.admit(1))
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("samples_per_insert", 0.0), ("error_buffer", 0.5), ("limits", 2), ("limits", 9)],
+)
+def test_an_impossible_limiter_is_ignored(engine: Engine, field: str, wrong: float) -> None:
+    """A caller got a ValueError about numbers that it had not given."""
+    engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4))
+    block = engine.seat.control.limiter_block(
+        int(engine.seat.control.runtime["limiter_version"][0])
+    )
+    block[field] = wrong
+    assert engine.limiter is None
+    assert ring_of(engine).flow.limits == 0
+    for _ in range(4):
+        assert goes(lambda: write(ring_of(engine), range(8)))
+    assert goes(lambda: ring_of(engine).flow.admit(40))
+
+
+def test_a_queue_that_begins_behind_the_head_is_named_and_mended(tmp_path: Path) -> None:
+    """What is in it would never come out."""
+    queue = RateLimiter(max_times_sampled=1)
+    with Engine.open(tmp_path / "buffer", Settings(CAPACITY)) as engine:
+        ring = engine.define(schema("rows"))
+        write(ring, range(5))
+        engine.set_limiter(queue)
+        engine.seat.control.runtime["queue_since"] = 2**40
+        assert engine.check().problems[0] == (
+            f"the queue begins at ticket {2**40}, and 5 is the next"
+        )
+    with Engine.open(tmp_path / "buffer", None) as engine:
+        assert engine.check().ok
+        assert take(ring_of(engine), 5) == list(range(5))

@@ -1,0 +1,244 @@
+"""Golden bytes: what another version, another language or a hex dump finds in the files.
+
+A test that fails here says that the format has changed: then `FORMAT_MAJOR` or `FORMAT_MINOR`
+moves, the tables of docs/design.md and CHANGELOG.md say so, and the bytes here are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine, Leaf, Schema, Settings
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.control import Superblock
+from shmbuffer.memory.format.layout import BufferState, Flag
+from shmbuffer.memory.system import identity
+from tests.memory.rows import schema, write
+
+
+@pytest.fixture
+def engine(fast_path: Path) -> Iterator[Engine]:
+    """Four slots, six items: tickets 2 to 5 are there."""
+    settings = Settings(capacity=4, alpha=1.0, eps=0.0, extra={"class": "ReplayBuffer"})
+    with Engine.open(fast_path / "buffer", settings) as opened:
+        write(opened.define(schema(4)), range(6))
+        yield opened
+
+
+def control(engine: Engine) -> bytes:
+    assert engine.path is not None
+    return (engine.path / layout.CONTROL).read_bytes()
+
+
+def test_this_is_format_1_5() -> None:
+    assert (layout.FORMAT_MAJOR, layout.FORMAT_MINOR) == (1, 5)
+
+
+def test_the_first_sixteen_bytes_say_what_it_is(engine: Engine) -> None:
+    header = bytes.fromhex(
+        "53484d4255460001"  # SHMBUF, 0, 1
+        "0100"  # format 1
+        "0500"  # .5
+        "04030201"  # 0x01020304, little-endian
+    )
+    data = control(engine)
+    assert data[:16] == header
+    assert data[4096 : 4096 + 16] == header
+
+
+def test_a_control_file_has_one_size(engine: Engine) -> None:
+    assert len(control(engine)) == 77824
+
+
+def test_a_superblock_is_these_bytes() -> None:
+    superblock = Superblock(
+        sequence=0x0102030405060708,
+        uuid=bytes(range(16)),
+        boot_id=bytes(range(16, 32)),
+        epoch=3,
+        state=BufferState.READY,
+        flags=Flag.CHECKSUM | Flag.RESERVE,
+        capacity=1_000_000,
+        lanes=4,
+        leaves=6,
+        schema_sha256=bytes(range(32, 64)),
+        slots_bytes=123_456_789,
+        device=64769,
+        inode=42,
+        durable_ticket=2**40,
+        durable_epoch=2,
+        owner_pid=4711,
+        owner_start_time=99,
+        owner_pid_namespace=0xEFFFFFFC,
+        owner_boot_id=bytes(range(64, 80)),
+        salt=0xDEADBEEF,
+        created_ns=1_700_000_000_000_000_000,
+        settings={"capacity": 4_000_000, "alpha": 0.6},
+    )
+    settings = b'{"alpha": 0.6, "capacity": 4000000}'
+    machine = struct.pack(
+        "<IHHI",
+        layout.ARCHITECTURE,
+        _core.layout()["mutex_bytes"],
+        _core.layout()["mutex_align"],
+        4096,
+    )
+    expected = (
+        bytes.fromhex("53484d425546000101000500040302010807060504030201")
+        + bytes(range(32))
+        + struct.pack("<QIIQQII", 3, 1, 3, 1_000_000, 4, 6, 256)
+        + bytes(range(32, 64))
+        + struct.pack("<QQQQQQQQ", 123_456_789, 64769, 42, 2**40, 2, 4711, 99, 0xEFFFFFFC)
+        + bytes(range(64, 80))
+        + machine
+        + struct.pack("<IQII", 0xDEADBEEF, 1_700_000_000_000_000_000, len(settings), 0)
+        + settings
+    )
+    packed = superblock.pack()
+    assert len(packed) == 4096
+    assert packed[: len(expected)] == expected
+    assert packed[len(expected) : -4] == bytes(4092 - len(expected))
+    assert packed[-4:] == _core.crc32c(packed[:-4]).to_bytes(4, "little")
+    assert Superblock.unpack(packed) == superblock
+
+
+def test_the_runtime_page_lies_at_8192(engine: Engine) -> None:
+    page = control(engine)[8192:12288]
+    head, write_count, length = struct.unpack_from("<QQQ", page, 64)
+    state, prioritized = struct.unpack_from("<II", page, 88)
+    max_priority, alpha, eps = struct.unpack_from("<ddd", page, 96)
+    assert (head, write_count, length) == (6, 6, 4)
+    assert (state, prioritized) == (1, 1)
+    assert (max_priority, alpha, eps) == (-1.0, 1.0, 0.0)
+
+
+def test_the_recovery_record_lies_at_12032(engine: Engine) -> None:
+    assert engine.path is not None
+    assert control(engine)[12032:12288] == bytes(256)
+    path = engine.path
+    engine.close()
+    with Engine.open(path, None) as recovered:
+        record = control(recovered)[12032:12288]
+    assert record[32:48] == b"nobody alive".ljust(16, b"\0")
+    assert struct.unpack_from("<Q", record, 0) == (1,)
+    assert struct.unpack_from("<Q", record, 24) == (identity.current().pid,)
+    assert struct.unpack_from("<QQQ", record, 48) == (4, 0, 0)
+    assert record[112:252] == bytes(140)
+    assert record[252:] == _core.crc32c(record[:252]).to_bytes(4, "little")
+
+
+def test_what_first_draws_came_from_lies_at_9984(engine: Engine) -> None:
+    assert engine.seat.registry.note_first_draw(engine.seat.entry, 2**63 + 5) == []
+    assert control(engine)[9984:12032] == struct.pack("<Q", 2**63 + 5) + bytes(2040)
+
+
+def test_the_registry_lies_at_12288(engine: Engine) -> None:
+    entry = control(engine)[12288 : 12288 + 256]
+    me = identity.current()
+    assert struct.unpack_from("<II", entry, 0) == (1, 0)
+    assert struct.unpack_from("<QQQQ", entry, 8) == (1, me.pid, me.start_time, me.pid_namespace)
+    assert entry[40:56] == me.boot_id
+    assert struct.unpack_from("<II", entry, 64) == (0, 0)
+    assert struct.unpack_from("<QQQQ", entry, 72) == (2, 4, 6, 0)  # the claim of its last write
+    assert struct.unpack_from("<Q", entry, 120) == (4,)
+
+
+def test_a_slot_word_is_ticket_and_state(engine: Engine) -> None:
+    assert engine.path is not None
+    data = (engine.path / layout.SLOTS).read_bytes()
+    assert data[:32] == bytes.fromhex(
+        "1200000000000000"  # ticket 4, COMMITTED: 4 << 2 | 2
+        "1600000000000000"  # ticket 5
+        "0a00000000000000"  # ticket 2
+        "0e00000000000000"  # ticket 3
+    )
+    assert struct.unpack_from("<4Q", data, _core.sections(4, 1)["sources"]) == (1, 1, 1, 1)
+    assert struct.unpack_from("<4d", data, _core.sections(4, 1)["raw"]) == (1, 1, 1, 1)
+
+
+def test_a_leaf_is_its_numbers_and_nothing_else(engine: Engine) -> None:
+    assert engine.path is not None
+    assert (engine.path / "number.memmap").read_bytes() == struct.pack("<4q", 4, 5, 2, 3)
+    obs = np.frombuffer((engine.path / "next" / "obs.memmap").read_bytes(), np.uint8)
+    assert obs.reshape(4, 37)[:, 0].tolist() == [4, 5, 2, 3]
+    assert not (engine.path / "nothing.memmap").exists()
+
+
+def test_the_schema_is_canonical_json(engine: Engine) -> None:
+    assert engine.path is not None
+    assert (engine.path / layout.SCHEMA).read_bytes() == (
+        b'{"capacity":4,"lanes":[],"leaves":['
+        b'{"dtype":"int64","path":["number"],"shape":[]},'
+        b'{"dtype":"uint8","path":["next","obs"],"shape":[37]},'
+        b'{"dtype":"bool","path":["done"],"shape":[]},'
+        b'{"dtype":"float32","path":["nothing"],"shape":[0]}],'
+        b'"structure":{"kind":"tensordict"}}'
+    )
+
+
+def test_the_files_of_a_buffer_have_these_names(engine: Engine) -> None:
+    assert engine.path is not None
+    names = {str(path.relative_to(engine.path)) for path in engine.path.rglob("*")}
+    assert names == {
+        "meta.json",
+        "number.memmap",
+        "done.memmap",
+        "next",
+        "next/meta.json",
+        "next/obs.memmap",
+        ".shmbuffer",
+        ".shmbuffer/control",
+        ".shmbuffer/slots",
+        ".shmbuffer/ledger",
+        ".shmbuffer/schema.json",
+        ".shmbuffer/made.json",
+        ".shmbuffer/init.lock",
+        ".shmbuffer/procs",
+        ".shmbuffer/procs/000.lock",
+    }
+
+
+def test_what_we_made_is_listed(engine: Engine) -> None:
+    assert engine.path is not None
+    made = json.loads((engine.path / ".shmbuffer" / "made.json").read_text())
+    assert sorted(made) == [
+        "done.memmap",
+        "meta.json",
+        "next/meta.json",
+        "next/obs.memmap",
+        "number.memmap",
+    ]
+
+
+def test_nothing_is_open_to_others(engine: Engine) -> None:
+    assert engine.path is not None
+    for path in [engine.path, *engine.path.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_meta_json_is_what_tensordict_writes() -> None:
+    one = Schema((Leaf(("a", "b"), "bfloat16", (2,)), Leaf(("c",), "bool", ())), 3, (4,))
+    meta = {name: json.loads(data) for name, data in one.meta_files().items()}
+    tail = {
+        "shape": [3, 4],
+        "device": "cpu",
+        "_type": "<class 'tensordict._td.TensorDict'>",
+        "_format_version": 1,
+        "_class": "tensordict:TensorDict",
+    }
+    leaf = {"device": "cpu", "is_nested": False}
+    assert meta == {
+        "meta.json": {
+            "a": {"type": "TensorDict"},
+            "c": {**leaf, "shape": [3, 4], "dtype": "torch.bool"},
+            **tail,
+        },
+        "a/meta.json": {"b": {**leaf, "shape": [3, 4, 2], "dtype": "torch.bfloat16"}, **tail},
+    }

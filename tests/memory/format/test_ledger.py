@@ -1,0 +1,51 @@
+"""The file of the ledger: made with the slots, or by who attaches to an older directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.format import layout
+from tests.memory.rows import ring_of, schema, write
+
+
+@pytest.fixture
+def path(fast_path: Path) -> Path:
+    path = fast_path / "buffer"
+    with Engine.open(path, Settings(capacity=8)) as engine:
+        write(engine.define(schema(8)), range(5))
+    return path
+
+
+def test_it_is_a_page_of_zeros_as_long_as_nobody_was_given_anything(path: Path) -> None:
+    assert (path / layout.LEDGER).read_bytes() == bytes(layout.PAGE)
+    assert _core.parts(8)["bytes"] > layout.PAGE
+
+
+def test_a_directory_of_an_older_version_gets_its_ledger_at_attach(path: Path) -> None:
+    (path / layout.LEDGER).unlink()
+    with Engine.open(path, None) as engine:
+        assert write(ring_of(engine), [5]) == 5
+        assert engine.report is not None
+        assert engine.report.reason == "nobody alive"
+    assert (path / layout.LEDGER).read_bytes() == bytes(layout.PAGE)
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, 4095])
+def test_one_that_is_too_short_is_refused(path: Path, nbytes: int) -> None:
+    with open(path / layout.LEDGER, "r+b") as file:
+        file.truncate(nbytes)
+    with pytest.raises(CorruptBufferError, match=rf"ledger: at least 4096 bytes .* {nbytes} found"):
+        Engine.open(path, None)
+
+
+def test_one_that_is_shorter_than_it_says_is_refused(path: Path) -> None:
+    with open(path / layout.LEDGER, "r+b") as file:
+        file.seek(2056)
+        file.write((8192).to_bytes(8, "little"))
+    with pytest.raises(CorruptBufferError, match=r"ledger: at least 8192 bytes .* 4096 found"):
+        Engine.open(path, None)

@@ -1,0 +1,173 @@
+"""What a limiter may say, how it is changed, and that it is read back as it was set."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmbuffer.memory import Engine, RateLimiter, Settings
+from shmbuffer.memory.format.layout import Alone, Limit
+from shmbuffer.memory.format.limiter import read
+from tests.memory.rows import Maker, Parent, child, schema
+
+NO_NUMBER = "samples_per_insert has to be a number above 0, got "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        *(({"samples_per_insert": bad}, f"{NO_NUMBER}{bad!r}") for bad in (0, -1, True, "4")),
+        ({"samples_per_insert": math.inf}, f"{NO_NUMBER}inf"),
+        ({"samples_per_insert": math.nan}, f"{NO_NUMBER}nan"),
+        ({"min_size": 0}, "min_size has to be a whole number of at least 1, got 0"),
+        ({"min_size": 1.5}, "min_size has to be a whole number of at least 1, got 1.5"),
+        (
+            {"max_times_sampled": 0},
+            "max_times_sampled has to be a whole number of at least 1, got 0",
+        ),
+        ({"error_buffer": 3}, "error_buffer is the tolerance of samples_per_insert: give both"),
+        (
+            {"samples_per_insert": 4, "error_buffer": 3},
+            "error_buffer has to be at least max(1, samples_per_insert) = 4, or neither side could "
+            "go on; got 3",
+        ),
+        *(
+            (
+                {"when_no_peer": bad},
+                f"when_no_peer is 'pass', 'wait' or 'error', got {bad!r}",
+            )
+            for bad in ("PASS", "never", 1)
+        ),
+        (
+            {"max_times_sampled": 1, "when_no_peer": "pass"},
+            "when_no_peer='pass' would write over what a queue has not handed out; take 'wait' or "
+            "'error', or leave max_times_sampled out",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        RateLimiter(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("limiter", "tolerance"),
+    [
+        (RateLimiter(), 0),
+        (RateLimiter(0.25), 1),
+        (RateLimiter(4), 4),
+        (RateLimiter(4, min_size=1000), 400),
+        (RateLimiter(4, min_size=1000, error_buffer=5), 5),
+    ],
+)
+def test_the_error_buffer_is_a_tenth_of_the_first_items_or_as_little_as_may_be(
+    limiter: RateLimiter, tolerance: float
+) -> None:
+    assert limiter.tolerance == tolerance
+
+
+def test_a_queue_waits_where_nobody_is_and_a_ratio_passes() -> None:
+    assert (RateLimiter(4).alone, RateLimiter(4).limits) == (Alone.PASS, Limit.RATIO)
+    queue = RateLimiter(max_times_sampled=1)
+    assert (queue.alone, queue.limits) == (Alone.WAIT, Limit.QUEUE)
+    assert RateLimiter(4, when_no_peer="error").alone == Alone.ERROR
+
+
+def test_a_change_leaves_the_rest_as_it_is() -> None:
+    limiter = RateLimiter(4, min_size=10, error_buffer=20, when_no_peer="wait")
+    assert limiter.changed(samples_per_insert=8) == RateLimiter(
+        8, min_size=10, error_buffer=20, when_no_peer="wait"
+    )
+    assert limiter.changed(samples_per_insert=30).tolerance == 30  # 20 would be too little
+    assert limiter.changed(samples_per_insert=None) == RateLimiter(min_size=10, when_no_peer="wait")
+    assert RateLimiter(4, when_no_peer="pass").changed(max_times_sampled=2).alone == Alone.WAIT
+    with pytest.raises(TypeError, match="often"):
+        limiter.changed(often=1)
+    with pytest.raises(ValueError, match="min_size"):
+        limiter.changed(min_size=-1)
+
+
+def test_defaults_equal_the_same_values_given_explicitly() -> None:
+    given = RateLimiter(4.0, min_size=1000, error_buffer=400.0, when_no_peer="pass")
+    assert RateLimiter(4, min_size=1000) != given
+    assert RateLimiter(4, min_size=1000).says_the_same(given)
+    assert not RateLimiter(4, min_size=1000).says_the_same(None)
+    assert not RateLimiter(4, min_size=1000).says_the_same(given.changed(min_size=999))
+
+
+@pytest.mark.product(few=4)
+@pytest.mark.parametrize("defined", [False, True])
+@pytest.mark.parametrize(
+    "limiter",
+    [
+        RateLimiter(0.1, min_size=3, error_buffer=1.5, when_no_peer="error"),
+        RateLimiter(4.0, error_buffer=4.0, when_no_peer="wait"),
+        RateLimiter(max_times_sampled=3, when_no_peer="wait"),
+        RateLimiter(2.0, error_buffer=8.0, max_times_sampled=2, when_no_peer="error"),
+        RateLimiter(min_size=8, when_no_peer="pass"),
+        None,
+    ],
+)
+def test_it_is_read_back_by_any_process_and_after_all_have_left(
+    limiter: RateLimiter | None, defined: bool, fast_path: Path
+) -> None:
+    path = fast_path / "buffer"
+    with Engine.open(path, Settings(capacity=8)) as engine:
+        if defined:
+            engine.define(schema())
+        engine.set_limiter(RateLimiter(7))
+        engine.set_limiter(limiter)
+        assert engine.limiter == limiter
+        with Engine.open(path, None) as other:
+            assert other.limiter == limiter
+    with Engine.open(path, None) as again:
+        assert again.limiter == limiter
+        if not defined:
+            again.define(schema())
+            assert again.limiter == limiter
+
+
+def test_a_copy_of_two_settings_is_not_taken_for_one(fast_path: Path) -> None:
+    """Another process sets one of two as long as we look; a copy of both would be a third."""
+    settings = [
+        RateLimiter(2, error_buffer=20, when_no_peer="wait"),
+        RateLimiter(4, error_buffer=40, when_no_peer="error"),
+    ]
+    with Engine.open(fast_path, Settings(8)) as engine:
+        engine.define(schema(8))
+        engine.set_limiter(settings[0])
+
+        def alternate(_: Parent) -> None:
+            for number in itertools.count():
+                engine.set_limiter(settings[number % 2])
+
+        with child(alternate):
+            for _ in range(5000):
+                assert read(engine.seat.control.runtime[0]) in settings
+
+
+def test_it_has_to_fit_the_buffer(make: Maker) -> None:
+    engine = make(8)
+    with pytest.raises(ValueError, match="min_size is 9, and the buffer has room for 8 items: nob"):
+        engine.set_limiter(RateLimiter(4, min_size=9))
+    prioritized = make(8, alpha=1.0)
+    with pytest.raises(ValueError, match="this buffer has priorities; make it without"):
+        prioritized.set_limiter(RateLimiter(max_times_sampled=1))
+    assert (engine.limiter, prioritized.limiter) == (None, None)
+
+
+def test_a_change_while_a_queue_is_full_keeps_what_was_handed_out(make: Maker) -> None:
+    engine = make(8)
+    ring = engine.ring()
+    assert ring is not None
+    engine.set_limiter(RateLimiter(max_times_sampled=2))
+    assert ring.flow.is_queue
+    engine.set_limiter(RateLimiter(max_times_sampled=3))
+    assert (ring.flow.rate_status().queued, ring.flow.rate_status().left) == (0, 0)
+    engine.set_limiter(None)
+    assert not ring.flow.limits
