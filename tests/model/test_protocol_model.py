@@ -117,6 +117,14 @@ SCENARIOS = {
     ),
 }
 
+# Of each of these others have all the steps, with fewer processes or writes.
+WIDE = {
+    "two ring writers, a learner and a reaper",
+    "a learner gives back priorities",
+    "emptied while others write",
+    "turns are forfeited and writers give up",
+}
+
 # What is enough to miss a rule, and what its absence breaks.
 TWO_WRITERS = Scenario(2, ((ring(2),), (ring(1),)), written=1)
 TWO_OPEN_CLAIMS = Scenario(3, ((ring(2),), (ring(1),)), written=1)
@@ -244,19 +252,28 @@ def without(scenario: Scenario, *rules: str) -> Outcome:
     return search(scenario._replace(broken=frozenset(rules)))
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.fixture
+def names(full: bool) -> list[str]:
+    return [name for name in SCENARIOS if full or name not in WIDE]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.full if name in WIDE else ()) for name in SCENARIOS],
+)
 def test_no_rule_is_broken_in_any_state(name: str) -> None:
     outcome = search(SCENARIOS[name])
     assert not outcome.broken_rule, str(outcome)
 
 
-def test_at_least_200_000_states_are_visited() -> None:
-    assert sum(search(SCENARIOS[name]).states for name in SCENARIOS) >= 200_000
+def test_at_least_200_000_states_are_visited(names: list[str]) -> None:
+    assert sum(search(SCENARIOS[name]).states for name in names) >= 200_000
 
 
-def test_every_crash_point_is_reached_and_a_death_is_tried_there() -> None:
-    taken = frozenset[str]().union(*(search(SCENARIOS[name]).taken for name in SCENARIOS))
-    died_after = frozenset[str]().union(*(search(SCENARIOS[name]).died_after for name in SCENARIOS))
+def test_every_crash_point_is_reached_and_a_death_is_tried_there(names: list[str]) -> None:
+    found = [search(SCENARIOS[name]) for name in names]
+    taken = frozenset[str]().union(*(one.taken for one in found))
+    died_after = frozenset[str]().union(*(one.died_after for one in found))
     assert set(STEPS) | set(MODEL_STEPS) <= taken
     assert set(STEPS) <= died_after
 

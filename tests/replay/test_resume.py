@@ -27,8 +27,8 @@ from shmbuffer import (
 )
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError
+from tests.crash.test_save_points import points
 from tests.replay.resuming import CASES, ROOT, SAVED_AT, STEPS, Case, Loop, items
-from tests.replay.test_save_points import points
 
 pytestmark = pytest.mark.product(few=4)
 
