@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import (
     LazyStackedTensorDict,
@@ -313,6 +313,7 @@ def test_games_and_sequences_come_back_exactly(encoder: Encoder) -> None:
     assert all(map(alike, read(encoder.encode(spoken)), spoken))
 
 
+@settings(max_examples=settings().max_examples // 2)  # each is a whole list of items
 @given(data=st.data())
 def test_nested_data_come_back_exactly(data: st.DataObject) -> None:
     leaves = st.one_of(
