@@ -13,8 +13,6 @@ from tests.conftest import _descendants, _killed_in_the_end, _passed, _read
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """As everywhere, but for what belongs to the cluster, which ends with its module."""
-    if "rb" in request.fixturenames:  # a buffer of the module, whose handle may be closed until now
-        request.getfixturevalue("rb")
     processes, files = _descendants(), holdings.open_files_of_buffers()
     yield
     left = _killed_in_the_end(
