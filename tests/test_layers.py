@@ -42,6 +42,7 @@ ROOMS = {
     "shmbuffer.memory": (
         *("system", "format", "record_format", "directory", "flow", "ring", "upkeep"),
     ),
+    "shmbuffer.replay.buffers": ("data_path", "flow", "calls"),
 }
 
 

@@ -32,7 +32,7 @@ from shmbuffer.distributed.nearby import (
 from shmbuffer.distributed.owner import METHODS, PROPERTIES, Itself, Message
 from shmbuffer.errors import BufferInUseError
 from shmbuffer.replay.buffers import TensorDictReplayBuffer
-from shmbuffer.replay.buffers.serving import done
+from shmbuffer.replay.buffers.calls.serving import done
 
 LIFECYCLE = frozenset(
     {"as_remote", "client", "clients", "close", "is_alive", "service_backend", "shutdown", "start"}

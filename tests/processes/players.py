@@ -25,7 +25,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError
 from shmbuffer.memory.flow import sides, waiting
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.replay.buffers import drawing
+from shmbuffer.replay.buffers.data_path import drawing
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.memory.flow.consumers import Consumers
-from shmbuffer.replay.buffers.consumed import read_consumed
+from shmbuffer.replay.buffers.flow.consumed import read_consumed
 from shmbuffer.replay.values import write_values
 
 

@@ -27,7 +27,8 @@ from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.priorities import check_raw, reduced
-from shmbuffer.replay.buffers import ReplayBuffer, priority_entry
+from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.buffers.data_path import priority_entry
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.rank import known_rank
 

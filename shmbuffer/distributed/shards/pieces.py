@@ -14,7 +14,7 @@ from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring, Totals
 from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.buffers.drawing import drawn
+from shmbuffer.replay.buffers.data_path.drawing import drawn
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers import PrioritizedSampler
 from shmbuffer.replay.storages.storage import ring_of

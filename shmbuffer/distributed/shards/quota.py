@@ -16,7 +16,7 @@ from shmbuffer.memory.format.layout import EntryState, Side, Why
 from shmbuffer.memory.format.limiter import Quota, quota_of
 from shmbuffer.memory.ring.counters import of_snapshot
 from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.buffers.parts import shareable
+from shmbuffer.replay.buffers.data_path.parts import shareable
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 LOOK, KEEP, OPEN, HOLD = "look", "keep", "open", "hold"

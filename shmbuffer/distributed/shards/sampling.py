@@ -10,7 +10,7 @@ from shmbuffer.distributed.shards.batches import EFFECTIVE_SIZE, Begun, ShardBat
 from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.numpy.indices import asked_size
-from shmbuffer.replay.buffers.sample_info import with_info
+from shmbuffer.replay.buffers.data_path.sample_info import with_info
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.sampler import draw_key
 

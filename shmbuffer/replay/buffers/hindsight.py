@@ -29,8 +29,8 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION
-from shmbuffer.replay.buffers.drawing import Choice
-from shmbuffer.replay.buffers.prefetch import Batch
+from shmbuffer.replay.buffers.data_path.drawing import Choice
+from shmbuffer.replay.buffers.data_path.prefetch import Batch
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, ask_rank, lanes_of, random_numbers
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries

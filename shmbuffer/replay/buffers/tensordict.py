@@ -15,11 +15,11 @@ from shmbuffer.numpy.batches import one_of_each
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.mismatch import no_names
 from shmbuffer.numpy.priorities import check_raw, reduced
-from shmbuffer.replay.buffers import priority_entry
-from shmbuffer.replay.buffers.fast_read import NO_OUT
-from shmbuffer.replay.buffers.prefetch import Batch
+from shmbuffer.replay.buffers.data_path import priority_entry
+from shmbuffer.replay.buffers.data_path.fast_read import NO_OUT
+from shmbuffer.replay.buffers.data_path.prefetch import Batch
+from shmbuffer.replay.buffers.data_path.sample_info import with_info
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
-from shmbuffer.replay.buffers.sample_info import with_info
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.batches import as_tensordict
 from shmbuffer.replay.form.nodes import is_collection

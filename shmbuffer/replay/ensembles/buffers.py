@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from shmbuffer.memory.format.streams import checked, of_each
 from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.keys import GENERATION, INDEX
-from shmbuffer.replay.buffers.saving import Saving
+from shmbuffer.replay.buffers.calls.saving import Saving
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.changes import Changes
 from shmbuffer.replay.ensembles.members import Ensemble, PartsOf

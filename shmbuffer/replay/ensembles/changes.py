@@ -12,8 +12,8 @@ from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.priorities import reduced
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
-from shmbuffer.replay.buffers.access import ConditionalUpdateResult
-from shmbuffer.replay.buffers.priority_entry import no_index, say_what_is_missing
+from shmbuffer.replay.buffers.calls.access import ConditionalUpdateResult
+from shmbuffer.replay.buffers.data_path.priority_entry import no_index, say_what_is_missing
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.ends import newest_of_streams, patch_of
 from shmbuffer.replay.ensembles.members import Ensemble

@@ -20,9 +20,10 @@ from tensordict import TensorDictBase
 
 from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.keys import GENERATION, INDEX
-from shmbuffer.replay.buffers import ReplayBuffer, drawing
-from shmbuffer.replay.buffers.access import is_key
-from shmbuffer.replay.buffers.prefetch import Batch
+from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.buffers.calls.access import is_key
+from shmbuffer.replay.buffers.data_path import drawing
+from shmbuffer.replay.buffers.data_path.prefetch import Batch
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.buffers import Buffers
 from shmbuffer.replay.ensembles.members import Ensemble, named

@@ -15,10 +15,11 @@ import torch
 
 from shmbuffer.memory.mixture import Mixture
 from shmbuffer.numpy.keys import INDEX
-from shmbuffer.replay.buffers import TensorDictReplayBuffer, drawing
-from shmbuffer.replay.buffers.plan import Plan
-from shmbuffer.replay.buffers.prefetch import Batch, Order
-from shmbuffer.replay.buffers.sample_info import with_info
+from shmbuffer.replay.buffers import TensorDictReplayBuffer
+from shmbuffer.replay.buffers.data_path import drawing
+from shmbuffer.replay.buffers.data_path.plan import Plan
+from shmbuffer.replay.buffers.data_path.prefetch import Batch, Order
+from shmbuffer.replay.buffers.data_path.sample_info import with_info
 from shmbuffer.replay.datasets.loading import opened
 from shmbuffer.replay.ensembles.one_batch import OneBatch
 from shmbuffer.replay.ensembles.sampler import SamplerEnsemble

@@ -15,8 +15,8 @@ import torch
 
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.buffers.plan import Plan
-from shmbuffer.replay.buffers.prefetch import Batch
+from shmbuffer.replay.buffers.data_path.plan import Plan
+from shmbuffer.replay.buffers.data_path.prefetch import Batch
 from shmbuffer.replay.samplers.sampler import draw_key
 
 Shares = Sequence[tuple[int, int]]

@@ -14,7 +14,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shmbuffer.numpy.keys import INDEX
-from shmbuffer.replay.buffers.priority_entry import one_each
+from shmbuffer.replay.buffers.data_path.priority_entry import one_each
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.nodes import is_collection, unlocked
 from shmbuffer.replay.storages.storage import ring_of

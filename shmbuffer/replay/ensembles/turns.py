@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from shmbuffer.memory import Ring
 from shmbuffer.numpy.limits import Turn
-from shmbuffer.replay.buffers import ReplayBuffer, drawing
-from shmbuffer.replay.buffers.prefetch import Batch
+from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.buffers.data_path import drawing
+from shmbuffer.replay.buffers.data_path.prefetch import Batch
 
 Row = tuple[int, Any, dict[Any, Any]]
 """The number of a buffer, items of it, and their info."""

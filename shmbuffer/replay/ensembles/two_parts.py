@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map
 
 from shmbuffer.numpy.keys import INDEX
 from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.buffers.access import is_key
-from shmbuffer.replay.buffers.priority_entry import no_index, one_each
+from shmbuffer.replay.buffers.calls.access import is_key
+from shmbuffer.replay.buffers.data_path.priority_entry import no_index, one_each
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.changes import together
 from shmbuffer.replay.ensembles.ensemble import ReplayBufferEnsemble

@@ -10,10 +10,10 @@ import torch
 
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import Engine, RateLimiter
-from shmbuffer.replay.buffers.description import describe
-from shmbuffer.replay.buffers.late import LatePart
-from shmbuffer.replay.buffers.plan import Plan
-from shmbuffer.replay.buffers.prefetch import Draws, Prefetcher
+from shmbuffer.replay.buffers.data_path.description import describe
+from shmbuffer.replay.buffers.data_path.late import LatePart
+from shmbuffer.replay.buffers.data_path.plan import Plan
+from shmbuffer.replay.buffers.data_path.prefetch import Draws, Prefetcher
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
 from shmbuffer.replay.samplers.rank import UNKNOWN

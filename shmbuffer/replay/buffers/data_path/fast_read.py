@@ -15,8 +15,8 @@ import torch
 
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.numpy.keys import GENERATION
-from shmbuffer.replay.buffers.refilled import OutputReuse
-from shmbuffer.replay.buffers.sample_info import with_info
+from shmbuffer.replay.buffers.data_path.refilled import OutputReuse
+from shmbuffer.replay.buffers.data_path.sample_info import with_info
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.samplers.sampler import draw_key
 from shmbuffer.replay.storages.indexing import is_plain
@@ -26,7 +26,7 @@ from shmbuffer.replay.storages.native_rows import NativeRows
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from shmbuffer.replay.buffers.sample_info import SampleInfo
+    from shmbuffer.replay.buffers.data_path.sample_info import SampleInfo
     from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
     from shmbuffer.replay.storages.rows import Rows
     from shmbuffer.replay.storages.tensor import TensorStorage

@@ -22,12 +22,12 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.indices import as_int, asked_size
 from shmbuffer.replay import pinned
-from shmbuffer.replay.buffers.access import swap_dims
-from shmbuffer.replay.buffers.consuming import Consuming
-from shmbuffer.replay.buffers.dataset import BatchDataset
-from shmbuffer.replay.buffers.drawing import Choice, chosen, drawn, expanded, taken
-from shmbuffer.replay.buffers.parts import ring_backed
-from shmbuffer.replay.buffers.prefetch import Batch, Order
+from shmbuffer.replay.buffers.calls.access import swap_dims
+from shmbuffer.replay.buffers.calls.dataset import BatchDataset
+from shmbuffer.replay.buffers.data_path.drawing import Choice, chosen, drawn, expanded, taken
+from shmbuffer.replay.buffers.data_path.parts import ring_backed
+from shmbuffer.replay.buffers.data_path.prefetch import Batch, Order
+from shmbuffer.replay.buffers.flow.consuming import Consuming
 from shmbuffer.replay.eager import FRAMES, eager
 from shmbuffer.replay.samplers.taking import consumes
 
@@ -125,7 +125,7 @@ class Sampling(Consuming):
             shared memory, for a larger one, or text or objects. `sample` takes 30 µs: workers only
             pay for slow transforms.
         """
-        from shmbuffer.replay.buffers.dataset import BatchDataset
+        from shmbuffer.replay.buffers.calls.dataset import BatchDataset
 
         if batch_size is None and self._batch_size is None:
             raise RuntimeError("no batch size: give batch_size to as_dataset() or to the buffer")

@@ -28,9 +28,9 @@ import torch
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import LIVE_READS
 from shmbuffer.memory.system.progress import OnProgress, hearing, is_of_callback
-from shmbuffer.replay.buffers.ahead import fits, read_ahead, restored, write_ahead
-from shmbuffer.replay.buffers.consumed import read_consumed, restore_consumed, write_consumed
-from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.buffers.data_path.ahead import fits, read_ahead, restored, write_ahead
+from shmbuffer.replay.buffers.data_path.parts import Parts
+from shmbuffer.replay.buffers.flow.consumed import read_consumed, restore_consumed, write_consumed
 from shmbuffer.replay.checkpoints import (
     Loaded,
     Saves,

@@ -11,7 +11,7 @@ from shmbuffer.memory import Leaf, weights
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.weights import TIMEOUT_S, Weights
 from shmbuffer.numpy.arrays import NO_ARRAY, is_array
-from shmbuffer.replay.buffers.parts import Parts, ring_backed
+from shmbuffer.replay.buffers.data_path.parts import Parts, ring_backed
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.tensors import as_tensor, contiguous, dtype_name, torch_dtype
 

@@ -10,9 +10,9 @@ import torch
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.arrays import Floats
-from shmbuffer.replay.buffers import streams as by_stream
-from shmbuffer.replay.buffers.access import swap_dims
-from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.buffers.calls.access import swap_dims
+from shmbuffer.replay.buffers.data_path import streams as by_stream
+from shmbuffer.replay.buffers.data_path.parts import Parts
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.tensor import TensorStorage

@@ -20,8 +20,8 @@ from shmbuffer.errors import BufferClosedError
 from shmbuffer.extras import missing
 from shmbuffer.memory.format.layout import Side
 from shmbuffer.numpy.indices import as_int
-from shmbuffer.replay.buffers.access import ConditionalUpdateResult
-from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.buffers.calls.access import ConditionalUpdateResult
+from shmbuffer.replay.buffers.data_path.parts import Parts
 
 
 class Serving(Parts):

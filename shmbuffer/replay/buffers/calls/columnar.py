@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from shmbuffer.replay import parquet_file
-from shmbuffer.replay.buffers.access import swap_dims
-from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.buffers.calls.access import swap_dims
+from shmbuffer.replay.buffers.data_path.parts import Parts
 from shmbuffer.replay.storages import LazyTensorStorage, Storage
 
 

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map
 
 from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.numpy.keys import OWN_KEYS
-from shmbuffer.replay.buffers.parts import Parts
-from shmbuffer.replay.buffers.patches import compared
+from shmbuffer.replay.buffers.calls.patches import compared
+from shmbuffer.replay.buffers.data_path.parts import Parts
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.storages.item_store import changes_of

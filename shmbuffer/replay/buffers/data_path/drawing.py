@@ -13,9 +13,9 @@ from shmbuffer.memory import Ring
 from shmbuffer.numpy import limits
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay import pinned
-from shmbuffer.replay.buffers.plan import Plan
-from shmbuffer.replay.buffers.prefetch import Batch
-from shmbuffer.replay.buffers.sample_info import ANCHORS
+from shmbuffer.replay.buffers.data_path.plan import Plan
+from shmbuffer.replay.buffers.data_path.prefetch import Batch
+from shmbuffer.replay.buffers.data_path.sample_info import ANCHORS
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, in_storage
 

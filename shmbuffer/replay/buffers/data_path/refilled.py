@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.nodes import LEAF
-from shmbuffer.replay.buffers.sample_info import SampleInfo
+from shmbuffer.replay.buffers.data_path.sample_info import SampleInfo
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
 

@@ -23,10 +23,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from shmbuffer.numpy.limits import Limits
-from shmbuffer.replay.buffers.fast_read import FastRead
-from shmbuffer.replay.buffers.fast_write import FastWrite
-from shmbuffer.replay.buffers.prefetch import Prefetcher
-from shmbuffer.replay.buffers.sample_info import SampleInfo
+from shmbuffer.replay.buffers.data_path.fast_read import FastRead
+from shmbuffer.replay.buffers.data_path.fast_write import FastWrite
+from shmbuffer.replay.buffers.data_path.prefetch import Prefetcher
+from shmbuffer.replay.buffers.data_path.sample_info import SampleInfo
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
 from shmbuffer.replay.samplers.taking import consumes
 from shmbuffer.replay.storages import Storage

@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDictBase
 
 from shmbuffer.numpy.keys import GENERATION
-from shmbuffer.replay.buffers.prefetch import Draws, Made, Order
+from shmbuffer.replay.buffers.data_path.prefetch import Draws, Made, Order
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.form.packing import Packed, pack
 from shmbuffer.replay.samplers import Sampler

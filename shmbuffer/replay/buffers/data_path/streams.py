@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shmbuffer.memory.format.streams import Streams, checked
 from shmbuffer.numpy.streams import require_rows, steps_and_streams
-from shmbuffer.replay.buffers.plan import Plan
+from shmbuffer.replay.buffers.data_path.plan import Plan
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.ring_backed import RingBacked

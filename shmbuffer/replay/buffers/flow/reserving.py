@@ -13,8 +13,8 @@ from shmbuffer.memory.directory import partials
 from shmbuffer.memory.directory.partials import Partial, Pieces
 from shmbuffer.memory.system.deadline import within
 from shmbuffer.numpy.indices import as_int
-from shmbuffer.replay.buffers.parts import Parts, shareable
-from shmbuffer.replay.buffers.reservation import Reservation
+from shmbuffer.replay.buffers.data_path.parts import Parts, shareable
+from shmbuffer.replay.buffers.flow.reservation import Reservation
 
 
 class Reserving(Parts):

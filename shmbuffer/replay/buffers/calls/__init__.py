@@ -1,0 +1,1 @@
+"""The calls of a buffer: a class for each kind, of which `ReplayBuffer` is made."""

@@ -1,0 +1,1 @@
+"""The parts of a buffer, and the way of data through them."""

@@ -1,0 +1,1 @@
+"""What a buffer gives to whom: items to consumers, room to rollouts, weights to collectors."""
