@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.cli.progress import Bar
+from shmbuffer.cli.progress_bar import Bar
 
 DESCRIPTION = (
     "Reads everything in a buffer, files, slot words, checksums, priorities and their sums, "

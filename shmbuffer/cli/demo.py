@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import arguments, console, demo_nodes, exits, learning_curve
 from shmbuffer.cli.learning_curve import Curve
-from shmbuffer.cli.progress import ProgressBar
+from shmbuffer.cli.progress_bar import ProgressBar
 from shmbuffer.errors import BufferExistsError
 from shmbuffer.extras import missing
 from shmbuffer.watch import tables, terminal, units

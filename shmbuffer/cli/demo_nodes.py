@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import console, exits
-from shmbuffer.cli.progress import ProgressBar
+from shmbuffer.cli.progress_bar import ProgressBar
 from shmbuffer.extras import missing
 from shmbuffer.watch import tables, terminal, units
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.cli.progress import Bar
+from shmbuffer.cli.progress_bar import Bar
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.watch import units, words
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.cli.progress import Bar
+from shmbuffer.cli.progress_bar import Bar
 
 DESCRIPTION = (
     "Recovers a buffer after its processes were killed: finishes or undoes their incomplete "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.cli.progress import Bar
+from shmbuffer.cli.progress_bar import Bar
 from shmbuffer.errors import BufferExistsError, BufferNotFoundError
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.prefault import MODES

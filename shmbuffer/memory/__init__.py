@@ -1,6 +1,16 @@
 """Shared bytes: where items lie, who may touch them, and what is left when a process dies.
 
 numpy and the C core only: a collector that has arrays pays for no import of torch.
+
+The rooms, each of which knows those above it; the modules beside them make one handle of it all:
+
+    system          files, pages, time, processes
+    format          what each shared byte means
+    record_format   the bytes of one record
+    directory       the files of a buffer, its locks and its clients
+    flow            who waits for whom: the limiter, reservations, consumers
+    ring            items in and out: rows, records, priorities
+    upkeep          recovery, durability, check, history
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from shmbuffer.numpy.limits import Limits
 from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.mover import Mover
 from shmbuffer.numpy.nodes import nest
-from shmbuffer.numpy.priorities import from_zero
+from shmbuffer.numpy.raw_priorities import from_zero
 from shmbuffer.numpy.rows import ArrayRows
 
 if TYPE_CHECKING:

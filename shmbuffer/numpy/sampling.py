@@ -15,7 +15,7 @@ from shmbuffer.numpy.handle import Handle, entry_of
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.limits import taken
 from shmbuffer.numpy.mover import Drawn, Mover
-from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, reduced
+from shmbuffer.numpy.raw_priorities import PriorityUpdate, as_raw, reduced
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

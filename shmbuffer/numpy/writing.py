@@ -15,7 +15,7 @@ from shmbuffer.numpy.batches import stack, unbound
 from shmbuffer.numpy.handle import Handle, entry_of
 from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.mover import Mover
-from shmbuffer.numpy.priorities import check_raw, reduced
+from shmbuffer.numpy.raw_priorities import check_raw, reduced
 from shmbuffer.numpy.streams import in_time_order, require_rows
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.cli import exits, main, progress
-from shmbuffer.cli.progress import Bar
+from shmbuffer.cli import exits, main, progress_bar
+from shmbuffer.cli.progress_bar import Bar
 from shmbuffer.memory.system import progress as memory_progress
 from shmbuffer.memory.system.progress import ProgressReport
 
@@ -26,7 +26,7 @@ GIB = 2**30
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """All work is long, and each of its pieces is told of."""
-    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(progress_bar, "SHOWN_AFTER_S", 0.0)
     monkeypatch.setattr(memory_progress, "EVERY_S", 0.0)
     monkeypatch.setattr(memory_progress, "PIECE_BYTES", 1)
 
@@ -45,7 +45,7 @@ def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_short_work_shows_no_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 3600.0)
+    monkeypatch.setattr(progress_bar, "SHOWN_AFTER_S", 3600.0)
     in_terminal(monkeypatch)
     with Bar() as bar:
         for done in (0, 50, 100):
@@ -108,9 +108,9 @@ def test_a_terminal_without_rich_has_a_line_now_and_then(
     without_rich(monkeypatch)
     with Bar() as bar:
         bar(ProgressReport("prefault", GIB // 4, GIB))
-        monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+        monkeypatch.setattr(progress_bar, "LINE_EVERY_S", 0.0)
         bar(ProgressReport("prefault", GIB // 2, GIB))
-        monkeypatch.setattr(progress, "LINE_EVERY_S", 60.0)
+        monkeypatch.setattr(progress_bar, "LINE_EVERY_S", 60.0)
         bar(ProgressReport("prefault", GIB, GIB))
     assert capsys.readouterr().err == "prefault: 512.0 MiB of 1.0 GiB\n"
 
@@ -137,8 +137,8 @@ def test_a_verb_shows_it_in_a_terminal(
 
 ON_A_TERMINAL = """
 import sys
-from shmbuffer.cli import main, progress
-progress.SHOWN_AFTER_S = 0.0
+from shmbuffer.cli import main, progress_bar
+progress_bar.SHOWN_AFTER_S = 0.0
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -30,7 +30,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
     attach,
 )
 from shmbuffer.distributed.shards import replay_buffer  # noqa: E402
-from shmbuffer.distributed.shards.client import ShardedClient, ShardIndex  # noqa: E402
+from shmbuffer.distributed.shards.sharded_client import ShardedClient, ShardIndex  # noqa: E402
 from shmbuffer.examples.loopback import Loopback  # noqa: E402
 from tests.distributed.cluster import cluster_of, on  # noqa: E402
 

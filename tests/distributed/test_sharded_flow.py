@@ -213,7 +213,7 @@ def test_who_writes_from_elsewhere_waits_without_holding_up_the_keeper(
 ) -> None:
     """A process on a node without a shard, and batches larger than a piece of a quota."""
     rb.set_rate(limiter(200, ratio=1))
-    monkeypatch.setattr("shmbuffer.distributed.shards.client.own_node", lambda: "elsewhere")
+    monkeypatch.setattr("shmbuffer.distributed.shards.sharded_client.own_node", lambda: "elsewhere")
     other = rb.client()
     for _ in range(4):
         other.extend(items(0, 50), timeout=LONG)

@@ -22,12 +22,12 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.distributed.owner import Owner
-from shmbuffer.distributed.shards.batches import SHARD, ShardBatches
 from shmbuffer.distributed.shards.keeper import face_of, updated
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.message import packed, unpacked
-from shmbuffer.distributed.shards.pieces import identity_in, joined, piece_of
+from shmbuffer.distributed.shards.shard_batches import SHARD, ShardBatches
+from shmbuffer.distributed.shards.shard_pieces import identity_in, joined, piece_of
 from shmbuffer.distributed.shards.shares import Weighed, effective_size, factors_of
 
 SIZES = {"a": 2_000, "b": 400, "c": 20}

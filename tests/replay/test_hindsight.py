@@ -31,7 +31,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.replay.buffers import hindsight
-from shmbuffer.replay.samplers.slicing.entries import LeafEntries
+from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
 from shmbuffer.replay.storages.rows import Rows
 from tests.replay.conformance import RINGS, Maker, cases
 from tests.replay.slice_model import History, Item

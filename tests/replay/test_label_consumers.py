@@ -29,7 +29,7 @@ from shmbuffer import (
 )
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.ledger import Standings
-from shmbuffer.replay.samplers.labelled import claims
+from shmbuffer.replay.samplers.labelled import item_claims
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from tests.replay.label_programs import SIZE, items, opened
 from tests.replay.test_slices_shared import collectors, kill, start
@@ -180,7 +180,7 @@ def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pause in ("_EVERY_S", "_RARELY"):
-        monkeypatch.setattr(claims, pause, 0)
+        monkeypatch.setattr(item_claims, pause, 0)
     now = [10**12]
     monkeypatch.setattr(
         "shmbuffer.replay.samplers.labelled.index.time.monotonic_ns", lambda: now[0]
@@ -259,7 +259,7 @@ def test_a_group_that_may_be_completed_is_given_up_once_all_writers_have_waited(
     path, now = tmp_path / "b", [1000.0]
     with learner(path, 4) as rb, learner(path, 4) as one, learner(path, 4) as other:
         monkeypatch.setattr(
-            "shmbuffer.replay.samplers.labelled.claims.time.monotonic", lambda: now[0]
+            "shmbuffer.replay.samplers.labelled.item_claims.time.monotonic", lambda: now[0]
         )
         one.extend(grouped(1))
         other.extend(grouped(2, 2))
@@ -293,7 +293,7 @@ def test_who_has_room_reserved_may_complete_a_group(
     path, now = tmp_path / "b", [1000.0]
     with learner(path, 4) as rb, learner(path, 4) as one, learner(path, 4) as other:
         monkeypatch.setattr(
-            "shmbuffer.replay.samplers.labelled.claims.time.monotonic", lambda: now[0]
+            "shmbuffer.replay.samplers.labelled.item_claims.time.monotonic", lambda: now[0]
         )
         one.extend(grouped(1))
         assert not rb.can_sample(2)
@@ -378,7 +378,7 @@ def test_what_others_have_is_looked_at_the_more_rarely_the_longer_it_takes(
 
     monkeypatch.setattr(Consumer, "standings", looked)
     monkeypatch.setattr(LabelIndex, "kins", takes_long)
-    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(item_claims, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     rb = fresh(tmp_path / "buffer")
     rb.extend(versioned(1, 1, 1))
     assert rb.can_sample(1)

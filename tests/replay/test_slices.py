@@ -26,8 +26,8 @@ from shmbuffer import (
     TensorStorage,
 )
 from shmbuffer.replay.samplers.slicing import boundaries
-from shmbuffer.replay.samplers.slicing.entries import LeafEntries
 from shmbuffer.replay.samplers.slicing.flags import Shown
+from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
 from tests.replay.slice_model import History, cut_up, slices
 from tests.selection import seeds
 

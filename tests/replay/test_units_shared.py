@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from shmbuffer import NStep, RandomSampler, Sequence, TensorDictReplayBuffer
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.replay.samplers.slicing.entries import LeafEntries
+from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
 from tests.replay import unit_programs
 from tests.replay.test_slices_shared import collectors, kill, start
 from tests.replay.unit_programs import UNITS, learn, opened, require_right

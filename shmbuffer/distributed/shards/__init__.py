@@ -6,12 +6,12 @@
                                                              ╰─▶ keepers: draw, update, totals
 
     replay_buffer   ShardedReplayBuffer: what only its creator may do
-    client          the handle of all clients; sampling and updates are parts of it
+    sharded_client  the handle of all clients; sampling and updates are parts of it
     members         its view of the shards: which of them answer, and their masses
     member          one of them: its messages, its loss and its return
-    batches         a batch: begun with a message to each shard, finished when they answer
+    shard_batches   a batch: begun with a message to each shard, finished when they answer
     shares          how many items each shard draws, and their weights
-    pieces          the pieces of a batch, one from each shard, and how they are joined
+    shard_pieces    the pieces of a batch, one from each shard, and how they are joined
     message         a piece as one array of bytes
     keeper          the actor that owns the buffer of a node, and draws from it
     shard_map       the actor that knows the keepers, and makes one on each node

@@ -23,14 +23,14 @@ from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.distributed.owner import Owner
 from shmbuffer.distributed.shards.bank import BankState
 from shmbuffer.distributed.shards.message import packed
-from shmbuffer.distributed.shards.pieces import (
+from shmbuffer.distributed.shards.quota import Vault, has_quota
+from shmbuffer.distributed.shards.shard_pieces import (
     Piece,
     identity_in,
     is_prioritized,
     pieces_of,
     ring_in,
 )
-from shmbuffer.distributed.shards.quota import Vault, has_quota
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
 from shmbuffer.replay.buffers import ReplayBuffer

@@ -15,7 +15,7 @@ from shmbuffer.distributed.nearby import SAMPLE, WRITE
 from shmbuffer.distributed.ray import RayClient
 from shmbuffer.distributed.shards.keeper import updated
 from shmbuffer.distributed.shards.message import unpacked
-from shmbuffer.distributed.shards.pieces import Piece, identity_in, pieces_of, ring_in
+from shmbuffer.distributed.shards.shard_pieces import Piece, identity_in, pieces_of, ring_in
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
 

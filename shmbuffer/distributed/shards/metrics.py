@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from shmbuffer.distributed.shards.client import ShardedClient
+from shmbuffer.distributed.shards.sharded_client import ShardedClient
 from shmbuffer.watch.metrics import MetricsServer, Reading
 
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from shmbuffer.distributed.shards.batches import EFFECTIVE_SIZE, Begun, ShardBatches
 from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.members import Members
+from shmbuffer.distributed.shards.shard_batches import EFFECTIVE_SIZE, Begun, ShardBatches
 from shmbuffer.numpy.indices import asked_size
 from shmbuffer.replay.buffers.data_path.sample_info import with_info
 from shmbuffer.replay.samplers import RandomSampler

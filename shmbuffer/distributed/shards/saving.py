@@ -26,7 +26,7 @@ from shmbuffer.distributed.runtime import require_ray
 from shmbuffer.distributed.shards.limited import Gate
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
-from shmbuffer.distributed.shards.pieces import ring_in
+from shmbuffer.distributed.shards.shard_pieces import ring_in
 from shmbuffer.replay.values import read_json, reading, write_json
 
 LIST = "shards.json"

@@ -88,7 +88,7 @@ its dim is long.
 
 Here, from below:
 
-    limits                              how large what is said may be; a row that cannot be
+    bounds                              how large what is said may be; a row that cannot be
     chunks, grammar, numbers            leaves; tags of the binary form; where the numbers are
     form_writer, forms                  a form, and its code
     pieces, headers                     sizes and places; first bytes

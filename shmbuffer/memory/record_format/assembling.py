@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_format.bounds import MAX_U32, ImpossibleError, refuse
 from shmbuffer.memory.record_format.forms import Form
 from shmbuffer.memory.record_format.headers import FRONT_AT, FRONT_WORD, head_of
-from shmbuffer.memory.record_format.limits import MAX_U32, ImpossibleError, refuse
 from shmbuffer.memory.record_format.pieces import (
     aligned,
     measure,

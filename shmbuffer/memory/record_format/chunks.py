@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from shmbuffer.memory.format.leaf import ITEMSIZES
-from shmbuffer.memory.record_format.limits import MAX_NUMBERS, MAX_RANK
+from shmbuffer.memory.record_format.bounds import MAX_NUMBERS, MAX_RANK
 
 DTYPED = ("tensor", "array", "number")
 _PLAIN = {"bytes": (1, 1), "str": (1, 1), "int": (1, 1), "float": (8, 0), "bool": (1, 0)}

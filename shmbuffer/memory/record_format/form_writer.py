@@ -6,7 +6,7 @@ import math
 import struct
 from typing import Any
 
-from shmbuffer.memory.record_format import grammar, limits
+from shmbuffer.memory.record_format import bounds, grammar
 from shmbuffer.memory.record_format.chunks import (
     DTYPED,
     KINDS,
@@ -77,7 +77,7 @@ class FormWriter:
             ranks.add(self.node(part, inner, depth + 1))
         if kind in grammar.STACKS:
             rank = ranks.pop() if ranks else 0
-            if ranks or not max(about[0], len(inner)) <= rank < limits.MAX_RANK:
+            if ranks or not max(about[0], len(inner)) <= rank < bounds.MAX_RANK:
                 raise ValueError(f"what is stacked along dim {about[0]} has not the dims for it")
             return rank + 1
         return ranks.pop() if kind == "tensorclass" else rank
@@ -136,8 +136,8 @@ class FormWriter:
             )
 
     def _stack(self, dim: int, parts: int, lead: tuple[int, ...]) -> tuple[int, ...]:
-        if not 0 <= dim <= limits.MAX_RANK:
-            raise ValueError(f"the stack dim {dim} is not between 0 and {limits.MAX_RANK}")
+        if not 0 <= dim <= bounds.MAX_RANK:
+            raise ValueError(f"the stack dim {dim} is not between 0 and {bounds.MAX_RANK}")
         self.out.append(dim)
         if dim >= len(lead):
             return lead
@@ -145,8 +145,8 @@ class FormWriter:
         return lead[:dim] + lead[dim + 1 :]
 
     def _batch(self, rank: int, lead: tuple[int, ...]) -> tuple[int, ...]:
-        if not len(lead) <= rank <= limits.MAX_RANK:
-            raise ValueError(f"{rank} batch dims are not between {len(lead)} and {limits.MAX_RANK}")
+        if not len(lead) <= rank <= bounds.MAX_RANK:
+            raise ValueError(f"{rank} batch dims are not between {len(lead)} and {bounds.MAX_RANK}")
         self.out.append(rank)
         columns = tuple(range(self.batch_dims, self.batch_dims + rank))
         self.batch_dims += rank
@@ -178,10 +178,10 @@ class FormWriter:
         if key is None or isinstance(key, bool):
             self.out.append(0 if key is None else 1 + key)
         elif isinstance(key, int):
-            if key.bit_length() > limits.MAX_INT_KEY_BITS:
+            if key.bit_length() > bounds.MAX_INT_KEY_BITS:
                 raise ValueError(
                     f"a key is an int of {key.bit_length()} bits, "
-                    f"{limits.MAX_INT_KEY_BITS} are the limit"
+                    f"{bounds.MAX_INT_KEY_BITS} are the limit"
                 )
             self.out.append(3)
             self._bytes(_int_bytes(key))
@@ -212,11 +212,11 @@ class FormWriter:
         known.add(value)
 
     def _part(self, depth: int) -> None:
-        if depth > limits.MAX_DEPTH:
-            raise ValueError(f"the item is nested deeper than {limits.MAX_DEPTH}")
+        if depth > bounds.MAX_DEPTH:
+            raise ValueError(f"the item is nested deeper than {bounds.MAX_DEPTH}")
         self._parts += 1
-        if self._parts > limits.MAX_PARTS:
-            raise ValueError(f"the item has more than {limits.MAX_PARTS} parts")
+        if self._parts > bounds.MAX_PARTS:
+            raise ValueError(f"the item has more than {bounds.MAX_PARTS} parts")
 
     def _text(self, text: str) -> None:
         self._bytes(text.encode("utf-8", "surrogatepass"))
@@ -226,7 +226,7 @@ class FormWriter:
         self.out += data
 
     def _count(self, count: int) -> None:
-        if not 0 <= count <= limits.MAX_U32:
+        if not 0 <= count <= bounds.MAX_U32:
             raise ValueError(f"the count {count} does not fit into 32 bits")
         while count > 127:
             self.out.append(count & 127 | 128)

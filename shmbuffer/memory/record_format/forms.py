@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.record_format import grammar, limits
+from shmbuffer.memory.record_format import bounds, grammar
+from shmbuffer.memory.record_format.bounds import ImpossibleError, refuse
 from shmbuffer.memory.record_format.chunks import DTYPED, KINDS, Chunk, Codec, rank_of
 from shmbuffer.memory.record_format.form_writer import FormWriter
 from shmbuffer.memory.record_format.grammar import join
-from shmbuffer.memory.record_format.limits import ImpossibleError, refuse
 from shmbuffer.memory.record_format.numbers import NumberColumns, columns_of
 
 
@@ -43,20 +43,20 @@ class Form:
 def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
     """A form from its tree and leaves."""
     chunks = tuple(chunks)
-    if len(chunks) > limits.MAX_CHUNKS:
-        raise ValueError(f"the item has {len(chunks)} leaves, {limits.MAX_CHUNKS} are the limit")
+    if len(chunks) > bounds.MAX_CHUNKS:
+        raise ValueError(f"the item has {len(chunks)} leaves, {bounds.MAX_CHUNKS} are the limit")
     writer = FormWriter(chunks)
     writer.node(tree, (), 0)
     if writer.chunk != len(chunks):
         raise ValueError(f"{len(chunks)} chunks were given, the tree has {writer.chunk} of them")
-    if len(writer.out) > limits.MAX_FORM_BYTES:
+    if len(writer.out) > bounds.MAX_FORM_BYTES:
         raise ValueError(
             f"what the item is made of takes {len(writer.out)} bytes to say, "
-            f"{limits.MAX_FORM_BYTES} are the limit: it has too many keys, or too long ones"
+            f"{bounds.MAX_FORM_BYTES} are the limit: it has too many keys, or too long ones"
         )
     numbers = writer.batch_dims + sum(chunk.numbers for chunk in chunks)
-    if numbers > limits.MAX_NUMBERS:
-        raise ValueError(f"the item has {numbers} sizes, {limits.MAX_NUMBERS} are the limit")
+    if numbers > bounds.MAX_NUMBERS:
+        raise ValueError(f"the item has {numbers} sizes, {bounds.MAX_NUMBERS} are the limit")
     columns = columns_of(writer.batch_dims, chunks, writer.equal)
     return Form(bytes(writer.out), tree, writer.batch_dims, chunks, columns)
 
@@ -74,8 +74,8 @@ def form_of(code: bytes, told: NDArray[np.int64]) -> Form:
 
 def _parse(code: bytes) -> Form:
     """Writes the form that was read again, so that reading and writing share one set of rules."""
-    if len(code) > limits.MAX_FORM_BYTES:
-        raise ValueError(f"it has {len(code)} bytes, {limits.MAX_FORM_BYTES} are the limit")
+    if len(code) > bounds.MAX_FORM_BYTES:
+        raise ValueError(f"it has {len(code)} bytes, {bounds.MAX_FORM_BYTES} are the limit")
     reader = _Reader(code)
     try:
         form = encode_form(reader.whole(), reader.chunks)
@@ -92,7 +92,7 @@ _parsed_large = lru_cache(8)(_parse)
 
 def parse_form(code: bytes) -> Form:
     """The form that these bytes say, if they were parsed lately the same object."""
-    return (_parsed if len(code) <= limits.SMALL_BYTES else _parsed_large)(code)
+    return (_parsed if len(code) <= bounds.SMALL_BYTES else _parsed_large)(code)
 
 
 class _Reader:
@@ -149,8 +149,8 @@ class _Reader:
         joined = self._count() if codec is Codec.JOINED else None
         planar = bool(flags & grammar.PLANAR)
         self.chunks.append(Chunk(kind, dtype, rank, codec, placed, frames, joined, planar))
-        if len(self.chunks) > limits.MAX_CHUNKS:
-            raise ValueError(f"it has more than {limits.MAX_CHUNKS} chunks")
+        if len(self.chunks) > bounds.MAX_CHUNKS:
+            raise ValueError(f"it has more than {bounds.MAX_CHUNKS} chunks")
         return ["chunk", len(self.chunks) - 1]
 
     def _marks(self, rank: int) -> tuple[str | None, list[str | None] | None]:
@@ -186,9 +186,9 @@ class _Reader:
 
     def _part(self, depth: int) -> None:
         self._parts += 1
-        if depth > limits.MAX_DEPTH or self._parts > limits.MAX_PARTS:
+        if depth > bounds.MAX_DEPTH or self._parts > bounds.MAX_PARTS:
             raise ValueError(
-                f"it is nested deeper than {limits.MAX_DEPTH}, or has over {limits.MAX_PARTS} parts"
+                f"it is nested deeper than {bounds.MAX_DEPTH}, or has over {bounds.MAX_PARTS} parts"
             )
 
     def _text(self) -> str:

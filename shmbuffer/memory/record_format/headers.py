@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_format.bounds import refuse
 from shmbuffer.memory.record_format.forms import Form
-from shmbuffer.memory.record_format.limits import refuse
 from shmbuffer.memory.record_format.pieces import aligned
 
 VERSION = 1

@@ -11,6 +11,7 @@ from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_format.bounds import ImpossibleError, refuse
 from shmbuffer.memory.record_format.forms import Form, form_of, parse_form
 from shmbuffer.memory.record_format.headers import (
     FRONT_AT,
@@ -19,7 +20,6 @@ from shmbuffer.memory.record_format.headers import (
     heads_of,
     words_of,
 )
-from shmbuffer.memory.record_format.limits import ImpossibleError, refuse
 from shmbuffer.memory.record_format.pieces import (
     measure,
     name_of,

@@ -7,15 +7,15 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
-from shmbuffer.memory.record_format.chunks import Chunk
-from shmbuffer.memory.record_format.forms import Form
-from shmbuffer.memory.record_format.limits import (
+from shmbuffer.memory.record_format.bounds import (
     MAX_RAW_BYTES,
     MAX_U32,
     MAX_VOLUME,
     plausible,
     refuse,
 )
+from shmbuffer.memory.record_format.chunks import Chunk
+from shmbuffer.memory.record_format.forms import Form
 
 
 def measure(form: Form, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

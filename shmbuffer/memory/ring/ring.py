@@ -23,7 +23,7 @@ from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow.consumers import Consumers
-from shmbuffer.memory.flow.flow_control import Flow
+from shmbuffer.memory.flow.flow import Flow
 from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.flow.status import raise_for_status, require_linked
 from shmbuffer.memory.flow.waiting import Calls

@@ -20,11 +20,11 @@ from shmbuffer.memory.format.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import Codec, assemble, assemble_one, move
 from shmbuffer.numpy.records.columns import Columns, of_described, of_items
 from shmbuffer.numpy.records.compression import Buffer, Zstd
+from shmbuffer.numpy.records.encoding_plan import EncodingPlan, Unit
 from shmbuffer.numpy.records.forms import Kind, Walk, describe
 from shmbuffer.numpy.records.memory import lent
-from shmbuffer.numpy.records.plan import EncodingPlan, Unit
 from shmbuffer.numpy.records.planes import as_planes, turned, turned_one
-from shmbuffer.numpy.records.sharing import (
+from shmbuffer.numpy.records.shared_frames import (
     INLINE,
     REACH,
     Cut,
@@ -340,7 +340,7 @@ def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> li
 
 
 def _shared(pieces: SharedPieces, how: Cut, reach: int) -> NDArray[np.int64] | None:
-    """Holders of all pieces, as `sharing.find_equal` has them; None if none is shared."""
+    """Holders of all pieces, as `shared_frames.find_equal` has them; None if none is shared."""
     sharing = {head for head, one in zip(how.heads, how.frames, strict=True) if one != INLINE}
     if not sharing:
         return None

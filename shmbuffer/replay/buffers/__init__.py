@@ -1,4 +1,9 @@
-"""The buffers of the family."""
+"""The buffers of the family, made of rooms of which each knows those above it.
+
+data_path   the parts of a buffer, and the way of data through them
+flow        items for consumers, room for rollouts, weights for collectors
+calls       what a buffer does: samples, writes, items in storage order, saves
+"""
 
 from shmbuffer.replay.buffers.calls.access import ConditionalUpdateResult
 from shmbuffer.replay.buffers.flow.reservation import Reservation

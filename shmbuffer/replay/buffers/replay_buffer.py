@@ -12,7 +12,6 @@ from shmbuffer.memory import RateLimiter
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay import pinned
-from shmbuffer.replay.buffers.arguments import refuse
 from shmbuffer.replay.buffers.calls.access import StorageOrder
 from shmbuffer.replay.buffers.calls.columnar import Columnar
 from shmbuffer.replay.buffers.calls.sampling import Sampling
@@ -23,6 +22,7 @@ from shmbuffer.replay.buffers.data_path.late import LatePlan
 from shmbuffer.replay.buffers.data_path.prefetch import Prefetcher
 from shmbuffer.replay.buffers.flow.publishing import Publishing
 from shmbuffer.replay.buffers.flow.reserving import Reserving
+from shmbuffer.replay.buffers.unsupported import refuse
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.samplers import ConsumingSampler, RandomSampler, Sampler
 from shmbuffer.replay.samplers.rank import require_rank

@@ -14,7 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from shmbuffer.numpy.batches import one_of_each
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.mismatch import no_names
-from shmbuffer.numpy.priorities import check_raw, reduced
+from shmbuffer.numpy.raw_priorities import check_raw, reduced
 from shmbuffer.replay.buffers.data_path import priority_entry
 from shmbuffer.replay.buffers.data_path.fast_read import NO_OUT
 from shmbuffer.replay.buffers.data_path.prefetch import Batch

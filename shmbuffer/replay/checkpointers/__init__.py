@@ -1,7 +1,7 @@
 """How a storage is saved and loaded: one checkpointer a file."""
 
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
-from shmbuffer.replay.checkpointers.episodes import (
+from shmbuffer.replay.checkpointers.compact_episodes import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     NestedStorageCheckpointer,

@@ -16,7 +16,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.replay.checkpointers.record_image import RecordImage, write_records
 from shmbuffer.replay.checkpointers.restoring import require_alone, restored
-from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written
+from shmbuffer.replay.checkpointers.ring_backed import RingStorageCheckpointer, Written
 from shmbuffer.replay.checkpointers.saved_storage import LIST, SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat import compressed

@@ -14,7 +14,7 @@ from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
 from shmbuffer.memory.format.layout import CONTROL
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy.nodes import LEAF, Node
-from shmbuffer.replay.checkpointers.objects import read_objects
+from shmbuffer.replay.checkpointers.object_files import read_objects
 from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.compat.folders import (
     TensorDictFolder,

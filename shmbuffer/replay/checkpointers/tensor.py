@@ -13,9 +13,9 @@ from tensordict import TensorDict
 from shmbuffer.memory import Engine, ItemSnapshot
 from shmbuffer.replay.checkpointers.checkpointer import lies_in
 from shmbuffer.replay.checkpointers.copies import copied, make_columns
-from shmbuffer.replay.checkpointers.objects import write_objects
+from shmbuffer.replay.checkpointers.object_files import write_objects
 from shmbuffer.replay.checkpointers.restoring import restore
-from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written
+from shmbuffer.replay.checkpointers.ring_backed import RingStorageCheckpointer, Written
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.checkpoints import Loaded

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 
 from shmbuffer.memory import Masses
 from shmbuffer.memory.format.priorities import are_priorities
-from shmbuffer.numpy.priorities import from_zero
+from shmbuffer.numpy.raw_priorities import from_zero
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import mapped, read_folder
 from shmbuffer.replay.values import OURS, read_json, reading, write_json

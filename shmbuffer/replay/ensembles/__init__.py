@@ -4,7 +4,7 @@ offline_to_online  ──▶ a data set and what is collected, mixed (two_parts:
 buffers    ──▶ what is done to all of them; writes, each item into one
 ensemble   ──▶ samples: rows, each from one buffer (turns, where buffers are limited)
 storage, sampler, writer   TorchRL's three parts: views of the members' (members)
-rows       ──▶ what belongs to which buffer
+stacked_rows ──▶ what belongs to which buffer
 """
 
 from shmbuffer.replay.ensembles.ensemble import ReplayBufferEnsemble

@@ -15,8 +15,8 @@ from shmbuffer.replay.buffers.calls.saving import Saving
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.changes import Changes
 from shmbuffer.replay.ensembles.members import Ensemble, PartsOf
-from shmbuffer.replay.ensembles.rows import BUFFER_IDS, routed, written_tickets
 from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
+from shmbuffer.replay.ensembles.stacked_rows import BUFFER_IDS, routed, written_tickets
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.ensembles.turns import Turns
 from shmbuffer.replay.ensembles.writer import WriterEnsemble, refusal

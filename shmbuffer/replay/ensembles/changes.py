@@ -10,14 +10,14 @@ from tensordict import TensorDict, TensorDictBase
 
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX
-from shmbuffer.numpy.priorities import reduced
+from shmbuffer.numpy.raw_priorities import reduced
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.replay.buffers.calls.access import ConditionalUpdateResult
 from shmbuffer.replay.buffers.data_path.priority_entry import no_index, say_what_is_missing
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.ends import newest_of_streams, patch_of
 from shmbuffer.replay.ensembles.members import Ensemble
-from shmbuffer.replay.ensembles.rows import known_tickets, routes
+from shmbuffer.replay.ensembles.stacked_rows import known_tickets, routes
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate, SliceSampler
 from shmbuffer.replay.writers import ImmutableDatasetWriter

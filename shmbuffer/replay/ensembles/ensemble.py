@@ -27,8 +27,13 @@ from shmbuffer.replay.buffers.data_path.prefetch import Batch
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.buffers import Buffers
 from shmbuffer.replay.ensembles.members import Ensemble, named
-from shmbuffer.replay.ensembles.rows import BUFFER_IDS, stack_batches, stack_infos, with_infos
 from shmbuffer.replay.ensembles.sampler import SamplerEnsemble, Weights
+from shmbuffer.replay.ensembles.stacked_rows import (
+    BUFFER_IDS,
+    stack_batches,
+    stack_infos,
+    with_infos,
+)
 from shmbuffer.replay.ensembles.storage import StorageEnsemble, local
 from shmbuffer.replay.ensembles.turns import Row, Turns
 from shmbuffer.replay.ensembles.writer import WriterEnsemble

@@ -17,7 +17,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.ensembles.members import Ensemble
-from shmbuffer.replay.ensembles.rows import known_tickets, routes, stack_index, stack_rows
+from shmbuffer.replay.ensembles.stacked_rows import known_tickets, routes, stack_index, stack_rows
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.samplers import PriorityUpdate, Sampler
 from shmbuffer.replay.samplers.sampler import ask_rank, drawn_by

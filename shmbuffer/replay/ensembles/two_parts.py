@@ -23,7 +23,7 @@ from shmbuffer.replay.buffers.data_path.priority_entry import no_index, one_each
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.changes import together
 from shmbuffer.replay.ensembles.ensemble import ReplayBufferEnsemble
-from shmbuffer.replay.ensembles.rows import BUFFER_IDS
+from shmbuffer.replay.ensembles.stacked_rows import BUFFER_IDS
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers import PriorityUpdate
 from shmbuffer.replay.storages.indexing import as_array, is_one

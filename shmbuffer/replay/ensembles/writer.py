@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from shmbuffer.replay.ensembles.members import Ensemble
-from shmbuffer.replay.ensembles.rows import BUFFER_IDS, routes
+from shmbuffer.replay.ensembles.stacked_rows import BUFFER_IDS, routes
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.writers import ImmutableDatasetWriter, Writer
 from shmbuffer.replay.writers.writer import write_count_of

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, is_non_tensor
 
 from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
-from shmbuffer.memory.record_format.limits import MAX_RAW_BYTES
+from shmbuffer.memory.record_format.bounds import MAX_RAW_BYTES
 from shmbuffer.numpy.records.table import Column, Table
 from shmbuffer.numpy.records.transfer import homes
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in

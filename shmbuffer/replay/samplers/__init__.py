@@ -1,6 +1,6 @@
 """Samplers, which draw the items: one a file."""
 
-from shmbuffer.numpy.priorities import PriorityUpdate
+from shmbuffer.numpy.raw_priorities import PriorityUpdate
 from shmbuffer.replay.samplers.consuming import ConsumingSampler
 from shmbuffer.replay.samplers.groups import GroupCounts, PromptGroupSampler
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler

@@ -14,9 +14,9 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.labelled import within
-from shmbuffer.replay.samplers.labelled.claims import ItemClaims, together
 from shmbuffer.replay.samplers.labelled.group_keys import Keys
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
+from shmbuffer.replay.samplers.labelled.item_claims import ItemClaims, together
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
 from shmbuffer.replay.samplers.taking import Consumes
 

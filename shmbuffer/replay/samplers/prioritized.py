@@ -13,11 +13,11 @@ from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, Ring, masses_of, 
 from shmbuffer.memory.format.recorded import REDUCTIONS
 from shmbuffer.numpy.arrays import Floats
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.numpy.priorities import from_zero
+from shmbuffer.numpy.raw_priorities import from_zero
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import moved, read_priorities, write_priorities
+from shmbuffer.replay.samplers.priority.priority_table import raw_of
 from shmbuffer.replay.samplers.priority.store import PriorityStore
-from shmbuffer.replay.samplers.priority.table import raw_of
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_key, in_storage
 from shmbuffer.replay.storages.mover import draw_from
 from shmbuffer.replay.storages.storage import ring_of

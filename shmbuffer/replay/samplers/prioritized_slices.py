@@ -15,8 +15,8 @@ from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import drawn_by, lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
-from shmbuffer.replay.samplers.slicing.arguments import refuse
-from shmbuffer.replay.samplers.slicing.cutting import Cuts, consecutive, places
+from shmbuffer.replay.samplers.slicing.argument_checks import refuse
+from shmbuffer.replay.samplers.slicing.cuts import Cuts, consecutive, places
 from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.replay.storages.indexing import ravel
 

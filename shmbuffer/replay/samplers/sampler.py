@@ -12,7 +12,7 @@ import torch
 
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import unravel
-from shmbuffer.numpy.priorities import PriorityUpdate
+from shmbuffer.numpy.raw_priorities import PriorityUpdate
 from shmbuffer.replay.checkpoints import Checkpoints
 from shmbuffer.replay.samplers.rank import UNKNOWN, mixed, rank_of_draws
 from shmbuffer.replay.storages.ring_backed import RingBacked

@@ -21,9 +21,9 @@ from shmbuffer.replay.samplers.sampler import (
     in_storage,
     random_numbers,
 )
-from shmbuffer.replay.samplers.slicing.arguments import at_least_one, check_together
+from shmbuffer.replay.samplers.slicing.argument_checks import at_least_one, check_together
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
-from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
+from shmbuffer.replay.samplers.slicing.cuts import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.flags import Shown
 from shmbuffer.replay.samplers.slicing.marks import Marks
 from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories

@@ -13,8 +13,8 @@ from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.samplers.passes import Pass
 from shmbuffer.replay.samplers.sampler import drawn_by
 from shmbuffer.replay.samplers.slices import SliceSampler
-from shmbuffer.replay.samplers.slicing.arguments import refuse
-from shmbuffer.replay.samplers.slicing.cutting import Cuts
+from shmbuffer.replay.samplers.slicing.argument_checks import refuse
+from shmbuffer.replay.samplers.slicing.cuts import Cuts
 from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 from shmbuffer.replay.storages.storage import ring_of

@@ -13,8 +13,8 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.compat.samplers import read_integers, write_numbers
-from shmbuffer.replay.samplers.labelled.claims import ItemClaims, together
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
+from shmbuffer.replay.samplers.labelled.item_claims import ItemClaims, together
 from shmbuffer.replay.samplers.labelled.versions import ConsumerVersion, versions_of
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, in_storage
 from shmbuffer.replay.samplers.taking import Consumes

@@ -22,7 +22,7 @@ from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
-from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side
+from shmbuffer.replay.samplers.slicing.cuts import Cuts, Side
 from shmbuffer.replay.samplers.slicing.shared_windows import SharedWindows
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.samplers.slicing.windows import Used, Windows, as_bits, of_bits

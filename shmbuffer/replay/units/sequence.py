@@ -19,7 +19,7 @@ from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import ravel, unravel
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX
-from shmbuffer.numpy.priorities import reduced
+from shmbuffer.numpy.raw_priorities import reduced
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.units.anchors import Anchors, AnchorTrajectories, OfTrajectories, at_least
 from shmbuffer.replay.units.unit import Expanded

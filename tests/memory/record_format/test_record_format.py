@@ -29,8 +29,7 @@ from shmbuffer.memory.record_format import (
     locate,
 )
 from shmbuffer.memory.record_format import forms as parsed_forms
-from shmbuffer.memory.record_format.forms import parse_form
-from shmbuffer.memory.record_format.limits import (
+from shmbuffer.memory.record_format.bounds import (
     MAX_CHUNKS,
     MAX_DEPTH,
     MAX_FORM_BYTES,
@@ -40,6 +39,7 @@ from shmbuffer.memory.record_format.limits import (
     MAX_RAW_BYTES,
     plausible,
 )
+from shmbuffer.memory.record_format.forms import parse_form
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

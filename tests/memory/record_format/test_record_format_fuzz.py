@@ -24,13 +24,13 @@ from shmbuffer.memory.record_format import (
     locate,
     locating,
 )
-from shmbuffer.memory.record_format.forms import parse_form
-from shmbuffer.memory.record_format.limits import (
+from shmbuffer.memory.record_format.bounds import (
     MAX_FORM_BYTES,
     MAX_NUMBERS,
     MAX_RAW_BYTES,
     plausible,
 )
+from shmbuffer.memory.record_format.forms import parse_form
 from tests.memory.record_format.test_record_format import drawn, example
 
 SEED = 20240817

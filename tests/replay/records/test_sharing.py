@@ -15,9 +15,9 @@ from tensordict import TensorDict
 
 from shmbuffer.memory import Engine, Schema, Settings, record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
-from shmbuffer.numpy.records import sharing
+from shmbuffer.numpy.records import shared_frames
 from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.numpy.records.sharing import REACH, are_held, find_equal
+from shmbuffer.numpy.records.shared_frames import REACH, are_held, find_equal
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import film, transitions
@@ -105,7 +105,7 @@ def test_an_equal_piece_within_reach_holds_the_bytes(
     reach: int, honest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not honest:
-        monkeypatch.setattr(sharing, "_core", Blind(sharing._core))
+        monkeypatch.setattr(shared_frames, "_core", Blind(shared_frames._core))
     chance = random.Random(reach)
     for _ in range(60):
         count, width = chance.randrange(1, 30), chance.randrange(1, 5)

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.nodes import as_dict
-from shmbuffer.numpy.priorities import as_raw
+from shmbuffer.numpy.raw_priorities import as_raw
 from shmbuffer.numpy.rows import intake_form, priority_of
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.native_rows import NativeRows

@@ -14,7 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.nodes import nest
-from shmbuffer.numpy.priorities import reduced
+from shmbuffer.numpy.raw_priorities import reduced
 from shmbuffer.replay.eager import FRAMES
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.tensors import as_tensor

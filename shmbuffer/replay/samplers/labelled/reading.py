@@ -17,7 +17,7 @@ from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.record_format.chunks import Codec
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.samplers.slicing.entries import as_numbers
+from shmbuffer.replay.samplers.slicing.single_entries import as_numbers
 from shmbuffer.replay.storages.item_store import ItemStore
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.storages.rows import Rows

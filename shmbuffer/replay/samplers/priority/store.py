@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shmbuffer.numpy.indices import are_written
 from shmbuffer.numpy.maximum import MaxPriority
-from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, check_raw, from_zero
-from shmbuffer.replay.samplers.priority.table import PriorityTable, raw_of
+from shmbuffer.numpy.raw_priorities import PriorityUpdate, as_raw, check_raw, from_zero
+from shmbuffer.replay.samplers.priority.priority_table import PriorityTable, raw_of
 from shmbuffer.replay.samplers.sampler import Sampler, lanes_of
 from shmbuffer.replay.storages.indexing import ravel, tickets_at
 from shmbuffer.replay.storages.ring_backed import RingBacked

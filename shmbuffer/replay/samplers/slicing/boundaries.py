@@ -19,16 +19,16 @@ from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
-from shmbuffer.replay.samplers.slicing.entries import (
+from shmbuffer.replay.samplers.slicing.flags import cuts_of
+from shmbuffer.replay.samplers.slicing.following import Following, put_in_order
+from shmbuffer.replay.samplers.slicing.given import Given
+from shmbuffer.replay.samplers.slicing.single_entries import (
     Entries,
     LeafEntries,
     ObjectEntries,
     RecordEntries,
     any_of,
 )
-from shmbuffer.replay.samplers.slicing.flags import cuts_of
-from shmbuffer.replay.samplers.slicing.following import Following, put_in_order
-from shmbuffer.replay.samplers.slicing.given import Given
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.samplers.slicing.windows import Windows
 from shmbuffer.replay.storages.record_store import RecordStore

@@ -16,8 +16,8 @@ import torch
 
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of
 from shmbuffer.numpy.arrays import Ints
-from shmbuffer.replay.samplers.slicing.entries import Entries, LeafEntries
 from shmbuffer.replay.samplers.slicing.marks import Marks
+from shmbuffer.replay.samplers.slicing.single_entries import Entries, LeafEntries
 
 _WHOLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _ENDS, _BEGINS, _IDS = range(3)  # of the core

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.numpy.arrays import Flags, Ints
-from shmbuffer.replay.samplers.slicing.entries import any_of
+from shmbuffer.replay.samplers.slicing.single_entries import any_of
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 

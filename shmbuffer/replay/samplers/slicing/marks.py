@@ -8,8 +8,8 @@ import torch
 
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.arrays import Ints
-from shmbuffer.replay.samplers.slicing.cutting import SliceRows
-from shmbuffer.replay.samplers.slicing.entries import Entries
+from shmbuffer.replay.samplers.slicing.cuts import SliceRows
+from shmbuffer.replay.samplers.slicing.single_entries import Entries
 
 MASK: KeyPath = ("collector", "mask")
 """Where steps are told from padding, as in TorchRL."""

@@ -16,7 +16,7 @@ import torch
 
 from shmbuffer.distributed.shards.member import Coming, Member, told
 from shmbuffer.distributed.shards.members import Members
-from shmbuffer.distributed.shards.pieces import Piece, joined
+from shmbuffer.distributed.shards.shard_pieces import Piece, joined
 from shmbuffer.distributed.shards.shares import Weighed, counts_of, effective_size, factors_of
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.samplers.rank import mixed

@@ -18,7 +18,7 @@ from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.forms import Kind, TreePath
 from shmbuffer.numpy.records.planes import Planes, Trial
-from shmbuffer.numpy.records.sharing import INLINE, Cut, Layout
+from shmbuffer.numpy.records.shared_frames import INLINE, Cut, Layout
 
 _LEAST_BYTES = 64  # of a leaf that is compressed without being named
 _LOOKED_PIECES = 32  # after so many it is known whether a leaf gets smaller
@@ -85,7 +85,7 @@ class EncodingPlan:
         # which leaves are compressed: paths that lead to them; None: with zstd those of 64 bytes
         # and more that it makes smaller, with the user's functions all
         keys: frozenset[TreePath] | None,
-        # see `sharing.Layout`; None: leaves are not shared
+        # see `shared_frames.Layout`; None: leaves are not shared
         measure: Callable[[NDArray[np.int64], NDArray[np.int64]], int] | None,
     ) -> None:
         self.kind = kind
@@ -107,7 +107,7 @@ class EncodingPlan:
         self._whole_forms = Kept(self._whole_form, _KEPT_FORMS)
 
     def cut(self, columns: Columns, planar: Unit, *, look: bool) -> Cut:
-        """How the leaves of these items are cut; see `sharing.Layout.cut`.
+        """How the leaves of these items are cut; see `shared_frames.Layout.cut`.
 
         `whole` itself, where leaves are not shared.
         """
@@ -116,7 +116,7 @@ class EncodingPlan:
         return self._layout.cut(columns, planar, look=look)
 
     def stays_whole(self, dims: Sequence[int], sizes: Sequence[int], planar: Unit) -> bool:
-        """Whether one item is not cut, and says nothing of how to; see `sharing.Layout`."""
+        """Whether one item is not cut, and says nothing of how to; see `shared_frames.Layout`."""
         chunks = self.kind.chunks
         return self._layout is None or self._layout.stays_whole(chunks, dims, sizes, planar)
 

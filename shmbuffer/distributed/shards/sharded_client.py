@@ -15,18 +15,18 @@ from tensordict import TensorDictBase
 
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
-from shmbuffer.distributed.shards.batches import SHARD, ShardBatches
 from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.limited import Limited
 from shmbuffer.distributed.shards.member import Member, Sent, told
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.sampling import Sampling
 from shmbuffer.distributed.shards.saving import load_shards, save_shards
+from shmbuffer.distributed.shards.shard_batches import SHARD, ShardBatches
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name
 from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.numpy.keys import GENERATION, INDEX
-from shmbuffer.numpy.priorities import check_raw, reduced
+from shmbuffer.numpy.raw_priorities import check_raw, reduced
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.buffers.data_path import priority_entry
 from shmbuffer.replay.samplers import RandomSampler
