@@ -12,7 +12,7 @@ import numpy as np
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Schema, weights
 from shmbuffer.memory.format import recorded
-from shmbuffer.memory.format.leaf import KeyPath, path_of
+from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.memory.weights import Weights
 from shmbuffer.numpy.arrays import DTYPES, named
 from shmbuffer.numpy.indices import as_int
@@ -21,7 +21,6 @@ from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.limits import Limits
 from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.mover import Mover
-from shmbuffer.numpy.nodes import nest
 from shmbuffer.numpy.raw_priorities import from_zero
 from shmbuffer.numpy.rows import ArrayRows
 
@@ -250,13 +249,3 @@ class _Source:
     def ring(self) -> Ring | None:
         """See `limits.Source`."""
         return self.known or self.open_engine.ring()
-
-
-def entry_of(data: Mapping[Any, Any], key: str | KeyPath) -> Any:
-    """An entry of nested dicts, or of one with tuples for keys; None if it is missing."""
-    if isinstance(key, str):
-        return data.get(key)
-    found: Any = nest(data)
-    for name in key:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.leaf import Key, KeyPath
 from shmbuffer.numpy import labels
 
 NESTED = frozenset(("tensordict", "tensorclass"))
@@ -151,6 +151,16 @@ def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
             level = level.setdefault(name, {})
         level[path[-1]] = value
     return nested
+
+
+def entry_of(data: Mapping[Any, Any], key: Key) -> Any:
+    """An entry of nested dicts, or of one with tuples for keys; None if it is missing."""
+    if isinstance(key, str):
+        return data.get(key)
+    found: Any = nest(data)
+    for name in key:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def named_entries(data: Mapping[Any, Any]) -> Mapping[str, Any]:

@@ -11,10 +11,11 @@ import numpy as np
 from shmbuffer.memory.system import deadline
 from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import named
-from shmbuffer.numpy.handle import Handle, entry_of
+from shmbuffer.numpy.handle import Handle
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.limits import taken
 from shmbuffer.numpy.mover import Drawn, Mover
+from shmbuffer.numpy.nodes import entry_of
 from shmbuffer.numpy.raw_priorities import PriorityUpdate, as_raw, reduced
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from shmbuffer.memory.system import deadline
 from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import Floats, Ints, named
 from shmbuffer.numpy.batches import stack, unbound
-from shmbuffer.numpy.handle import Handle, entry_of
+from shmbuffer.numpy.handle import Handle
 from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.mover import Mover
+from shmbuffer.numpy.nodes import entry_of
 from shmbuffer.numpy.raw_priorities import check_raw, reduced
 from shmbuffer.numpy.streams import in_time_order, require_rows
 

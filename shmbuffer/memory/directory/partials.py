@@ -62,7 +62,7 @@ class Partial:
     age_s: float  # since then
 
 
-class Pieces:
+class PartialFile:
     """The file of one reservation, locked by this process. Use `make` or `take`."""
 
     def __init__(self, directory: Directory, lock: Lock, number: int) -> None:

@@ -30,7 +30,7 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory.directory.anonymous import WHERE, Anonymous
 from shmbuffer.memory.directory.files import Files
-from shmbuffer.memory.directory.partials import Pieces
+from shmbuffer.memory.directory.partials import PartialFile
 from shmbuffer.memory.directory.registry import Membership, Registry
 from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import BufferState, Flag, Phase, Role
@@ -62,7 +62,7 @@ class Seat:
         # the file of the weights, once it was mapped here; see `weights`
         self.weights: WeightsFile | None = None
         # of rollouts that were begun here: others may go on with them once we have left
-        self.pieces: weakref.WeakSet[Pieces] = weakref.WeakSet()
+        self.partial_files: weakref.WeakSet[PartialFile] = weakref.WeakSet()
         self._take()
 
     # Taking a seat, and leaving it.
@@ -178,7 +178,7 @@ class Seat:
         left = _leave(self.membership)
         self._finalizer.detach()
         if left:
-            for pieces in list(self.pieces):
+            for pieces in list(self.partial_files):
                 pieces.close()
             self.ground.close()
             _staying.discard(self)

@@ -43,13 +43,10 @@ def assemble(
     shape = (count, columns.pieces)
     _require_shape("addresses", addresses, shape)
     _require_shape("sizes", sizes, shape)
-    itself = np.arange(sizes.size).reshape(shape)
     try:
-        if holders is None:
-            holders = itself
-        else:
+        if holders is not None:
             _require_shape("holders", holders, shape)
-            _require_holders(form, holders, itself)
+            _require_holders(form, holders)
             sizes = sizes.ravel()[holders]
         numbers = _numbers(form, count, batch_dims, dims, sizes)
         if (found := _laid_out_by_core(form, numbers, addresses, sizes)) is not None:
@@ -128,14 +125,16 @@ def _laid_out(
     numbers: NDArray[np.int64],
     addresses: NDArray[np.int64],
     sizes: NDArray[np.int64],
-    holders: NDArray[np.int64],
+    holders: NDArray[np.int64] | None,
 ) -> RecordBatch:
     """Records that differ in what they hold; ``numbers`` gets the places."""
     columns, count = form.columns, len(addresses)
     placed = columns.placed
     offsets = np.empty((count, columns.pieces), np.int64)
     moved = np.empty((count, columns.pieces + 1), np.int64)  # bytes; the form is the last piece
-    moved[:, :-1] = sizes * (holders == np.arange(sizes.size).reshape(sizes.shape))
+    itself = _numbered(sizes)
+    holders = itself if holders is None else holders
+    moved[:, :-1] = sizes * (holders == itself)
     moved[:, -1] = len(form.code)
     at = np.full(count, FRONT_AT, np.int64)
     for piece in placed.tolist():
@@ -179,8 +178,14 @@ def _laid_out(
     return RecordBatch(data, starts, end)
 
 
-def _require_holders(form: Form, holders: NDArray[np.int64], itself: NDArray[np.int64]) -> None:
+def _numbered(pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of each piece in its batch."""
+    return np.arange(pieces.size).reshape(pieces.shape)
+
+
+def _require_holders(form: Form, holders: NDArray[np.int64]) -> None:
     """Refuses holders that are not in this row or a later one, or hold no bytes of their own."""
+    itself = _numbered(holders)
     refuse(
         (holders < itself[:, :1]) | (holders >= itself.size),
         lambda row, piece: (

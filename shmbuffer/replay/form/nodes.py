@@ -21,7 +21,8 @@ from tensordict import (
     lazy_stack,
 )
 
-from shmbuffer.numpy.nodes import BranchNode, FormDiffersError, LeafNode, Node
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.numpy.nodes import BranchNode, FormDiffersError, LeafNode, Node, entry_of
 from shmbuffer.replay.form.containers import class_of
 from shmbuffer.replay.form.objects import non_tensor
 
@@ -148,6 +149,13 @@ def is_collection(data: Any) -> bool:
 @lru_cache(maxsize=1024)
 def _is_collection(kind: Any) -> bool:
     return issubclass(kind, TensorDictBase) or bool(is_tensorclass(kind))
+
+
+def entry_at(data: Any, key: Key) -> Any:
+    """An entry of a TensorDict or of nested dicts; None if it is missing, or data are neither."""
+    if is_collection(data):
+        return data.get(key, None)
+    return entry_of(data, key) if isinstance(data, Mapping) else None
 
 
 def held(data: Any) -> Any:

@@ -124,8 +124,10 @@ class _Packer:
 
     def _chunk(self, leaf: Any) -> None:
         tensor = tensor_of(leaf)
-        nothing = torch.empty(0, dtype=torch.uint8)
-        self.chunks.append(compressed(self._compress, tensor) if tensor.numel() else nothing)
+        if tensor.numel():
+            self.chunks.append(compressed(self._compress, tensor))
+        else:
+            self.chunks.append(torch.empty(0, dtype=torch.uint8))
 
 
 class _Unpacker:

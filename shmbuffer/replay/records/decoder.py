@@ -21,6 +21,7 @@ from shmbuffer.numpy.records.decoder import writable
 from shmbuffer.numpy.records.forms import TreePath
 from shmbuffer.numpy.records.table import Column, Table, columns_of
 from shmbuffer.numpy.records.transfer import Expand
+from shmbuffer.replay.form.batches import stack_lazily
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.form.packing import Decompress
 from shmbuffer.replay.records import cutting
@@ -164,6 +165,31 @@ class Decoder(decoder.Decoder):
                     for row, leaf in zip(one.rows.tolist(), leaves[chunk], strict=True):
                         found[at][row] = leaf
         return found
+
+
+class RawBatch:
+    """Several items as they lie in a byte ring, validated; a result may lie in their bytes."""
+
+    def __init__(self, batch: RecordBatch, decoder: Decoder) -> None:
+        self.batch = batch
+        self.decoder = decoder
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.batch)
+
+    def items(self) -> list[Any]:
+        """One by one."""
+        return self.decoder.items(self.batch)
+
+    def stacked(self, dim: int) -> Any:
+        """As a lazy stack, whose items are made when somebody looks at them."""
+        stack = self.decoder.stack(self.batch, dim)
+        return stack_lazily(self.items(), dim, fresh=True) if stack is None else stack
+
+    def dense(self) -> Any:
+        """As one batch of their form; None where they differ in form or in the shape of a leaf."""
+        return self.decoder.dense(self.batch)
 
 
 @lru_cache(256)

@@ -1,7 +1,7 @@
 """Batches of items whose leaves differ in shape: padded, with a mask, or nested.
 
-    records ─────┬─▶ columns ─┬─▶ padded, pad       tokens [n, longest], mask [n, longest]
-    TensorDicts ─┘            └─▶ nested, densify   tokens [n, j]: torch's jagged tensor
+    records ─────┬─▶ columns ─┬─▶ pad       tokens [n, longest], mask [n, longest]
+    TensorDicts ─┘            └─▶ densify   tokens [n, j]: torch's jagged tensor
 
 A column is a leaf of all items, and its rows go to their places by one native call. What torch must
 move itself, because a gradient goes through it or it is on another device, goes there one by one.
@@ -13,11 +13,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.numpy.records.decoder import writable
 from shmbuffer.numpy.records.table import Table
 from shmbuffer.replay.records.building import is_layer
-from shmbuffer.replay.records.decoder import Decoder, Reading
+from shmbuffer.replay.records.decoder import Decoder, RawBatch, Reading
 from shmbuffer.replay.records.joining import Nesting
 from shmbuffer.replay.records.layers import items_of, side_by_side
 from shmbuffer.replay.records.padding import Padding
@@ -61,7 +60,8 @@ def pad(
         RuntimeError: a leaf differs in dtype or in how many dims it has, or differs and is not
             among those that ``mask_key`` names; leaves of one mask differ in length.
 
-    Cost: 1.5 µs a leaf of an item, and a copy.
+    Cost: 1.5 µs a leaf of an item, and a copy; of records of one form 0.5 µs a record, 40 µs a
+    leaf, and a copy or the decompression.
 
     Example:
         >>> import torch
@@ -75,7 +75,7 @@ def pad(
         tensor([[ True, False, False],
                 [ True,  True,  True]])
     """
-    return Padding(side_by_side(items_of(data)), Reading(Decoder()), value, mask_key).joined()
+    return Padding(*_columns(data), value, mask_key).joined()
 
 
 def densify(data: Any, keys: Collection[Key] = ()) -> Any:
@@ -100,33 +100,18 @@ def densify(data: Any, keys: Collection[Key] = ()) -> Any:
         KeyError: a key that no item has.
         RuntimeError: a leaf differs in dtype, in how many dims it has, or in several dims.
 
-    Cost: 1.5 µs a leaf of an item, and a copy; 70 µs for each nested tensor.
+    Cost: that of `pad`, and 70 µs for each nested tensor.
     """
-    return Nesting(side_by_side(items_of(data)), Reading(Decoder()), keys).joined()
+    return Nesting(*_columns(data), keys).joined()
 
 
-def padded(
-    decoder: Decoder,
-    batch: RecordBatch,
-    value: float | Mapping[Key, float] = 0.0,
-    mask_key: Key | Mapping[Key, Key] | None = "mask",
-) -> Any:
-    """What `pad` gives for the items of records.
-
-    Cost: of one form 0.5 µs a record, 40 µs a leaf, and a copy or the decompression; else that of
-    `Decoder.items` and `pad`.
-    """
-    return Padding(*_read(decoder, batch), value, mask_key).joined()
-
-
-def nested(decoder: Decoder, batch: RecordBatch, keys: Collection[Key] = ()) -> Any:
-    """What `densify` gives for records. Cost: as for `padded`, and 70 µs for each nested tensor."""
-    return Nesting(*_read(decoder, batch), keys).joined()
-
-
-def _read(decoder: Decoder, batch: RecordBatch) -> tuple[Table, Reading]:
-    """Records as columns; where they are of several forms, or no TensorDicts, by their items."""
-    table = decoder.table(batch := writable(batch))
-    if table is None or not is_layer(table.tree):
-        return side_by_side(items_of(decoder.items(batch))), Reading(decoder)
-    return table, Reading(decoder, batch.data)
+def _columns(data: Any) -> tuple[Table, Reading]:
+    """Items as columns; records as they lie, where they are TensorDicts of one tree."""
+    decoder = Decoder()
+    if isinstance(data, RawBatch):
+        decoder, batch = data.decoder, writable(data.batch)
+        table = decoder.table(batch)
+        if table is not None and is_layer(table.tree):
+            return table, Reading(decoder, batch.data)
+        data = decoder.items(batch)
+    return side_by_side(items_of(data)), Reading(decoder)

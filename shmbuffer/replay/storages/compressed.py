@@ -16,8 +16,9 @@ from shmbuffer.replay.checkpointers.list import CompressedListStorageCheckpointe
 from shmbuffer.replay.form.batches import collate, stack_lazily
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.packing import Packed
+from shmbuffer.replay.records.decoder import RawBatch
 from shmbuffer.replay.storages.item_codec import BodyCodec, ItemCodec, PackedCodec, bytes_of
-from shmbuffer.replay.storages.record_codec import Compress, Decompress, RawBatch, RecordCodec
+from shmbuffer.replay.storages.record_codec import Compress, Decompress, RecordCodec
 from shmbuffer.replay.storages.record_list import RecordList, RecordOptions
 
 

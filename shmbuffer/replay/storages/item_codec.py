@@ -20,11 +20,11 @@ from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.packing import Packed, pack, unpack
 from shmbuffer.replay.form.tensors import contiguous
+from shmbuffer.replay.records.decoder import RawBatch
 from shmbuffer.replay.storages.mover import by_leaf, to_device
 from shmbuffer.replay.storages.record_codec import (
     Compress,
     Decompress,
-    RawBatch,
     RecordCodec,
     with_metadata,
 )

@@ -8,8 +8,8 @@ import torch
 from tensordict import LazyStackedTensorDict
 
 from shmbuffer.replay.form.batches import stack_lazily
+from shmbuffer.replay.records.decoder import RawBatch
 from shmbuffer.replay.storages.indexing import is_int
-from shmbuffer.replay.storages.record_codec import RawBatch
 from shmbuffer.replay.storages.record_list import RecordList, RecordOptions
 
 

@@ -16,11 +16,12 @@ from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.checkpointers.restoring import sources_from_state
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.form.batches import collate
+from shmbuffer.replay.records.decoder import RawBatch
 from shmbuffer.replay.storages.indexing import is_int, is_one
 from shmbuffer.replay.storages.item_codec import ItemCodec
 from shmbuffer.replay.storages.item_store import ItemStore, edited
 from shmbuffer.replay.storages.object_store import ObjectStore
-from shmbuffer.replay.storages.record_codec import RawBatch, RecordCodec
+from shmbuffer.replay.storages.record_codec import RecordCodec
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.tickets import Tickets
 

@@ -13,39 +13,12 @@ from typing import Any
 
 import torch
 
-from shmbuffer.memory import RecordBatch
 from shmbuffer.numpy.records import codec
-from shmbuffer.replay.form.batches import stack_lazily
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 
 Compress = Callable[[torch.Tensor], torch.Tensor]
 Decompress = Callable[..., torch.Tensor]
-
-
-class RawBatch:
-    """Several items as they lie in a byte ring, validated; a result may lie in their bytes."""
-
-    def __init__(self, batch: RecordBatch, decoder: Decoder) -> None:
-        self.batch = batch
-        self.decoder = decoder
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self.batch)
-
-    def items(self) -> list[Any]:
-        """One by one."""
-        return self.decoder.items(self.batch)
-
-    def stacked(self, dim: int) -> Any:
-        """As a lazy stack, whose items are made when somebody looks at them."""
-        stack = self.decoder.stack(self.batch, dim)
-        return stack_lazily(self.items(), dim, fresh=True) if stack is None else stack
-
-    def dense(self) -> Any:
-        """As one batch of their form; None where they differ in form or in the shape of a leaf."""
-        return self.decoder.dense(self.batch)
 
 
 class RecordCodec(codec.RecordCodec):

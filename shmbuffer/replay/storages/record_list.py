@@ -21,7 +21,7 @@ from shmbuffer.replay.storages.item_store import changes_of, edited
 from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.location import Location, Place, unmade
 from shmbuffer.replay.storages.mover import whole_or_empty
-from shmbuffer.replay.storages.ragged_output import PadOutput, RaggedOutput
+from shmbuffer.replay.storages.ragged_output import PadOutput, ragged_output
 from shmbuffer.replay.storages.record_codec import RecordCodec
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.tickets import Tickets
@@ -96,7 +96,7 @@ class RecordList(ListStorage):
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise ValueError(f"max_bytes is a number of bytes, an int from 1, got {max_bytes!r}")
         self.max_bytes = max_bytes
-        self._output = None if pad_output is None else RaggedOutput(pad_output)
+        self._output = ragged_output(pad_output)
         super().__init__(max_size, compilable=compilable, device=device)
         if location.opens_at_once:
             self._open()

@@ -19,10 +19,11 @@ from shmbuffer.memory.record_format import Form
 from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.records.building import chunks_at
+from shmbuffer.replay.records.decoder import RawBatch
 from shmbuffer.replay.storages.indexing import slots_of, tickets_at
 from shmbuffer.replay.storages.item_store import Edit, ItemStore
 from shmbuffer.replay.storages.mover import ATTEMPTS, RowSample, last_of_each, require_one_each
-from shmbuffer.replay.storages.record_codec import RawBatch, RecordCodec
+from shmbuffer.replay.storages.record_codec import RecordCodec
 
 
 class RecordStore(ItemStore):

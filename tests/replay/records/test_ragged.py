@@ -27,9 +27,9 @@ from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.replay.records.decoder import Decoder
+from shmbuffer.replay.records.decoder import Decoder, RawBatch
 from shmbuffer.replay.records.encoder import Encoder
-from shmbuffer.replay.records.ragged import densify, nested, pad, padded
+from shmbuffer.replay.records.ragged import densify, pad
 from tests.frames import sequences
 from tests.replay.records.likeness import alike, as_read, joined
 
@@ -82,7 +82,7 @@ def of_items(make: Make) -> Make:
 
 
 def of_records(make: Make, encoder: Callable[[], Encoder]) -> Make:
-    return lambda items, **how: make(decoder, written(items, encoder()), **how)
+    return lambda items, **how: make(RawBatch(written(items, encoder()), decoder), **how)
 
 
 ENCODERS: dict[str, Callable[[], Encoder]] = {
@@ -95,13 +95,13 @@ SOURCES = ["list", "stack", *ENCODERS]
 
 def padded_by(source: str) -> Make:
     if source in ENCODERS:
-        return of_records(padded, ENCODERS[source])
+        return of_records(pad, ENCODERS[source])
     return of_items(pad) if source == "list" else lambda items, **how: pad(lazy_stack(items), **how)
 
 
 def nested_by(source: str) -> Make:
     if source in ENCODERS:
-        return of_records(nested, ENCODERS[source])
+        return of_records(densify, ENCODERS[source])
     if source == "list":
         return of_items(densify)
     return lambda items, **how: densify(lazy_stack(items), **how)
@@ -422,8 +422,8 @@ def test_records_give_what_their_items_give(sizes: list[tuple[int, int]], name: 
 def test_records_that_differ_in_how_they_are_stored_make_one_batch() -> None:
     items = [item(n) for n in (30, 5, 200)]
     parts = [written([one], ENCODERS[way]()) for one, way in zip(items, ENCODERS, strict=True)]
-    assert alike(padded(decoder, joined(*parts)), pad(items))
-    assert alike(nested(decoder, joined(*parts)), densify(items))
+    assert alike(pad(RawBatch(joined(*parts), decoder)), pad(items))
+    assert alike(densify(RawBatch(joined(*parts), decoder)), densify(items))
 
 
 @pytest.mark.product
@@ -492,7 +492,7 @@ def test_gradients_go_through_where_the_items_have_some() -> None:
 def test_the_device_of_a_decoder_is_that_of_its_batches() -> None:
     meta = Decoder(device=torch.device("meta"))
     items = [TensorDict({"a": torch.ones(n), "t": "x"}, device="cpu") for n in (1, 2)]
-    batch = padded(meta, written(items))
+    batch = pad(RawBatch(written(items), meta))
     assert batch.device == torch.device("meta")
     assert {leaf.device.type for leaf in (batch["a"], batch["mask"])} == {"meta"}
 
@@ -508,7 +508,7 @@ def test_an_empty_list_of_items_is_no_batch(making: Make) -> None:
 def test_an_empty_list_of_records_is_no_batch() -> None:
     none = np.zeros(0, np.int64)
     with pytest.raises(EmptyBufferError, match="no items here"):
-        padded(decoder, RecordBatch(np.zeros(0, np.uint8), none, none))
+        pad(RawBatch(RecordBatch(np.zeros(0, np.uint8), none, none), decoder))
 
 
 @pytest.mark.parametrize(
@@ -519,11 +519,11 @@ def test_only_tensordicts_are_padded_or_nested(items: Any, making: Make) -> None
         making(items)
 
 
-@pytest.mark.parametrize("make", [padded, nested])
+@pytest.mark.parametrize("make", [pad, densify])
 def test_only_records_of_tensordicts_are_padded_or_nested(make: Make) -> None:
     for items in ([torch.ones(2)], [{"a": torch.ones(2)}], [item(1), 3]):
         with pytest.raises(TypeError, match="are TensorDicts or tensorclasses"):
-            make(decoder, written(items))
+            make(RawBatch(written(items), decoder))
 
 
 def test_one_tensordict_without_a_batch_dim_is_no_batch(making: Make) -> None:
@@ -631,12 +631,12 @@ def test_a_shape_that_would_take_terabytes_is_refused_before_anything_is_allocat
     nothing = np.zeros((2, 1), np.int64)
     batch = record_format.assemble(form, np.zeros((2, 0), np.int64), [sizes], nothing, nothing)
     huge = RecordBatch(batch.data, batch.starts, batch.sizes)
-    assert padded(decoder, huge, mask_key=None)["a"].shape == torch.Size([2, 2**32 - 1, 0])
+    assert pad(RawBatch(huge, decoder), mask_key=None)["a"].shape == torch.Size([2, 2**32 - 1, 0])
     with pytest.raises(RuntimeError, match=r"'a' holds no numbers.* a mask of \[4294967295\]"):
-        padded(decoder, huge)
+        pad(RawBatch(huge, decoder))
     wide = [TensorDict(a=torch.empty(1, 1).expand(2**20, 0)), TensorDict(a=torch.ones(1, 2**17))]
     with pytest.raises(RuntimeError, match=r"'a' would be padded to .* bytes an item where"):
-        padded(decoder, written(wide))
+        pad(RawBatch(written(wide), decoder))
 
 
 def test_damage_is_refused_by_name() -> None:
@@ -644,9 +644,9 @@ def test_damage_is_refused_by_name() -> None:
     (located,) = record_format.locate(batch, "here")
     at = int(located.offsets[0, 0])
     batch.data[at : at + 4] = 0
-    for make in (padded, nested):
+    for make in (pad, densify):
         with pytest.raises(CorruptBufferError, match=r"^run/buffer"):
-            make(decoder, batch)
+            make(RawBatch(batch, decoder))
 
 
 @given(st.data())
@@ -657,8 +657,8 @@ def test_records_with_other_bytes_are_refused_or_made_a_batch(data: st.DataObjec
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(32, len(batch.data) - 1))
         batch.data[at] = data.draw(st.integers(0, 255))
-    for read in (padded, nested):
+    for read in (pad, densify):
         try:
-            repr(read(decoder, batch))
+            repr(read(RawBatch(batch, decoder)))
         except (CorruptBufferError, RuntimeError, TypeError) as error:
             assert str(error)  # noqa: PT017 - it need not be raised

@@ -13,10 +13,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
-from shmbuffer.numpy.nodes import nest
 from shmbuffer.numpy.raw_priorities import reduced
 from shmbuffer.replay.eager import FRAMES
-from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.nodes import entry_at, is_collection
 from shmbuffer.replay.form.tensors import as_tensor
 
 
@@ -24,16 +23,7 @@ def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | 
     """Raw priorities in a batch, or an item, of rows; None if there are none."""
     if type(data) is TensorDict:  # whose own `get` costs ten times as much
         data = data._tensordict
-    if isinstance(data, dict):
-        priority: Any = data.get(key)
-        if priority is None and type(key) is tuple:
-            priority = nest(data)
-            for name in key:
-                priority = priority.get(name) if hasattr(priority, "get") else None
-    elif is_collection(data):
-        priority = data.get(key, None)
-    else:
-        return None
+    priority = entry_at(data, key)
     if priority is None:
         return None
     priority = as_tensor(priority)

@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict
 
 from shmbuffer.errors import ReservationLostError, ShmBufferError
 from shmbuffer.memory import Engine, consumer_version
-from shmbuffer.memory.directory.partials import Pieces
+from shmbuffer.memory.directory.partials import PartialFile
 from shmbuffer.memory.flow.status import TooOld
 from shmbuffer.memory.format.ledger import RESERVATIONS
 from shmbuffer.memory.format.record_batch import join
@@ -47,7 +47,7 @@ class Reservation:
         items: int,
         granted: NDArray[np.uint64],
         version: int | None,
-        pieces: Pieces | None = None,
+        pieces: PartialFile | None = None,
     ) -> None:
         self._engine = engine
         self._rb = rb
@@ -226,7 +226,7 @@ class Reservation:
             raise TypeError("commit(): nothing was appended; give the items, or call abort()")
         return _joined(found)
 
-    def _make_pieces(self) -> Pieces:
+    def _make_pieces(self) -> PartialFile:
         directory, name = self._engine.seat.ground.directory, self._room.name
         ring = self._engine.ring()
         if directory is None or name is None or ring is None:
@@ -236,7 +236,7 @@ class Reservation:
                 "keep them in the process until commit"
             )
         assert self.id is not None
-        pieces = Pieces.make(directory, self.id, self.items, 0, self.version)
+        pieces = PartialFile.make(directory, self.id, self.items, 0, self.version)
         try:
             ring.reservations.note_partial(name)
         except BaseException:
@@ -245,9 +245,9 @@ class Reservation:
         self._pieces = self._kept(pieces)
         return pieces
 
-    def _kept(self, pieces: Pieces) -> Pieces:
+    def _kept(self, pieces: PartialFile) -> PartialFile:
         """They are for others once the handle is closed."""
-        self._engine.seat.pieces.add(pieces)
+        self._engine.seat.partial_files.add(pieces)
         return pieces
 
     def _see_off(self) -> None:

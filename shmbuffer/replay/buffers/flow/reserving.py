@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shmbuffer.errors import ReservationLostError, ShmBufferError
 from shmbuffer.memory import Engine, Ring, consumer_version
 from shmbuffer.memory.directory import partials
-from shmbuffer.memory.directory.partials import Partial, Pieces
+from shmbuffer.memory.directory.partials import Partial, PartialFile
 from shmbuffer.memory.system.deadline import within
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.replay.buffers.data_path.parts import Parts, shareable
@@ -119,7 +119,7 @@ class Reserving(Parts):
         number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
         engine, ring = self._shared_ring()
         directory = engine.seat.ground.directory
-        pieces = None if directory is None or ring is None else Pieces.take(directory, number)
+        pieces = None if directory is None or ring is None else PartialFile.take(directory, number)
         if pieces is None or ring is None:
             raise ReservationLostError(
                 f"{engine.where}: resume({number}): its pieces are gone, or another process goes "
@@ -184,7 +184,7 @@ class Reserving(Parts):
     def _see_off(self, engine: Engine, ring: Ring, number: int) -> None:
         """Remove a file that is empty or committed, unless another process holds it."""
         directory = engine.seat.ground.directory
-        pieces = None if directory is None else Pieces.take(directory, number)
+        pieces = None if directory is None else PartialFile.take(directory, number)
         if pieces is not None:
             with pieces:
                 told = pieces.told()

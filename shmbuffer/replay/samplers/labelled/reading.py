@@ -16,7 +16,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.record_format.chunks import Codec
-from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.nodes import entry_at, is_collection
 from shmbuffer.replay.samplers.slicing.single_entries import as_numbers
 from shmbuffer.replay.storages.item_store import ItemStore
 from shmbuffer.replay.storages.record_store import RecordStore
@@ -161,14 +161,9 @@ def _items(mover: Any, kept: Any, count: int) -> list[Any]:
 
 def _pick(item: Any, path: KeyPath) -> Any:
     """KeyError where it is not there."""
-    found = item
-    for name in path:
-        try:
-            found = found.get(name, None) if is_collection(found) else found[name]
-        except (KeyError, TypeError, IndexError, AttributeError):
-            found = None
-        if found is None:
-            raise _lacks(path)
+    found = entry_at(item, path)
+    if found is None:
+        raise _lacks(path)
     return found
 
 

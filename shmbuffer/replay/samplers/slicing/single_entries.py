@@ -8,7 +8,7 @@ once, and records once each; only the entries are kept.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.nodes import LEAF
-from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.nodes import entry_at
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.storages.rows import Rows
 
@@ -214,12 +214,7 @@ def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
         parts = [pick(item, path) for item in data]
         there = [part for part in parts if part is not None]
         return torch.stack(there) if there and len(there) == len(parts) else None
-    if is_collection(data):
-        found = data.get(path, None)
-    else:
-        found = data
-        for name in path:
-            found = found.get(name) if isinstance(found, Mapping) else None
+    found = entry_at(data, path)
     if isinstance(found, (np.ndarray, np.generic, bool, int, float)):
         found = torch.as_tensor(found)
     return found.detach().cpu() if isinstance(found, torch.Tensor) else None
