@@ -11,14 +11,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer.memory.format.array_types import Flags as Flags
+from shmbuffer.memory.format.array_types import Floats as Floats
+from shmbuffer.memory.format.array_types import Ints as Ints
 from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 _core.know_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))
 

@@ -8,23 +8,22 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from shmbuffer.memory.format.array_types import Flags, Ints
 
 
-def _as_numbers(index: Any) -> NDArray[np.int64]:
+def _as_numbers(index: Any) -> Ints:
     return np.asarray(index).astype(np.int64, copy=False)
 
 
 def ravel(
     index: Any,  # an int, ``[n]``, or with lanes ``[n, ndim]`` or a tuple of coordinates
     lanes: tuple[int, ...],  # sizes of the dimensions after the first
-    numbers_of: Callable[[Any], NDArray[np.int64]] = _as_numbers,  # converts to int64
-) -> NDArray[np.int64]:
+    numbers_of: Callable[[Any], Ints] = _as_numbers,  # converts to int64
+) -> Ints:
     """Element indices, int64 ``[n]`` and contiguous, from the index of a sample or a write."""
     if not lanes or isinstance(index, int):
         numbers = numbers_of(index).reshape(-1)
@@ -54,17 +53,17 @@ def as_int(name: str, value: Any) -> int:
         raise TypeError(f"{name} is a number of items, an int; got {found}") from None
 
 
-def are_written(elements: NDArray[np.int64], lanes: tuple[int, ...]) -> NDArray[np.bool_]:
+def are_written(elements: Ints, lanes: tuple[int, ...]) -> Flags:
     """Which of them are elements; -1 in an index means "not written" (top-k writers)."""
     nowhere = ravel(tuple(np.array([-1]) for _ in range(len(lanes) + 1)), lanes)
     return np.not_equal(elements, nowhere)
 
 
-def elements_of(slots: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+def elements_of(slots: Ints, width: int) -> Ints:
     """The elements of slots, int64 ``[n * width]``."""
     if width == 1:
         return slots
-    elements: NDArray[np.int64] = (slots[:, None] * width + np.arange(width)).ravel()
+    elements: Ints = (slots[:, None] * width + np.arange(width)).ravel()
     return elements
 
 

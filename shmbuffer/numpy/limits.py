@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from shmbuffer.memory.first_write import first_ring
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
     from shmbuffer.memory import Engine, Ring
 
@@ -111,11 +110,7 @@ class Limits:
         return source.ring()
 
 
-def taken(
-    ring: Ring,
-    count: int,
-    read: Callable[[NDArray[np.int64], NDArray[np.int64]], Batch | None],
-) -> Batch | None:
+def taken(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | None]) -> Batch | None:
     """The oldest items of a queue, read by index and ticket; None if it is not a queue any more."""
     index = np.empty(count, np.int64)
     tickets = np.full(count, _NOT_TAKEN, np.int64)

@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.slots_file import PIECE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
 
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
 
 # Of masses: rounding may reverse the order of two close ones.
 _ROUNDING = 1e-9

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
-from shmbuffer.numpy.arrays import Floats, Ints
 
 
 @dataclass(slots=True)

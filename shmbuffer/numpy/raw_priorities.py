@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from shmbuffer.memory.format.array_types import Floats
 
 
 class PriorityUpdate(NamedTuple):
@@ -20,14 +19,14 @@ class PriorityUpdate(NamedTuple):
     """Items that were overwritten since they were sampled; their priority was dropped."""
 
 
-def as_raw(priority: Any, count: int) -> NDArray[np.float64]:
+def as_raw(priority: Any, count: int) -> Floats:
     """Priorities as float64 ``[count]``, contiguous; a single one stands for all."""
     if type(priority) is np.ndarray and priority.dtype == np.float64 and priority.shape == (count,):
         return priority if priority.flags.c_contiguous else np.ascontiguousarray(priority)
     return _spread(_flat(priority), count)
 
 
-def reduced(priority: Any, count: int, how: str) -> NDArray[np.float64]:
+def reduced(priority: Any, count: int, how: str) -> Floats:
     """The same, but several priorities for each item become one."""
     raw = _flat(priority)
     if len(raw) <= 1 or len(raw) == count:
@@ -40,7 +39,7 @@ def reduced(priority: Any, count: int, how: str) -> NDArray[np.float64]:
     return np.ascontiguousarray(getattr(np, how)(rows, axis=1))
 
 
-def _flat(priority: Any) -> NDArray[np.float64]:
+def _flat(priority: Any) -> Floats:
     """Priorities of any shape, as one row."""
     if hasattr(priority, "detach"):  # a tensor
         priority = priority.detach().cpu()
@@ -51,7 +50,7 @@ def _flat(priority: Any) -> NDArray[np.float64]:
     return np.ascontiguousarray(np.asarray(priority, dtype=np.float64).reshape(-1))
 
 
-def _spread(raw: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def _spread(raw: Floats, count: int) -> Floats:
     """One priority for each item; a single one stands for all."""
     if len(raw) == count:
         return raw
@@ -63,7 +62,7 @@ def _spread(raw: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     )
 
 
-def check_raw(raw: NDArray[np.float64]) -> None:
+def check_raw(raw: Floats) -> None:
     """ValueError where a priority is NaN, infinite or negative."""
     if len(raw) and not 0 <= raw.min() <= raw.max() < np.inf:
         bad = raw[~((raw >= 0) & (raw < np.inf))][0]

@@ -11,8 +11,8 @@ import numpy as np
 
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format import recorded
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.mover import Drawn, Mover
 from shmbuffer.numpy.records.codec import RecordCodec
 from shmbuffer.numpy.records.decoder import Decoder

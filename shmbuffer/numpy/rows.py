@@ -16,9 +16,10 @@ import numpy as np
 
 from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import RAW, path_of
 from shmbuffer.memory.format.streams import GivenStreams
-from shmbuffer.numpy.arrays import DTYPES, Floats, Ints
+from shmbuffer.numpy.arrays import DTYPES
 from shmbuffer.numpy.leaves import ArrayLeaves, SchemaLeaves
 from shmbuffer.numpy.mover import Drawn, Mover, write_found
 from shmbuffer.numpy.nodes import LEAF, tree_of

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.system import deadline
 from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import named
@@ -17,9 +18,6 @@ from shmbuffer.numpy.limits import taken
 from shmbuffer.numpy.mover import Drawn, Mover
 from shmbuffer.numpy.nodes import entry_of
 from shmbuffer.numpy.raw_priorities import PriorityUpdate, as_raw, reduced
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Sampling(Handle):
@@ -217,7 +215,7 @@ def _entries_of(items: list[Any], key: str | tuple[str, ...] | None) -> dict[Any
 def _out_of_queue(rows: Mover, count: int) -> Drawn | None:
     """The oldest items of a queue; None if it is not a queue any more."""
 
-    def read(index: NDArray[np.int64], tickets: NDArray[np.int64]) -> Drawn | None:
+    def read(index: Ints, tickets: Ints) -> Drawn | None:
         data = rows.read(index, tickets)
         return None if data is None else Drawn(data, index, tickets, None)
 

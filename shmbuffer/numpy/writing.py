@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, checked, of_each
 from shmbuffer.memory.system import deadline
 from shmbuffer.numpy import indices
-from shmbuffer.numpy.arrays import Floats, Ints, named
+from shmbuffer.numpy.arrays import named
 from shmbuffer.numpy.batches import stack, unbound
 from shmbuffer.numpy.handle import Handle
 from shmbuffer.numpy.leaves import ArrayLeaves

@@ -16,7 +16,8 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.slots_file import PIECE, Floats, SlotsFile
+from shmbuffer.memory.format.array_types import Floats
+from shmbuffer.memory.format.slots_file import PIECE, SlotsFile
 
 
 class Written:

@@ -26,6 +26,7 @@ from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.flow.waiting import Calls
 from shmbuffer.memory.format import ledger
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.layout import Alone, Side
 from shmbuffer.memory.format.ledger import HELD_HERE, Acknowledged, Standings, Taken
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, nanoseconds
@@ -225,7 +226,7 @@ class Consumer:
         self._seat.reap_dead()  # nobody else may do it, and what they hold is to be given
         return self._calls.ask("to_give", self.which, self.number, most)
 
-    def returned(self, known: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def returned(self, known: NDArray[np.uint64]) -> tuple[Ints, Ints]:
         """Slots and tickets of items whose leases have ended since the call before.
 
         Args:
@@ -256,11 +257,11 @@ class Consumer:
 
     def claim(
         self,
-        index: NDArray[np.int64],
-        tickets: NDArray[np.int64],
-        sizes: Sequence[int] | NDArray[np.int64] | None = None,
+        index: Ints,
+        tickets: Ints,
+        sizes: Sequence[int] | Ints | None = None,
         lease_s: float = math.inf,
-    ) -> tuple[NDArray[np.bool_], int]:
+    ) -> tuple[Flags, int]:
         """Takes items that were chosen, under one lease.
 
         Args:
@@ -279,21 +280,14 @@ class Consumer:
         return kept, lease if kept.any() else 0
 
     def could_claim(
-        self,
-        index: NDArray[np.int64],
-        tickets: NDArray[np.int64],
-        sizes: Sequence[int] | NDArray[np.int64] | None = None,
-    ) -> NDArray[np.bool_]:
+        self, index: Ints, tickets: Ints, sizes: Sequence[int] | Ints | None = None
+    ) -> Flags:
         """Which groups `claim` would take now."""
         return self._claim(index, tickets, sizes, 0)[0]
 
     def _claim(
-        self,
-        index: NDArray[np.int64],
-        tickets: NDArray[np.int64],
-        sizes: Sequence[int] | NDArray[np.int64] | None,
-        lease_ns: int,
-    ) -> tuple[NDArray[np.bool_], int]:
+        self, index: Ints, tickets: Ints, sizes: Sequence[int] | Ints | None, lease_ns: int
+    ) -> tuple[Flags, int]:
         groups = np.ones(len(index), np.int64) if sizes is None else np.asarray(sizes, np.int64)
         index, tickets = _pair(index, tickets)
         if int(groups.sum()) != len(index) or (groups < 0).any():
@@ -312,7 +306,7 @@ class Consumer:
         self._taking(call, lease, index)
         return kept.astype(bool), int(lease[0])
 
-    def drop(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> int:
+    def drop(self, index: Ints, tickets: Ints) -> int:
         """Acknowledges items without a delivery, but for those that somebody alive holds.
 
         Returns how many. For what was given up: groups that cannot be whole, ends of streams.
@@ -321,12 +315,7 @@ class Consumer:
         where = self.which, self.number, address(index), address(tickets), len(index)
         return self._calls.ask("drop_items", *where, what="drop", index=index)
 
-    def ack(
-        self,
-        leases: int | NDArray[np.uint64],
-        index: NDArray[np.int64],
-        tickets: NDArray[np.int64],
-    ) -> Acknowledged:
+    def ack(self, leases: int | NDArray[np.uint64], index: Ints, tickets: Ints) -> Acknowledged:
         """Acknowledges items, each under the lease that it came with; twice is as once."""
         index, tickets = _pair(index, tickets)
         under = np.ascontiguousarray(np.broadcast_to(np.asarray(leases, np.uint64), index.shape))
@@ -357,16 +346,14 @@ class Consumer:
         self._calls.ask("standings", self.which, self.number, *where)
         return found
 
-    def held(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+    def held(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:
         """Slots, tickets and leases of what this handle holds. O(capacity)."""
         found = self.standings()
         here = (found.states == HELD_HERE).nonzero()[0]
         return here, found.tickets[here], found.leases[here]
 
 
-def _pair(
-    index: NDArray[np.int64], tickets: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pair(index: Ints, tickets: Ints) -> tuple[Ints, Ints]:
     if np.shape(index) != np.shape(tickets):
         raise ValueError(f"{len(index)} indices, {len(tickets)} generations; give as many")
     return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(tickets, np.int64)

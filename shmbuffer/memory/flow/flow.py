@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shmbuffer._native import _core
 from shmbuffer.memory.flow.rate_status import RateStatus, rate_status
 from shmbuffer.memory.flow.waiting import COUNTS, PASSES, Calls
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.layout import Limit
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
@@ -71,7 +69,7 @@ class Flow:
         if counted:
             self._calls.ask("cancel", counted, version, what="sample")
 
-    def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> bool:
+    def take(self, index: Ints, tickets: Ints) -> bool:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.
 
         False: there is no queue (any more), and nothing to release. Raises as `admit`.

@@ -24,6 +24,7 @@ from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow.holders import now_ns, table_of
 from shmbuffer.memory.flow.waiting import Calls
 from shmbuffer.memory.format import ledger
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import RESERVATION, RESERVATIONS, ReservationState
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
@@ -77,10 +78,7 @@ class Reservations:
 
     @contextmanager
     def held(
-        self,
-        name: int,
-        versions: NDArray[np.int64] | None = None,
-        young: NDArray[np.bool_] | None = None,
+        self, name: int, versions: Ints | None = None, young: Flags | None = None
     ) -> Iterator[None]:
         """The first write that this thread commits in here is made from the reservation.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer.memory.format import layout, slots
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.slots_file import SlotsFile
 
 
-def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) -> NDArray[np.bool_]:
+def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) -> Flags:
     """Items of these slots whose record cannot be where their slot says."""
     position, nbytes = live.extents["position"][where], live.extents["bytes"][where]
     wrong = (nbytes < layout.RECORD.itemsize) | (nbytes > record_bytes) | (position % 8 != 0)
@@ -20,13 +20,11 @@ def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) ->
         tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
         wrong |= (position < tail) | (position + nbytes > head)
         wrong |= head - tail > record_bytes
-    found: NDArray[np.bool_] = wrong & live.holds(where)
+    found: Flags = wrong & live.holds(where)
     return found
 
 
-def not_theirs(
-    live: SlotsFile, record_bytes: int, records_map: Any, placed: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
+def not_theirs(live: SlotsFile, record_bytes: int, records_map: Any, placed: Flags) -> Flags:
     """Items of the first slots where the record at their place has another one's header."""
     held = (placed & live.holds(slice(len(placed)))).nonzero()[0]
     extents = live.extents[held]
@@ -51,6 +49,6 @@ def live_bytes(live: SlotsFile) -> int:
     return int((ends - np.maximum(starts, before)).clip(0).sum())
 
 
-def padded(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def padded(sizes: Ints) -> Ints:
     """Sizes as records take them: a multiple of 8."""
     return (sizes + 7) & ~7

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.layout import of_core
 from shmbuffer.memory.system.path_checks import wrong_size
 
@@ -46,8 +47,8 @@ HEAD = of_core("ledger", layout.PAGE, consumers=f"V{CONSUMERS * CONSUMER.itemsiz
 class Taken(NamedTuple):
     """Items under one lease."""
 
-    slots: NDArray[np.int64]
-    tickets: NDArray[np.int64]
+    slots: Ints
+    tickets: Ints
     lease: int  # 0: there are none
 
 
@@ -63,8 +64,8 @@ class Acknowledged(NamedTuple):
 class Standings(NamedTuple):
     """What each slot's item is to a consumer; see ``enum shmb_standing``."""
 
-    states: NDArray[np.uint8]
-    tickets: NDArray[np.int64]
+    states: Bytes
+    tickets: Ints
     notes: NDArray[np.uint64]
     """The lease that it is under, or was last, and how often it was acknowledged."""
 
@@ -74,7 +75,7 @@ class Standings(NamedTuple):
         return self.notes & np.uint64(2**LEASE_BITS - 1)
 
     @property
-    def acks(self) -> NDArray[np.int64]:
+    def acks(self) -> Ints:
         """How often each item was acknowledged; unknown for `DONE` ones."""
         return (self.notes >> np.uint64(LEASE_BITS)).astype(np.int64)
 

@@ -21,10 +21,9 @@ Proportional prioritization is Schaul et al., "Prioritized Experience Replay", I
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory.format.slots_file import Floats
+from shmbuffer.memory.format.array_types import Flags, Floats
 
 
 def mass_of(raw: Floats, alpha: float, eps: float) -> Floats:
@@ -40,7 +39,7 @@ def largest_mass(elements: int) -> float:
     return 1e300 / elements
 
 
-def are_priorities(raw: Floats, alpha: float, eps: float, elements: int) -> NDArray[np.bool_]:
+def are_priorities(raw: Floats, alpha: float, eps: float, elements: int) -> Flags:
     """Which of them a ring keeps: neither they nor their masses are negative, NaN or too large."""
     most = largest_mass(elements)
     return (raw >= 0) & (raw <= most) & (mass_of(raw, alpha, eps) <= most)

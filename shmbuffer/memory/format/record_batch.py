@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.extents import padded
 
 HEADER_BYTES = layout.RECORD.itemsize
@@ -20,11 +21,11 @@ HEADER_BYTES = layout.RECORD.itemsize
 class RecordBatch:
     """Records in memory, as they are written and as they are read."""
 
-    data: NDArray[np.uint8]
+    data: Bytes
     """uint8, contiguous, from a multiple of 8."""
-    starts: NDArray[np.int64]
+    starts: Ints
     """int64[n]: offset of each record's header in ``data``, a multiple of 8."""
-    sizes: NDArray[np.int64]
+    sizes: Ints
     """int64[n]: bytes of each record, header included. In a batch to be written they may reach over
     the next records (see `record_format`); in one that was read they do not."""
 
@@ -42,9 +43,9 @@ class RecordSample:
     """Records that were read, each validated."""
 
     batch: RecordBatch
-    index: NDArray[np.int64]
+    index: Ints
     """int64[n]: slots."""
-    tickets: NDArray[np.int64]
+    tickets: Ints
     """int64[n]; -1 where the slot holds no item (`Records.read` only)."""
     weights: NDArray[np.float32] | None
     """float32[n], where they were asked for."""
@@ -65,7 +66,7 @@ def join(bodies: Sequence[bytes]) -> RecordBatch:
     return RecordBatch(data, np.cumsum(padded(sizes)) - padded(sizes), sizes)
 
 
-def gather(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> RecordBatch:
+def gather(addresses: Ints, sizes: Ints) -> RecordBatch:
     """Copies of records, header included, that lie anywhere in memory; they do not overlap."""
     starts = np.cumsum(padded(sizes)) - padded(sizes)
     data = np.zeros(int(padded(sizes).sum()), np.uint8)

@@ -41,25 +41,26 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Bytes, Flags, Ints
 from shmbuffer.memory.format.layout import SlotState
 
 STATE_BITS = 2
 _SHIFT, _STATE, _COMMITTED = np.uint64(STATE_BITS), np.uint64(3), np.uint64(SlotState.COMMITTED)
 
 
-def states(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
+def states(words: NDArray[np.uint64]) -> Bytes:
     """State of each word, as numbers of `SlotState`."""
     return (words & _STATE).astype(np.uint8)
 
 
-def tickets(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+def tickets(words: NDArray[np.uint64]) -> Ints:
     """Ticket of each word; meaningless for EMPTY ones."""
     return (words >> _SHIFT).view(np.int64)
 
 
-def committed(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def committed(words: NDArray[np.uint64]) -> Flags:
     """Which slots hold an item."""
-    found: NDArray[np.bool_] = (words & _STATE) == _COMMITTED
+    found: Flags = (words & _STATE) == _COMMITTED
     return found
 
 

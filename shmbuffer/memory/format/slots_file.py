@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.format import layout, slots
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.format.schema import Schema
-
-Floats = NDArray[np.float64]
 
 PIECE = 16384
 """Slots or elements to look at together: what is made of them stays in the second cache."""
@@ -66,21 +65,21 @@ class SlotsFile:
         """float64[elements]: the masses, without their padding."""
         return self.masses[: len(self.raw)]
 
-    def holds(self, where: Any = slice(None)) -> NDArray[np.bool_]:
+    def holds(self, where: Any = slice(None)) -> Flags:
         """Which of these slots hold an item."""
         return slots.committed(self.words[where])
 
-    def writing(self, where: Any = slice(None)) -> NDArray[np.bool_]:
+    def writing(self, where: Any = slice(None)) -> Flags:
         """Which of these slots somebody is writing, or was."""
-        found: NDArray[np.bool_] = slots.states(self.words[where]) == SlotState.WRITING
+        found: Flags = slots.states(self.words[where]) == SlotState.WRITING
         return found
 
-    def committed(self) -> NDArray[np.int64]:
+    def committed(self) -> Ints:
         """Elements that hold an item, in storage order. O(capacity)."""
         found = self.holds().nonzero()[0]
         if self.width == 1:
             return found
-        lanes: NDArray[np.int64] = (found[:, None] * self.width + np.arange(self.width)).ravel()
+        lanes: Ints = (found[:, None] * self.width + np.arange(self.width)).ravel()
         return lanes
 
     def wholes_used(self) -> int:
@@ -95,7 +94,7 @@ class SlotsFile:
         own = (nexts >> np.uint64(63) == 1) & (number == np.arange(len(holders), dtype=np.uint64))
         return int(np.count_nonzero(inside & held & own))
 
-    def tickets(self) -> NDArray[np.int64]:
+    def tickets(self) -> Ints:
         """Ticket of the item in each slot, -1 where there is none. O(capacity)."""
         words = self.words.copy()
         return np.where(slots.committed(words), slots.tickets(words), -1)

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import (
@@ -38,6 +37,7 @@ from shmbuffer.errors import (
     ShmBufferError,
 )
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.array_types import Bytes
 from shmbuffer.memory.format.leaf import ITEMSIZES, Leaf
 from shmbuffer.memory.format.schema import MAX_LEAVES, difference_of
 from shmbuffer.memory.system.filesystem import free_memory_bytes
@@ -106,9 +106,9 @@ class Copied(NamedTuple):
     step: int  # as their publisher gave it
     time_ns: int  # when they were published; wall clock
     form: WeightsForm  # what they are made of
-    data: NDArray[np.uint8]  # their bytes, the caller's own
+    data: Bytes  # their bytes, the caller's own
 
-    def parts(self) -> list[NDArray[np.uint8]]:
+    def parts(self) -> list[Bytes]:
         """The bytes of each tensor, in the order of the form; views."""
         pairs = zip(self.form.leaves, self.form.places, strict=True)
         return [self.data[at : at + leaf.nbytes] for leaf, at in pairs]

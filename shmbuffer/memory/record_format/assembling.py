@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.bounds import MAX_U32, ImpossibleError, refuse
 from shmbuffer.memory.record_format.forms import Form
@@ -28,11 +28,11 @@ from shmbuffer.memory.record_format.pieces import (
 
 def assemble(
     form: Form,
-    batch_dims: NDArray[np.int64],
-    dims: Sequence[NDArray[np.int64]],
-    addresses: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    holders: NDArray[np.int64] | None = None,
+    batch_dims: Ints,
+    dims: Sequence[Ints],
+    addresses: Ints,
+    sizes: Ints,
+    holders: Ints | None = None,
 ) -> RecordBatch:
     """Lays out n records of one form; one native call moves the bytes.
 
@@ -73,13 +73,7 @@ def assemble_one(form: Form, dims: list[int], pieces: list[Any]) -> RecordBatch 
     return RecordBatch(np.frombuffer(data, np.uint8), np.zeros(1, np.int64), np.array([end]))
 
 
-def _numbers(
-    form: Form,
-    count: int,
-    batch_dims: NDArray[np.int64],
-    dims: Sequence[NDArray[np.int64]],
-    sizes: NDArray[np.int64],
-) -> NDArray[np.int64]:
+def _numbers(form: Form, count: int, batch_dims: Ints, dims: Sequence[Ints], sizes: Ints) -> Ints:
     columns = form.columns
     numbers = np.zeros((count, columns.numbers), np.int64)
     _require_shape("batch_dims", batch_dims, (count, form.batch_dims))
@@ -100,7 +94,7 @@ def _numbers(
 
 
 def _laid_out_by_core(
-    form: Form, numbers: NDArray[np.int64], addresses: NDArray[np.int64], sizes: NDArray[np.int64]
+    form: Form, numbers: Ints, addresses: Ints, sizes: Ints
 ) -> RecordBatch | None:
     """Records without a front. None where they have one, or cannot be written: see `_laid_out`."""
     steps, count = form.columns.steps, len(addresses)
@@ -121,11 +115,7 @@ def _laid_out_by_core(
 
 
 def _laid_out(
-    form: Form,
-    numbers: NDArray[np.int64],
-    addresses: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    holders: NDArray[np.int64] | None,
+    form: Form, numbers: Ints, addresses: Ints, sizes: Ints, holders: Ints | None
 ) -> RecordBatch:
     """Records that differ in what they hold; ``numbers`` gets the places."""
     columns, count = form.columns, len(addresses)
@@ -178,12 +168,12 @@ def _laid_out(
     return RecordBatch(data, starts, end)
 
 
-def _numbered(pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+def _numbered(pieces: Ints) -> Ints:
     """The number of each piece in its batch."""
     return np.arange(pieces.size).reshape(pieces.shape)
 
 
-def _require_holders(form: Form, holders: NDArray[np.int64]) -> None:
+def _require_holders(form: Form, holders: Ints) -> None:
     """Refuses holders that are not in this row or a later one, or hold no bytes of their own."""
     itself = _numbered(holders)
     refuse(
@@ -205,6 +195,6 @@ def _require_holders(form: Form, holders: NDArray[np.int64]) -> None:
     )
 
 
-def _require_shape(name: str, array: NDArray[np.int64], shape: tuple[int, ...]) -> None:
+def _require_shape(name: str, array: Ints, shape: tuple[int, ...]) -> None:
     if array.dtype != np.int64 or array.shape != shape:
         raise ValueError(f"{name} must be int64{list(shape)}, got {array.dtype}{list(array.shape)}")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from shmbuffer.memory.format.array_types import Flags
 
 MAX_U32 = 2**32 - 1
 MAX_RAW_BYTES = 2**32
@@ -42,7 +43,7 @@ class ImpossibleError(Exception):
         self.row = row
 
 
-def refuse(bad: NDArray[np.bool_], reason: Callable[..., str]) -> None:
+def refuse(bad: Flags, reason: Callable[..., str]) -> None:
     """Raises if anything in ``bad`` is true; ``reason`` is told where the first is."""
     if bad.any():
         place = [int(at[0]) for at in np.nonzero(bad)]

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format import bounds, grammar
 from shmbuffer.memory.record_format.bounds import ImpossibleError, refuse
 from shmbuffer.memory.record_format.chunks import DTYPED, KINDS, Chunk, Codec, rank_of
@@ -61,7 +59,7 @@ def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
     return Form(bytes(writer.out), tree, writer.batch_dims, chunks, columns)
 
 
-def form_of(code: bytes, told: NDArray[np.int64]) -> Form:
+def form_of(code: bytes, told: Ints) -> Form:
     """The form of records whose code is this, and which have so many numbers each."""
     try:
         form = parse_form(code)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.bounds import refuse
 from shmbuffer.memory.record_format.forms import Form
@@ -24,10 +25,10 @@ FRONT_WORD = HEADER_BYTES // 4 + 2
 class Headers(NamedTuple):
     """What the first bytes of bodies say, int64[n] each; the bytes that they name are there."""
 
-    numbers: NDArray[np.int64]
-    form_bytes: NDArray[np.int64]
-    numbers_at: NDArray[np.int64]
-    form_at: NDArray[np.int64]
+    numbers: Ints
+    form_bytes: Ints
+    numbers_at: Ints
+    form_at: Ints
 
 
 def heads_of(batch: RecordBatch) -> Headers:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.bounds import ImpossibleError, refuse
 from shmbuffer.memory.record_format.forms import Form, form_of, parse_form
@@ -35,26 +35,26 @@ class Located(NamedTuple):
     """
 
     form: Form
-    rows: NDArray[np.int64]
+    rows: Ints
     """int64[m]: their numbers in the batch."""
-    numbers: NDArray[np.int64]
+    numbers: Ints
     """int64[m, numbers]: what each of them says."""
-    offsets: NDArray[np.int64]
+    offsets: Ints
     """int64[m, pieces]: where each piece starts in ``batch.data``; chunk after chunk."""
-    sizes: NDArray[np.int64]
+    sizes: Ints
     """int64[m, pieces]: stored bytes."""
-    expanded: NDArray[np.int64]
+    expanded: Ints
     """int64[m, pieces]: bytes of the leaf that is stored so."""
     alike: bool = False
     """The dims of each leaf are known to be the same in all of them."""
 
     @property
-    def batch_dims(self) -> NDArray[np.int64]:
+    def batch_dims(self) -> Ints:
         """int64[m, form.batch_dims]."""
         return self.numbers[:, : self.form.batch_dims]
 
     @property
-    def dims(self) -> list[NDArray[np.int64]]:
+    def dims(self) -> list[Ints]:
         """int64[m, rank], one for each chunk."""
         return [self.numbers[:, held] for held in self.form.columns.dims]
 
@@ -103,7 +103,7 @@ def _located_by_core(batch: RecordBatch) -> Located | None:
     return Located(form, np.arange(count), told, offsets, stored, expanded, alike)
 
 
-def _alike(batch: RecordBatch, heads: Headers) -> list[NDArray[np.int64]]:
+def _alike(batch: RecordBatch, heads: Headers) -> list[Ints]:
     """Rows by form: one call compares all with the first; others are looked up one by one."""
     nbytes = int(heads.form_bytes[0])
     alike = heads.form_bytes == nbytes
@@ -118,7 +118,7 @@ def _alike(batch: RecordBatch, heads: Headers) -> list[NDArray[np.int64]]:
     return groups
 
 
-def _same(batch: RecordBatch, at: NDArray[np.int64], nbytes: int) -> NDArray[np.bool_]:
+def _same(batch: RecordBatch, at: Ints, nbytes: int) -> Flags:
     """At which of these places are the bytes that are at the first of them."""
     one = at + address(batch.data)
     other = np.full(len(one), one[0])
@@ -132,7 +132,7 @@ def _code(batch: RecordBatch, heads: Headers, row: int) -> bytes:
     return batch.data[at : at + int(heads.form_bytes[row])].tobytes()
 
 
-def _located(batch: RecordBatch, heads: Headers, rows: NDArray[np.int64]) -> Located:
+def _located(batch: RecordBatch, heads: Headers, rows: Ints) -> Located:
     starts, limits = batch.starts[rows], batch.sizes[rows]
     try:
         form = form_of(_code(batch, heads, int(rows[0])), heads.numbers[rows])
@@ -157,9 +157,7 @@ def _located(batch: RecordBatch, heads: Headers, rows: NDArray[np.int64]) -> Loc
     return Located(form, rows, numbers, offsets, sizes, expanded)
 
 
-def _require_places(
-    form: Form, places: NDArray[np.int64], reach: NDArray[np.int64], limits: NDArray[np.int64]
-) -> None:
+def _require_places(form: Form, places: Ints, reach: Ints, limits: Ints) -> None:
     """Placed pieces lie inside their records, where they may."""
     placed, front = form.columns.placed, form.columns.front
     refuse(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.record_format.chunks import Chunk, Codec
 
 Place = tuple[str, int, int]
@@ -22,30 +22,30 @@ class NumberColumns(NamedTuple):
 
     numbers: int
     pieces: int
-    constants: NDArray[np.int64]
+    constants: Ints
     dims: tuple[slice, ...]
     """Of each chunk."""
-    factors: NDArray[np.int64]
+    factors: Ints
     """Columns: for each chunk its itemsize and its dims."""
-    first: NDArray[np.int64]
+    first: Ints
     """The start of each chunk in ``factors``."""
-    chunk_of: NDArray[np.int64]
+    chunk_of: Ints
     """int64[pieces]."""
-    parts: NDArray[np.int64]
+    parts: Ints
     """int64[pieces]: into how many pieces the chunk is divided."""
-    equal: tuple[NDArray[np.int64], NDArray[np.int64]]
+    equal: tuple[Ints, Ints]
     """Columns: what is expected, and where."""
-    stored: NDArray[np.int64]
+    stored: Ints
     """Pieces whose size is among the numbers."""
-    sizes: NDArray[np.int64]
+    sizes: Ints
     """Columns of these."""
-    placed: NDArray[np.int64]
+    placed: Ints
     """Pieces that have places."""
-    offsets: NDArray[np.int64]
+    offsets: Ints
     """Columns of these."""
-    raw: NDArray[np.bool_]
+    raw: Flags
     """bool[pieces]."""
-    zstd: NDArray[np.int64]
+    zstd: Ints
     """Pieces."""
     joined: tuple[tuple[int, int], ...]
     """Pieces in the frames of others, each with the piece whose frame it is."""
@@ -53,12 +53,12 @@ class NumberColumns(NamedTuple):
     """The other pieces, in order, and what each is aligned to."""
     front: int
     """The alignment of placed pieces."""
-    gapped: NDArray[np.int64]
+    gapped: Ints
     """Pieces before which there may be a gap."""
-    held: NDArray[np.int64]
+    held: Ints
     """int64[pieces, 3], for `_core.take_apart`: whether it is compressed with zstd; the piece in
     whose frame it is, or itself; the column of its planes, or -1."""
-    steps: NDArray[np.int64] | None
+    steps: Ints | None
     """The same for `_core.locate_pieces`; None where pieces are placed."""
 
 
@@ -151,5 +151,5 @@ def columns_of(
     )
 
 
-def _ints(values: list[int]) -> NDArray[np.int64]:
+def _ints(values: list[int]) -> Ints:
     return np.array(values, np.int64)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format.bounds import (
     MAX_RAW_BYTES,
     MAX_U32,
@@ -18,7 +18,7 @@ from shmbuffer.memory.record_format.chunks import Chunk
 from shmbuffer.memory.record_format.forms import Form
 
 
-def measure(form: Form, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
     """Stored bytes of each piece, and those of its leaf, int64[m, pieces], from int64[m, numbers].
 
     Refuses products that are too large, and sizes that the dims contradict.
@@ -78,7 +78,7 @@ def measure(form: Form, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], 
     return sizes, held
 
 
-def require_raw(form: Form, sizes: NDArray[np.int64], expanded: NDArray[np.int64]) -> None:
+def require_raw(form: Form, sizes: Ints, expanded: Ints) -> None:
     """Refuses raw pieces whose size differs from their dims."""
     refuse(
         (sizes != expanded) & form.columns.raw,
@@ -89,7 +89,7 @@ def require_raw(form: Form, sizes: NDArray[np.int64], expanded: NDArray[np.int64
     )
 
 
-def require_joined(form: Form, sizes: NDArray[np.int64]) -> None:
+def require_joined(form: Form, sizes: Ints) -> None:
     """Refuses bytes of pieces whose bytes are in the frames of others."""
     for piece, _ in form.columns.joined:
         refuse(
@@ -100,9 +100,7 @@ def require_joined(form: Form, sizes: NDArray[np.int64]) -> None:
         )
 
 
-def place_inline(
-    form: Form, sizes: NDArray[np.int64], at: NDArray[np.int64], offsets: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def place_inline(form: Form, sizes: Ints, at: Ints, offsets: Ints) -> Ints:
     """Sets the offsets of inline pieces, the first at or behind ``at``; where the last ends."""
     for piece, alignment in form.columns.inline:
         if alignment > 1:
@@ -112,7 +110,7 @@ def place_inline(
     return at
 
 
-def require_short(ends: NDArray[np.int64]) -> None:
+def require_short(ends: Ints) -> None:
     """Refuses records that end beyond 32 bits."""
     refuse(ends > MAX_U32, lambda row: f"it takes {ends[row]} bytes, {MAX_U32} are the limit")
 
@@ -127,7 +125,7 @@ def name_of(form: Form, piece: int) -> str:
     return name
 
 
-def _with_dims(form: Form, numbers: NDArray[np.int64], chunk: int) -> str:
+def _with_dims(form: Form, numbers: Ints, chunk: int) -> str:
     return _chunk_name(form, chunk, numbers[form.columns.dims[chunk]].tolist())
 
 
@@ -136,21 +134,21 @@ def _chunk_name(form: Form, chunk: int, dims: object = "") -> str:
     return f"chunk {chunk} ({found.dtype or found.kind}{dims})"
 
 
-def aligned(at: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
+def aligned(at: Ints, alignment: int) -> Ints:
     """The next multiples of a power of two."""
     return (at + (alignment - 1)) & -alignment
 
 
-def move(addresses: NDArray[np.int64], sizes: NDArray[np.int64], to: NDArray[np.int64]) -> None:
+def move(addresses: Ints, sizes: Ints, to: Ints) -> None:
     """So many bytes go from address to address, in one native call. ``to`` is contiguous."""
     addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
     _core.move_pieces(address(addresses), address(sizes), address(to), to.size)
 
 
-def volumes(chunk: Chunk, dims: NDArray[np.int64]) -> NDArray[np.int64]:
+def volumes(chunk: Chunk, dims: Ints) -> Ints:
     """int64[n]: the bytes of a leaf, expanded, from its dims, int64[n, rank]."""
     if chunk.rank == 0:
         return np.full(len(dims), chunk.itemsize, np.int64)
     sizes = dims[:, 0] if chunk.rank == 1 else np.multiply.reduce(dims, axis=1)
-    found: NDArray[np.int64] = sizes * chunk.itemsize
+    found: Ints = sizes * chunk.itemsize
     return found

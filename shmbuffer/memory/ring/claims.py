@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shmbuffer._native._core import address
 from shmbuffer.memory.directory.seat import Closed
 from shmbuffer.memory.flow.waiting import Calls
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.streams import Streams
 from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
@@ -35,10 +36,7 @@ class Claims:
         self._in_place = False
 
     def claim(
-        self,
-        count: int,
-        streams: Streams | None = None,
-        timeout: float | None = WRITE_TIMEOUT_S,
+        self, count: int, streams: Streams | None = None, timeout: float | None = WRITE_TIMEOUT_S
     ) -> int:
         """Takes ``count`` slots at the head, for this thread; returns the ticket of the first."""
         given = address(streams)
@@ -54,13 +52,13 @@ class Claims:
 
     def claim_slots(
         self,
-        where: NDArray[np.int64],
+        where: Ints,
         *,
         in_place: bool,
         keeps: bool = False,
-        tickets: NDArray[np.int64] | None = None,
+        tickets: Ints | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
-    ) -> NDArray[np.bool_]:
+    ) -> Flags:
         """Takes named slots, for `commit` or `abort` in the same thread. Raises as `Ring.place`.
 
         ``keeps``: neither observations nor next ones change, where they are stored once.
@@ -98,7 +96,7 @@ class Claims:
         given = tuple(addresses)
         self._calls.run(lambda: int(self._holder().fill(given)), "fill")
 
-    def commit(self, priorities: NDArray[np.float64] | int | None = None) -> None:
+    def commit(self, priorities: Floats | int | None = None) -> None:
         """Publishes what was claimed; if it raises, that was given back."""
         given = 0
         try:
@@ -129,7 +127,7 @@ class Claims:
         return self._native if self._native is not None and isinstance(native, Closed) else native
 
 
-def address_of_priorities(array: NDArray[np.float64] | int | None, count: int) -> int:
+def address_of_priorities(array: Floats | int | None, count: int) -> int:
     """The address of ``count`` priorities, which have to be float64 and contiguous."""
     if array is None or isinstance(array, int):
         return address(array)

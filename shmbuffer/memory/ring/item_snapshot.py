@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.flow.waiting import Calls
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.system.progress import Progress
 
@@ -21,11 +22,11 @@ _COPY_LOCKED = 256
 class ItemSnapshot(NamedTuple):
     """A ring at one moment."""
 
-    tickets: NDArray[np.int64]
+    tickets: Ints
     """int64[capacity]: of the item in each slot; -1: there is none."""
     sources: NDArray[np.uint64]
     """uint64[capacity]: writer and stream, see `layout.source_of`; where there is an item."""
-    priorities: NDArray[np.float64]
+    priorities: Floats
     """float64[elements], raw; NaN where none is known."""
     head: int
     """The next ticket."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.priorities import mass_of
-from shmbuffer.memory.format.slots_file import PIECE, Floats
+from shmbuffer.memory.format.slots_file import PIECE
 from shmbuffer.memory.ring import counters
 from shmbuffer.memory.ring.item_snapshot import ItemSnapshot
 from shmbuffer.memory.ring.ring import Ring
@@ -79,7 +79,7 @@ def _copied(
         yield _weighed(raw, alpha, eps), raw
 
 
-def _weighed(raw: NDArray[np.float64], alpha: float, eps: float) -> Floats:
+def _weighed(raw: Floats, alpha: float, eps: float) -> Floats:
     """Masses; NaN is no item, and with alpha 0 its power is 1, too."""
     return np.where(np.isnan(raw), 0.0, mass_of(raw, alpha, eps))
 

@@ -39,6 +39,7 @@ from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.flow.waiting import Calls
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.extents import live_bytes
 from shmbuffer.memory.format.record_batch import RecordBatch, RecordSample, addresses_of
 from shmbuffer.memory.format.slots_file import SlotsFile
@@ -91,7 +92,7 @@ class Records:
     def write(
         self,
         batch: RecordBatch,
-        priorities: NDArray[np.float64] | None = None,
+        priorities: Floats | None = None,
         *,
         streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
@@ -114,14 +115,14 @@ class Records:
 
     def place(
         self,
-        where: NDArray[np.int64],
+        where: Ints,
         batch: RecordBatch,
-        priorities: NDArray[np.float64] | None = None,
+        priorities: Floats | None = None,
         *,
         in_place: bool,
-        tickets: NDArray[np.int64] | None = None,
+        tickets: Ints | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
-    ) -> NDArray[np.bool_]:
+    ) -> Flags:
         """Writes record i, of records that do not overlap, to slot ``where[i]``; bool[n]: if so."""
         count = len(batch)
         if count != len(where):
@@ -175,7 +176,7 @@ class Records:
         )
         return RecordSample(batch, index, tickets, weights)
 
-    def read(self, index: NDArray[np.int64]) -> RecordSample:
+    def read(self, index: Ints) -> RecordSample:
         """Copies records by slot, each validated; where there is no item the size is 0."""
         index = np.ascontiguousarray(index, np.int64)
         count, tickets = len(index), np.empty(len(index), np.int64)
@@ -272,7 +273,7 @@ class Records:
         count: int,
         call: Callable[[tuple[int, ...]], int],
         what: str,
-        index: NDArray[np.int64] | None = None,
+        index: Ints | None = None,
     ) -> RecordBatch:
         """Records in fresh memory, which is made larger until they fit."""
         starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
@@ -27,6 +26,7 @@ from shmbuffer.memory.flow.flow import Flow
 from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.flow.status import raise_for_status, require_linked
 from shmbuffer.memory.flow.waiting import Calls
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.limiter import NO_LIMIT, Quota, RateLimiter
 from shmbuffer.memory.format.slots_file import SlotsFile
 from shmbuffer.memory.format.streams import Streams
@@ -112,7 +112,7 @@ class Ring(HasTotals):
         self,
         addresses: Sequence[int],
         count: int,
-        priorities: NDArray[np.float64] | int | None = None,
+        priorities: Floats | int | None = None,
         *,
         streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
@@ -171,9 +171,9 @@ class Ring(HasTotals):
 
     def place(
         self,
-        where: NDArray[np.int64],
+        where: Ints,
         addresses: Sequence[int],
-        priorities: NDArray[np.float64] | int | None = None,
+        priorities: Floats | int | None = None,
         *,
         in_place: bool,
         timeout: float | None = WRITE_TIMEOUT_S,
@@ -273,10 +273,7 @@ class Ring(HasTotals):
         )
 
     def update(
-        self,
-        index: NDArray[np.int64],
-        priorities: NDArray[np.float64],
-        tickets: NDArray[np.int64] | None = None,
+        self, index: Ints, priorities: Floats, tickets: Ints | None = None
     ) -> tuple[int, int]:
         """Sets raw priorities; an element named twice keeps the last.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer.memory.flow.waiting import Calls
-from shmbuffer.memory.format.slots_file import Floats, SlotsFile
+from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.slots_file import SlotsFile
 
 
 class PriorityTree:
@@ -24,7 +24,7 @@ class PriorityTree:
         self._live = live
         # asked for the priority of new items that come without one, with the slots that they take
         # (None: they are taken already). None: it is the largest ever given
-        self.initial: Callable[[NDArray[np.int64] | None], float] | None = None
+        self.initial: Callable[[Ints | None], float] | None = None
 
     # One load each; no lock.
 
@@ -71,15 +71,15 @@ class PriorityTree:
         deaths = control.runtime["reaped"][0] + control.runtime["repairs"][0]
         return int(control.entries["updates_applied"].sum() + deaths)
 
-    def priorities(self, elements: NDArray[np.int64] | slice | None = None) -> Floats:
+    def priorities(self, elements: Ints | slice | None = None) -> Floats:
         """Raw priorities of all or some elements, a copy; of a slice a view. NaN: none is known."""
         return self._live.raw.copy() if elements is None else self._live.raw[elements]
 
-    def mass(self, elements: NDArray[np.int64] | slice | None = None) -> Floats:
+    def mass(self, elements: Ints | slice | None = None) -> Floats:
         """The tree's leaves, or some of them, a copy; of a slice the ring's own."""
         return self._live.mass.copy() if elements is None else self._live.mass[elements]
 
-    def of_new(self, taken: NDArray[np.int64] | None, count: int) -> Floats | None:
+    def of_new(self, taken: Ints | None, count: int) -> Floats | None:
         """Priorities of ``count`` new elements that come without; None: the core knows."""
         return None if self.initial is None else np.full(count, self.initial(taken))
 

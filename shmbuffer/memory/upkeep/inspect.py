@@ -11,7 +11,6 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, FormatError
@@ -23,6 +22,7 @@ from shmbuffer.memory.flow.consumer_status import ConsumerStatus
 from shmbuffer.memory.flow.holders import Holder, holders, told
 from shmbuffer.memory.flow.rate_status import waits
 from shmbuffer.memory.format import extents, layout, ledger, weights_file
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.control import Control, Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag
 from shmbuffer.memory.format.schema import Schema
@@ -284,7 +284,7 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
     }
 
 
-def _looked_at(reached: int) -> NDArray[np.int64]:
+def _looked_at(reached: int) -> Ints:
     """Written slots, in runs from all over the ring: each is a fault, as each look maps again."""
     runs = _LOOKED_SLOTS // _RUN
     if reached <= _LOOKED_SLOTS:

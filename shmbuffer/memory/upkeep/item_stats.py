@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shmbuffer.memory.directory.diagnosis import Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout, slots
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.layout import Role
 from shmbuffer.memory.format.slots_file import SlotsFile
 from shmbuffer.memory.system.region import Directory
@@ -45,10 +46,10 @@ class ItemStats:
     """The items that were looked at, one element each."""
 
     share: float  # of all slots that were looked at, from 0 to 1
-    ages: NDArray[np.int64]  # elements written since, by anybody
+    ages: Ints  # elements written since, by anybody
     sources: NDArray[np.uint64]  # the writer, as `layout.writer_of` has it
-    priorities: NDArray[np.float64]  # as they were given; NaN where somebody was just writing
-    masses: NDArray[np.float64]  # of the priority tree; empty without one
+    priorities: Floats  # as they were given; NaN where somebody was just writing
+    masses: Floats  # of the priority tree; empty without one
     writers: dict[int, ItemWriter]  # of `sources`, by incarnation
 
 
@@ -72,7 +73,7 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
     writers = layout.writer_of(live.sources[:reached:step][held])
     ages = (head - 1 - slots.tickets(words[held])) * width
 
-    def of_held(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def of_held(values: Floats) -> Floats:
         return values.reshape(capacity, width)[:reached:step][held].ravel()
 
     return ItemStats(

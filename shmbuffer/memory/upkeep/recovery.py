@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout
@@ -26,6 +25,7 @@ from shmbuffer.memory.directory.diagnosis import Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.written import Written
 from shmbuffer.memory.format import extents, layout, ledger, limiter, slots, weights_file
+from shmbuffer.memory.format.array_types import Flags, Floats
 from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, EntryState, Flag, Phase, SlotState
 from shmbuffer.memory.format.native import Mapped
@@ -368,7 +368,7 @@ class _Repair:
         runtime = self.control.runtime
         return float(runtime["alpha"][0]), float(runtime["eps"][0])
 
-    def _fits(self, raw: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def _fits(self, raw: Floats) -> Flags:
         return are_priorities(raw, *self._exponent(), len(self.live.raw))
 
     def _sane_priorities(self) -> int:

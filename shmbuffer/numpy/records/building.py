@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format.grammar import DICTS, Container, split
 from shmbuffer.numpy import labels
 from shmbuffer.numpy.records import containers
@@ -42,7 +40,7 @@ class RecordRows:
         columns: m leaves for each chunk, in order.
     """
 
-    def __init__(self, batch_dims: NDArray[np.int64], columns: Any) -> None:
+    def __init__(self, batch_dims: Ints, columns: Any) -> None:
         self.columns = columns
         self.count = len(batch_dims)
         self._batch_dims = batch_dims
@@ -57,11 +55,11 @@ class RecordRows:
         rows = list(zip(*parts, strict=True)) if parts else [()] * self.count
         return self.made(node, rows, dims)
 
-    def made(self, node: Container, rows: Sequence[Any], dims: NDArray[np.int64]) -> Sequence[Any]:
+    def made(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
         """A container for each row of what is in them; ``dims`` are its batch sizes."""
         return containers.made(node, rows)
 
-    def node(self, tree: Any) -> tuple[Container, NDArray[np.int64]]:
+    def node(self, tree: Any) -> tuple[Container, Ints]:
         """A container as it is here, and its batch sizes: int64[m, rank]."""
         node = split(tree)
         rank = node.batch[1] if node.batch else 0

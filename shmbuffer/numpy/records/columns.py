@@ -8,9 +8,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native._core import address
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format import volumes
 from shmbuffer.numpy.records.forms import Kind, Walk, describe
 
@@ -20,10 +20,10 @@ class Columns:
     """n items of one kind. A TypeError where a leaf has no memory."""
 
     kind: Kind  # what they have in common
-    batch_dims: NDArray[np.int64]  # int64[n, kind.batch_dims]
-    dims: tuple[NDArray[np.int64], ...]  # int64[n, rank], one for each leaf
-    addresses: NDArray[np.int64]  # int64[n, leaves]: where the bytes of each leaf start
-    sizes: NDArray[np.int64]  # int64[n, leaves]: how many they are
+    batch_dims: Ints  # int64[n, kind.batch_dims]
+    dims: tuple[Ints, ...]  # int64[n, rank], one for each leaf
+    addresses: Ints  # int64[n, leaves]: where the bytes of each leaf start
+    sizes: Ints  # int64[n, leaves]: how many they are
     # whose memory it is; the addresses are good as long as these are there
     keeps: list[Any] = field(repr=False)
     # where the items were apart: as `forms.Walk` has them, a list for each leaf
@@ -43,7 +43,7 @@ class Columns:
         return len(self.addresses)
 
 
-def of_items(items: Sequence[Any]) -> list[tuple[NDArray[np.int64], Columns]]:
+def of_items(items: Sequence[Any]) -> list[tuple[Ints, Columns]]:
     """Items by kind, positions ascending. Cost: that of `forms.describe`, and 0.3 µs a leaf."""
     groups: dict[tuple[Any, ...], list[Walk]] = {}
     places: dict[tuple[Any, ...], list[int]] = {}
@@ -80,14 +80,14 @@ def of_described(group: list[Walk]) -> Columns:
     return Columns(kind, batch_dims, tuple(dims), addresses, sizes, keeps, leaves)
 
 
-def _table(rows: list[list[int]], count: int) -> NDArray[np.int64]:
+def _table(rows: list[list[int]], count: int) -> Ints:
     width = len(rows[0])
     return np.fromiter(chain.from_iterable(rows), np.int64, count * width).reshape(count, width)
 
 
-def joined(values: list[bytes], sizes: NDArray[np.int64], keeps: list[Any]) -> NDArray[np.int64]:
+def joined(values: list[bytes], sizes: Ints, keeps: list[Any]) -> Ints:
     """Addresses of values, one behind the other in a memory of their own."""
     whole = np.frombuffer(b"".join(values), np.uint8)
     keeps.append(whole)
-    starts: NDArray[np.int64] = address(whole) + np.cumsum(sizes) - sizes
+    starts: Ints = address(whole) + np.cumsum(sizes) - sizes
     return starts

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.arrays import DTYPES
 
 
-def values(
-    memory: NDArray[np.uint8], starts: NDArray[np.int64], dims: NDArray[np.int64], chunk: Chunk
-) -> list[Any]:
+def values(memory: Bytes, starts: Ints, dims: Ints, chunk: Chunk) -> list[Any]:
     """Text and numbers; arrays, also for tensors, which are views of the memory."""
     at, data = starts.tolist(), memory.data
     match chunk.kind:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
+from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Located
 from shmbuffer.numpy.records import cutting
@@ -68,11 +69,11 @@ class Decoder:
         rows = self.rows(table.batch_dims, leaves)
         return built(lambda: rows.rows(table.tree), self.where)
 
-    def reading(self, data: NDArray[np.uint8]) -> Reading:
+    def reading(self, data: Bytes) -> Reading:
         """What reads the columns of a batch whose bytes are these."""
         return Reading(data, self.expand, self.where)
 
-    def rows(self, batch_dims: NDArray[np.int64], leaves: list[Any]) -> RecordRows:
+    def rows(self, batch_dims: Ints, leaves: list[Any]) -> RecordRows:
         """What makes items of leaves."""
         return RecordRows(batch_dims, leaves)
 
@@ -80,7 +81,7 @@ class Decoder:
 class Reading:
     """Reads columns: what each of them becomes is said first, and is there after `read`."""
 
-    def __init__(self, data: NDArray[np.uint8], expand: Expand | None, where: str) -> None:
+    def __init__(self, data: Bytes, expand: Expand | None, where: str) -> None:
         self.transfer = Transfer(expand, data, where)
         self.data = data
         self.where = where
@@ -113,13 +114,11 @@ class Reading:
                 path=self.where,
             ) from error
 
-    def cut(
-        self, column: Column, memory: NDArray[np.uint8], starts: NDArray[np.int64]
-    ) -> Sequence[Any]:
+    def cut(self, column: Column, memory: Bytes, starts: Ints) -> Sequence[Any]:
         """The leaves in a memory, that of the batch or one of their own."""
         return cutting.values(memory, starts, column.dims, column.chunk)
 
-    def _at_home(self, column: Column) -> NDArray[np.int64] | None:
+    def _at_home(self, column: Column) -> Ints | None:
         """Where in the batch's own memory the rows are views; None if they must be moved."""
         starts = column.in_place()
         if starts is None:
@@ -133,7 +132,7 @@ class Reading:
         return starts if apart and whole and self._pays(column, starts) else None
 
     @staticmethod
-    def _pays(column: Column, starts: NDArray[np.int64]) -> bool:
+    def _pays(column: Column, starts: Ints) -> bool:
         """Whether views of what lies scattered cost less than those of what was moved together."""
         steps = starts[1:] - starts[:-1]
         return (

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import Codec, assemble, assemble_one, move
 from shmbuffer.numpy.records.columns import Columns, of_described, of_items
@@ -38,9 +38,6 @@ from shmbuffer.numpy.records.views import readable
 _KEPT_PLANS = 4096
 _LOOKED_ROWS = slice(16)  # to see which leaves are compressed as one
 _ALL = slice(None)
-
-Addresses = NDArray[np.int64]
-Sizes = NDArray[np.int64]
 
 
 class Encoder:
@@ -116,7 +113,7 @@ class Encoder:
         """Those of a batch."""
         return list(data)
 
-    def columns(self, data: Any) -> list[tuple[NDArray[np.int64], Columns]]:
+    def columns(self, data: Any) -> list[tuple[Ints, Columns]]:
         """Items by kind, and where they are in a batch."""
         return of_items(self.items(data))
 
@@ -140,7 +137,7 @@ class Encoder:
                 )
         return plan
 
-    def _measured(self, addresses: Addresses, sizes: Sizes) -> int:
+    def _measured(self, addresses: Ints, sizes: Ints) -> int:
         assert self.zstd is not None  # else nothing is compressible
         apart = sum(map(len, self.zstd.compress(_views(addresses.ravel(), sizes.ravel()))))
         if addresses.ndim == 1 or addresses.shape[1] == 1:
@@ -194,7 +191,7 @@ class Encoder:
             addresses, planes = columns.addresses[_LOOKED_ROWS, leaf], int(dims[0, -1])
 
             def measure(
-                addresses: Addresses = addresses, sizes: Sizes = sizes, planes: int = planes
+                addresses: Ints = addresses, sizes: Ints = sizes, planes: int = planes
             ) -> tuple[int, int, int]:
                 keep, to = turned(addresses[:, None], sizes[:, None], [planes])
                 as_is, after = self._measured(addresses, sizes), self._measured(to, sizes)
@@ -258,12 +255,12 @@ class Encoder:
         plan: EncodingPlan,
         pieces: SharedPieces,
         how: Cut,
-        holders: NDArray[np.int64] | None,
+        holders: Ints | None,
         keeps: list[Any],
-    ) -> tuple[tuple[Codec, ...], Addresses, Sizes, list[Unit]]:
+    ) -> tuple[tuple[Codec, ...], Ints, Ints, list[Unit]]:
         """Pieces as stored; leaves with one head may share some, so all or none are compressed."""
         flat = pieces.sizes.reshape(-1)
-        held: dict[int, NDArray[np.int64]] = {}
+        held: dict[int, Ints] = {}
         for leaf in plan.compressible:
             if how.heads[leaf] == leaf and plan.may_be_tried(leaf):
                 index = _held(leaf, pieces, how.heads, holders)
@@ -275,7 +272,7 @@ class Encoder:
         first = np.zeros(len(how.frames), np.int64)
         first[pieces.leaves] = pieces.sizes[0]
 
-        def parts(unit: Unit, rows: slice) -> tuple[Addresses, Sizes]:
+        def parts(unit: Unit, rows: slice) -> tuple[Ints, Ints]:
             index = np.array([held[leaf][rows] for leaf in unit]).T
             return pieces.addresses.reshape(-1)[index], flat[index]
 
@@ -314,7 +311,7 @@ class Encoder:
 
     def _by_own(
         self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
-    ) -> tuple[tuple[Codec, ...], Addresses, Sizes]:
+    ) -> tuple[tuple[Codec, ...], Ints, Ints]:
         """Leaves as they are stored, those that can be as `own` gives them."""
         assert self.own is not None
         assert columns.leaves is not None  # they were taken apart for it
@@ -339,7 +336,7 @@ def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> li
     return pieces
 
 
-def _shared(pieces: SharedPieces, how: Cut, reach: int) -> NDArray[np.int64] | None:
+def _shared(pieces: SharedPieces, how: Cut, reach: int) -> Ints | None:
     """Holders of all pieces, as `shared_frames.find_equal` has them; None if none is shared."""
     sharing = {head for head, one in zip(how.heads, how.frames, strict=True) if one != INLINE}
     if not sharing:
@@ -355,9 +352,7 @@ def _shared(pieces: SharedPieces, how: Cut, reach: int) -> NDArray[np.int64] | N
     return holders
 
 
-def _held(
-    leaf: int, pieces: SharedPieces, heads: tuple[int, ...], holders: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
+def _held(leaf: int, pieces: SharedPieces, heads: tuple[int, ...], holders: Ints | None) -> Ints:
     """Flat indices of the pieces that leaves with this head hold themselves."""
     if holders is None:
         return np.arange(leaf, pieces.sizes.size, pieces.sizes.shape[1])
@@ -365,7 +360,7 @@ def _held(
     return np.flatnonzero(are_held(holders) & (of == leaf))
 
 
-def _side_by_side(addresses: Addresses, sizes: Sizes) -> tuple[Any, NDArray[np.int64], Sizes]:
+def _side_by_side(addresses: Ints, sizes: Ints) -> tuple[Any, Ints, Ints]:
     """The pieces of each row one behind the other: their memory, addresses of rows, their sizes."""
     if sizes.shape[1] == 1:
         return None, addresses[:, 0], sizes[:, 0]
@@ -378,13 +373,13 @@ def _side_by_side(addresses: Addresses, sizes: Sizes) -> tuple[Any, NDArray[np.i
     return memory, to[:, 0], sizes.sum(axis=1)
 
 
-def _views(addresses: Addresses, sizes: Sizes) -> list[memoryview]:
+def _views(addresses: Ints, sizes: Ints) -> list[memoryview]:
     """Memory at addresses, to be read while its owner is there."""
     addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
     return _core.views(address(addresses), address(sizes), len(sizes))
 
 
-def _in_order(groups: list[tuple[NDArray[np.int64], RecordBatch]]) -> RecordBatch:
+def _in_order(groups: list[tuple[Ints, RecordBatch]]) -> RecordBatch:
     """One batch of several, whose records do not overlap: those of each go to these rows."""
     count = sum(len(batch) for _, batch in groups)
     sizes, origins = np.empty(count, np.int64), np.empty(count, np.int64)

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format import Chunk, Codec, Form, encode_form
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.records.columns import Columns
@@ -86,7 +84,7 @@ class EncodingPlan:
         # and more that it makes smaller, with the user's functions all
         keys: frozenset[TreePath] | None,
         # see `shared_frames.Layout`; None: leaves are not shared
-        measure: Callable[[NDArray[np.int64], NDArray[np.int64]], int] | None,
+        measure: Callable[[Ints, Ints], int] | None,
     ) -> None:
         self.kind = kind
         self.codec = codec

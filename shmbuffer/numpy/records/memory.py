@@ -9,12 +9,13 @@ from __future__ import annotations
 import weakref
 
 import numpy as np
-from numpy.typing import NDArray
+
+from shmbuffer.memory.format.array_types import Bytes
 
 _LARGE_BYTES = 2**18  # of less, the allocator keeps enough itself
 _IDLE_BYTES = 2**26
 
-_idle: dict[int, list[NDArray[np.uint8]]] = {}  # by size; each step on it is one of Python's
+_idle: dict[int, list[Bytes]] = {}  # by size; each step on it is one of Python's
 
 
 def is_lent(nbytes: int) -> bool:
@@ -22,7 +23,7 @@ def is_lent(nbytes: int) -> bool:
     return _LARGE_BYTES <= nbytes <= _IDLE_BYTES
 
 
-def lent(nbytes: int) -> NDArray[np.uint8]:
+def lent(nbytes: int) -> Bytes:
     """Memory that nobody has, until nobody has the array, or a view of it, or a tensor over it."""
     if not is_lent(nbytes):
         return np.empty(nbytes, np.uint8)
@@ -36,7 +37,7 @@ def lent(nbytes: int) -> NDArray[np.uint8]:
     return array
 
 
-def _take_back(memory: NDArray[np.uint8]) -> None:
+def _take_back(memory: Bytes) -> None:
     _idle.setdefault(memory.size, []).append(memory)
     if sum([size * len(found) for size, found in [*_idle.items()]]) > _IDLE_BYTES:
         _idle.clear()

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.numpy.records.views import readable
 
 _LEAST_RUN_BYTES = 2**16
@@ -27,21 +27,21 @@ _EACH = 4  # runs of a thread, or one would wait for the other at the end
 class Places(NamedTuple):
     """What frames expand to, in parts. Contiguous arrays; the caller keeps the memory alive."""
 
-    at: NDArray[np.int64]
+    at: Ints
     """int64[n]: the address of each frame."""
-    stored: NDArray[np.int64]
+    stored: Ints
     """int64[n]: its bytes."""
-    whole: NDArray[np.int64]
+    whole: Ints
     """int64[n]: bytes that each frame expands to."""
-    frame: NDArray[np.int64]
+    frame: Ints
     """int64[m]: the frame of each part, ascending."""
-    before: NDArray[np.int64]
+    before: Ints
     """int64[m]: bytes of the frame in front of the part."""
-    nbytes: NDArray[np.int64]
+    nbytes: Ints
     """int64[m]: of the part."""
-    to: NDArray[np.int64]
+    to: Ints
     """int64[m]: the address that it goes to."""
-    planes: NDArray[np.int64]
+    planes: Ints
     """int64[m]: how many lie one behind the other in it, and are to be joined; 1: as it lies."""
 
     def source(self, frames: range) -> bytes | memoryview:
@@ -99,7 +99,7 @@ class Runs:
         places: see there.
     """
 
-    def __init__(self, runs: list[Run], at: NDArray[np.int64], places: Places) -> None:
+    def __init__(self, runs: list[Run], at: Ints, places: Places) -> None:
         self.all = runs
         self.at = at
         self._places = places

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
+from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.columns import Columns
 
@@ -73,9 +73,7 @@ def _fits(chunk: Chunk) -> bool:
     return chunk.itemsize == 1 and chunk.kind in ("tensor", "array")
 
 
-def turned(
-    addresses: NDArray[np.int64], sizes: NDArray[np.int64], planes: Sequence[int]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def turned(addresses: Ints, sizes: Ints, planes: Sequence[int]) -> tuple[Bytes, Ints]:
     """Leaves of items, int64[n, m], plane by plane: their memory, and where each begins.
 
     ``planes`` has how many each of the m has. Those of one item lie side by side.
@@ -90,7 +88,7 @@ def turned(
     return memory, to
 
 
-def turned_one(at: int, size: int, planes: int) -> NDArray[np.uint8]:
+def turned_one(at: int, size: int, planes: int) -> Bytes:
     """One leaf, plane by plane."""
     memory = np.empty(size, np.uint8)
     given = address(one := np.array([at, size, planes, address(memory)]))
@@ -98,12 +96,7 @@ def turned_one(at: int, size: int, planes: int) -> NDArray[np.uint8]:
     return memory
 
 
-def joined(
-    addresses: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    planes: NDArray[np.int64],
-    to: NDArray[np.int64],
-) -> None:
+def joined(addresses: Ints, sizes: Ints, planes: Ints, to: Ints) -> None:
     """What was stored plane by plane, to where it belongs; of one plane (or none) as it lies."""
     addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
     planes, to = np.ascontiguousarray(planes), np.ascontiguousarray(to)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.columns import Columns
 
@@ -56,11 +56,11 @@ class Cut(NamedTuple):
 class SharedPieces(NamedTuple):
     """The leaves of n items, cut into what is stored on its own."""
 
-    addresses: NDArray[np.int64]
+    addresses: Ints
     """int64[n, pieces]; leaf after leaf."""
-    sizes: NDArray[np.int64]
+    sizes: Ints
     """int64[n, pieces], bytes."""
-    leaves: NDArray[np.int64]
+    leaves: Ints
     """int64[pieces]: the leaf of each."""
 
 
@@ -75,9 +75,7 @@ def cut(columns: Columns, frames: Sequence[int]) -> SharedPieces:
     return SharedPieces(columns.addresses[:, leaves] + number * sizes, sizes, leaves)
 
 
-def find_equal(
-    addresses: NDArray[np.int64], sizes: NDArray[np.int64], reach: int = REACH
-) -> NDArray[np.int64]:
+def find_equal(addresses: Ints, sizes: Ints, reach: int = REACH) -> Ints:
     """The piece that holds the bytes of each, int64[n, pieces]: itself, or one of its row or later.
 
     Pieces are numbered row after row. Cost: that of reading all twice, and 0.2 µs a piece.
@@ -101,12 +99,12 @@ def find_equal(
     return holders.reshape(count, width)
 
 
-def are_held(holders: NDArray[np.int64]) -> NDArray[np.bool_]:
+def are_held(holders: Ints) -> Flags:
     """bool[n, pieces]: those that hold their own bytes, which are all that is to be stored."""
     return np.equal(holders, np.arange(holders.size).reshape(holders.shape))
 
 
-def _groups(at: NDArray[np.int64], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _groups(at: Ints, nbytes: Ints) -> Ints:
     """A number for each piece, the same for equal ones."""
     groups = np.arange(at.size)
     for size in np.unique(nbytes).tolist():
@@ -155,7 +153,7 @@ class Layout:
         compressible: Collection[int],
         # bytes that pieces take when they are compressed: called with addresses and sizes,
         # int64[m], or int64[n, leaves] of leaves that may be compressed as one
-        measure: Callable[[NDArray[np.int64], NDArray[np.int64]], int],
+        measure: Callable[[Ints, Ints], int],
     ) -> None:
         self._compressible = compressible
         self._measure = measure
@@ -248,12 +246,7 @@ class Layout:
         return found
 
     def _signature(
-        self,
-        leaf: int,
-        chunk: Chunk,
-        shape: Sequence[int],
-        planar: Collection[int],
-        alone: bool,
+        self, leaf: int, chunk: Chunk, shape: Sequence[int], planar: Collection[int], alone: bool
     ) -> tuple[object, ...]:
         """An item that is alone has other frames in common than those of a batch."""
         compressible = leaf in self._compressible

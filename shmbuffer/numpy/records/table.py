@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec, Located, volumes
 
 _ALL = slice(None)
 
-Rows = NDArray[np.int64] | slice
+Rows = Ints | slice
 """int64[m], or all of them in order."""
 
 
@@ -39,15 +39,15 @@ class Raw(NamedTuple):
     """What a user's function has made of a column, for those of its rows that have one form."""
 
     rows: Rows
-    addresses: NDArray[np.int64]
+    addresses: Ints
     """int64[m, pieces]."""
-    sizes: NDArray[np.int64]
+    sizes: Ints
     """int64[m, pieces]."""
     kept: Any
     """What owns these bytes."""
 
 
-Own = Callable[[RecordBatch, Chunk, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], Raw]
+Own = Callable[[RecordBatch, Chunk, Ints, Ints, Ints], Raw]
 """What the user's ``decompression_fn`` makes of a chunk: called with the batch, the chunk, its
 dims, and offsets and sizes of its pieces."""
 
@@ -61,15 +61,13 @@ class Column:
         parts: where its bytes are; each row is in one of them.
     """
 
-    def __init__(
-        self, chunk: Chunk, dims: NDArray[np.int64], parts: Sequence[Stored | Raw]
-    ) -> None:
+    def __init__(self, chunk: Chunk, dims: Ints, parts: Sequence[Stored | Raw]) -> None:
         self.chunk = chunk
         self.dims = dims
         self.parts = parts
 
     @cached_property
-    def nbytes(self) -> NDArray[np.int64]:
+    def nbytes(self) -> Ints:
         """int64[n]: size of each row, in bytes."""
         return volumes(self.chunk, self.dims)
 
@@ -78,7 +76,7 @@ class Column:
         """The dims that differ between rows."""
         return differing(self.dims)
 
-    def in_place(self) -> NDArray[np.int64] | None:
+    def in_place(self) -> Ints | None:
         """int64[n]: offsets of rows that can be used where they are; None if they cannot."""
         if len(self.parts) != 1:
             return None
@@ -96,7 +94,7 @@ class Table(NamedTuple):
 
     tree: Any
     """Of the form."""
-    batch_dims: NDArray[np.int64]
+    batch_dims: Ints
     """int64[n, ...]."""
     columns: list[Column]
 
@@ -137,7 +135,7 @@ def columns_of(
     return columns
 
 
-def _by_own(batch: RecordBatch, part: Stored, dims: NDArray[np.int64], own: Own | None) -> Raw:
+def _by_own(batch: RecordBatch, part: Stored, dims: Ints, own: Own | None) -> Raw:
     if own is None:
         raise RuntimeError(
             "these records were compressed by a compression_fn: open the storage with the "
@@ -148,7 +146,7 @@ def _by_own(batch: RecordBatch, part: Stored, dims: NDArray[np.int64], own: Own 
     return own(batch, part.chunk, dims, offsets, sizes)._replace(rows=part.rows)
 
 
-def differing(dims: NDArray[np.int64]) -> list[int]:
+def differing(dims: Ints) -> list[int]:
     """The columns in which rows differ."""
     if not dims.shape[1] or (dims == dims[:1]).all():
         return []
@@ -167,7 +165,7 @@ def _rows_of(located: Sequence[Located]) -> list[Rows]:
     return [one.rows for one in located]
 
 
-def _gathered(parts: Sequence[NDArray[np.int64]], rows: Sequence[Rows]) -> NDArray[np.int64]:
+def _gathered(parts: Sequence[Ints], rows: Sequence[Rows]) -> Ints:
     """Rows of several forms, each at its number."""
     if len(parts) == 1:
         return parts[0]

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory import record_format
+from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.record_format import Codec, Located
 from shmbuffer.numpy.records.places import Places
 from shmbuffer.numpy.records.planes import joined
@@ -33,20 +33,20 @@ class Transfer:
     def __init__(
         self,
         expand: Expand | None,  # decompresses what is stored with zstd; None: nothing is
-        data: NDArray[np.uint8],  # the bytes of the batch, in which all compressed pieces lie
+        data: Bytes,  # the bytes of the batch, in which all compressed pieces lie
         where: str,  # the buffer's name in messages
     ) -> None:
         self._expand = expand
         self._data = data
         self._where = where
-        self._raw: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, to
+        self._raw: list[tuple[Ints, ...]] = []  # from, sizes, to
         # Where each piece of each record goes, int64[pieces, m], 0: nowhere; or int64[pieces]: the
         # first of each, and the others behind it.
-        self._stored: dict[int, tuple[Located, NDArray[np.int64]]] = {}
-        self._turned: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, planes, to
+        self._stored: dict[int, tuple[Located, Ints]] = {}
+        self._turned: list[tuple[Ints, ...]] = []  # from, sizes, planes, to
         self._kept: list[Any] = []
 
-    def add(self, column: Column, to: NDArray[np.int64], kept: Any) -> None:
+    def add(self, column: Column, to: Ints, kept: Any) -> None:
         """Row i of a column goes to address ``to[i]``, in one run; ``kept`` owns it."""
         self._kept.append(kept)
         for part in column.parts:
@@ -72,9 +72,7 @@ class Transfer:
         self._kept.append(kept)
         self._stored[id(located)] = located, np.array(first, np.int64)
 
-    def _turned_to(
-        self, nbytes: NDArray[np.int64], planes: NDArray[np.int64], to: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def _turned_to(self, nbytes: Ints, planes: Ints, to: Ints) -> Ints:
         """Where planes go to first, and from there joined to their places."""
         starts, total = homes(nbytes)
         memory = np.empty(total, np.uint8)
@@ -83,13 +81,7 @@ class Transfer:
         self._turned.append((starts, nbytes, planes, to))
         return starts
 
-    def move(
-        self,
-        addresses: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        to: NDArray[np.int64],
-        kept: Any = None,
-    ) -> None:
+    def move(self, addresses: Ints, sizes: Ints, to: Ints, kept: Any = None) -> None:
         """So many bytes go from address to address. What is in ``kept`` is there until then."""
         self._kept.append(kept)
         self._raw.append((addresses.ravel(), sizes.ravel(), to.ravel()))
@@ -145,13 +137,13 @@ _ARRANGED = len(Places._fields)
 """Rows of what `_core.take_apart` and `_core.arrange_parts` give: see frames.h."""
 
 
-def _behind(to: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _behind(to: Ints, sizes: Ints) -> Ints:
     """Where pieces of rows, int64[m, pieces], go that lie one behind the other from ``to`` on."""
-    found: NDArray[np.int64] = to[:, None] + np.cumsum(sizes, axis=1) - sizes
+    found: Ints = to[:, None] + np.cumsum(sizes, axis=1) - sizes
     return found
 
 
-def homes(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+def homes(nbytes: Ints) -> tuple[Ints, int]:
     """Places for runs of bytes one behind the other: int64[n], and where the last ends."""
     ends = np.cumsum(nbytes)
     return ends - nbytes, int(ends[-1]) if len(ends) else 0

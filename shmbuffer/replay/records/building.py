@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format.grammar import KEYED, Container, split
 from shmbuffer.numpy import labels
 from shmbuffer.numpy.records import building
@@ -64,18 +63,18 @@ class RecordRows(building.RecordRows):
 
     def __init__(
         self,
-        batch_dims: NDArray[np.int64],
+        batch_dims: Ints,
         columns: Any,
         device: torch.device | None,  # where the tensors are; that of each TensorDict that has one
     ) -> None:
         super().__init__(batch_dims, columns)
         self.device = device
 
-    def made(self, node: Container, rows: Sequence[Any], dims: NDArray[np.int64]) -> Sequence[Any]:
+    def made(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
         """See `numpy.records.building`."""
         return made(node, rows, _sizes(dims) if node.batch else ())
 
-    def node(self, tree: Any) -> tuple[Container, NDArray[np.int64]]:
+    def node(self, tree: Any) -> tuple[Container, Ints]:
         """See `numpy.records.building`."""
         node, dims = super().node(tree)
         if node.kind == "tensordict" and node.about[0] is not None:
@@ -103,17 +102,17 @@ class Batch(RecordRows):
             node = node._replace(kind="dict")
         return made(node, [parts], [torch.Size((self.count, *self.size(dims)))])[0]
 
-    def leaf(self, column: Any, dims: NDArray[np.int64]) -> Any:
+    def leaf(self, column: Any, dims: Ints) -> Any:
         """What a column becomes."""
         return column if isinstance(column, torch.Tensor) else _collated(column)
 
-    def apart(self, tree: Any, dims: NDArray[np.int64]) -> Any:
+    def apart(self, tree: Any, dims: Ints) -> Any:
         """What a part in `APART` becomes."""
         if tree[0] == "lazy":
             raise NotDenseError
         return torch.stack(list(self.rows(tree)))
 
-    def size(self, dims: NDArray[np.int64]) -> list[int]:
+    def size(self, dims: Ints) -> list[int]:
         """The batch size of a TensorDict, after its first dim."""
         found: list[int] = dims[0].tolist()
         return found
@@ -127,7 +126,7 @@ def _collated(values: Sequence[Any]) -> Any:
         raise NotDenseError from error
 
 
-def _sizes(dims: NDArray[np.int64]) -> list[torch.Size]:
+def _sizes(dims: Ints) -> list[torch.Size]:
     """A batch size for each row."""
     if not dims.shape[1]:
         return [torch.Size(())] * len(dims)

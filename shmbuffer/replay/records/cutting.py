@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+
+from shmbuffer.memory.format.array_types import Ints
 
 
 def tensors(
-    memory: torch.Tensor,
-    starts: NDArray[np.int64],
-    dims: NDArray[np.int64],
-    dtype: torch.dtype,
+    memory: torch.Tensor, starts: Ints, dims: Ints, dtype: torch.dtype
 ) -> Sequence[torch.Tensor]:
     """Views of a memory, one for each row.
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict
 
 from shmbuffer.memory import record_format
+from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.leaf import RAW
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec, Form, Located
@@ -57,11 +58,11 @@ class Decoder(decoder.Decoder):
         self.device = device
         self.own = None if own is None else partial(by_user, own)
 
-    def reading(self, data: NDArray[np.uint8]) -> Reading:
+    def reading(self, data: Bytes) -> Reading:
         """See `numpy.records.decoder`."""
         return Reading(self, data)
 
-    def rows(self, batch_dims: NDArray[np.int64], leaves: list[Any]) -> RecordRows:
+    def rows(self, batch_dims: Ints, leaves: list[Any]) -> RecordRows:
         """See `numpy.records.decoder`."""
         return RecordRows(batch_dims, leaves, self.device)
 
@@ -213,7 +214,7 @@ def _dtypes_of(form: Form) -> list[Any] | None:
 class Reading(decoder.Reading):
     """Reads columns: what each of them becomes is said first, and is there after `read`."""
 
-    def __init__(self, of: Decoder, data: NDArray[np.uint8] = _NOTHING) -> None:
+    def __init__(self, of: Decoder, data: Bytes = _NOTHING) -> None:
         super().__init__(data, of.expand, of.where)
         self.device = of.device
         self._sent: torch.Tensor | None = None
@@ -241,9 +242,7 @@ class Reading(decoder.Reading):
         """What was moved to a tensor on the CPU, where it is to be."""
         return lambda: out if self.device is None else out.to(self.device)
 
-    def cut(
-        self, column: Column, memory: NDArray[np.uint8], starts: NDArray[np.int64]
-    ) -> Sequence[Any]:
+    def cut(self, column: Column, memory: Bytes, starts: Ints) -> Sequence[Any]:
         """See `numpy.records.decoder`: tensors, where they are tensors."""
         if column.chunk.kind != "tensor":
             return super().cut(column, memory, starts)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.numpy.records import encoder
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.compression import Zstd
@@ -54,7 +54,7 @@ class Encoder(encoder.Encoder):
         """See `numpy.records.encoder`."""
         return unbound(data)
 
-    def columns(self, data: Any) -> list[tuple[NDArray[np.int64], Columns]]:
+    def columns(self, data: Any) -> list[tuple[Ints, Columns]]:
         """See `numpy.records.encoder`; of a batch as it is, where it can be."""
         count = len(data) if self.own is None and is_batch(data) else 0
         columns = of_batch(data) if count else None

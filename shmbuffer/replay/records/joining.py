@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import NonTensorStack, is_non_tensor, lazy_stack
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.numpy.records.building import built
 from shmbuffer.numpy.records.table import Column, Table
@@ -61,15 +61,15 @@ class Joining(Batch):
             self.columns[number] = made
         return self.of(self.tree)
 
-    def leaf(self, column: Any, dims: NDArray[np.int64]) -> Any:
+    def leaf(self, column: Any, dims: Ints) -> Any:
         """See `Batch.leaf`."""
         return self.listed(column, dims) if isinstance(column, list) else column
 
-    def apart(self, tree: Any, dims: NDArray[np.int64]) -> Any:
+    def apart(self, tree: Any, dims: Ints) -> Any:
         """See `Batch.apart`."""
         return self.listed(built(lambda: list(self.rows(tree)), self.reading.where), dims)
 
-    def listed(self, values: list[Any], dims: NDArray[np.int64]) -> Any:
+    def listed(self, values: list[Any], dims: Ints) -> Any:
         """What a list with one thing for each item becomes, in TensorDicts of these sizes."""
         if all(map(is_non_tensor, values)):
             return NonTensorStack(*values)
@@ -95,7 +95,7 @@ class Nesting(Joining):
         super().__init__(table, reading, self._keys)
         self._offsets: dict[tuple[bytes, torch.device], torch.Tensor] = {}
 
-    def size(self, dims: NDArray[np.int64]) -> list[int]:
+    def size(self, dims: Ints) -> list[int]:
         """See `Batch.size`."""
         sizes: list[int] = np.where((dims != dims[:1]).any(axis=0), -1, dims[0]).tolist()
         return sizes
@@ -124,7 +124,7 @@ class Nesting(Joining):
         sent = self.reading.sent(out)
         return lambda: self._jagged(sent(), lengths, dim)
 
-    def _jagged(self, values: torch.Tensor, lengths: NDArray[np.int64], dim: int) -> torch.Tensor:
+    def _jagged(self, values: torch.Tensor, lengths: Ints, dim: int) -> torch.Tensor:
         """A nested tensor over values; those of the same lengths share their offsets."""
         key = (lengths.tobytes(), values.device)
         offsets = self._offsets.get(key)

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
@@ -27,6 +26,7 @@ from tensordict import (
 )
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.numpy.batches import one_of_each
 from shmbuffer.numpy.records.containers import register
@@ -130,7 +130,7 @@ class _Sides:
 
     def __init__(self) -> None:
         self.columns: list[Any] = []
-        self.batch_dims: list[NDArray[np.int64]] = []
+        self.batch_dims: list[Ints] = []
 
     def tree(self, items: list[Any], path: KeyPath) -> Any:
         """The tree of a TensorDict of every item, or of a tensorclass."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.memory import is_lent, lent
@@ -34,12 +34,7 @@ def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
 
 
 def by_user(
-    own: Decompress,
-    batch: RecordBatch,
-    chunk: Chunk,
-    dims: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    sizes: NDArray[np.int64],
+    own: Decompress, batch: RecordBatch, chunk: Chunk, dims: Ints, offsets: Ints, sizes: Ints
 ) -> Raw:
     """What the user's function makes of pieces, raw. ``rows`` is for the caller to say."""
     dtype = torch_dtype_of(chunk)

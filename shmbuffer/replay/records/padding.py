@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDict, is_non_tensor
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.memory.record_format.bounds import MAX_RAW_BYTES
 from shmbuffer.numpy.records.table import Column, Table
@@ -58,14 +58,14 @@ class Padding(Joining):
         self._any_ragged = any(leaf.ragged for leaf in self.leaves.values())
         devices = (one.tensors[0].device for one in self.leaves.values() if type(one) is Tensors)
         self._mask_device = reading.device or next(devices, None)
-        self._masks: list[tuple[KeyPath, NDArray[np.int64]]] = []
+        self._masks: list[tuple[KeyPath, Ints]] = []
 
-    def size(self, dims: NDArray[np.int64]) -> list[int]:
+    def size(self, dims: Ints) -> list[int]:
         """See `Batch.size`."""
         longest: list[int] = dims.max(axis=0).tolist()
         return longest
 
-    def listed(self, values: list[Any], dims: NDArray[np.int64]) -> Any:
+    def listed(self, values: list[Any], dims: Ints) -> Any:
         """See `Joining.listed`."""
         if not (dims != dims[:1]).any():
             return super().listed(values, dims)
@@ -159,7 +159,7 @@ class Padding(Joining):
             batch.set(self._mask_key, group)
         return batch
 
-    def _mask(self, path: KeyPath, dims: NDArray[np.int64]) -> torch.Tensor:
+    def _mask(self, path: KeyPath, dims: Ints) -> torch.Tensor:
         """bool[n, *longest]: True within ``dims``, int64[n, rank]."""
         shape: list[int] = dims.max(axis=0).tolist()
         _require_possible(path, shape, math.prod(shape))
