@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shmbuffer.memory.attaching import Role, attached
 from shmbuffer.memory.system.prefault import Prefault
+from shmbuffer.memory.system.progress import OnProgress
 from shmbuffer.numpy.replay_buffer import ReplayBuffer
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from shmbuffer.memory.system.progress import OnProgress
 
 
 def attach(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import Schema, weights
+from shmbuffer.memory import Engine, RateLimiter, Ring, Schema, weights
 from shmbuffer.memory.format import recorded
 from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.memory.weights import Weights
@@ -23,11 +24,6 @@ from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.mover import Mover
 from shmbuffer.numpy.raw_priorities import from_zero
 from shmbuffer.numpy.rows import ArrayRows
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shmbuffer.memory import Engine, RateLimiter, Ring
 
 _DEFAULT_BETA = 0.4
 _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")

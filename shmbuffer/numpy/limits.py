@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.first_write import first_ring
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from shmbuffer.memory import Engine, Ring
 
 Batch = TypeVar("Batch")
 

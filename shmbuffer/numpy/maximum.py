@@ -12,19 +12,14 @@ items may need a search:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
+from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.slots_file import PIECE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from shmbuffer.memory import Ring
-
 
 # Of masses: rounding may reverse the order of two close ones.
 _ROUNDING = 1e-9

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from shmbuffer.memory.format.streams import Streams
+from shmbuffer.memory.format.streams import Streams
 
 
 def require_rows(streams: int | Streams, ndim: int) -> None:

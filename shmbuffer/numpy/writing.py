@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, checked, of_each
 from shmbuffer.memory.system import deadline
@@ -19,9 +20,6 @@ from shmbuffer.numpy.mover import Mover
 from shmbuffer.numpy.nodes import entry_of
 from shmbuffer.numpy.raw_priorities import check_raw, reduced
 from shmbuffer.numpy.streams import in_time_order, require_rows
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
 
 
 class Writing(Handle):

@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shmbuffer.memory import Engine, RecordBatch
 from shmbuffer.numpy.records.compression import UnknownDictionaryError, Zstd
 from shmbuffer.numpy.records.decoder import Decoder
 from shmbuffer.numpy.records.encoder import Encoder
 from shmbuffer.numpy.records.places import Places
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Engine, RecordBatch
 
 _TIMES = 100  # as many times the size of the dictionary is learned from, as zstd advises
 _PIECES = 64  # and of so many pieces at least: from a few, nothing can be learned

@@ -40,14 +40,6 @@ class Objects:
         """As of a tensor."""
         return torch.Size(self.array.shape)
 
-    def dim(self) -> int:
-        """Dimensions."""
-        return self.array.ndim
-
-    def numel(self) -> int:
-        """How many objects there are."""
-        return self.array.size
-
     def tolist(self) -> list[Any]:
         """The objects in C order, flat: an object may be a list itself."""
         return list(self.array.reshape(-1))

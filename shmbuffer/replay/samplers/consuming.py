@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 
+from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.ledger import Taken
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.taking import Consumes
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.flow.consumers import Start
 
 
 class ConsumingSampler(Consumes):

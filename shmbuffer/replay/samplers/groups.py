@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.leaf import Key, path_of
+from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.labelled import within
 from shmbuffer.replay.samplers.labelled.group_keys import Keys
@@ -19,14 +23,6 @@ from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.labelled.item_claims import ItemClaims, together
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
 from shmbuffer.replay.samplers.taking import Consumes
-
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.memory.flow.consumers import Start
-    from shmbuffer.memory.format.ledger import Taken
-    from shmbuffer.numpy.arrays import Floats, Ints
 
 _STRATEGIES = ("random", "recency", "reward", "variance")
 _SHOWN = ("num_groups", "samples_per_group", "group_key", "strategy", "group_size")

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.leaf import Key, path_of
+from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.keys import GENERATION, LEASE
+from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import read_integers, write_numbers
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.labelled.item_claims import ItemClaims, together
 from shmbuffer.replay.samplers.labelled.versions import ConsumerVersion, versions_of
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, in_storage
 from shmbuffer.replay.samplers.taking import Consumes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.memory.flow.consumer import Consumer
-    from shmbuffer.memory.flow.consumers import Start
-    from shmbuffer.memory.format.ledger import Taken
-    from shmbuffer.numpy.arrays import Floats, Ints
-    from shmbuffer.replay.checkpoints import Loaded
 
 _LARGEST = 2**62
 

@@ -8,22 +8,18 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
+import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory.flow.consumer import given_back_unless_delivered
+from shmbuffer.memory.flow.consumer import Consumer, given_back_unless_delivered
+from shmbuffer.memory.flow.consumers import Start
+from shmbuffer.memory.format.ledger import Acknowledged, Taken
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, Sampler
 from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from shmbuffer.memory.flow.consumer import Consumer
-    from shmbuffer.memory.flow.consumers import Start
-    from shmbuffer.memory.format.ledger import Acknowledged, Taken
 
 
 @dataclass

@@ -9,27 +9,23 @@ For TensorDicts of tensors that need no further step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.buffers.data_path.refilled import OutputReuse
-from shmbuffer.replay.buffers.data_path.sample_info import with_info
+from shmbuffer.replay.buffers.data_path.sample_info import SampleInfo, with_info
 from shmbuffer.replay.form.nodes import TensorDictNode
+from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
 from shmbuffer.replay.samplers.sampler import draw_key
 from shmbuffer.replay.storages.indexing import is_plain
 from shmbuffer.replay.storages.mover import draw_into
 from shmbuffer.replay.storages.native_rows import NativeRows
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
-
-    from shmbuffer.replay.buffers.data_path.sample_info import SampleInfo
-    from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
-    from shmbuffer.replay.storages.rows import Rows
-    from shmbuffer.replay.storages.tensor import TensorStorage
+from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.tensor import TensorStorage
 
 NO_OUT = (
     "sample(out=...) needs a sample that one native call can make: items are TensorDicts of "

@@ -11,7 +11,7 @@ priority that the sampler chooses) is excluded before every call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +22,10 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.nodes import as_dict
 from shmbuffer.numpy.raw_priorities import as_raw
 from shmbuffer.numpy.rows import intake_form, priority_of
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.native_rows import NativeRows
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.form.leaves import Leaves
-    from shmbuffer.replay.storages.tensor import TensorStorage
+from shmbuffer.replay.storages.tensor import TensorStorage
 
 
 class FastWrite:

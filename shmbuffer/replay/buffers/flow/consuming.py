@@ -7,24 +7,22 @@ sample()           ──▶ items, acknowledged before they are returned
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
+from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
 from shmbuffer.memory.format.ledger import Acknowledged
 from shmbuffer.memory.system.deadline import nanoseconds
 from shmbuffer.numpy.keys import GENERATION, INDEX, LEASE
 from shmbuffer.replay.buffers.data_path.parts import Parts
+from shmbuffer.replay.buffers.data_path.prefetch import Batch
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.deferred import is_as_made, to_come
 from shmbuffer.replay.samplers.taking import Consumes, consumes
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.replay.buffers.data_path.prefetch import Batch
 
 _KEYS = INDEX, GENERATION, LEASE
 _BYTES = 8  # of each

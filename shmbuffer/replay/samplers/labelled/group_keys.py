@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from shmbuffer.numpy.arrays import Ints
-    from shmbuffer.replay.samplers.labelled.reading import Column
+from shmbuffer.numpy.arrays import Ints
+from shmbuffer.replay.samplers.labelled.reading import Column
 
 _ITSELF = 2**61  # a number below is its own label
 _FEW = 2**16  # keys that are kept though nothing has them any more

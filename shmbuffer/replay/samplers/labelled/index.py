@@ -18,29 +18,29 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.replay.samplers.labelled.reading import columns_of, entries_of, entry_of_items
+from shmbuffer.numpy.arrays import Floats, Ints
+from shmbuffer.replay.samplers.labelled.reading import (
+    Column,
+    columns_of,
+    entries_of,
+    entry_of_items,
+)
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from numpy.typing import NDArray
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Floats, Ints
-    from shmbuffer.replay.samplers.labelled.reading import Column
 
 _PIECE = 2**15  # items that are told of together
 

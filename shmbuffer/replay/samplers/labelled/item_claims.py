@@ -13,22 +13,19 @@ too stale. So is a group that holds writers up and can never be whole (`Claims.u
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from shmbuffer._native._core import address
+from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumer import Consumer, Oldest
 from shmbuffer.memory.flow.sides import ALONE_S
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, LEASES, TO_GIVE, Taken
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from shmbuffer.memory import Ring
-    from shmbuffer.memory.flow.consumer import Consumer, Oldest
-    from shmbuffer.numpy.arrays import Flags, Ints
-    from shmbuffer.replay.samplers.labelled.index import LabelIndex
+from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.replay.samplers.labelled.index import LabelIndex
 
 _EVERY_S = 1.0  # between two looks at what others have: at least so long, and so many times as
 _RARELY = 5  # long as a look takes

@@ -7,32 +7,25 @@ meanwhile is left out: it is told of again at the next look.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.record_format.chunks import Codec
+from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.form.nodes import entry_at, is_collection
 from shmbuffer.replay.samplers.slicing.single_entries import as_numbers
 from shmbuffer.replay.storages.item_store import ItemStore
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.storages.rows import Rows
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import TypeAlias
-
-    from numpy.typing import NDArray
-
-    from shmbuffer.numpy.arrays import Flags, Ints
-
-    Column: TypeAlias = NDArray[Any] | list[Any]
-
-
+Column = NDArray[Any] | list[Any]
 _READ = {*((kind, size) for kind in "iu" for size in (1, 2, 4, 8)), ("f", 4), ("f", 8)}
 """Kinds and sizes of numbers that the core reads."""
 _DTYPES = {np.dtype(f"{kind}{size}").name for kind, size in _READ} | {"bool"}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shmbuffer.memory import consumer_version
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.numpy.arrays import Ints
+from shmbuffer.replay.samplers.labelled.reading import Column
 from shmbuffer.replay.storages.ring_backed import RingBacked
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.directory.seat import Seat
-    from shmbuffer.numpy.arrays import Ints
-    from shmbuffer.replay.samplers.labelled.reading import Column
 
 
 def versions_of(column: Column) -> Ints:

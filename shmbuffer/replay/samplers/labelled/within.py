@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from shmbuffer.numpy.arrays import Floats, Ints
+from shmbuffer.numpy.arrays import Floats, Ints
 
 _SAME = 1e-12  # variances that differ by rounding alone
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.indices import are_written
 from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.raw_priorities import PriorityUpdate, as_raw, check_raw, from_zero
@@ -13,10 +15,6 @@ from shmbuffer.replay.samplers.sampler import Sampler, lanes_of
 from shmbuffer.replay.storages.indexing import ravel, tickets_at
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.storage import ring_of
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
-    from shmbuffer.numpy.arrays import Floats, Ints
 
 
 class PriorityStore(Sampler):
