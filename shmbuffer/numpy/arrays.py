@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.memory.format.array_types import Flags as Flags
-from shmbuffer.memory.format.array_types import Floats as Floats
-from shmbuffer.memory.format.array_types import Ints as Ints
 from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
 
 _core.know_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))

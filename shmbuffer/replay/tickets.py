@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shmbuffer.memory import Ring
-from shmbuffer.numpy.arrays import Ints
+from shmbuffer.memory.format.array_types import Ints
 
 _MOST_RUNS = 64  # and one more for so many items: each is a claim of its own
 _ITEMS_A_RUN = 64

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.upkeep.history import BY_RECOVERY, Event, EventKind
 from shmbuffer.memory.upkeep.item_stats import ItemWriter
 from shmbuffer.watch import tables, units
@@ -19,7 +19,6 @@ from shmbuffer.watch.timeline import Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Floats = NDArray[np.float64]
 
 GOOD, BAD, MUTED = "#2e7d32", "#c62828", "#6b7280"
 WRITTEN, DRAWN, THIRD = "#1f6fb4", "#e07b00", "#7b4ba8"

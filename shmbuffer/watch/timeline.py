@@ -13,9 +13,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.upkeep.history import Event, EventKind, History
-
-Floats = NDArray[np.float64]
 
 MOST_POINTS = 400
 """Of a line in a picture; more would not be visible."""
@@ -131,25 +130,25 @@ class Timeline:
         last = self.times_s[grown[-1] + 1] if len(grown) else self.times_s[0]
         return float(self.end_s - last)
 
-    def _shown(self) -> NDArray[np.int64]:
+    def _shown(self) -> Ints:
         """Places of the records on a line: evenly in time, and around each gap."""
         ends = [0, len(self.times_s) - 1, *self._breaks, *(self._breaks - 1)]
         even = np.linspace(self.times_s[0], self.times_s[-1], MOST_POINTS)
         found = np.searchsorted(self.times_s, even[1:-1])
         return np.unique(np.concatenate([np.array(ends, np.int64), found]))
 
-    def _is_first(self, at: NDArray[np.int64]) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = np.isin(at, [0, *self._breaks])
+    def _is_first(self, at: Ints) -> Flags:
+        found: Flags = np.isin(at, [0, *self._breaks])
         return found
 
 
-def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> NDArray[np.bool_]:
+def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> Flags:
     """Which records were written before another one; incarnations of a directory only grow."""
     if not len(first):
         return np.ones(len(records), np.bool_)
     earlier = records["recorder"] < first["recorder"][0]
     same = records["recorder"] == first["recorder"][0]
-    found: NDArray[np.bool_] = earlier | same & (records["boottime_ns"] < first["boottime_ns"][0])
+    found: Flags = earlier | same & (records["boottime_ns"] < first["boottime_ns"][0])
     return found
 
 

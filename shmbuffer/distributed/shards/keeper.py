@@ -15,9 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shmbuffer.distributed.host import Host
 from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.distributed.owner import Owner
@@ -33,6 +30,7 @@ from shmbuffer.distributed.shards.shard_pieces import (
 )
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
+from shmbuffer.memory.format.array_types import Bytes, Floats, Ints
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.watch.shards import NODE
@@ -98,7 +96,7 @@ class Keeper(Host):
             os._exit(1)  # Ray starts it again, with a new directory
         return super()._error(error)
 
-    def _told(self, tell: Callable[[Owner], Any]) -> NDArray[np.uint8]:
+    def _told(self, tell: Callable[[Owner], Any]) -> Bytes:
         """A result, or the error to raise, as a message."""
         if self._owner is None:
             return packed((False, self._failure))
@@ -121,9 +119,9 @@ def updated(
     buffer: ReplayBuffer,
     node: str,
     shard: int,
-    index: NDArray[np.int64],
-    priority: NDArray[np.float64],
-    generation: NDArray[np.int64] | None,
+    index: Ints,
+    priority: Floats,
+    generation: Ints | None,
 ) -> tuple[int, int, int]:
     """Sets priorities if the items are of this shard: how many were applied, stale and lost."""
     try:

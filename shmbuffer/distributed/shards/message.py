@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shmbuffer.distributed.runtime import require_ray
+from shmbuffer.memory.format.array_types import Bytes
 
 _LINE = 64
 _BYTES = np.dtype("<u8").itemsize
 
 
-def packed(value: Any) -> NDArray[np.uint8]:
+def packed(value: Any) -> Bytes:
     """A value as a message, uint8 ``[bytes]``."""
     try:
         data, parts = _pickled(_ByName, value)
@@ -75,7 +75,7 @@ def _by_value() -> Any:
     return type("_ByValue", (base,), {"dispatch_table": table})
 
 
-def unpacked(message: NDArray[np.uint8]) -> Any:
+def unpacked(message: Bytes) -> Any:
     """The value of a message; its tensors and arrays are views of it."""
     # torch only takes writable memory.
     memory: Any = (ctypes.c_uint8 * message.size).from_address(message.ctypes.data)

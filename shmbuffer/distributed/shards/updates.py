@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer.distributed.shards.member import Member, Update, told
 from shmbuffer.distributed.shards.members import Members
+from shmbuffer.memory.format.array_types import Floats, Ints
 
 
 class ShardedUpdate:
@@ -68,11 +68,7 @@ class ShardedUpdate:
 
 
 def sent_to(
-    members: Members,
-    shards: NDArray[np.int64],
-    index: NDArray[np.int64],
-    raw: NDArray[np.float64],
-    tickets: NDArray[np.int64] | None,
+    members: Members, shards: Ints, index: Ints, raw: Floats, tickets: Ints | None
 ) -> ShardedUpdate:
     """Sets priorities: now on the own node, with the next message to each other shard."""
     known, sent, lost = members.by_identity(), [], 0

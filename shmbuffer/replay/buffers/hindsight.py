@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
-from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.buffers.data_path.drawing import Choice
 from shmbuffer.replay.buffers.data_path.prefetch import Batch

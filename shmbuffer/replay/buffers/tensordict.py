@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.numpy.batches import one_of_each
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.mismatch import no_names
@@ -299,7 +298,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             storage.allow(OWN_KEYS.union(extra))
         super()._join()
 
-    def _priorities_in(self, data: Any, single: bool) -> NDArray[np.float64] | None:
+    def _priorities_in(self, data: Any, single: bool) -> Floats | None:
         """Raw priorities in the data, float64 ``[n * lanes]``; None if there are none."""
         sampler = self._sampler
         if not isinstance(sampler, PrioritizedSampler):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.numpy.arrays import Flags
 from shmbuffer.replay.compat import folders
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode

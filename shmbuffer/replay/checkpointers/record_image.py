@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory import ItemSnapshot, RecordBatch, Records
+from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.extents import padded
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, gather
-from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.values import damaged, read_array, reading
 
 if TYPE_CHECKING:  # storages import their checkpointers
@@ -55,7 +54,7 @@ class RecordImage:
     bytes with its header. ``dictionary`` is what zstd needs to read it.
     """
 
-    data: NDArray[np.uint8]
+    data: Bytes
     slots: Ints
     positions: Ints
     sizes: Ints
@@ -64,11 +63,7 @@ class RecordImage:
 
     @classmethod
     def of_table(
-        cls,
-        data: NDArray[np.uint8],
-        table: Ints,
-        dictionary: bytes | None,
-        where: str = "these records",
+        cls, data: Bytes, table: Ints, dictionary: bytes | None, where: str = "these records"
     ) -> RecordImage:
         """From slot, position and bytes of each item, int64[n, 3]."""
         slots, positions, sizes = (np.ascontiguousarray(column) for column in table.T)

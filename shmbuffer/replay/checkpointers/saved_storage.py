@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format import layout
-from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.replay.compat.storages import METADATA, metadata_of
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.tickets import Tickets

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
+from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.numpy.arrays import Flags
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import LEAF, BranchNode, Node
 from shmbuffer.replay.form.nodes import LazyStackNode, ObjectNode, TensorClassNode, TensorDictNode

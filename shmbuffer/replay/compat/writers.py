@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.numpy.arrays import Ints
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.replay.compat.folders import described, mapped
 from shmbuffer.replay.values import OURS, read_json, read_state, reading, write_json, write_state
 

@@ -13,9 +13,9 @@ from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumers import Start
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.memory.format.ledger import Taken
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.labelled import within
 from shmbuffer.replay.samplers.labelled.group_keys import Keys

@@ -20,9 +20,9 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.waiting import FILLING_S
 from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.system.deadline import WRITE_TIMEOUT_S
-from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, in_storage

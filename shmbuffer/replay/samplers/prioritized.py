@@ -10,8 +10,8 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, Ring, masses_of, masses_of_snapshot
+from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.recorded import REDUCTIONS
-from shmbuffer.numpy.arrays import Floats
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.numpy.raw_priorities import from_zero
 from shmbuffer.replay.checkpoints import Loaded

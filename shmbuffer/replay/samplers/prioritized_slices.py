@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.ring.tree import PriorityTree
-from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import drawn_by, lanes_of

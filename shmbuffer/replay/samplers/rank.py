@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.numpy.arrays import Ints
+from shmbuffer.memory.format.array_types import Ints
 
 UNKNOWN = -1
 """Instead of a rank: the next draw finds it out."""

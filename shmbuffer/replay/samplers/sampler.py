@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from shmbuffer.numpy.arrays import Ints
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.numpy.raw_priorities import PriorityUpdate
 from shmbuffer.replay.checkpoints import Checkpoints

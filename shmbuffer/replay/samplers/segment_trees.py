@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.numpy.indices import as_int
 
 
@@ -100,7 +101,7 @@ class SegmentTree:
     def _at(self) -> int:
         return self._nodes.ctypes.data
 
-    def _places(self, index: Any) -> NDArray[np.int64]:
+    def _places(self, index: Any) -> Ints:
         """A copy of an index, ``[n]``."""
         places = _numbers(index, np.int64).copy()
         wrong = places[(places < 0) | (places >= self._size)]

@@ -10,8 +10,8 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.replay.samplers.sampler import (
     ATTEMPTS,

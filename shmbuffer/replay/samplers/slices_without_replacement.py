@@ -9,7 +9,7 @@ import torch
 
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots
-from shmbuffer.numpy.arrays import Ints
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.replay.samplers.passes import Pass
 from shmbuffer.replay.samplers.sampler import drawn_by
 from shmbuffer.replay.samplers.slices import SliceSampler

@@ -15,9 +15,9 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Start
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.memory.format.ledger import Taken
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import read_integers, write_numbers

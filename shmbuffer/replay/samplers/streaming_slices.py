@@ -14,9 +14,9 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.format.ledger import Taken
-from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.samplers.sampler import lanes_of

@@ -10,7 +10,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
-from shmbuffer.numpy.arrays import Ints
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import moved_pass, read_pass, write_numbers
 from shmbuffer.replay.samplers.passes import (

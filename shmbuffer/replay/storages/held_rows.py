@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import ItemSnapshot, Ring
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.system.progress import Progress
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.storages.mover import (

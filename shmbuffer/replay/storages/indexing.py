@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.numpy import indices
-from shmbuffer.numpy.arrays import Ints
 
 
 class Selection(NamedTuple):

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import ItemSnapshot
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.streams import GivenStreams
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.checkpointers.restoring import sources_in_state
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.structure import leaves_of

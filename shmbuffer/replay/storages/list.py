@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from shmbuffer.memory import Engine, ItemSnapshot
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.checkpointers.list import ListStorageCheckpointer
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.checkpointers.restoring import sources_from_state

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.priorities import are_priorities, largest_mass
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.storages.indexing import Selection, is_plain, select
 
 ATTEMPTS = 16

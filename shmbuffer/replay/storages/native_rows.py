@@ -10,9 +10,9 @@ from tensordict import MemoryMappedTensor
 from torch import empty_like
 
 from shmbuffer.memory import ItemSnapshot, Ring
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.numpy.mover import write_found
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.tensors import reads_elsewhere, template

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.resize import grow
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import ItemCodec, cloned
 from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots

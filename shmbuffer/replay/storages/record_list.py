@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Ring, Schema, Settings
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.recorded import of_storage
 from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.system.progress import Progress
-from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.storages.indexing import meant, ravel
 from shmbuffer.replay.storages.item_store import changes_of, edited

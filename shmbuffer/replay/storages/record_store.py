@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import Engine, ItemSnapshot, RecordBatch, Ring, record_format
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.record_format import Form
-from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.records.building import chunks_at
 from shmbuffer.replay.records.decoder import RawBatch

@@ -24,8 +24,8 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Engine, Ring, Settings
+from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.streams import GivenStreams
-from shmbuffer.numpy.arrays import Floats
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager

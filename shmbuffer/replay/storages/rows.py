@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import ItemSnapshot, Ring
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.memory.system.progress import Progress
-from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.mismatch import refuse_leaf
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.errors import RingOverrunError
 from shmbuffer.memory import Ring
-from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.storages.mover import ATTEMPTS
 from shmbuffer.replay.storages.native_rows import NativeRows

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.system.progress import OnProgress, hearing
-from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.checkpointers.checkpointer import (
     ITEM_FILES,
     StorageCheckpointerBase,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from shmbuffer.errors import SchemaMismatchError, SpaceError
 from shmbuffer.memory import Ring, Schema, Settings
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams
-from shmbuffer.numpy.arrays import Flags, Floats, Ints
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.checkpoints import has_its_own

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath
-from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import as_int, ravel
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, in_storage, lanes_of

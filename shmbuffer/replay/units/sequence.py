@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.numpy.arrays import Ints
 from shmbuffer.numpy.indices import ravel, unravel
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX
 from shmbuffer.numpy.raw_priorities import reduced

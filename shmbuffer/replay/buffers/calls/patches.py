@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.indexing import ravel
 
@@ -23,7 +23,7 @@ def compared(
     version: Any,
     *,
     newer: bool,
-) -> tuple[torch.Tensor, torch.Tensor, NDArray[np.bool_]]:
+) -> tuple[torch.Tensor, torch.Tensor, Flags]:
     """Tickets of items to change, else -1; versions to store; which present items are newer."""
     elements, column, now = storage.entry(index, path)
     tickets, stored = ravel(generation, ()), column.reshape(-1)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.system import deadline
-from shmbuffer.numpy.arrays import Floats
 from shmbuffer.replay.buffers.calls.access import swap_dims
 from shmbuffer.replay.buffers.data_path import streams as by_stream
 from shmbuffer.replay.buffers.data_path.parts import Parts

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.numpy import limits
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay import pinned
@@ -78,7 +77,7 @@ def _written_over(plan: Plan) -> IndexError:
 def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
     """The oldest items of a queue; None if it is no queue any more."""
 
-    def read(elements: NDArray[np.int64], generation: NDArray[np.int64]) -> Batch | None:
+    def read(elements: Ints, generation: Ints) -> Batch | None:
         index, tickets = torch.from_numpy(elements), torch.from_numpy(generation)
         where = in_storage(plan.storage, index)
         data = _held(plan, where, {GENERATION: tickets})

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.raw_priorities import reduced
@@ -19,7 +19,7 @@ from shmbuffer.replay.form.nodes import entry_at, is_collection
 from shmbuffer.replay.form.tensors import as_tensor
 
 
-def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | None:
+def in_batch(data: Any, key: Key, dims: int, how: str) -> Floats | None:
     """Raw priorities in a batch, or an item, of rows; None if there are none."""
     if type(data) is TensorDict:  # whose own `get` costs ten times as much
         data = data._tensordict
@@ -30,7 +30,7 @@ def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | 
     return reduced(priority, priority.shape[:dims].numel(), how)
 
 
-def in_items(items: Sequence[Any], key: Key, how: str) -> NDArray[np.float64] | None:
+def in_items(items: Sequence[Any], key: Key, how: str) -> Floats | None:
     """Raw priorities of TensorDicts, one each; None if one has none."""
     found = [item.get(key, None) for item in items if is_collection(item)]
     if len(found) < len(items) or not items or any(one is None for one in found):

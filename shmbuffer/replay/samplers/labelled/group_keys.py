@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.numpy.arrays import Ints
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.replay.samplers.labelled.reading import Column
 
 _ITSELF = 2**61  # a number below is its own label

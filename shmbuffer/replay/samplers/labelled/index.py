@@ -30,8 +30,8 @@ from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.numpy.arrays import Floats, Ints
 from shmbuffer.replay.samplers.labelled.reading import (
     Column,
     columns_of,

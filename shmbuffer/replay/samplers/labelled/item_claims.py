@@ -23,8 +23,8 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer, Oldest
 from shmbuffer.memory.flow.sides import ALONE_S
 from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, LEASES, TO_GIVE, Taken
-from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 
 _EVERY_S = 1.0  # between two looks at what others have: at least so long, and so many times as

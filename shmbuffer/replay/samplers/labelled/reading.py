@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.record_format.chunks import Codec
-from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.form.nodes import entry_at, is_collection
 from shmbuffer.replay.samplers.slicing.single_entries import as_numbers
 from shmbuffer.replay.storages.item_store import ItemStore
@@ -63,7 +63,7 @@ def entries_of(mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int) -> 
 
 
 def columns_of(
-    mover: Any, paths: Sequence[KeyPath], means: NDArray[np.float64] | None
+    mover: Any, paths: Sequence[KeyPath], means: Floats | None
 ) -> tuple[Any, ...] | None:
     """Where numbers of a label, and of a value, lie in an item, as the core takes them; else None.
 

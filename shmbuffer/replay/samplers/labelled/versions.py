@@ -9,7 +9,7 @@ import numpy as np
 
 from shmbuffer.memory import consumer_version
 from shmbuffer.memory.directory.seat import Seat
-from shmbuffer.numpy.arrays import Ints
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.replay.samplers.labelled.reading import Column
 from shmbuffer.replay.storages.ring_backed import RingBacked
 

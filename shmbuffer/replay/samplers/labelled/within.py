@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shmbuffer.numpy.arrays import Floats, Ints
+from shmbuffer.memory.format.array_types import Floats, Ints
 
 _SAME = 1e-12  # variances that differ by rounding alone
 

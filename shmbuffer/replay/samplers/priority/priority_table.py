@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from shmbuffer.memory import Engine, Ring, Schema, Settings
-from shmbuffer.numpy.arrays import Floats, Ints
+from shmbuffer.memory.format.array_types import Floats, Ints
 
 
 class PriorityTable:

@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 from shmbuffer.memory import Ring
-from shmbuffer.numpy.arrays import Floats, Ints
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.numpy.indices import are_written
 from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.raw_priorities import PriorityUpdate, as_raw, check_raw, from_zero

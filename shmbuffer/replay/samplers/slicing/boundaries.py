@@ -15,8 +15,8 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
-from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
 from shmbuffer.replay.samplers.slicing.flags import cuts_of

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 Side = bool | int

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of
-from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.samplers.slicing.marks import Marks
 from shmbuffer.replay.samplers.slicing.single_entries import Entries, LeafEntries
 

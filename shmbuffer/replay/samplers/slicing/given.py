@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.replay.samplers.slicing.single_entries import any_of
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 

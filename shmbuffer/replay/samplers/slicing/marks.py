@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
-from shmbuffer.numpy.arrays import Ints
 from shmbuffer.replay.samplers.slicing.cuts import SliceRows
 from shmbuffer.replay.samplers.slicing.single_entries import Entries
 

@@ -16,8 +16,8 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import DONE, LEASES, TO_GIVE, Taken
-from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.samplers.slicing.windows import Used, Windows
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.leaf import KeyPath, key_of
-from shmbuffer.numpy.arrays import Flags, Ints
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay.form.nodes import entry_at

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Ring
-from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.replay.storages.indexing import tickets_at
 
 _ROWS = np.int64(32)  # bits of a row below the trajectory

@@ -18,7 +18,7 @@ import torch
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import ItemSnapshot, Ring
-from shmbuffer.numpy.arrays import Flags, Ints
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE
 from shmbuffer.replay.samplers.slicing.following import Following
 from shmbuffer.replay.samplers.slicing.race import Race
