@@ -23,7 +23,7 @@ class Form:
 
     Attributes:
         code: the bytes in the record.
-        tree: nested lists, as in `packing`, where a leaf is ``["chunk", number]``
+        tree: nested lists, as in `grammar`, where a leaf is ``["chunk", number]``
             and batch sizes are ``["dims", rank]``: their numbers come before those of the chunks.
             The device of a tensordict is ``"cpu"`` where it had any, else None. Not to be changed.
         batch_dims: how many numbers belong to batch sizes, in the order of the tree.

@@ -18,10 +18,11 @@ from shmbuffer._native._core import address
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import Codec, assemble, assemble_one, move
+from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.records.columns import Columns, of_described, of_items
 from shmbuffer.numpy.records.compression import Buffer, Zstd
 from shmbuffer.numpy.records.encoding_plan import EncodingPlan, Unit
-from shmbuffer.numpy.records.forms import Kind, Walk, describe
+from shmbuffer.numpy.records.forms import Walk, describe, kind_of
 from shmbuffer.numpy.records.memory import lent
 from shmbuffer.numpy.records.planes import as_planes, turned, turned_one
 from shmbuffer.numpy.records.shared_frames import (
@@ -72,7 +73,7 @@ class Encoder:
             else frozenset(key if isinstance(key, tuple) else (key,) for key in keys)
         )
         self.share = share
-        self._plans: dict[tuple[Any, ...], EncodingPlan] = {}
+        self._plans = Kept(self._plan_of, _KEPT_PLANS)
 
     def encode(self, data: Any, single: bool = False, *, apart: bool = False) -> RecordBatch:
         """Records of one item or of a batch, in its order.
@@ -95,7 +96,7 @@ class Encoder:
         """The pieces of these items that are to be compressed with zstd: to train a dictionary."""
         found: list[bytes] = []
         for _, columns in of_items([data]) if single else self.columns(data):
-            plan = self._plan(columns.kind)
+            plan = self._plans[columns.kind.key]
             planar = self._planar(plan, columns)
             columns = as_planes(columns, planar)
             pieces = cut(columns, plan.cut(columns, planar, look=False).frames)
@@ -117,24 +118,16 @@ class Encoder:
         """Items by kind, and where they are in a batch."""
         return of_items(self.items(data))
 
-    def _plan(self, kind: Kind) -> EncodingPlan:
-        plan = self._plans.get(kind.key)
-        if plan is None:
-            if len(self._plans) >= _KEPT_PLANS:
-                self._plans.clear()
-            codec = Codec.RAW if self.zstd is None else Codec.ZSTD
-            plan = self._plans[kind.key] = EncodingPlan(
-                kind,
-                codec if self.own is None else Codec.OWN,
-                self.keys,
-                self._measured if self.share else None,
+    def _plan_of(self, key: tuple[Any, ...]) -> EncodingPlan:
+        kind, codec = kind_of(key), Codec.RAW if self.zstd is None else Codec.ZSTD
+        codec = codec if self.own is None else Codec.OWN
+        plan = EncodingPlan(kind, codec, self.keys, self._measured if self.share else None)
+        if self.keys and not (plan.compressible or self._plans):
+            warnings.warn(
+                "nothing is compressed: the first item has no leaf under "
+                f"{sorted(self.keys, key=repr)}, its leaves are {list(kind.paths)}",
+                stacklevel=3,
             )
-            if self.keys and not plan.compressible and len(self._plans) == 1:
-                warnings.warn(
-                    "nothing is compressed: the first item has no leaf under "
-                    f"{sorted(self.keys, key=repr)}, its leaves are {list(kind.paths)}",
-                    stacklevel=2,
-                )
         return plan
 
     def _measured(self, addresses: Ints, sizes: Ints) -> int:
@@ -149,7 +142,7 @@ class Encoder:
 
     def _one(self, one: Walk, apart: bool) -> RecordBatch:
         """The record of one item: as `_encode` makes it, where nothing of it is shared."""
-        plan = self._plan(one.kind)
+        plan = self._plans[one.kind.key]
         sizes = [len(leaf) if type(leaf) is bytes else leaf.nbytes for leaf in one.leaves]
         tried = [leaf for leaf in plan.compressible if plan.tried(leaf, sizes[leaf])]
         looked_at = {*tried, *plan.planes.leaves}
@@ -232,7 +225,7 @@ class Encoder:
         return tuple(compressed)
 
     def _encode(self, columns: Columns, apart: bool) -> RecordBatch:
-        plan = self._plan(columns.kind)
+        plan = self._plans[columns.kind.key]
         planar = self._planar(plan, columns)
         columns = as_planes(columns, planar)
         how = plan.cut(columns, planar, look=not apart)
