@@ -150,7 +150,7 @@ class Encoder:
         planar = () if pieces is None else self._turn(plan, one, pieces)
         if pieces is not None and plan.stays_whole(one.dims, sizes, planar):
             compressed = self._compress(plan, pieces, sizes, tried)
-            form = plan.whole_form(compressed, planar)
+            form = plan.form(compressed, planar, plan.whole)
             record = assemble_one(form, one.batch_dims + one.dims, pieces)
             if record is not None:
                 return record
@@ -233,14 +233,14 @@ class Encoder:
         units: list[Unit] = []
         keeps: list[Any] = []
         if self.own is not None:
-            codecs, addresses, sizes = self._by_own(plan, columns, keeps)
+            addresses, sizes, units = self._by_own(plan, columns, keeps)
         elif how is plan.whole and not plan.compressible:
-            codecs, addresses, sizes = plan.raw, columns.addresses, columns.sizes
+            addresses, sizes = columns.addresses, columns.sizes
         else:
             pieces = cut(columns, how.frames)
             holders = _shared(pieces, how, 0 if apart else REACH)
-            codecs, addresses, sizes, units = self._by_zstd(plan, pieces, how, holders, keeps)
-        form = plan.form(codecs, how.frames, units, planar)
+            addresses, sizes, units = self._by_zstd(plan, pieces, how, holders, keeps)
+        form = plan.form(units, planar, how)
         return assemble(form, columns.batch_dims, columns.dims, addresses, sizes, holders)
 
     def _by_zstd(
@@ -250,7 +250,7 @@ class Encoder:
         how: Cut,
         holders: Ints | None,
         keeps: list[Any],
-    ) -> tuple[tuple[Codec, ...], Ints, Ints, list[Unit]]:
+    ) -> tuple[Ints, Ints, list[Unit]]:
         """Pieces as stored; leaves with one head may share some, so all or none are compressed."""
         flat = pieces.sizes.reshape(-1)
         held: dict[int, Ints] = {}
@@ -260,7 +260,7 @@ class Encoder:
                 if plan.tried(leaf, int(flat[index].max())):
                     held[leaf] = index
         if self.zstd is None or not held:
-            return plan.raw, pieces.addresses, pieces.sizes, []
+            return pieces.addresses, pieces.sizes, []
         alone = [leaf for leaf in held if how.frames[leaf] == INLINE]
         first = np.zeros(len(how.frames), np.int64)
         first[pieces.leaves] = pieces.sizes[0]
@@ -290,7 +290,7 @@ class Encoder:
         at, found = np.empty((2, len(frames)), np.int64)
         _core.bytes_at(frames, address(at), address(found))
         addresses, sizes = pieces.addresses.copy(), pieces.sizes.copy()
-        codecs, compressed, end = list(plan.raw), [], 0
+        compressed, end = [], 0
         for unit, whole in zip(units, wholes, strict=True):
             start, end = end, end + len(whole)
             if plan.learn(unit, int((whole - found[start:end]).sum()), len(whole)):
@@ -298,24 +298,21 @@ class Encoder:
                     sizes.reshape(-1)[held[leaf]] = 0
                 addresses.reshape(-1)[held[unit[0]]] = at[start:end]
                 sizes.reshape(-1)[held[unit[0]]] = found[start:end]
-                codecs[unit[0]] = plan.codec
                 compressed.append(unit)
-        return tuple([codecs[head] for head in how.heads]), addresses, sizes, compressed
+        return addresses, sizes, compressed
 
     def _by_own(
         self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
-    ) -> tuple[tuple[Codec, ...], Ints, Ints]:
+    ) -> tuple[Ints, Ints, list[Unit]]:
         """Leaves as they are stored, those that can be as `own` gives them."""
         assert self.own is not None
         assert columns.leaves is not None  # they were taken apart for it
-        codecs = list(plan.raw)
         addresses, sizes = columns.addresses.copy(), columns.sizes.copy()
         for leaf in plan.compressible:
-            codecs[leaf] = Codec.OWN
             for row in np.flatnonzero(sizes[:, leaf]).tolist():
                 keeps.append(made := self.own(columns.leaves[leaf][row]))
                 addresses[row, leaf], sizes[row, leaf] = address(made), made.nbytes
-        return tuple(codecs), addresses, sizes
+        return addresses, sizes, [(leaf,) for leaf in plan.compressible]
 
 
 def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> list[Any] | None:

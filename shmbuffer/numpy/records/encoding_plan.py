@@ -74,7 +74,7 @@ class Units:
 
 
 class EncodingPlan:
-    """How items of one kind are stored; ``units``, ``whole`` and ``raw`` say how leaves are cut."""
+    """How items of one kind are stored; ``units`` and ``whole`` say how leaves are cut."""
 
     def __init__(
         self,
@@ -94,7 +94,6 @@ class EncodingPlan:
             if chunk.kind in COMPRESSIBLE[codec] and (keys is None or _leads_to(keys, path))
         )
         self.whole = Cut.none(len(kind.chunks))
-        self.raw = (Codec.RAW,) * len(kind.chunks)
         self._layout = None if measure is None else Layout(self.compressible, measure)
         self._sure = keys is not None or codec is Codec.OWN
         self._saved = dict.fromkeys(self.compressible, 0)
@@ -102,7 +101,6 @@ class EncodingPlan:
         self.units = Units(kind.chunks)
         self.planes = Planes(kind.chunks, self.compressible if codec is Codec.ZSTD else ())
         self._forms = Kept(self._form, _KEPT_FORMS)
-        self._whole_forms = Kept(self._whole_form, _KEPT_FORMS)
 
     def cut(self, columns: Columns, planar: Unit, *, look: bool) -> Cut:
         """How the leaves of these items are cut; see `shared_frames.Layout.cut`.
@@ -136,46 +134,29 @@ class EncodingPlan:
                 self._looked[leaf] += pieces
         return self._sure or all(self._saved[leaf] > 0 for leaf in unit)
 
-    def form(
-        self,
-        codecs: Sequence[Codec],
-        frames: Sequence[int],
-        units: Iterable[Unit] = (),
-        planar: Unit = (),
-    ) -> Form:
-        """The form of items that are stored so."""
-        codecs, joined = list(codecs), [-1] * len(codecs)
-        for head, *others in units:
-            for leaf in others:
-                codecs[leaf], joined[leaf] = Codec.JOINED, head
-        return self._forms[tuple(codecs), tuple(frames), tuple(joined), planar]
+    def form(self, units: Iterable[Unit], planar: Unit, how: Cut) -> Form:
+        """The form of items that are cut so, of which these leaves are compressed."""
+        return self._forms[tuple(units), planar, how]
 
-    def _form(self, key: tuple[tuple[Codec, ...], tuple[int, ...], tuple[int, ...], Unit]) -> Form:
-        chunks = [
-            replace(
-                chunk,
-                codec=codec,
-                placed=count != INLINE,
-                frames=max(count, 0),
-                joined=head if head >= 0 else None,
-                planar=leaf in key[-1],
+    def _form(self, key: tuple[tuple[Unit, ...], Unit, Cut]) -> Form:
+        units, planar, how = key
+        heads = {leaf: unit[0] for unit in units for leaf in unit}
+        chunks = []
+        for leaf, (chunk, count, shared) in enumerate(zip(self.kind.chunks, *how, strict=True)):
+            head = heads.get(shared)
+            joined = None if head == shared else head
+            codec = Codec.RAW if head is None else self.codec
+            chunks.append(
+                replace(
+                    chunk,
+                    codec=codec if joined is None else Codec.JOINED,
+                    placed=count != INLINE,
+                    frames=max(count, 0),
+                    joined=joined,
+                    planar=leaf in planar,
+                )
             )
-            for leaf, (chunk, codec, count, head) in enumerate(
-                zip(self.kind.chunks, *key[:-1], strict=True)
-            )
-        ]
         return encode_form(self.kind.tree, chunks)
-
-    def whole_form(self, compressed: tuple[Unit, ...], planar: Unit) -> Form:
-        """The form of whole items, of which these leaves are compressed."""
-        return self._whole_forms[compressed, planar]
-
-    def _whole_form(self, key: tuple[tuple[Unit, ...], Unit]) -> Form:
-        compressed, planar = key
-        codecs = list(self.raw)
-        for head, *_ in compressed:
-            codecs[head] = self.codec
-        return self.form(codecs, self.whole.frames, compressed, planar)
 
 
 def _leads_to(keys: frozenset[TreePath], path: TreePath) -> bool:
