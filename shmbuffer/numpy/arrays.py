@@ -20,6 +20,9 @@ _core.know_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64
 NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
 """What `named` raises."""
 
+PLAIN_KINDS = "biufcSUmM"
+"""Kinds of NumPy's dtypes whose bytes are the value."""
+
 _PLAIN = (bool, int, float, complex, np.generic)
 _PYTHONS = frozenset((bool, int, float, complex))
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from shmbuffer.numpy import labels
+from shmbuffer.numpy.arrays import PLAIN_KINDS
 from shmbuffer.replay.form.containers import take_of
 from shmbuffer.replay.values import is_word, read_values, reading, write_values
 
@@ -36,7 +37,7 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
                 "with a content can be saved: convert it. Nothing was written"
             )
         return
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "?biufcSUmM":
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in PLAIN_KINDS:
         return
     if isinstance(value, bytes) or is_word(value):
         _require_digits(value, place)

@@ -31,13 +31,13 @@ import numpy as np
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.memory.record_format.grammar import DICTS, UNNAMED, join
 from shmbuffer.numpy import labels
+from shmbuffer.numpy.arrays import PLAIN_KINDS
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.records.containers import TAKES, Keys, Take, names_of, take_of
 
 TreePath = tuple[Any, ...]
 
 _KEPT_KINDS = 4096
-_ARRAYS = "biufcSUmM"  # kinds of numpy dtypes whose bytes are the value
 
 STORABLE = (
     "a record holds tensors, numpy arrays and numbers, text, bytes, int, float, bool, None, and "
@@ -106,7 +106,7 @@ def kind_of(key: tuple[Any, ...]) -> Kind:
 def array_token(array: Any) -> str:
     """Numpy's name of the dtype of an array or number."""
     dtype = array.dtype
-    if dtype.kind not in _ARRAYS or isinstance(array, np.ma.MaskedArray):
+    if dtype.kind not in PLAIN_KINDS or isinstance(array, np.ma.MaskedArray):
         raise RefusedError(
             f"is a numpy {type(array).__name__} of {dtype}, whose bytes alone are not its value: "
             f"{STORABLE}"

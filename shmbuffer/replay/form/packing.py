@@ -29,6 +29,7 @@ from tensordict import TensorDict
 from shmbuffer.errors import FormatError
 from shmbuffer.memory.record_format.grammar import DICTS, join, split
 from shmbuffer.numpy import labels
+from shmbuffer.numpy.arrays import PLAIN_KINDS
 from shmbuffer.numpy.records.containers import names_of
 from shmbuffer.replay.form.containers import made, take_of
 from shmbuffer.replay.form.tensors import dtype_name, tensor_of, torch_dtype, torch_dtype_like
@@ -39,7 +40,6 @@ Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
 """Of a chunk, with the type, shape, dtype and device of the tensor that was compressed."""
 
 _CPU = torch.device("cpu")
-_NO_OBJECTS = "?biufcSUmM"  # kinds of numpy dtypes whose bytes are the value
 
 
 class Packed(NamedTuple):
@@ -79,7 +79,7 @@ class _Packer:
     def form(self, item: Any) -> Form:
         if isinstance(item, torch.Tensor):
             return self._tensor(item)
-        if isinstance(item, (np.ndarray, np.generic)) and item.dtype.kind in _NO_OBJECTS:
+        if isinstance(item, (np.ndarray, np.generic)) and item.dtype.kind in PLAIN_KINDS:
             return self._array(item)
         if isinstance(item, bytes):
             self._chunk(item)
@@ -183,7 +183,7 @@ class _Unpacker:
         return plain
 
     def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        if dtype.kind not in _NO_OBJECTS:
+        if dtype.kind not in PLAIN_KINDS:
             raise FormatError(f"a packed array of {dtype} is not known to this version")
         if (like := torch_dtype_like(dtype)) is not None:
             return self._tensor(like, torch.Size(shape)).cpu().numpy()

@@ -10,7 +10,6 @@ records, or `Tensors`, or a list with a NonTensorData, NonTensorStack or lazy st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -27,7 +26,7 @@ from tensordict import (
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.numpy.batches import one_of_each
 from shmbuffer.numpy.records.containers import register
 from shmbuffer.numpy.records.table import Table, differing
@@ -68,11 +67,6 @@ def has(tree: Any, path: KeyPath) -> bool:
         if tree is None:
             return False
     return True
-
-
-def by_path(values: Mapping[Key, Any]) -> dict[KeyPath, Any]:
-    """What is under each key, under its path."""
-    return {path_of(key): value for key, value in values.items()}
 
 
 def name_of(path: KeyPath) -> str:

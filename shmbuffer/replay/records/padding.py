@@ -18,7 +18,7 @@ from shmbuffer.numpy.records.transfer import homes
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
 from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.joining import Joining, Later, Leaf
-from shmbuffer.replay.records.layers import Tensors, by_path, has, name_of
+from shmbuffer.replay.records.layers import Tensors, has, name_of
 from shmbuffer.replay.records.memory import empty, torch_dtype_of
 
 _MAX_HOLLOW_STEPS = 2**20
@@ -34,15 +34,15 @@ class Padding(Joining):
         value: float | Mapping[Key, float],
         mask_key: Key | Mapping[Key, Key] | None,
     ) -> None:
-        self._value = value if not isinstance(value, Mapping) else 0.0
-        self._values = by_path(value) if isinstance(value, Mapping) else {}
-        self._named = (
-            {leaf: path_of(mask) for leaf, mask in by_path(mask_key).items()}
-            if isinstance(mask_key, Mapping)
-            else None
-        )
-        one = None if isinstance(mask_key, Mapping) else mask_key
-        self._mask_key = None if one is None else path_of(one)
+        by_leaf = value if isinstance(value, Mapping) else {}
+        self._value = 0.0 if isinstance(value, Mapping) else value
+        self._values = {path_of(leaf): one for leaf, one in by_leaf.items()}
+        self._named: dict[KeyPath, KeyPath] | None = None
+        self._mask_key: KeyPath | None = None
+        if isinstance(mask_key, Mapping):
+            self._named = {path_of(leaf): path_of(mask) for leaf, mask in mask_key.items()}
+        elif mask_key is not None:
+            self._mask_key = path_of(mask_key)
         super().__init__(table, reading, [*self._values, *(self._named or ())])
         masks = set((self._named or {}).values()) | ({self._mask_key} if self._mask_key else set())
         for path in masks:
