@@ -99,7 +99,7 @@ class Encoder:
             plan = self._plans[columns.kind.key]
             planar = self._planar(plan, columns)
             columns = as_planes(columns, planar)
-            pieces = cut(columns, plan.cut(columns, planar, look=False).frames)
+            pieces = cut(columns, plan.layout.cut(columns, planar, look=False).frames)
             for at in range(len(pieces.leaves)):
                 leaf, sizes = int(pieces.leaves[at]), pieces.sizes[:, at]
                 if leaf in plan.compressible and plan.tried(leaf, int(sizes.max())):
@@ -148,9 +148,9 @@ class Encoder:
         looked_at = {*tried, *plan.planes.leaves}
         pieces = _pieces(one.leaves, sizes, looked_at) if self.own is None else None
         planar = () if pieces is None else self._turn(plan, one, pieces)
-        if pieces is not None and plan.stays_whole(one.dims, sizes, planar):
+        if pieces is not None and plan.layout.stays_whole(one.dims, sizes, planar):
             compressed = self._compress(plan, pieces, sizes, tried)
-            form = plan.form(compressed, planar, plan.whole)
+            form = plan.form(compressed, planar, plan.layout.whole)
             record = assemble_one(form, one.batch_dims + one.dims, pieces)
             if record is not None:
                 return record
@@ -228,13 +228,13 @@ class Encoder:
         plan = self._plans[columns.kind.key]
         planar = self._planar(plan, columns)
         columns = as_planes(columns, planar)
-        how = plan.cut(columns, planar, look=not apart)
+        how = plan.layout.cut(columns, planar, look=not apart)
         holders = None
         units: list[Unit] = []
         keeps: list[Any] = []
         if self.own is not None:
             addresses, sizes, units = self._by_own(plan, columns, keeps)
-        elif how is plan.whole and not plan.compressible:
+        elif how is plan.layout.whole and not plan.compressible:
             addresses, sizes = columns.addresses, columns.sizes
         else:
             pieces = cut(columns, how.frames)
@@ -255,7 +255,7 @@ class Encoder:
         flat = pieces.sizes.reshape(-1)
         held: dict[int, Ints] = {}
         for leaf in plan.compressible:
-            if how.heads[leaf] == leaf and plan.may_be_tried(leaf):
+            if how.heads[leaf] == leaf and plan.tried(leaf):
                 index = _held(leaf, pieces, how.heads, holders)
                 if plan.tried(leaf, int(flat[index].max())):
                     held[leaf] = index

@@ -7,13 +7,13 @@ is seen from the first items.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format import Chunk, Codec, Form, encode_form
 from shmbuffer.numpy.kept import Kept
-from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.forms import Kind, TreePath
 from shmbuffer.numpy.records.planes import Planes, Trial
 from shmbuffer.numpy.records.shared_frames import INLINE, Cut, Layout
@@ -74,7 +74,7 @@ class Units:
 
 
 class EncodingPlan:
-    """How items of one kind are stored; ``units`` and ``whole`` say how leaves are cut."""
+    """How items of one kind are stored; ``layout``, ``units`` and ``planes`` say more of leaves."""
 
     def __init__(
         self,
@@ -93,8 +93,7 @@ class EncodingPlan:
             for leaf, (chunk, path) in enumerate(zip(kind.chunks, kind.paths, strict=True))
             if chunk.kind in COMPRESSIBLE[codec] and (keys is None or _leads_to(keys, path))
         )
-        self.whole = Cut.none(len(kind.chunks))
-        self._layout = None if measure is None else Layout(self.compressible, measure)
+        self.layout = Layout(kind.chunks, self.compressible, measure)
         self._sure = keys is not None or codec is Codec.OWN
         self._saved = dict.fromkeys(self.compressible, 0)
         self._looked = dict.fromkeys(self.compressible, 0)
@@ -102,25 +101,7 @@ class EncodingPlan:
         self.planes = Planes(kind.chunks, self.compressible if codec is Codec.ZSTD else ())
         self._forms = Kept(self._form, _KEPT_FORMS)
 
-    def cut(self, columns: Columns, planar: Unit, *, look: bool) -> Cut:
-        """How the leaves of these items are cut; see `shared_frames.Layout.cut`.
-
-        `whole` itself, where leaves are not shared.
-        """
-        if self._layout is None:
-            return self.whole
-        return self._layout.cut(columns, planar, look=look)
-
-    def stays_whole(self, dims: Sequence[int], sizes: Sequence[int], planar: Unit) -> bool:
-        """Whether one item is not cut, and says nothing of how to; see `shared_frames.Layout`."""
-        chunks = self.kind.chunks
-        return self._layout is None or self._layout.stays_whole(chunks, dims, sizes, planar)
-
-    def may_be_tried(self, leaf: int) -> bool:
-        """Whether there are pieces of a leaf that are to be compressed, of whatever size."""
-        return self._sure or self._saved[leaf] > 0 or self._looked[leaf] < _LOOKED_PIECES
-
-    def tried(self, leaf: int, largest: int) -> bool:
+    def tried(self, leaf: int, largest: float = math.inf) -> bool:
         """Whether pieces of a leaf, the largest of so many bytes, are to be compressed."""
         if self._sure or self._saved[leaf] > 0:
             return True

@@ -149,20 +149,29 @@ class Layout:
 
     def __init__(
         self,
+        chunks: Sequence[Chunk],
         # leaves that may be compressed. What is compressed is never stored as one with what is not
         compressible: Collection[int],
         # bytes that pieces take when they are compressed: called with addresses and sizes,
-        # int64[m], or int64[n, leaves] of leaves that may be compressed as one
-        measure: Callable[[Ints, Ints], int],
+        # int64[m], or int64[n, leaves] of leaves that may be compressed as one; None: leaves are
+        # not shared
+        measure: Callable[[Ints, Ints], int] | None,
     ) -> None:
+        self.whole = Cut.none(len(chunks))
+        self._chunks = chunks
         self._compressible = compressible
         self._measure = measure
         self._groups: dict[tuple[object, ...], _Group] = {}
         self._whole: set[tuple[object, ...]] = set()  # shapes of items that stay so
 
     def cut(self, columns: Columns, planar: Collection[int], *, look: bool) -> Cut:
-        """How the leaves of these items are cut; the first 64 items are compressed three times."""
-        frames, heads = map(list, Cut.none(len(columns.dims)))
+        """How the leaves of these items are cut: `whole` itself where leaves are not shared.
+
+        The first 64 items are compressed three times.
+        """
+        if self._measure is None:
+            return self.whole
+        frames, heads = map(list, self.whole)
         for signature, leaves in self._alike(columns, planar).items():
             group = self._groups.get(signature)
             if group is None:
@@ -180,18 +189,14 @@ class Layout:
         return Cut(tuple(frames), tuple(heads))
 
     def stays_whole(
-        self,
-        chunks: Sequence[Chunk],
-        dims: Sequence[int],
-        sizes: Sequence[int],
-        planar: Collection[int],
+        self, dims: Sequence[int], sizes: Sequence[int], planar: Collection[int]
     ) -> bool:
         """Whether `cut` neither cuts one item nor learns from it; once it does not, it stays so."""
         shapes = (*dims, planar)
-        if shapes in self._whole:
+        if self._measure is None or shapes in self._whole:
             return True
         first = 0
-        for leaf, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
+        for leaf, (chunk, size) in enumerate(zip(self._chunks, sizes, strict=True)):
             shape = dims[first : first + chunk.rank]
             first += chunk.rank
             if not _is_large(chunk, size):
@@ -228,8 +233,8 @@ class Layout:
                 held = are_held(find_equal(addresses, sizes))
                 cost = _PLACE_BYTES * addresses.size
                 addresses, sizes = addresses[held], sizes[held]
-            compressed = first in self._compressible
-            measured = self._measure(addresses, sizes) if compressed else sizes.sum()
+            measure = self._measure if first in self._compressible else None
+            measured = sizes.sum() if measure is None else measure(addresses, sizes)
             group.costs[way] = group.costs.get(way, 0) + cost + int(measured)
         group.rows += rows
 
@@ -238,7 +243,7 @@ class Layout:
     ) -> dict[tuple[object, ...], tuple[int, ...]]:
         """Leaves that are large enough to be shared, by what they need to have in common for it."""
         found: dict[tuple[object, ...], tuple[int, ...]] = {}
-        for leaf, (chunk, dims) in enumerate(zip(columns.kind.chunks, columns.dims, strict=True)):
+        for leaf, (chunk, dims) in enumerate(zip(self._chunks, columns.dims, strict=True)):
             if _is_large(chunk, int(columns.sizes[0, leaf])) and (dims == dims[0]).all():
                 alone = len(columns) == 1
                 signature = self._signature(leaf, chunk, dims[0].tolist(), planar, alone)
