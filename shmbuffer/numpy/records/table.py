@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmbuffer.memory.format.array_types import Ints
+from shmbuffer._native._core import address
+from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec, Located, volumes
 
@@ -47,9 +48,9 @@ class Raw(NamedTuple):
     """What owns these bytes."""
 
 
-Own = Callable[[RecordBatch, Chunk, Ints, Ints, Ints], Raw]
-"""What the user's ``decompression_fn`` makes of a chunk: called with the batch, the chunk, its
-dims, and offsets and sizes of its pieces."""
+Own = Callable[[Bytes, Chunk, list[int]], Any]
+"""What the user's ``decompression_fn`` makes of a piece, at an address: called with its bytes, its
+chunk and its shape."""
 
 
 class Column:
@@ -143,7 +144,14 @@ def _by_own(batch: RecordBatch, part: Stored, dims: Ints, own: Own | None) -> Ra
         )
     pieces = slice(part.first, part.first + part.chunk.pieces)
     offsets, sizes = part.located.offsets[:, pieces], part.located.sizes[:, pieces]
-    return own(batch, part.chunk, dims, offsets, sizes)._replace(rows=part.rows)
+    nbytes, kept = part.located.expanded[:, pieces], []
+    addresses = np.zeros(offsets.shape, np.int64)
+    for row, piece in np.argwhere(nbytes).tolist():
+        stored = batch.data[offsets[row, piece] :][: sizes[row, piece]]
+        shape = dims[row, int(part.chunk.frames > 0) :].tolist()
+        kept.append(made := own(stored, part.chunk, shape))
+        addresses[row, piece] = address(made)
+    return Raw(part.rows, addresses, nbytes, kept)
 
 
 def differing(dims: Ints) -> list[int]:
