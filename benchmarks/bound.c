@@ -128,17 +128,20 @@ static void sample(uint64_t count, int prioritized) {
     gather(count);
 }
 
+static inline void look_ahead(const double *at) { __asm__ volatile("" : : "r"(bits_of(*at))); }
+
 static void update(const int64_t *index, const float *priorities, uint64_t count) {
     struct shmb_tree *tree = &ring.tree;
     for (uint64_t from = 0; from < count; from += AT_ONCE) {
         uint64_t n = count - from < AT_ONCE ? count - from : AT_ONCE;
         for (uint64_t i = from; i < from + n; i++) {
             uint64_t element = (uint64_t)index[i], node = element / SHMB_FANOUT;
-            __builtin_prefetch(&ring.raw[element], 1);
-            __builtin_prefetch(&tree->mass[node * SHMB_FANOUT], 1);
-            __builtin_prefetch(&tree->mass[node * SHMB_FANOUT + SHMB_FANOUT / 2], 1);
-            __builtin_prefetch(&tree->sum[1][node], 1);
-            __builtin_prefetch(&tree->min[1][node], 1);
+            look_ahead(&ring.raw[element]);
+            look_ahead(&tree->mass[node * SHMB_FANOUT]);
+            look_ahead(&tree->mass[node * SHMB_FANOUT + SHMB_FANOUT / 2]);
+            look_ahead(&tree->sum[1][node]);
+            look_ahead(&tree->sum[1][node ^ SHMB_FANOUT / 2]);
+            look_ahead(&tree->min[1][node]);
         }
         for (uint64_t i = 0; i < n; i++) ring.given[i] = priorities[from + i];
         shmb_powers(ring.given, ring.eps, ring.alpha, ring.masses, n);

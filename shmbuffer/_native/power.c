@@ -72,6 +72,7 @@ static void powers_by_two(const double *raw, double eps, double alpha, double *o
     powers(raw, eps, alpha, out, count);
 }
 
+bool shmb_by_four = false;
 void (*shmb_powers)(const double *, double, double, double *, uint64_t) = powers_by_two;
 
 #if defined(__x86_64__)
@@ -82,9 +83,9 @@ __attribute__((target("avx2"))) static void powers_by_four(const double *raw, do
 }
 
 /* Of the processor, and of a kernel that keeps the wide registers. */
-static int has_avx2(void) {
+static bool has_avx2(void) {
     unsigned a, b, c, d, kept, more;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
     __asm__("xgetbv" : "=a"(kept), "=d"(more) : "c"(0));
     return (kept & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
 }
@@ -92,6 +93,7 @@ static int has_avx2(void) {
 
 void shmb_powers_init(void) {
 #if defined(__x86_64__)
-    if (has_avx2()) shmb_powers = powers_by_four;
+    shmb_by_four = has_avx2();
+    if (shmb_by_four) shmb_powers = powers_by_four;
 #endif
 }

@@ -2,6 +2,7 @@
 #ifndef SHMB_POWER_H
 #define SHMB_POWER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -18,6 +19,7 @@ static inline double from_bits(uint64_t bits) {
 }
 
 void shmb_powers_init(void);
+extern bool shmb_by_four; /* this processor does four numbers at a time, with AVX2 */
 /* out[i] = (raw[i] + eps) ** alpha; in other memory. */
 extern void (*shmb_powers)(const double *raw, double eps, double alpha, double *out, uint64_t count);
 

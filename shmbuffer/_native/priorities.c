@@ -18,25 +18,33 @@ int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t
 #define LOCKED_UPDATES 128 /* priorities in one locked section: about ten microseconds. What more of them touch is on more
                             * pages than the processor remembers, so that it would wait for them once more, with the mutex */
 
-/* What an update reads and writes, on its way into the cache before the mutex is asked for. */
-static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, bool words, uint64_t count) {
-    const struct shmb_tree *tree = &ring->tree;
-    for (uint64_t i = 0; i < count; i++) {
+static inline void look_ahead(const double *at) { __asm__ volatile("" : : "r"(bits_of(*at))); }
+
+/* What an update reads and writes, on its way into the cache before the mutex is asked for. It is loaded: nobody waits for the
+ * numbers, so dozens are under way. Prefetches take longer where the processor has forgotten the page, and a compiler takes a
+ * function of nothing else for one without effect, and leaves out its calls. */
+static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, bool tickets, uint64_t count) {
+    const double *raw = ring->raw, *mass = ring->tree.mass, *sum = ring->tree.sum[1], *least = ring->tree.min[1];
+    bool prioritized = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0;
+    for (uint64_t i = 0; (tickets || !prioritized) && i < count; i++)
+        __builtin_prefetch(&ring->words[shmb_slot_of(ring, (uint64_t)index[i])]);
+    for (uint64_t i = 0, previous = UINT64_MAX; prioritized && i < count; i++) { /* else the tree may be a hole of its file */
         uint64_t element = (uint64_t)index[i], node = element / SHMB_FANOUT;
-        if (words) __builtin_prefetch(&ring->words[shmb_slot_of(ring, element)]);
-        __builtin_prefetch(&ring->raw[element], 1);
-        __builtin_prefetch(&tree->mass[node * SHMB_FANOUT], 1);
-        __builtin_prefetch(&tree->mass[node * SHMB_FANOUT + SHMB_FANOUT / 2], 1);
-        __builtin_prefetch(&tree->sum[1][node], 1);
-        __builtin_prefetch(&tree->sum[1][node ^ SHMB_FANOUT / 2]); /* the other half of its siblings */
-        __builtin_prefetch(&tree->min[1][node], 1);
+        if (node == previous) continue;
+        previous = node;
+        look_ahead(&raw[element]);
+        look_ahead(&mass[node * SHMB_FANOUT]);
+        look_ahead(&mass[node * SHMB_FANOUT + SHMB_FANOUT / 2]);
+        look_ahead(&sum[node]);
+        look_ahead(&sum[node ^ SHMB_FANOUT / 2]); /* the other half of its siblings */
+        look_ahead(&least[node]);
     }
 }
 
 /* Whether an item is there, and the one that is meant. What weighs something is committed: where no ticket is to be compared its
  * word, which is in no other part of the cache that an update needs, is left alone. */
-static inline bool is_meant(const struct shmb_ring *ring, uint64_t element, bool prioritized, const int64_t *ticket) {
-    if (ticket == NULL && prioritized && ring->tree.mass[element] > 0) return true;
+static inline bool is_meant(const struct shmb_ring *ring, uint64_t element, const double *mass, const int64_t *ticket) {
+    if (ticket == NULL && mass && mass[element] > 0) return true;
     uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
     return SHMB_STATE(word) == SHMB_COMMITTED && (ticket == NULL || SHMB_TICKET(word) == (uint64_t)*ticket);
 }
@@ -46,18 +54,19 @@ static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_
                       const double *masses, uint64_t count, uint64_t *touched) {
     struct shmb_runtime *runtime = ring->runtime;
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    double *raw = ring->raw, *mass = prioritized ? ring->tree.mass : NULL;
     uint64_t changed = 0;
     double greatest = runtime->max_priority;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t element = (uint64_t)index[i];
-        if (!is_meant(ring, element, prioritized, tickets ? &tickets[i] : NULL)) continue;
+        if (!is_meant(ring, element, mass, tickets ? &tickets[i] : NULL)) continue;
         if (priorities[i] > greatest) { /* first: no item may have more after a death */
             runtime->max_priority = greatest = priorities[i];
             CP(update_max_priority);
         }
-        ring->raw[element] = priorities[i];
+        raw[element] = priorities[i];
         CP(update_raw);
-        if (prioritized) ring->tree.mass[element] = masses[i];
+        if (mass) mass[element] = masses[i];
         CP(update_leaf);
         touched[changed++] = element;
     }
@@ -123,12 +132,12 @@ static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t touched[LOCKED_UPDATES], checked = atomic_load(&runtime->alpha_version), first_version = checked;
     double some[LOCKED_UPDATES], *all = NULL;
-    bool words = of->tickets != NULL || atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) == 0;
+    bool tickets = of->tickets != NULL;
     int status = shmb_priorities_in_order(ring, of->priorities, count);
     if (status == SHMB_OK && count * SHMB_POWER_BYTES >= SHMB_SHARED_BYTES && (all = malloc(count * sizeof *all)) != NULL) {
         struct powers_of powers = {runtime, of->priorities, all};
         shmb_share_out(power, &powers, count, SHMB_POWER_BYTES);
-        fetch_elements(ring, of->index, words, LOCKED_UPDATES);
+        SHMB_OPTIMISTIC(fetch_elements(ring, of->index, tickets, LOCKED_UPDATES));
     }
     for (uint64_t from = 0; status == SHMB_OK && from < count; from += LOCKED_UPDATES) {
         uint64_t n = count - from < LOCKED_UPDATES ? count - from : LOCKED_UPDATES, then = from + n;
@@ -136,10 +145,11 @@ static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const
         const double *priorities = of->priorities + from;
         double *masses = all ? all + from : some;
         if (all == NULL) {
-            fetch_elements(ring, of->index + from, words, n);
+            SHMB_OPTIMISTIC(fetch_elements(ring, of->index + from, tickets, n));
             power(&(struct powers_of){runtime, priorities, some}, 0, n);
         } else if (then < count) {
-            fetch_elements(ring, of->index + then, words, count - then < LOCKED_UPDATES ? count - then : LOCKED_UPDATES);
+            uint64_t more = count - then < LOCKED_UPDATES ? count - then : LOCKED_UPDATES;
+            SHMB_OPTIMISTIC(fetch_elements(ring, of->index + then, tickets, more));
         }
         status = shmb_lock(ring, call);
         if (status != SHMB_OK) break;

@@ -59,9 +59,14 @@ def test_buffers_of_different_lengths_are_refused() -> None:
 
 
 PROGRAM = r"""
+#define SHMB_CRASHPOINT_H
+#define CP(point) ((void)0)
+#include "layout.c"
 #include "power.c"
+#include "tree.c"
 #include <stdio.h>
 #define COUNT 1003
+#define LEAVES 70001 /* of which the lowest level of nodes is listed, and not marked */
 int main(void) {
 #if defined(__x86_64__)
     static double raw[COUNT], two[COUNT], four[COUNT];
@@ -75,6 +80,25 @@ int main(void) {
         powers_by_two(raw, 1e-8, alphas[round / 2], two, COUNT);
         powers_by_four(raw, 1e-8, alphas[round / 2], four, COUNT);
         if (memcmp(two, four, sizeof two)) return 1;
+    }
+    static unsigned char slots[2][1 << 22];
+    static uint64_t at[2][COUNT];
+    struct shmb_sections sections;
+    struct shmb_tree trees[2] = {0};
+    shmb_sections_of(LEAVES, 1, false, 0, &sections);
+    if (sections.bytes > sizeof slots[0]) return 3;
+    for (int tree = 0; tree < 2; tree++) shmb_tree_map(&trees[tree], &sections, slots[tree]);
+    for (uint64_t round = 0, bits = 1; round < 100; round++) {
+        for (uint64_t i = 0; i < COUNT; i++) {
+            bits = bits * 6364136223846793005u + 1442695040888963407u;
+            at[0][i] = at[1][i] = (bits >> 40) % LEAVES;
+            double mass = bits >> 38 & 3 ? (double)(bits >> 30) / 3 : 0;
+            trees[0].mass[at[0][i]] = trees[1].mass[at[0][i]] = mass;
+        }
+        touched_by_two(&trees[0], at[0], COUNT);
+        touched_by_four(&trees[1], at[1], COUNT);
+        if (memcmp(slots[0], slots[1], sections.bytes)) return 1;
+        if (shmb_tree_wrong_nodes(&trees[0], LEAVES)) return 1;
     }
     return 0;
 #else
