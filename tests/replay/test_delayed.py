@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import pickle
+import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
@@ -220,3 +223,39 @@ def test_threads_that_use_it_first_together_make_the_parts_once() -> None:
         written = [*first.result(40).tolist(), *second.result(40).tolist()]
     assert sorted(written) == list(range(6))
     assert made == ["storage"]
+
+
+def test_a_child_makes_the_parts_that_another_thread_was_making() -> None:
+    begun, forked = Event(), Event()
+
+    def storage() -> LazyTensorStorage:
+        begun.set()
+        assert os.getpid() != parent or forked.wait(30)
+        return LazyTensorStorage(10)
+
+    def used_in_child() -> None:
+        rb.extend(torch.arange(3))
+        assert len(rb) == 3
+
+    parent = os.getpid()
+    rb = ReplayBuffer(storage=storage, delayed_init=True)
+    with ThreadPoolExecutor() as threads:
+        made = threads.submit(len, rb)
+        assert begun.wait(30)
+        try:
+            assert exit_code(used_in_child) == 0
+        finally:
+            forked.set()
+        assert made.result() == 0
+
+
+def exit_code(body: Callable[[], object]) -> int:
+    """Of a forked child, which ends after 20 seconds by itself."""
+    if (pid := os.fork()) == 0:
+        signal.alarm(20)
+        try:
+            body()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -6,14 +6,22 @@ attribute would cost more.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from threading import RLock
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+_makers: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of buffers without parts
 
 
 class LatePart:
     """In the class of a buffer, where an instance has no such part yet."""
 
+    names: ClassVar[set[str]] = set()  # of all parts
+
     def __set_name__(self, owner: Any, name: str) -> None:
         self._name = name
+        self.names.add(name)
 
     def __get__(self, buffer: Any, owner: Any) -> Any:
         if buffer is None:
@@ -29,6 +37,7 @@ class LatePlan:
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
+        _makers[buffer] = buffer._makers
 
     def __getattr__(self, name: str) -> Any:
         made(self._buffer)
@@ -40,15 +49,32 @@ class LatePlan:
 def made(buffer: Any) -> None:
     """Have the parts made, once: other threads wait."""
     with buffer._making:
-        if (makers := buffer._makers) is None:
+        if buffer._makers is None:
             return
         try:
             buffer._make_parts()
         except BaseException:
-            for name in PARTS & vars(buffer).keys():
-                delattr(buffer, name)
-            buffer._makers, buffer._plan = makers, LatePlan(buffer)
+            _unmade(buffer)
             raise
+        del _makers[buffer]
 
 
-PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform"))
+def _unmade(buffer: Any) -> None:
+    """Forget the parts that were made."""
+    for name in LatePart.names & vars(buffer).keys():
+        delattr(buffer, name)
+    buffer._makers = _makers[buffer]
+    buffer._plan = LatePlan(buffer)
+
+
+def _begin_again_in_child() -> None:
+    """What another thread was making has nobody here who goes on."""
+    for buffer in list(_makers):
+        if buffer._making.acquire(blocking=False):
+            buffer._making.release()
+        else:
+            buffer._making = RLock()
+            _unmade(buffer)
+
+
+os.register_at_fork(after_in_child=_begin_again_in_child)
