@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.model.shared import Shared
 from tests.model.state import (
     COMMITTED,
     COUNT,
@@ -13,6 +12,8 @@ from tests.model.state import (
     GOAL,
     HEAD,
     IDLE,
+    IN_RING,
+    PAYLOAD,
     PHASE,
     SPAN,
     WRITING,
@@ -20,9 +21,10 @@ from tests.model.state import (
     K,
     fail,
 )
+from tests.model.writing import Writing
 
 
-class Emptying(Shared):
+class Emptying(Writing):
     """`empty()`."""
 
     def empty_locked(self, s: bytearray, b: int) -> str | None:
@@ -30,14 +32,26 @@ class Emptying(Shared):
         return self.lock(s, b, "empty.locked", At.EMPTY_NOTED)
 
     def empty_noted(self, s: bytearray, b: int) -> str:
-        """The tickets up to the next lap, and what `write_count` will be."""
+        """Wait, or note the tickets up to the next lap, and what `write_count` will be."""
         e = s[b + ENTRY]
+        other = self.around(s, e)
+        if other and "empty() goes into a batch" not in self.broken:
+            return self.wait_for(s, b, other)
+        self.give_turn_back(s, e)
         s[e + FIRST], s[e + SPAN] = s[HEAD], -s[HEAD] % self.n
         goal = s[COUNT] if self.op(s, b).size else 0
         if "goal of empty() not noted" not in self.broken:
             s[e + GOAL] = goal
         s[b] = At.EMPTY_EMPTYING
         return "empty.noted"
+
+    def around(self, s: bytearray, mine: int) -> int:
+        """Return an entry whose batch goes around the end: the head would go into it."""
+        for e in self.entries:
+            around = s[e + FIRST] % self.n + s[e + SPAN] > self.n
+            if e != mine and s[e + PHASE] == PAYLOAD and s[e + IN_RING] and around:
+                return e
+        return 0
 
     def empty_emptying(self, s: bytearray, b: int) -> str:
         """One store decides that all items are gone."""
@@ -97,5 +111,7 @@ class Emptying(Shared):
         self.unlock(s, b)
         if s[HEAD] % self.n:
             fail("after empty() the ring begins at slot 0")
+        if self.around(s, s[b + ENTRY]):
+            fail("a batch is in the order of its tickets")
         self.next_op(s, b)
         return "empty.unlocked"

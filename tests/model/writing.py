@@ -29,6 +29,7 @@ from tests.model.state import (
     REAPED,
     SEEN,
     SPAN,
+    STARTS,
     TARGET,
     TURN,
     WRITING,
@@ -85,12 +86,7 @@ class Writing(Shared):
         mine, op = s[b + ENTRY], self.op(s, b)
         other = self.obstacle(s, b)
         if other:
-            s[b + TARGET], s[b + SEEN] = other, s[other + INCARNATION]
-            s[b] = At.WAIT_SLEEP
-            if s[mine + TURN]:
-                return self.wait_sleep(s, b)
-            s[mine + TURN] = 1 + max(s[e + TURN] for e in self.entries)
-            return "wait.turn"
+            return self.wait_for(s, b, other)
         ahead = self.turn_ahead(s, mine)
         if ahead and s[ahead + OWNER]:
             fail("nobody overtakes an earlier turn")
@@ -319,6 +315,16 @@ class Writing(Shared):
 
     # Waiting, which holds nothing but a turn.
 
+    def wait_for(self, s: bytearray, b: int, other: int) -> str:
+        """Note whom to wait for, and a turn."""
+        mine = s[b + ENTRY]
+        s[b + TARGET], s[b + SEEN] = other, s[other + INCARNATION]
+        s[b] = At.WAIT_SLEEP
+        if s[mine + TURN]:
+            return self.wait_sleep(s, b)
+        s[mine + TURN] = 1 + max(s[e + TURN] for e in self.entries)
+        return "wait.turn"
+
     def wait_sleep(self, s: bytearray, b: int) -> str:
         """Unlock and sleep."""
         self.unlock(s, b)
@@ -328,7 +334,7 @@ class Writing(Shared):
     def wait_wakes(self, s: bytearray, b: int) -> str:
         """Look again: woken or not, a sleeper does so every now and then."""
         s[b + TARGET] = s[b + SEEN] = 0
-        s[b] = At.WRITE_LOCKED
+        s[b] = STARTS[self.op(s, b).kind]
         return "wait.woken"
 
     def wait_asks(self, s: bytearray, b: int) -> str | None:
@@ -338,7 +344,7 @@ class Writing(Shared):
             return None
         if "dead turn not reaped" in self.broken and s[e + PHASE] == IDLE:
             return None
-        s[b + REAPED] = At.WRITE_LOCKED
+        s[b + REAPED] = STARTS[self.op(s, b).kind]
         s[b] = At.REAP_LOCKED
         return "reap.asked"
 
