@@ -192,7 +192,7 @@ def test_a_buffer_that_is_emptied_is_waited_for(tmp_path: Path, kind: str) -> No
 def test_what_came_back_is_found_without_a_look_at_every_item(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slicing, labelled = "slicing.shared_windows", "labelled.claims"
+    slicing, labelled = "slicing.shared_windows", "labelled.item_claims"
     for name in (f"{slicing}._EVERY_S", f"{slicing}._SHORT_S", f"{labelled}._EVERY_S"):
         monkeypatch.setattr(f"shmbuffer.replay.samplers.{name}", 1e9)
     with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as other:
