@@ -18,13 +18,16 @@ int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t
 #define LOCKED_UPDATES 128 /* priorities in one locked section: about ten microseconds. What more of them touch is on more
                             * pages than the processor remembers, so that it would wait for them once more, with the mutex */
 
-static inline void look_ahead(const double *at) { __asm__ volatile("" : : "r"(bits_of(*at))); }
+/* What is loaded is for nobody, so that it may change meanwhile. */
+#define FOR_NOBODY __attribute__((no_sanitize("thread")))
+
+FOR_NOBODY static inline void load(double number) { __asm__ volatile("" : : "r"(bits_of(number))); }
 
 /* What an update reads and writes, on its way into the cache before the mutex is asked for. It is loaded: nobody waits for the
  * numbers, so dozens are under way. Prefetches take longer where the processor has forgotten the page, and a compiler takes a
  * function of nothing else for one without effect, and leaves out its calls. */
-static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, bool tickets, uint64_t count) {
-    const double *raw = ring->raw, *mass = ring->tree.mass, *sum = ring->tree.sum[1], *least = ring->tree.min[1];
+FOR_NOBODY static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, bool tickets, uint64_t count) {
+    const struct shmb_tree *tree = &ring->tree;
     bool prioritized = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0;
     for (uint64_t i = 0; (tickets || !prioritized) && i < count; i++)
         __builtin_prefetch(&ring->words[shmb_slot_of(ring, (uint64_t)index[i])]);
@@ -32,12 +35,12 @@ static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, b
         uint64_t element = (uint64_t)index[i], node = element / SHMB_FANOUT;
         if (node == previous) continue;
         previous = node;
-        look_ahead(&raw[element]);
-        look_ahead(&mass[node * SHMB_FANOUT]);
-        look_ahead(&mass[node * SHMB_FANOUT + SHMB_FANOUT / 2]);
-        look_ahead(&sum[node]);
-        look_ahead(&sum[node ^ SHMB_FANOUT / 2]); /* the other half of its siblings */
-        look_ahead(&least[node]);
+        load(ring->raw[element]);
+        load(tree->mass[node * SHMB_FANOUT]);
+        load(tree->mass[node * SHMB_FANOUT + SHMB_FANOUT / 2]);
+        load(tree->sum[1][node]);
+        load(tree->sum[1][node ^ SHMB_FANOUT / 2]); /* the other half of its siblings */
+        load(tree->min[1][node]);
     }
 }
 
@@ -54,7 +57,8 @@ static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_
                       const double *masses, uint64_t count, uint64_t *touched) {
     struct shmb_runtime *runtime = ring->runtime;
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
-    double *raw = ring->raw, *mass = prioritized ? ring->tree.mass : NULL;
+    double *raw = ring->raw;
+    double *mass = prioritized ? ring->tree.mass : NULL;
     uint64_t changed = 0;
     double greatest = runtime->max_priority;
     for (uint64_t i = 0; i < count; i++) {
@@ -137,7 +141,7 @@ static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const
     if (status == SHMB_OK && count * SHMB_POWER_BYTES >= SHMB_SHARED_BYTES && (all = malloc(count * sizeof *all)) != NULL) {
         struct powers_of powers = {runtime, of->priorities, all};
         shmb_share_out(power, &powers, count, SHMB_POWER_BYTES);
-        SHMB_OPTIMISTIC(fetch_elements(ring, of->index, tickets, LOCKED_UPDATES));
+        fetch_elements(ring, of->index, tickets, LOCKED_UPDATES);
     }
     for (uint64_t from = 0; status == SHMB_OK && from < count; from += LOCKED_UPDATES) {
         uint64_t n = count - from < LOCKED_UPDATES ? count - from : LOCKED_UPDATES, then = from + n;
@@ -145,11 +149,11 @@ static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const
         const double *priorities = of->priorities + from;
         double *masses = all ? all + from : some;
         if (all == NULL) {
-            SHMB_OPTIMISTIC(fetch_elements(ring, of->index + from, tickets, n));
+            fetch_elements(ring, of->index + from, tickets, n);
             power(&(struct powers_of){runtime, priorities, some}, 0, n);
         } else if (then < count) {
             uint64_t more = count - then < LOCKED_UPDATES ? count - then : LOCKED_UPDATES;
-            SHMB_OPTIMISTIC(fetch_elements(ring, of->index + then, tickets, more));
+            fetch_elements(ring, of->index + then, tickets, more);
         }
         status = shmb_lock(ring, call);
         if (status != SHMB_OK) break;

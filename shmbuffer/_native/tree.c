@@ -76,7 +76,7 @@ __attribute__((target("avx2"))) static inline double least_by_four(const struct 
 struct storey {
     const struct shmb_tree *tree;
     const double *sums, *leasts; /* below */
-    double *sum, *least;
+    double *node_sums, *node_leasts;
     bool by_four;
 };
 
@@ -90,7 +90,7 @@ static inline struct storey storey_of(const struct shmb_tree *tree, unsigned lev
 
 ALWAYS_INLINE void resum(struct storey of, uint64_t node) {
     const double *c = of.sums + node * SHMB_FANOUT;
-    of.sum[node] = of.by_four ? sum_by_four(c) : sum_of_children(c);
+    of.node_sums[node] = of.by_four ? sum_by_four(c) : sum_of_children(c);
     CP(tree_sum);
 }
 
@@ -98,8 +98,8 @@ ALWAYS_INLINE void resum(struct storey of, uint64_t node) {
 ALWAYS_INLINE bool relook(struct storey of, uint64_t node) {
     const double *c = of.leasts + node * SHMB_FANOUT;
     double low = of.by_four ? least_by_four(of.tree, c) : least_of(of.tree, c);
-    bool other = low != of.least[node];
-    of.least[node] = low;
+    bool other = low != of.node_leasts[node];
+    of.node_leasts[node] = low;
     CP(tree_least);
     return other;
 }

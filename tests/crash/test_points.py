@@ -90,7 +90,7 @@ def test_the_reader_sees_every_kind_of_store() -> None:
         "&me->phase (atomic_store_explicit)",
         "&ring->runtime->waiters (atomic_fetch_sub)",
         "ring->tree.mass[e]",
-        "tree->sum[level][node]",
+        "of.node_sums[node]",
         "*header_at(ring,position)",
         "*between",
         "ring->extents[slot]",

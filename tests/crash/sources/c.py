@@ -35,7 +35,7 @@ SHARED_TYPES = (
 )
 #: Members of private structs that lead into shared memory: what is behind them is shared.
 SHARED_MEMBERS = "words|checksums|sources|raw|extents|mass|nexts|holders|reservations"
-SHARED_MEMBERS += "|leases|deliveries|consumers"
+SHARED_MEMBERS += "|leases|deliveries|consumers|node_sums|node_leasts"
 TREE_LEVELS = "sum|min"
 _SHARED = re.compile(
     rf"(->|\.)({SHARED_MEMBERS})\[|(->|\.)({TREE_LEVELS})\[[^]]*\]\[|(->|\.)entries\["
