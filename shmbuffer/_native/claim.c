@@ -208,7 +208,7 @@ static int end_limited(struct shmb_ring *ring, int status) {
 
 /* Without rows for whole next observations a write waits as long as somebody is writing, who may give some back. */
 static int end_without_wholes(struct shmb_ring *ring, int status) {
-    bool waits = status == SHMB_NO_WHOLES && shmb_others_are_writing(ring, false);
+    bool waits = status == SHMB_NO_WHOLES && shmb_others_are_writing(ring);
     return end_without_claim(ring, waits ? SHMB_BLOCKED : status);
 }
 
@@ -291,10 +291,11 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     return SHMB_OK;
 }
 
-/* Where the head goes elsewhere, the order in which slots are written over changes: of a claim that is open then links
- * could not be looked at, and a batch that goes around the end would no longer be in the order of its tickets. */
+/* Where the head goes elsewhere, the order in which slots are written over changes: links of a claim that is open then
+ * could not be looked at. */
 static bool has_to_wait(struct shmb_ring *ring) {
-    if (shmb_others_are_writing(ring, ring->plan == NULL)) return true;
+    if (ring->plan == NULL) return false;
+    if (shmb_others_are_writing(ring)) return true;
     shmb_give_back_turn(ring);
     return false;
 }

@@ -377,7 +377,7 @@ bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
 uint32_t shmb_give_back_turn(struct shmb_ring *ring); /* whose turn is next: to be woken; SHMB_ENTRIES: nobody's */
 bool shmb_waits_behind_a_turn(struct shmb_ring *ring);
 bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot);
-bool shmb_others_are_writing(struct shmb_ring *ring, bool around); /* the end of the ring */
+bool shmb_others_are_writing(struct shmb_ring *ring);
 int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn);
 void shmb_wake_waiters(struct shmb_runtime *runtime);

@@ -79,18 +79,11 @@ bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot) {
     return true;
 }
 
-/* A batch that begins at the ring's end and goes on in its first slots. */
-static bool goes_around(const struct shmb_ring *ring, const struct shmb_entry *entry) {
-    uint64_t slot = atomic_load_explicit(&entry->first, memory_order_relaxed) % ring->capacity;
-    return entry->kind == SHMB_RING_WRITE && slot + atomic_load_explicit(&entry->count, memory_order_relaxed) > ring->capacity;
-}
-
 /* Whether another client is between claim and commit: what it holds may be free soon. */
-bool shmb_others_are_writing(struct shmb_ring *ring, bool around) {
+bool shmb_others_are_writing(struct shmb_ring *ring) {
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
         if (&ring->entries[i] == ring->me) continue;
         if (atomic_load_explicit(&ring->entries[i].phase, memory_order_relaxed) != SHMB_PAYLOAD) continue;
-        if (around && !goes_around(ring, &ring->entries[i])) continue;
         note_blocker(ring, i, false);
         take_turn(ring);
         return true;

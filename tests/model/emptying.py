@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.model.shared import Shared
 from tests.model.state import (
     COMMITTED,
     COUNT,
@@ -12,8 +13,6 @@ from tests.model.state import (
     GOAL,
     HEAD,
     IDLE,
-    IN_RING,
-    PAYLOAD,
     PHASE,
     SPAN,
     WRITING,
@@ -21,10 +20,9 @@ from tests.model.state import (
     K,
     fail,
 )
-from tests.model.writing import Writing
 
 
-class Emptying(Writing):
+class Emptying(Shared):
     """`empty()`."""
 
     def empty_locked(self, s: bytearray, b: int) -> str | None:
@@ -32,26 +30,14 @@ class Emptying(Writing):
         return self.lock(s, b, "empty.locked", At.EMPTY_NOTED)
 
     def empty_noted(self, s: bytearray, b: int) -> str:
-        """Wait, or note the tickets up to the next lap, and what `write_count` will be."""
+        """The tickets up to the next lap, and what `write_count` will be."""
         e = s[b + ENTRY]
-        other = self.around(s, e)
-        if other and "empty() goes into a batch" not in self.broken:
-            return self.wait_for(s, b, other)
-        self.give_turn_back(s, e)
         s[e + FIRST], s[e + SPAN] = s[HEAD], -s[HEAD] % self.n
         goal = s[COUNT] if self.op(s, b).size else 0
         if "goal of empty() not noted" not in self.broken:
             s[e + GOAL] = goal
         s[b] = At.EMPTY_EMPTYING
         return "empty.noted"
-
-    def around(self, s: bytearray, mine: int) -> int:
-        """Return an entry whose batch goes around the end: the head would go into it."""
-        for e in self.entries:
-            around = s[e + FIRST] % self.n + s[e + SPAN] > self.n
-            if e != mine and s[e + PHASE] == PAYLOAD and s[e + IN_RING] and around:
-                return e
-        return 0
 
     def empty_emptying(self, s: bytearray, b: int) -> str:
         """One store decides that all items are gone."""
@@ -111,7 +97,5 @@ class Emptying(Writing):
         self.unlock(s, b)
         if s[HEAD] % self.n:
             fail("after empty() the ring begins at slot 0")
-        if self.around(s, s[b + ENTRY]):
-            fail("a batch is in the order of its tickets")
         self.next_op(s, b)
         return "empty.unlocked"

@@ -110,11 +110,12 @@ from tests.model.state import (
     fail,
     mass,
 )
+from tests.model.writing import Writing
 
 Step = Callable[[bytearray, int], "str | None"]
 
 
-class Model(Reading, Emptying, Clients):
+class Model(Writing, Reading, Emptying, Clients):
     """The steps of one scenario, and what must hold between them."""
 
     def __init__(self, scenario: Scenario) -> None:

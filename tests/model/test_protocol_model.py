@@ -155,7 +155,6 @@ OWN_ENTRY = "a living client keeps its entry"
 MUTEX = "the mutex is unlocked by its holder only"
 PHASES = "only IDLE and PAYLOAD are seen without the mutex"
 EMPTIED = "after empty() the ring begins at slot 0"
-IN_ORDER = "a batch is in the order of its tickets"
 PASSED = "an item goes when the head has passed it"
 OVERTAKEN = "nobody overtakes an earlier turn"
 ENDS = "every survivor comes to an end"
@@ -202,10 +201,6 @@ MUTANTS = {
     "empty() takes slots being written": (
         Scenario(2, ((empty(),), (ring(1),)), written=1),
         OWN_SLOTS,
-    ),
-    "empty() goes into a batch": (
-        Scenario(3, ((empty(),), (ring(2),)), written=2),
-        IN_ORDER,
     ),
     "no turns": (QUEUE, OVERTAKEN),
     "turn not forfeited": (QUEUE._replace(stop="waiting"), ENDS),

@@ -29,7 +29,6 @@ from tests.model.state import (
     REAPED,
     SEEN,
     SPAN,
-    STARTS,
     TARGET,
     TURN,
     WRITING,
@@ -86,7 +85,12 @@ class Writing(Shared):
         mine, op = s[b + ENTRY], self.op(s, b)
         other = self.obstacle(s, b)
         if other:
-            return self.wait_for(s, b, other)
+            s[b + TARGET], s[b + SEEN] = other, s[other + INCARNATION]
+            s[b] = At.WAIT_SLEEP
+            if s[mine + TURN]:
+                return self.wait_sleep(s, b)
+            s[mine + TURN] = 1 + max(s[e + TURN] for e in self.entries)
+            return "wait.turn"
         ahead = self.turn_ahead(s, mine)
         if ahead and s[ahead + OWNER]:
             fail("nobody overtakes an earlier turn")
@@ -315,16 +319,6 @@ class Writing(Shared):
 
     # Waiting, which holds nothing but a turn.
 
-    def wait_for(self, s: bytearray, b: int, other: int) -> str:
-        """Note whom to wait for, and a turn."""
-        mine = s[b + ENTRY]
-        s[b + TARGET], s[b + SEEN] = other, s[other + INCARNATION]
-        s[b] = At.WAIT_SLEEP
-        if s[mine + TURN]:
-            return self.wait_sleep(s, b)
-        s[mine + TURN] = 1 + max(s[e + TURN] for e in self.entries)
-        return "wait.turn"
-
     def wait_sleep(self, s: bytearray, b: int) -> str:
         """Unlock and sleep."""
         self.unlock(s, b)
@@ -334,7 +328,7 @@ class Writing(Shared):
     def wait_wakes(self, s: bytearray, b: int) -> str:
         """Look again: woken or not, a sleeper does so every now and then."""
         s[b + TARGET] = s[b + SEEN] = 0
-        s[b] = STARTS[self.op(s, b).kind]
+        s[b] = At.WRITE_LOCKED
         return "wait.woken"
 
     def wait_asks(self, s: bytearray, b: int) -> str | None:
@@ -344,7 +338,7 @@ class Writing(Shared):
             return None
         if "dead turn not reaped" in self.broken and s[e + PHASE] == IDLE:
             return None
-        s[b + REAPED] = STARTS[self.op(s, b).kind]
+        s[b + REAPED] = At.WRITE_LOCKED
         s[b] = At.REAP_LOCKED
         return "reap.asked"
 

@@ -326,7 +326,7 @@ class Ring(HasTotals):
     def empty(self, *, keep_write_count: bool = False) -> None:
         """Forgets every item, and the largest priority. O(capacity).
 
-        Slots that a writer is filling stay its own; waits for a batch around the ring's end.
+        Slots that a writer is filling stay its own.
         """
         self._calls.ask("empty", keep_write_count)
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -298,31 +297,6 @@ def test_a_write_in_progress_while_the_buffer_is_emptied_comes_after_it(make: Ma
         assert writer.end() == 0
     assert contents(ring) == {5: 99}
     assert (ring.length, ring.write_count) == (1, 1)
-    require_sound(engine)
-
-
-def test_emptying_waits_for_a_batch_that_goes_around_the_end(make: Maker) -> None:
-    engine = make()
-    ring = ring_of(engine)
-    write(ring, range(6))
-
-    def batch(parent: Parent) -> None:
-        engine.seat.rejoin()
-        parent.pause_at("write.claimed")
-        write(ring, range(6, 10))
-
-    with child(batch) as writer:
-        writer.reached()
-        with ThreadPoolExecutor() as threads:
-            emptied = threads.submit(ring.empty)
-            while not engine.stats()["waiters"]:
-                assert not emptied.done()
-            writer.go()
-            emptied.result(40)
-        assert writer.end() == 0
-    assert contents(ring) == {}
-    write(ring, range(10, 13))
-    assert contents(ring) == {0: 10, 1: 11, 2: 12}
     require_sound(engine)
 
 
