@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -143,8 +143,16 @@ operation = st.one_of(
 )
 
 
+def filled_after_a_loss(named: int) -> list[Any]:
+    """A group that loses an item, and then gets as many as a whole one has."""
+    return [("put", 0, named), ("put", 1, named), ("drop", 0, named)] + [
+        ("put", at, named) for at in range(2, SIZE + 1)
+    ]
+
+
 @pytest.mark.parametrize("limit", [0, SIZE])
-@given(st.lists(operation, max_size=120))
+@example(happens=filled_after_a_loss(1))
+@given(happens=st.lists(operation, max_size=120))
 def test_what_is_there_is_what_was_put_and_not_dropped(limit: int, happens: list[Any]) -> None:
     real, model = Real(limit), Model(limit)
     lost: Counter[int] = Counter()
