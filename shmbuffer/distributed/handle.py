@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -31,6 +30,7 @@ from shmbuffer.distributed.nearby import (
 )
 from shmbuffer.distributed.owner import METHODS, PROPERTIES, Itself, Message
 from shmbuffer.errors import BufferInUseError
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.replay.buffers import TensorDictReplayBuffer
 from shmbuffer.replay.buffers.calls.serving import done
 
@@ -46,13 +46,14 @@ class Handle:
     owner_is_gone: tuple[type[Exception], ...] = ()
     """What `_ask` raises if the owner is dead."""
 
+    _looking = ForkLock()
+
     def __init__(self, offer: Address | None = None, remote_only: str = "") -> None:
         self._offer = offer  # if it is known already
         self._remote_only = remote_only  # why the direct path is not wanted; "": it is
         self._near: LocalHandle | None = None
         self._apart = remote_only  # why there is no direct path
         self._settled = bool(remote_only)  # whether this cannot change
-        self._looking = threading.RLock()
 
     def _ask(self, request: str, *args: Any) -> Any:
         """Calls a method of `Owner`, and returns or raises what it does."""

@@ -12,7 +12,6 @@ them again. Calls that move data change no configuration and skip the comparison
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +21,7 @@ from tensordict import MemoryMappedTensor
 from shmbuffer.distributed.nearby import MARK, READ, SAMPLE, WRITE, Address
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import Engine
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers import Sampler
@@ -87,9 +87,10 @@ class Message:
 class Owner:
     """Serves the handles of a buffer, one call at a time. ``dumps`` pickles its configuration."""
 
+    lock = ForkLock()
+
     def __init__(self, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> None:
         self.buffer = buffer
-        self.lock = threading.RLock()
         self.node = ""  # see `Address`
         self._dumps = dumps
         self._published: Address | None = None

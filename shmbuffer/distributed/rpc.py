@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-import threading
 import weakref
 from collections.abc import Callable, MutableMapping
 from typing import Any
@@ -19,7 +18,6 @@ from shmbuffer.replay.buffers import TensorDictReplayBuffer
 # What rpc.remote() returns; torch may be built without RPC.
 _RREF: tuple[type, ...] = (rpc.PyRRef,) if rpc.is_available() else ()  # type: ignore[attr-defined]
 
-_making = threading.Lock()
 _clients: MutableMapping[Any, RemoteClient] = weakref.WeakKeyDictionary()
 
 
@@ -109,18 +107,16 @@ def _answer(request: str, args: tuple[Any, ...], rref: Any) -> tuple[bool, Any]:
 def _owner_of(buffer: Any) -> Owner:
     owner: Owner | None = buffer.__dict__.get("_answering")
     if owner is None:
-        with _making:
-            owner = buffer.__dict__.setdefault("_answering", Owner(buffer, pickle.dumps))
+        owner = buffer.__dict__.setdefault("_answering", Owner(buffer, pickle.dumps))
     return owner
 
 
 def _client_of(rref: Any) -> RemoteClient:
     """The handle for calls with ``rref`` in this process; it lives as long."""
-    with _making:
-        client = _clients.get(rref)
-        if client is None:
-            client = _clients[rref] = RemoteClient(rref, weak=True)
-        return client
+    client = _clients.get(rref)
+    if client is None:  # of two threads that make one, both get the first
+        client = _clients.setdefault(rref, RemoteClient(rref, weak=True))
+    return client
 
 
 def _accepting_an_rref(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

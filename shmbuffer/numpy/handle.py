@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Engine, RateLimiter, Ring, Schema, weights
 from shmbuffer.memory.format import recorded
 from shmbuffer.memory.format.leaf import path_of
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.weights import Weights
 from shmbuffer.numpy.arrays import DTYPES, named
 from shmbuffer.numpy.indices import as_int
@@ -33,6 +33,8 @@ _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
 class Handle:
     """The part of a buffer that neither writes nor samples."""
 
+    _making = ForkLock()  # while the rows are made
+
     def __init__(
         self,
         engine: Engine,
@@ -46,7 +48,6 @@ class Handle:
         extra = recorded.of_buffer(settings, engine.where)
         self._engine = engine
         self._rows: Mover | None = None
-        self._making = threading.RLock()
         self._greatest: MaxPriority | None = None
         self._capacity, self._ndim = settings.capacity, settings.ndim
         self._batch_size = extra.get("batch_size") if batch_size is None else batch_size

@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from shmbuffer.errors import ShmBufferError
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.service import roster
 from shmbuffer.service.target import Named, WithoutMain
 
@@ -48,6 +48,8 @@ ON_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 class Spawned:
     """A running process and, after a restart, its successor with the same name and index."""
 
+    _closing = ForkLock()  # a closed descriptor's number may be reused
+
     def __init__(
         self, start: Callable[[Spawned], SpawnProcess], *, name: str, index: int, restart: bool
     ) -> None:
@@ -58,7 +60,6 @@ class Spawned:
         self._begun = False
         self._running = False
         self._young_deaths = 0
-        self._closing = threading.Lock()  # a closed descriptor's number may be reused
         self.file = ""  # in the roster
         self.failed = ""  # hash of the place of the last exception, for the next start
         self.times = 0  # how often in a row it has failed there

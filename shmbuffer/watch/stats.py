@@ -24,10 +24,10 @@ one meter, between its readings.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.system.fork_lock import ForkLock
 
 Number = int | float
 
@@ -38,9 +38,10 @@ RATED = ("inserts", "batches_sampled", "items_sampled")
 class Meter:
     """Turns the engine's counters into rates, at first those since it was made."""
 
+    _lock = ForkLock()
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lock = threading.Lock()
         self._last: Mapping[str, Number] = engine.stats()
         self._rates: dict[str, float] = dict.fromkeys((f"{name}_per_s" for name in RATED), 0.0)
 

@@ -15,6 +15,7 @@ import torch
 from shmbuffer._native import _core
 from shmbuffer.numpy import attach
 from tests.crash.harness import ended, fork
+from tests.memory.system.test_fork_lock import held_by_another_thread
 from tests.numpy.conftest import Directory
 
 ALL_OF_IT = """
@@ -159,3 +160,18 @@ def test_a_handle_goes_on_in_the_child_of_a_fork(directory: Directory) -> None:
     assert len(arrays) == 6
     assert arrays.add({"a": 2}) == 6
     assert {one.pid for one in arrays._engine.clients()} == {os.getpid()}
+
+
+def test_a_child_attaches_to_a_ring_that_another_thread_was_attaching_to(
+    directory: Directory,
+) -> None:
+    directory.create()
+    buffer = directory.arrays()
+    directory.tensors().extend({"x": torch.arange(4)})
+
+    def read() -> None:
+        signal.alarm(20)
+        assert len(buffer) == 4
+
+    with held_by_another_thread(buffer._making):
+        assert ended(fork(read)) == 0

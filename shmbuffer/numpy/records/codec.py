@@ -7,11 +7,11 @@ by all who read and write there.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from shmbuffer.memory import Engine, RecordBatch
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.numpy.records.compression import UnknownDictionaryError, Zstd
 from shmbuffer.numpy.records.decoder import Decoder
 from shmbuffer.numpy.records.encoder import Encoder
@@ -88,12 +88,13 @@ class RecordCodec:
 class DictionaryTrainer:
     """Collects what is compressed until a dictionary of ``nbytes`` can be made of it."""
 
+    _lock = ForkLock()
+
     def __init__(self, level: int, nbytes: int) -> None:
         self._level = level
         self._nbytes = nbytes
         self._samples: list[bytes] = []
         self._seen_bytes = 0
-        self._lock = threading.Lock()
         self.done = False
 
     def learn(self, samples: Sequence[bytes], where: str) -> bytes | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from threading import RLock
 from typing import Any, ClassVar, cast
 
 import torch
@@ -165,7 +164,6 @@ class ReplayBuffer(
             "checkpointer": checkpointer,
             "rate_limiter": rate_limiter,
         }
-        self._making = RLock()
         if transform_factory is not None if delayed_init is None else delayed_init:
             self._plan = cast(Any, LatePlan(self))
         else:
@@ -221,7 +219,6 @@ class ReplayBuffer(
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._making = RLock()
         if (depth := state["_prefetcher"]) is not None:
             self._prefetcher = Prefetcher(depth, self._order, self._go_to)
         if self._makers is None:

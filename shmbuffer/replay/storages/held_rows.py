@@ -7,7 +7,6 @@ synchronised before commit and validation.
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.storages.indexing import tickets_at
@@ -34,10 +34,11 @@ _ROUNDS = 64
 class HeldRows(Rows):
     """Columns ``[slots, *lanes, *shape]``, one a leaf, on any device."""
 
+    _claim = ForkLock()  # one claim at a time: from claim to commit
+
     def __init__(self, ring: Ring, leaves: Leaves, columns: list[torch.Tensor]) -> None:
         super().__init__(ring, leaves)
         self.columns = columns
-        self._claim = threading.RLock()  # one claim at a time: from claim to commit
         self._owner = os.getpid() if leaves.objects else None  # objects do not cross a fork
         self._flat = [
             column.view(ring.elements, *leaf.shape)

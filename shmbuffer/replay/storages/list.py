@@ -301,7 +301,7 @@ class ListStorage(RingBacked):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__dict__.update(state)
         if not self.shared:
             self._mover = self._made_store()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.resize import grow
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import ItemCodec, cloned
 from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots
@@ -34,6 +34,9 @@ class ObjectStore(ItemStore):
 
     where = "this buffer"
 
+    # From claim to commit, and around a read: the list and the words belong together.
+    _claim = ForkLock()
+
     def __init__(self, name: str, max_size: int, codec: ItemCodec, instead: str) -> None:
         self.name = name
         self.max_size = max_size
@@ -44,8 +47,6 @@ class ObjectStore(ItemStore):
         self._ring: Ring = self._engine.define(Schema((), capacity, (), {"kind": "leaf"}))
         self._pid = os.getpid()
         self._kept: list[Any] = []  # by slot
-        # From claim to commit, and around a read: the list and the words belong together.
-        self._claim = threading.RLock()
 
     @property
     def ring(self) -> Ring:  # type: ignore[override] # it grows

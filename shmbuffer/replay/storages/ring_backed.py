@@ -10,7 +10,6 @@ are copied and validated, because others may overwrite them meanwhile.
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 import weakref
 from abc import abstractmethod
@@ -26,6 +25,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager
@@ -45,12 +45,13 @@ class RingBacked(Storage):
     described: Callable[[Settings], Settings] | None = None
     """Adds what is to be recorded of the buffer where its directory is made."""
 
+    _opening = ForkLock()
+
     def __init__(self, max_size: int, *, compilable: bool = False) -> None:
         super().__init__(max_size, compilable=compilable)
         self._engine: Engine | None = None
         self._mover: Any = None
         self._pid = os.getpid()
-        self._opening = threading.RLock()
 
     # -- engine and ring -----------------------------------------------------------------------
 
@@ -343,9 +344,7 @@ class RingBacked(Storage):
                 "storage of its own; write first, or use shared_init=True, to share this one",
                 stacklevel=2,
             )
-        here = ("_table_owner", "_mover", "_opening", "described")
-        return {**super().__getstate__(), **dict.fromkeys(here)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._opening = threading.RLock()
+        here = ("_table_owner", "_mover", "described")
+        state = {**super().__getstate__(), **dict.fromkeys(here)}
+        state.pop("_opening", None)
+        return state

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -79,7 +78,7 @@ class AnchorTrajectories:
         )
 
     @property
-    def lock(self) -> AbstractContextManager[Any]:
+    def lock(self) -> Any:
         """Held while rows are used: another thread may look again."""
         return self._boundaries.lock
 

@@ -10,7 +10,6 @@ the storage was written, emptied or loaded by others.
 from __future__ import annotations
 
 import heapq
-import threading
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.format.recorded import REDUCTIONS
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.writers import read_ranks, write_ranks
 from shmbuffer.replay.storages.storage import ring_of
@@ -75,7 +75,6 @@ class TensorDictMaxValueWriter(Writer):
         self._cursor = 0  # where the search for a free slot begins
         self._count = 0
         self._seen: tuple[int, ...] | None = None  # the storage as it was after our last write
-        self._turn = threading.RLock()  # ranks and items change together
 
     @property
     def rank_key(self) -> Key:
@@ -253,6 +252,12 @@ class TensorDictMaxValueWriter(Writer):
         self._cursor = len(present) % storage.max_size
         self._seen = seen
 
+    def _in_child(self, abandoned: bool) -> None:
+        if abandoned:
+            self._seen = None
+
+    _turn = ForkLock(_in_child)  # ranks and items change together
+
     def _empty(self, empty_write_count: bool = True) -> None:
         with self._turn:
             self._current_top_values = []
@@ -267,10 +272,6 @@ class TensorDictMaxValueWriter(Writer):
         ):
             raise RuntimeError(_shared("it cannot be passed to another process"))
         return {name: value for name, value in self.__dict__.items() if name != "_turn"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._turn = threading.RLock()
 
     def __repr__(self) -> str:
         return (

@@ -6,8 +6,6 @@ attribute would cost more.
 
 from __future__ import annotations
 
-import os
-from threading import RLock
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -59,22 +57,17 @@ def made(buffer: Any) -> None:
         del _makers[buffer]
 
 
+def in_child(buffer: Any, abandoned: bool) -> None:
+    """What another thread was making has nobody here who goes on."""
+    if abandoned:
+        _unmade(buffer)
+
+
 def _unmade(buffer: Any) -> None:
-    """Forget the parts that were made."""
+    """Forget the parts, unless all were made."""
+    if buffer not in _makers:
+        return
     for name in LatePart.names & vars(buffer).keys():
         delattr(buffer, name)
     buffer._makers = _makers[buffer]
     buffer._plan = LatePlan(buffer)
-
-
-def _begin_again_in_child() -> None:
-    """What another thread was making has nobody here who goes on."""
-    for buffer in list(_makers):
-        if buffer._making.acquire(blocking=False):
-            buffer._making.release()
-        else:
-            buffer._making = RLock()
-            _unmade(buffer)
-
-
-os.register_at_fork(after_in_child=_begin_again_in_child)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import RLock
 from typing import Any, Self, cast
 
 import torch
 
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import Engine, RateLimiter
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.replay.buffers.data_path.description import describe
-from shmbuffer.replay.buffers.data_path.late import LatePart
+from shmbuffer.replay.buffers.data_path.late import LatePart, in_child
 from shmbuffer.replay.buffers.data_path.plan import Plan
 from shmbuffer.replay.buffers.data_path.prefetch import Draws, Prefetcher
 from shmbuffer.replay.eager import eager
@@ -64,7 +64,7 @@ class Parts:
     _shared: bool
     _pin_memory: bool
     _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
-    _making: RLock  # while the parts are made
+    _making = ForkLock(in_child)  # while the parts are made
     _makers: dict[str, Any] | None  # of the parts; None once they are made
     _also_chooses = ""  # what chooses items besides the sampler; then samples are made by parts
     _closed = False

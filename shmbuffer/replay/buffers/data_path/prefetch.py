@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
+
+from shmbuffer.memory.system.fork_lock import ForkLock
 
 Batch = tuple[Any, dict[str, Any]]
 
@@ -50,15 +51,17 @@ class Made(NamedTuple):
 class Prefetcher:
     """A queue of ``depth`` batches that are being made, in as many threads."""
 
+    _lock = ForkLock()
+
+    #: Held while the sampler draws: a worker may draw again while the next batch is drawn.
+    choosing = ForkLock()
+
     def __init__(
         self, depth: int, order: Callable[[], Order], go_to: Callable[[Draws], None]
     ) -> None:
         self.depth = depth
         self._order = order
         self._go_to = go_to
-        self._lock = RLock()
-        #: Held while the sampler draws: a worker may draw again while the next batch is drawn.
-        self.choosing = RLock()
         self._queue: deque[tuple[Order, Future[Batch]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
@@ -146,7 +149,6 @@ class Prefetcher:
     def _own(self) -> None:
         """After a fork, begin without the threads and batches, which are the parent's."""
         if self._pid != os.getpid():
-            self._lock, self.choosing = RLock(), RLock()
             self._executor, self._change, self._pid = None, None, os.getpid()
             self._forget(0)
 

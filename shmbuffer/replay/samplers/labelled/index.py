@@ -14,12 +14,9 @@ item comes back, changed in place, its group is whole again.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -32,6 +29,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.replay.samplers.labelled.reading import (
     Column,
     columns_of,
@@ -80,8 +78,6 @@ class LabelIndex:
         self._to_labels = to_labels
         self._limit, self._by_age, self._trim = limit, by_age, trim
         self.is_claimed = False
-        self._process = 0
-        self._lock: AbstractContextManager[Any] | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -97,18 +93,13 @@ class LabelIndex:
         self._columns: tuple[Any, ...] | None = None
         self._room = np.empty((2, 0), np.int64)
 
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Held while the table is asked: another thread may look again."""
-        if self._lock is None or self._process != os.getpid():
-            self._process, self._lock = os.getpid(), threading.RLock()
-            self.forget()  # of a fork: nobody knows how far another thread was
-        return self._lock
+    #: Held while the table is asked: another thread may look again.
+    lock = ForkLock(lambda index, _: index.forget())
 
     def __getstate__(self) -> dict[str, Any]:
         copy = LabelIndex.__new__(LabelIndex)
         copy.__dict__.update(self.__dict__)
-        copy._lock = None
+        copy.__dict__.pop("lock", None)
         copy.forget()
         return copy.__dict__
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +14,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
 from shmbuffer.replay.samplers.slicing.flags import cuts_of
@@ -91,8 +89,6 @@ class Boundaries:
         self._windows = windows
         self._seen: Found | None = None
         self._asked: Keys | None = None  # of the entries that were looked at
-        self._process = 0
-        self._lock: AbstractContextManager[Any] | None = None
 
     def of(self, storage: Any) -> Found:
         """The trajectories of a storage now; a change through a view of the memory is not seen."""
@@ -108,22 +104,23 @@ class Boundaries:
                         raise
         raise AssertionError("not reached")
 
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Held while a table is used: another thread may look again."""
-        if self._lock is None or self._process != os.getpid():
-            self._process, self._lock = os.getpid(), threading.RLock()
-            self.forget()  # after a fork: another thread may have been in the middle of a look
-            if self._windows is not None:
-                self._windows.forget()
-        return self._lock
-
     def forget(self) -> None:
         """Look at everything again."""
         self._seen = None
 
+    def _in_child(self, _: bool) -> None:
+        """Begins again, and gives every window again."""
+        self.forget()
+        if self._windows is not None:
+            self._windows.forget()
+
+    #: Held while a table is used: another thread may look again.
+    lock = ForkLock(_in_child)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seen": None, "_lock": None}
+        state = {**self.__dict__, "_seen": None}
+        state.pop("lock", None)
+        return state
 
     # -- inside --------------------------------------------------------------------------------
 
