@@ -11,27 +11,24 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmbuffer.memory.format.array_types import Flags, Ints
-
-
-def _as_numbers(index: Any) -> Ints:
-    return np.asarray(index).astype(np.int64, copy=False)
 
 
 def ravel(
     index: Any,  # an int, ``[n]``, or with lanes ``[n, ndim]`` or a tuple of coordinates
     lanes: tuple[int, ...],  # sizes of the dimensions after the first
-    numbers_of: Callable[[Any], Ints] = _as_numbers,  # converts to int64
+    array_of: Callable[[Any], NDArray[Any]] = np.asarray,
 ) -> Ints:
     """Element indices, int64 ``[n]`` and contiguous, from the index of a sample or a write."""
     if not lanes or isinstance(index, int):
-        numbers = numbers_of(index).reshape(-1)
+        numbers = _whole(array_of(index)).reshape(-1)
         return numbers if numbers.flags.c_contiguous else np.ascontiguousarray(numbers)
     if isinstance(index, tuple):
-        parts = [numbers_of(part) for part in index]
+        parts = [_whole(array_of(part)) for part in index]
     else:
-        numbers = numbers_of(index)
+        numbers = _whole(array_of(index))
         parts = list(np.moveaxis(numbers, -1, 0)) if numbers.ndim else []
     if len(parts) != len(lanes) + 1:
         raise IndexError(
@@ -42,6 +39,17 @@ def ravel(
     for size, coordinate in zip(lanes, parts[1:], strict=True):
         flat = flat * size + coordinate
     return np.ascontiguousarray(flat.reshape(-1))
+
+
+def _whole(found: NDArray[Any]) -> Ints:
+    """Whole numbers as int64; IndexError of a mask, of fractions and of other objects."""
+    kind = found.dtype.kind
+    if kind not in "iu" and not (kind == "f" and np.array_equal(found, np.trunc(found))):
+        raise IndexError(
+            f"{found} is not an index of items: whole numbers are; give mask.nonzero() of a mask; "
+            "nothing was changed"
+        )
+    return found.astype(np.int64, copy=False)
 
 
 def as_int(name: str, value: Any) -> int:

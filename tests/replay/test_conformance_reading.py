@@ -56,6 +56,8 @@ every_list = pytest.mark.parametrize("maker", cases(LISTS, **PLAIN), indirect=Tr
         slice(None),
         slice(None, None, 2),
         slice(-3, None),
+        slice(None, None, -1),
+        slice(4, 0, -2),
         torch.tensor([True, False, True, False, False, True]),
         np.array([True, False, True, False, False, True]),
     ],
@@ -147,8 +149,11 @@ def test_a_key_reads_that_entry_of_every_item(maker: Maker) -> None:
         (np.array([5, 2]), [5, 2]),
         (range(2, 4), [2, 3]),
         (slice(None), [0, 1, 2, 3, 4, 5]),
+        (..., [0, 1, 2, 3, 4, 5]),
+        (slice(None, None, -2), [5, 3, 1]),
+        (torch.tensor([True, False, False, True, False, False]), [0, 3]),
     ],
-    ids=["slice", "list", "tensor", "array", "range", "all"],
+    ids=["slice", "list", "tensor", "array", "range", "all", "ellipsis", "backwards", "mask"],
 )
 def test_items_are_changed_where_they_are(maker: Maker, index: Any, places: list[int]) -> None:
     rb = maker.buffer(10)
@@ -159,6 +164,17 @@ def test_items_are_changed_where_they_are(maker: Maker, index: Any, places: list
         expected[place] = new
     assert_are_steps(rb[:], expected)
     assert (len(rb), rb.write_count, rb.writer._cursor) == (6, 6, 6)
+
+
+@every_storage
+@pytest.mark.parametrize("index", [[0.5, 1.5], [True, True], [[True] * 6] * 2])
+def test_what_is_no_index_of_the_items_changes_nothing(maker: Maker, index: Any) -> None:
+    rb = maker.buffer(10)
+    rb.extend(steps(0, 6))
+    for wrong in (index, np.array(index), torch.tensor(index)):
+        with pytest.raises(IndexError, match=r"index|mask|names no places"):
+            rb[wrong] = steps(20, 22)
+    assert_are_steps(rb[:], [0, 1, 2, 3, 4, 5])
 
 
 @every_storage

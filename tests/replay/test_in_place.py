@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from shmbuffer import (
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
@@ -72,6 +73,10 @@ def test_an_entry_that_is_not_there_and_what_does_not_fit_change_nothing(make: A
         SchemaMismatchError, match=r"'b.c' is float32\[6, 3\].* has float32\[6, 2\]"
     ):
         rb.update_({"b": {"c": torch.zeros(6, 2)}, "a": torch.zeros(6, dtype=torch.int64)})
+    with pytest.raises(SchemaMismatchError, match=r"'a' is int64\[\], this write has NoneType"):
+        rb.set_at_("a", None, 0)
+    with pytest.raises(SchemaMismatchError, match=r"'a' is int64\[\], this write has float32"):
+        rb.set_at_("a", 1.5, 0)
     with pytest.raises(IndexError, match="no item at 7"):
         rb.set_at_("a", 1, 7)
     assert rb[:]["a"].tolist() == list(range(6))
@@ -156,6 +161,27 @@ def test_objects_are_changed_one_by_one() -> None:
     assert before["a"].item() == 1, "what was given out stays"
     with pytest.raises(RuntimeError, match="keeps no generations"):
         rb.update_if_present(index=torch.tensor([0]), generation=torch.tensor([0]), patch={"a": 1})
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_items_that_are_changed_one_by_one_need_a_value_each(tmp_path: Path, count: int) -> None:
+    values = torch.full((count,), 9)
+    for shared in ({}, {"max_bytes": 10_000, "scratch_dir": tmp_path, "shared_init": True}):
+        rb = TensorDictReplayBuffer(storage=LazyStackStorage(4, **shared), batch_size=4)
+        rb.extend(steps(4))
+        with pytest.raises(ValueError, match=f"'a' has {count} values for 4 items"):
+            rb["a"] = values
+        if shared:
+            sample = rb.sample()
+            with pytest.raises(ValueError, match=f"'a' has {count} values for 4 items"):
+                rb.update_if_present(
+                    index=sample["index"],
+                    generation=sample["index_generation"],
+                    patch={"a": values},
+                )
+        rb.set_at_("a", torch.tensor([7, 8]), [1, 1])
+        assert rb["a"].tolist() == [0, 8, 2, 3]
+        rb.close()
 
 
 def test_a_pytree_is_changed_by_its_key() -> None:

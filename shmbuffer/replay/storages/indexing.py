@@ -53,14 +53,14 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
         _check(np.array([slot]), ring, index)
         return _whole_slots(np.array([slot]), ring, lanes, (), lambda leaf: leaf[slot])
     if isinstance(index, slice):
-        slots = np.arange(extent(ring), dtype=np.int64)[index]
+        slots = np.ascontiguousarray(np.arange(extent(ring), dtype=np.int64)[index])
         present = slots[ring.live.holds(slots)] if ring.length < ring.elements else slots
         view = None
-        if len(present) == len(slots) and (index.step or 1) > 0:  # torch has no negative steps
+        if len(present) == len(slots) and _goes_forward(index):
             part = slice(*index.indices(extent(ring)))
             view = lambda leaf: leaf[part]  # noqa: E731
         return _whole_slots(present, ring, lanes, (len(present),), view, skips=True)
-    chosen = _integers(index, extent(ring))
+    chosen = integers(index, extent(ring))
     _check(chosen, ring, index)
     return _whole_slots(chosen.ravel(), ring, lanes, chosen.shape, None)
 
@@ -71,12 +71,7 @@ def slots_of(cursor: Any, ring: Ring) -> Ints:
         open_end = cursor.stop is None or cursor.stop < 0
         slots = np.arange(extent(ring) if open_end else ring.capacity, dtype=np.int64)[cursor]
         return slots[ring.live.holds(slots)] if open_end else slots
-    slots = as_array(cursor)
-    if slots.dtype == np.bool_:
-        slots = np.nonzero(slots)[0]
-    slots = np.ascontiguousarray(slots, dtype=np.int64).reshape(-1)
-    if (slots < 0).any():
-        slots = np.where(slots < 0, slots + extent(ring), slots)
+    slots = integers(cursor, extent(ring)).reshape(-1)
     if ((slots < 0) | (slots >= ring.capacity)).any():
         raise IndexError(f"{cursor!r} is out of range for {ring.capacity} slots")
     return slots
@@ -119,7 +114,7 @@ def is_one(index: Any) -> bool:
 
 def ravel(index: Any, lanes: tuple[int, ...]) -> Ints:
     """Element indices, int64 ``[n]`` contiguous, from the ``index`` of a sample or a write."""
-    return indices.ravel(index, lanes, _numbers)
+    return indices.ravel(index, lanes, as_array)
 
 
 def meant(index: Any, generation: Any, lanes: tuple[int, ...]) -> tuple[Ints, Ints]:
@@ -154,11 +149,8 @@ def as_array(index: Any) -> NDArray[Any]:
     return np.asarray(index)
 
 
-def _numbers(index: Any) -> Ints:
-    return as_array(index).astype(np.int64, copy=False)
-
-
-def _integers(index: Any, end: int) -> Ints:
+def integers(index: Any, end: int) -> Ints:
+    """The places that an index names, of ``end``; IndexError of what is no index."""
     chosen = as_array(index)
     if chosen.dtype == np.bool_:
         if chosen.shape != (end,):
@@ -217,9 +209,14 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
     _check(chosen // ring.width, ring, index)
     view = None
     parts = index if isinstance(index, tuple) else (index,)
-    if all(isinstance(part, (int, slice)) for part in parts):
+    if all(isinstance(part, int) or _goes_forward(part) for part in parts):
         view = lambda leaf: leaf[:end].transpose(0, dim_extend)[index]  # noqa: E731
     return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, view, False)
+
+
+def _goes_forward(part: Any) -> bool:
+    """Whether a part of an index is a slice that torch has; it has no negative steps."""
+    return isinstance(part, slice) and (part.step or 1) > 0
 
 
 def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:

@@ -16,11 +16,13 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.replay.checkpointers.restoring import sources_in_state
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.structure import leaves_of
-from shmbuffer.replay.storages.indexing import Selection
+from shmbuffer.replay.storages.indexing import Selection, is_one
 from shmbuffer.replay.storages.mover import Mover
 
-_ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one for all items
+_ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one for all items, as of no dims
 
+Changes = Mapping[KeyPath, Any]
+"""The new entries: of one item, or each ``[n, ...]``."""
 Edit = Callable[[int, Any], Any]
 """Called with a position among what was selected, and a copy of the item there; gives what it
 becomes."""
@@ -42,8 +44,8 @@ class ItemStore(Mover):
         """Write at the places that ``cursor`` names. The slots, each once; see `Mover.put`."""
 
     @abstractmethod
-    def change(self, index: Any, edit: Edit) -> None:
-        """Put something in the place of items, which keep their priorities."""
+    def change(self, index: Any, changes: Changes) -> None:
+        """Change entries of items, which keep their priorities."""
 
     @abstractmethod
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
@@ -84,16 +86,27 @@ def held_slots(moment: ItemSnapshot) -> Ints:
     return np.flatnonzero(moment.tickets >= 0)
 
 
-def edited(item: Any, changes: Mapping[KeyPath, Any], row: int | None) -> Any:
-    """The item, whose entries have been changed."""
-    if not is_collection(item):
-        raise TypeError(
-            f"an item that is a {type(item).__name__} has no entries that can be changed where "
-            "they are; put another item in its place with rb[index] = item"
-        )
-    for path, value in changes.items():
-        item.set_(path, value if row is None else row_of(value, row))
-    return item
+def edits(changes: Changes, index: Any, count: int) -> Edit:
+    """What changes ``count`` items that ``index`` names."""
+    single = is_one(index)
+    for path, value in () if single else changes.items():
+        if not _is_alike(value) and len(value) != count:
+            raise ValueError(
+                f"entry {'.'.join(path)!r} has {len(value)} values for {count} items; give each "
+                "its own, or one number; nothing was changed"
+            )
+
+    def edit(row: int, item: Any) -> Any:
+        if not is_collection(item):
+            raise TypeError(
+                f"an item that is a {type(item).__name__} has no entries that can be changed where "
+                "they are; put another item in its place with rb[index] = item"
+            )
+        for path, value in changes.items():
+            item.set_(path, value if single or _is_alike(value) else value[row])
+        return item
+
+    return edit
 
 
 def changes_of(patch: Any) -> dict[KeyPath, Any]:
@@ -103,8 +116,6 @@ def changes_of(patch: Any) -> dict[KeyPath, Any]:
     return leaves_of(patch)
 
 
-def row_of(value: Any, row: int) -> Any:
-    """The part of a value that belongs to one of several items."""
-    if isinstance(value, _ALIKE) or (isinstance(value, torch.Tensor) and not value.dim()):
-        return value
-    return value[row]
+def _is_alike(value: Any) -> bool:
+    """Whether a value is one for all items."""
+    return isinstance(value, _ALIKE) or getattr(value, "ndim", None) == 0

@@ -17,9 +17,9 @@ from shmbuffer.replay.checkpointers.restoring import sources_from_state
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.records.decoder import RawBatch
-from shmbuffer.replay.storages.indexing import is_int, is_one
+from shmbuffer.replay.storages.indexing import is_int
 from shmbuffer.replay.storages.item_codec import ItemCodec
-from shmbuffer.replay.storages.item_store import ItemStore, edited
+from shmbuffer.replay.storages.item_store import ItemStore
 from shmbuffer.replay.storages.object_store import ObjectStore
 from shmbuffer.replay.storages.record_codec import RecordCodec
 from shmbuffer.replay.storages.ring_backed import RingBacked
@@ -174,10 +174,7 @@ class ListStorage(RingBacked):
         if path is None:
             self[index] = value
             return
-        single = is_one(index)
-        self._need(index).change(
-            index, lambda row, item: edited(item, {path: value}, None if single else row)
-        )
+        self._need(index).change(index, {path: value})
 
     # -- reading -------------------------------------------------------------------------------
 

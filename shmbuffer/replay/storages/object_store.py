@@ -15,12 +15,13 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.resize import grow
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
+from shmbuffer.replay.storages.indexing import as_array, integers, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import ItemCodec, cloned
-from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots
+from shmbuffer.replay.storages.item_store import Changes, ItemStore, edits, held_slots
 from shmbuffer.replay.storages.mover import (
     RowSample,
     drawn_slots,
+    last_of_each,
     require_one_each,
     require_priorities,
 )
@@ -105,12 +106,15 @@ class ObjectStore(ItemStore):
         """See `Mover.some`."""
         return [data[at] for at in np.arange(len(data))[which].tolist()]
 
-    def change(self, index: Any, edit: Edit) -> None:
+    def change(self, index: Any, changes: Changes) -> None:
         """See `ItemStore.change`."""
         with self._claim:
-            for row, slot in enumerate(self.select(index).elements.tolist()):
-                item = edit(row, cloned(self.codec.give(self._kept[slot])))
-                self.place(np.array([slot]), [self.codec.keep(item)], in_place=True)
+            slots = self.select(index).elements
+            edit = edits(changes, index, len(slots))
+            rows = last_of_each(slots).tolist()
+            items = [edit(row, cloned(self.codec.give(self._kept[slots[row]]))) for row in rows]
+            if rows:
+                self.place(slots[rows], list(map(self.codec.keep, items)), in_place=True)
 
     def _reach(self, end: int) -> None:
         """Have slots up to ``end``, as far as the storage goes; while holding the claim."""
@@ -210,7 +214,7 @@ def _named(cursor: Any, length: int) -> Sequence[int]:
         return range(length if stop is None or stop < 0 else max(length, stop))[cursor]
     found = as_array(cursor)
     if found.dtype == np.bool_:
-        found = np.nonzero(found)[0]
+        found = integers(found, length)
     if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
         raise IndexError(f"{cursor!r} names no places of a list: one dimension of ints does")
     numbers: list[int] = found.astype(np.int64).tolist()

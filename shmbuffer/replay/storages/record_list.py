@@ -17,7 +17,7 @@ from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.storages.indexing import meant, ravel
-from shmbuffer.replay.storages.item_store import changes_of, edited
+from shmbuffer.replay.storages.item_store import changes_of, edits
 from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.location import Location, Place, unmade
 from shmbuffer.replay.storages.mover import whole_or_empty
@@ -177,10 +177,8 @@ class RecordList(ListStorage):
         if not self.shared:
             return super().change_if_present(index, generation, patch)
         elements, tickets = meant(index, generation, ())
-        changes = changes_of(patch)
-        return self._records().change_held(
-            elements, tickets, lambda row, item: edited(item, changes, row)
-        )
+        edit = edits(changes_of(patch), elements, len(elements))
+        return self._records().change_held(elements, tickets, edit)
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:
         """See `Storage.entry`."""

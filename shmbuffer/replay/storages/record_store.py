@@ -21,7 +21,7 @@ from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.records.building import chunks_at
 from shmbuffer.replay.records.decoder import RawBatch
 from shmbuffer.replay.storages.indexing import slots_of, tickets_at
-from shmbuffer.replay.storages.item_store import Edit, ItemStore
+from shmbuffer.replay.storages.item_store import Changes, Edit, ItemStore, edits
 from shmbuffer.replay.storages.mover import ATTEMPTS, RowSample, last_of_each, require_one_each
 from shmbuffer.replay.storages.record_codec import RecordCodec
 
@@ -65,9 +65,10 @@ class RecordStore(ItemStore):
             return data
         return RecordBatch(data.data, data.starts[which], data.sizes[which])
 
-    def change(self, index: Any, edit: Edit) -> None:
+    def change(self, index: Any, changes: Changes) -> None:
         """See `ItemStore.change`. What others change in them meanwhile is not lost."""
         selection = self.select(index)
+        edit = edits(changes, index, len(selection.elements))
         at = last_of_each(selection.elements)
         for _ in range(ATTEMPTS):
             slots = selection.elements[at]

@@ -20,12 +20,13 @@ from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.memory.system.progress import Progress
+from shmbuffer.numpy.arrays import NO_ARRAY
 from shmbuffer.numpy.mismatch import refuse_leaf
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
 from shmbuffer.replay.form.structure import leaves_of
-from shmbuffer.replay.form.tensors import as_tensor, dtype_name
+from shmbuffer.replay.form.tensors import dtype_name, like
 from shmbuffer.replay.storages.indexing import Selection, meant, ravel, tickets_at
 from shmbuffer.replay.storages.mover import Mover, whole_or_empty
 from shmbuffer.replay.tickets import Tickets
@@ -286,8 +287,10 @@ def columns_of(
             except RuntimeError as error:
                 refuse_leaf(leaves.where, leaf, shape, str(error))
             continue
-        plain = isinstance(value, (bool, int, float, complex))
-        tensor = torch.as_tensor(value, dtype=dtype) if plain else as_tensor(value).detach()
+        try:
+            tensor = like(value, leaf.dtype)[1].detach()
+        except NO_ARRAY as error:
+            refuse_leaf(leaves.where, leaf, shape, f"{type(value).__name__} ({error})")
         try:
             wide = tensor.expand(shape)
         except RuntimeError:

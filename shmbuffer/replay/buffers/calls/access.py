@@ -72,6 +72,8 @@ class StorageOrder(Parts):
         value = self._transform.inv(value) if len(self._transform) else value
         if isinstance(index, tuple) and len(index) == 1:
             index = index[0]
+        if index is Ellipsis:
+            index = slice(None)
         if isinstance(index, tuple) or (self.dim_extend and index != slice(None)):
             self._storage.change(index, value, None, dim_extend=self.dim_extend)
         else:
