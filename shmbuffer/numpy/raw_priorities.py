@@ -70,9 +70,12 @@ def check_raw(raw: Floats) -> None:
 
 
 def from_zero(name: str, value: float) -> float:
-    """A value as a float; ValueError if it is negative or not finite."""
-    if not 0 <= value < math.inf:
-        raise ValueError(
-            f"{name} must be a finite number, greater or equal to 0, got {name}={value}"
-        )
+    """A value as a float; ValueError if it is negative or not finite, TypeError of no number."""
+    words = f"{name} must be a finite number, greater or equal to 0, got {name}={value}"
+    try:
+        fits = 0 <= value < math.inf
+    except TypeError:
+        raise TypeError(words) from None
+    if not fits:
+        raise ValueError(words)
     return float(value)

@@ -353,6 +353,20 @@ def test_an_index_beyond_the_capacity_changes_nothing(anywhere: Any, index: list
     assert raw(rb) == [1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.parametrize("index", [[False, False, True, True], [0.5], None], ids=str)
+def test_what_is_no_index_changes_no_priority(anywhere: Any, index: Any) -> None:
+    rb = filled(anywhere(4), [1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(IndexError, match="is not an index of items"):
+        rb.update_priority(index, 9.0)
+    assert raw(rb) == [1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("value", ["1", None])
+def test_an_exponent_that_is_no_number_is_named(value: Any) -> None:
+    with pytest.raises(TypeError, match=f"alpha must be a finite number.* got alpha={value}"):
+        PrioritizedSampler(4, value, 1.0)
+
+
 @pytest.mark.parametrize("priority", [[1.0, 2.0], [], [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]])
 def test_another_number_of_priorities_than_indices_changes_nothing(
     anywhere: Any, priority: Any
@@ -631,6 +645,18 @@ def test_priorities_that_were_given_before_the_storage_was_known_go_with_it(anyw
     assert sampler.state_dict()["_priorities"][:2].tolist() == [0.0, 5.0]
     assert 0 not in set(index.tolist())
     assert {1, 2, 3} == set(index.tolist())
+
+
+def test_priorities_of_items_that_are_not_there_leave_the_directorys_own(directory: Any) -> None:
+    rb = buffer(directory(4))
+    with pytest.raises(ValueError, match="finite and not negative"):
+        rb.update_priority(torch.tensor([0]), float("nan"))
+    assert rb.update_priority(torch.tensor([0]), 5.0) == PriorityUpdate(0, 0)
+    rb.extend(torch.arange(4))
+    rb.update_priority(torch.arange(4), torch.tensor([0.0, 0.0, 0.0, 9.0]))
+    with attach(rb.storage.scratch_dir) as other:
+        assert set(other.sample(100, return_info=True)[1]["index"].tolist()) == {3}
+    rb.close()
 
 
 def test_a_users_storage_is_followed_by_its_length() -> None:

@@ -239,11 +239,14 @@ class PriorityStore(Sampler):
             found = self.update_given(index, priority, generation)
             if found is not None:
                 return found
-        elif storage is not None and not self.bind(storage):
+        elif storage is not None and not self.bind(storage) and self._waits_for is None:
             self._keep_table(storage)
         lanes = self._lanes()
         elements = ravel(index, lanes)
         raw = as_raw(priority, len(elements))
+        if self._ring is None and self._table is None and self._waits_for is not None:
+            check_raw(raw)
+            return PriorityUpdate(0, 0 if generation is None else len(elements))  # no item so far
         tickets = None if generation is None else ravel(generation, ())
         try:
             return self._update(elements, raw, tickets)
