@@ -207,7 +207,9 @@ def test_several_storage_dimensions_are_those_of_the_other_client(
     assert raw.tolist() == [2.0] * 6
 
 
-@pytest.mark.parametrize("lies", ["strided", "read-only", "another byte order", "of a class"])
+@pytest.mark.parametrize(
+    "lies", ["strided", "backwards", "read-only", "another byte order", "of a class"]
+)
 def test_what_does_not_lie_as_it_has_to_is_converted(lies: str, directory: Directory) -> None:
     directory.create()
     arrays = directory.arrays()
@@ -217,6 +219,8 @@ def test_what_does_not_lie_as_it_has_to_is_converted(lies: str, directory: Direc
     if lies == "read-only":
         data = expected.copy()
         data.flags.writeable = False
+    elif lies == "backwards":
+        data = expected[:, ::-1].copy()[:, ::-1]
     elif lies == "another byte order":
         data = data.astype(">f4")
     elif lies == "of a class":

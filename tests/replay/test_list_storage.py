@@ -319,6 +319,17 @@ def test_items_that_cannot_be_one_batch_say_where_they_differ(items: Any, words:
     assert "collate_fn" in str(caught.value)
 
 
+def test_tensordicts_of_different_batch_sizes_say_so() -> None:
+    items = [TensorDict({"a": torch.zeros(size)}, size) for size in ([], [1])]
+    with pytest.raises(RuntimeError, match=r"one batch size, .*\[\].*\[1\].*collate_fn"):
+        everything(*items)
+
+
+def test_entries_that_are_tensors_in_some_items_are_stacked_lazily() -> None:
+    found = everything(TensorDict({"a": torch.zeros(())}), TensorDict({"a": "text"}))
+    assert [item["a"] for item in found.unbind(0)] == [torch.zeros(()), "text"]
+
+
 def test_an_entry_set_in_a_sample_is_not_set_in_the_items() -> None:
     rb = TensorDictReplayBuffer(storage=ListStorage(10), batch_size=8)
     rb.extend([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])

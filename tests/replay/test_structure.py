@@ -262,12 +262,38 @@ def test_a_conjugate_or_negative_view_is_stored_as_it_reads(make: Any) -> None:
     assert rb[:]["i"].tolist() == [2.0, -2.0]
 
 
-def test_a_read_only_array_is_stored(make: Any) -> None:
-    rb = rb_of(make)
+@pytest.mark.parametrize("lies", ["read-only", "backwards", "another byte order"])
+def test_an_array_that_torch_does_not_take_as_it_lies_is_stored(make: Any, lies: str) -> None:
+    rb = rb_of(make, 12)
     array = np.arange(4.0)
-    array.flags.writeable = False
+    if lies == "read-only":
+        array.flags.writeable = False
+    elif lies == "backwards":
+        array = array[::-1].copy()[::-1]
+    else:
+        array = array.astype(">f8")
     rb.extend({"a": array})
-    assert rb[:]["a"].tolist() == [0, 1, 2, 3]
+    rb.extend({"a": array})
+    rb.extend({"a": np.zeros(4)})
+    rb.set_at_("a", array, slice(8, 12))
+    assert rb[:]["a"].tolist() == [0, 1, 2, 3] * 3
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.eye(2).to_sparse(), torch.zeros(2, 2, device="meta"), torch.zeros(2, 2).to_mkldnn()],
+    ids=["sparse", "meta", "mkldnn"],
+)
+def test_a_tensor_whose_numbers_do_not_lie_in_a_row_is_refused_by_name(
+    make: Any, tensor: torch.Tensor
+) -> None:
+    rb = rb_of(make)
+    with pytest.raises(TypeError, match=r"in the data is not a tensor.*no numbers in a row"):
+        rb.extend({"a": tensor})
+    rb.extend({"a": torch.ones(2, 2)})
+    with pytest.raises(SchemaMismatchError, match=r"leaf 'a' is .*no numbers in a row"):
+        rb.extend({"a": tensor})
+    assert rb[:]["a"].tolist() == [[1, 1], [1, 1]]
 
 
 def test_numbers_are_items_too(make: Any) -> None:

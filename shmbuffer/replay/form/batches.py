@@ -20,7 +20,8 @@ from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.structure import leaves_of
 from shmbuffer.replay.form.tensors import as_tensor
 
-_DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unlike TensorDicts
+# torch.stack of unlike TensorDicts
+_DIFFERS = (RuntimeError, KeyError, TypeError, ValueError, AttributeError)
 
 
 def stack(items: list[Any], mapping: str = "dict", *, tensors: bool = False) -> Any:
@@ -56,6 +57,10 @@ def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
             )
     if dim < 0:
         dim += items[0].batch_dims + 1
+    if len(sizes := {item.batch_size for item in items}) > 1:
+        raise RuntimeError(
+            f"a stack has items of one batch size, but these have {sorted(sizes)}; {_APART}"
+        )
     return lazy_stack(items if fresh else [item.copy() for item in items], dim)
 
 

@@ -24,9 +24,11 @@ _KNOWN = (bool, int, float, complex, np.generic, np.ndarray)
 def as_tensor(value: Any) -> torch.Tensor:
     """A tensor over the same memory where that is possible."""
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_nested or value.is_meta:
+            raise TypeError("a sparse, nested or meta tensor has no numbers in a row")
         return value
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        return torch.from_numpy(value.copy())  # torch has no read-only tensors
+    if isinstance(value, np.ndarray) and not _fits_torch(value):
+        return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), order="C"))
     if isinstance(value, np.generic):
         return torch.from_numpy(np.array(value))
     if isinstance(value, (list, tuple)):
@@ -38,6 +40,12 @@ def as_tensor(value: Any) -> torch.Tensor:
     if hasattr(type(value), "__dlpack__"):
         return from_dlpack(value)
     return as_tensor(np.asarray(value))
+
+
+def _fits_torch(array: np.ndarray[Any, Any]) -> bool:
+    """Whether torch shares its memory: writable, native, and without negative strides."""
+    forward = min(array.strides, default=0) >= 0
+    return array.flags.writeable and array.dtype.isnative and forward
 
 
 def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
