@@ -382,11 +382,7 @@ class Engine:
         self.seat.require_open()
         if isinstance(self.seat.ground, Files):
             return _attach, (str(self.path), self.seat.role.name.lower())
-        from multiprocessing import context, reduction
-
-        context.assert_spawning(self)
-        passed = reduction.DupFd(self.seat.ground.file.fd)
-        return _adopt_memory, (passed, self.seat.role.name.lower())
+        return _adopt_memory, (self.seat.ground.passed(), self.seat.role.name.lower())
 
 
 def _attach(path: str, role: str) -> Engine:

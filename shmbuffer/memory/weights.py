@@ -61,7 +61,11 @@ def publish(
 ) -> int:
     """Makes these weights the newest, and returns their version; see `ReplayBuffer.publish`."""
     seat.require_open()
-    directory, step = _directory_of(seat), operator.index(step)
+    directory = _directory_of(seat)
+    try:
+        step = operator.index(step)
+    except TypeError:
+        raise TypeError(f"publish: step is a whole number, not {step!r}") from None
     if not -_STEPS <= step < _STEPS:
         raise ValueError(f"publish: step is a number of 64 bits, not {step}")
     try:

@@ -972,7 +972,7 @@ def test_a_handle_may_be_passed_to_a_spawned_process(make: Maker, method: str) -
 def test_anonymous_memory_is_passed_only_while_a_process_is_spawned() -> None:
     with (
         Engine.anonymous(SETTINGS) as engine,
-        pytest.raises(RuntimeError, match="only be shared between processes through inheritance"),
+        pytest.raises(RuntimeError, match="only for a process that is being spawned"),
     ):
         pickle.dumps(engine)
 

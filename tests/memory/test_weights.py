@@ -220,7 +220,7 @@ def test_what_is_no_state_dict_is_refused(
 def test_a_step_of_more_than_64_bits_is_refused(engine: Engine, step: int) -> None:
     with pytest.raises(ValueError, match="64 bits"):
         weights.publish_arrays(engine.seat, of(1), step)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"publish: step is a whole number, not 1\.5"):
         weights.publish_arrays(engine.seat, of(1), 1.5)  # type: ignore[arg-type]
 
 

@@ -646,6 +646,20 @@ def test_stats_are_one_flat_dict_with_torchrls_keys(make: Any) -> None:
     assert all(isinstance(value, (int, float)) for value in stats.values())
 
 
+@pytest.mark.parametrize("kept", ["_storage", None])
+def test_what_is_no_state_of_a_buffer_changes_nothing(make: Any, kept: str | None) -> None:
+    rb = TensorDictReplayBuffer(storage=make(5), batch_size=2)
+    rb.extend(items(3))
+    state = rb.state_dict()
+    before = rb[:].clone()
+    rb.extend(items(2))
+    with pytest.raises(KeyError, match=r"'_writer'.* nothing was changed"):
+        rb.load_state_dict({kept: state[kept]} if kept else None)
+    assert len(rb) == 5
+    rb.load_state_dict(state)
+    assert (rb[:] == before).all()
+
+
 def test_a_state_dict_brings_the_whole_buffer_back(make: Any) -> None:
     rb = TensorDictPrioritizedReplayBuffer(
         alpha=0.7,

@@ -673,6 +673,16 @@ def test_what_does_not_fit_its_entry_is_refused(which: str) -> None:
         rb.sample()
 
 
+@pytest.mark.parametrize("answer", [None, np.zeros(4, np.float32)], ids=["None", "array"])
+def test_an_answer_that_is_no_tensor_is_refused(answer: Any) -> None:
+    rb = buffer(LazyTensorStorage(4), 4, her_ratio=1.0, reward_fn=lambda rows: answer)
+    rb.extend(episodes(4))
+    with pytest.raises(
+        TypeError, match=f"'reward'.* are a {type(answer).__name__}; have reward_fn"
+    ):
+        rb.sample()
+
+
 def test_a_queue_and_out_cannot_be_had_with_it() -> None:
     rb = buffer(LazyMemmapStorage(8), 4, rate_limiter=RateLimiter(max_times_sampled=1))
     rb.extend(episodes(8))

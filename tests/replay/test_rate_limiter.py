@@ -306,6 +306,15 @@ def test_min_size_of_a_call(make: MakeStorage) -> None:
         "timeout is a number of seconds from 0 on, or None; got -1",
         ValueError,
     )
+    refuses(
+        lambda: rb.sample(timeout="1"),
+        "timeout is a number of seconds from 0 on, or None; got '1'",
+        TypeError,
+    )
+    for limiter in (32, "x"):
+        message = f"rate_limiter is a RateLimiter, or None; got {limiter!r}"
+        refuses(lambda: setattr(rb, "rate_limiter", limiter), message, TypeError)  # noqa: B023
+        refuses(lambda: buffer(LazyTensorStorage(4), limiter), message, TypeError)  # noqa: B023
 
 
 def test_what_cannot_be_is_said_at_once(make: MakeStorage) -> None:

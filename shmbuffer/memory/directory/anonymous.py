@@ -60,6 +60,18 @@ class Anonymous:
         with _explained(layout.CONTROL_BYTES):
             return Control(_core.Map(self.file.fd, layout.CONTROL_BYTES), WHERE)
 
+    def passed(self) -> Any:
+        """What pickles as the file, for a process that is being spawned."""
+        from multiprocessing import context, reduction
+
+        if context.get_spawning_popen() is None:
+            raise RuntimeError(
+                f"{WHERE}: a buffer in memory that has items is pickled only for a process that is "
+                "being spawned with it; save it with dumps() or state_dict(), or make it in a "
+                "directory (LazyMemmapStorage with scratch_dir), which any process can attach to"
+            )
+        return reduction.DupFd(self.file.fd)
+
     def lock(self, timeout: float) -> _Joining:
         """Excludes other joiners: a kernel lock on a descriptor of our own."""
         return _Joining(self.file.fd, timeout)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: For the mutex, which living processes hold for microseconds.
 LOCK_TIMEOUT_NS = 5_000_000_000
@@ -24,8 +24,7 @@ _AS_BEFORE = nullcontext()
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    if not seconds >= 0:
-        raise ValueError(f"timeout is a number of seconds from 0 on, or None; got {seconds!r}")
+    require_time("timeout", seconds)
     before = _own.limit
     _own.limit = Deadline(seconds, time.monotonic() + seconds)
     try:
@@ -54,6 +53,17 @@ class _Own(threading.local):
 
 
 _own = _Own()
+
+
+def require_time(name: str, seconds: Any) -> None:
+    """TypeError or ValueError where an argument is no number of seconds from 0 on."""
+    problem = f"{name} is a number of seconds from 0 on, or None; got {seconds!r}"
+    try:
+        is_time = seconds >= 0
+    except TypeError:
+        raise TypeError(problem) from None
+    if not is_time:
+        raise ValueError(problem)
 
 
 def nanoseconds(lease_s: float) -> int:

@@ -299,6 +299,11 @@ def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tenso
 
 def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
     """Values in the shape of those that are there."""
+    if not isinstance(values, torch.Tensor):
+        raise TypeError(
+            f"the new values of the entry {key_of(path)!r} are a {type(values).__name__}; have "
+            "reward_fn and terminated_fn return a tensor, with one value for each row"
+        )
     if values.numel() != there.numel():
         raise ValueError(
             f"the entry {key_of(path)!r} of these rows is {list(there.shape)}, and the new values "

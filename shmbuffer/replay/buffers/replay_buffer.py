@@ -194,7 +194,8 @@ class ReplayBuffer(
             )
         self._join()
         limiter = makers["rate_limiter"]
-        if limiter is not None and not limiter.says_the_same(self.rate_limiter):
+        same = isinstance(limiter, RateLimiter) and limiter.says_the_same(self.rate_limiter)
+        if limiter is not None and not same:
             self.rate_limiter = limiter  # only then does the ratio start from zero
 
     def __repr__(self) -> str:

@@ -57,6 +57,7 @@ from shmbuffer.replay.values import reading
 from shmbuffer.replay.work_directory import is_being_published, located
 
 _PREFETCHED = "prefetch.pkl"  # TorchRL's batches that were made ahead
+_PARTS = ("_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_rng")  # of a state
 _TRANSFORM = "transform.t"
 _RNG = "rng_state"
 # Files of ours, listed under our key of the metadata.
@@ -243,8 +244,15 @@ class Saving(Saves, Parts):
             SchemaMismatchError: the buffer has other leaves.
             ValueError: it has another capacity.
             ShmBufferError: the buffer is a queue (``max_times_sampled``); nothing was changed.
+            KeyError: it is no state of a buffer; nothing was changed.
         """
         self._require_no_queue("load_state_dict")
+        found = set(getattr(state_dict, "keys", set)())
+        if missing := [part for part in _PARTS if part not in found]:
+            raise KeyError(
+                f"load_state_dict: the state of a buffer has {missing} too, and this one has "
+                f"{sorted(map(str, found))}; give what state_dict() returned; nothing was changed"
+            )
         self._drop_prefetched()
         self._storage.load_state_dict(state_dict["_storage"])
         self._writer.load_state_dict(state_dict["_writer"])

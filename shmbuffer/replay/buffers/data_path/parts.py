@@ -215,6 +215,8 @@ class Parts:
 
     @rate_limiter.setter
     def rate_limiter(self, limiter: RateLimiter | None) -> None:
+        if not (limiter is None or isinstance(limiter, RateLimiter)):
+            raise TypeError(f"rate_limiter is a RateLimiter, or None; got {limiter!r}")
         shareable(self._storage, "a rate_limiter needs").set_limiter(limiter)
 
     def append_transform(self, transform: Transform, *, invert: bool = False) -> Self:

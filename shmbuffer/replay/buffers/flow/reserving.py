@@ -11,7 +11,7 @@ from shmbuffer.errors import ReservationLostError, ShmBufferError
 from shmbuffer.memory import Engine, Ring, consumer_version
 from shmbuffer.memory.directory import partials
 from shmbuffer.memory.directory.partials import Partial, PartialFile
-from shmbuffer.memory.system.deadline import within
+from shmbuffer.memory.system.deadline import require_time, within
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.replay.buffers.data_path.parts import Parts, shareable
 from shmbuffer.replay.buffers.flow.reservation import Reservation
@@ -71,7 +71,7 @@ class Reserving(Parts):
                 "and these are rows; leave it out"
             )
         if lease is not None:
-            _require_time(lease)
+            require_time("lease", lease)
         if version is not None:
             version = consumer_version.require_version(version, "reserve: version")
         nbytes = 0 if bytes is None else _whole("bytes", bytes)
@@ -191,16 +191,6 @@ class Reserving(Parts):
                 if told is None or not told.pieces or ring.reservations.is_done(number):
                     pieces.remove()
                     ring.reservations.is_done(number, forget=True)
-
-
-def _require_time(lease: Any) -> None:
-    problem = f"lease is a number of seconds from 0 on, or None; got {lease!r}"
-    try:
-        is_time = lease >= 0
-    except TypeError:
-        raise TypeError(problem) from None
-    if not is_time:
-        raise ValueError(problem)
 
 
 def _whole(name: str, value: Any) -> int:
