@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from threading import RLock
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 
 class ForkLock:
@@ -19,7 +19,7 @@ class ForkLock:
 
     def __init__(self, in_child: Callable[[Any, bool], None] | None = None) -> None:
         self._in_child = in_child
-        self._instances: WeakSet[Any] = WeakSet()
+        self._locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         os.register_at_fork(after_in_child=self._renew)
 
     def __set_name__(self, owner: Any, name: str) -> None:
@@ -28,18 +28,18 @@ class ForkLock:
     def __get__(self, instance: Any, owner: Any) -> Any:
         if instance is None:
             return self
-        self._instances.add(instance)
-        # What lies in the instance hides this: a call that takes the lock is one of C.
-        return vars(instance).setdefault(self._name, RLock())
+        return self._put(instance, self._locks.setdefault(instance, RLock()))
+
+    def _put(self, instance: Any, lock: Any) -> Any:
+        """As an attribute, which hides this; by way of its dict, others would take longer."""
+        object.__setattr__(instance, self._name, lock)
+        return lock
 
     def _renew(self) -> None:
-        for instance in list(self._instances):
-            lock = vars(instance).get(self._name)
-            if lock is None:
-                continue
+        for instance, lock in list(self._locks.items()):
             abandoned = not lock.acquire(blocking=False)
             if abandoned:
-                vars(instance)[self._name] = RLock()
+                self._locks[instance] = self._put(instance, RLock())
             else:
                 lock.release()
             if self._in_child is not None:
