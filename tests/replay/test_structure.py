@@ -20,6 +20,7 @@ from shmbuffer import (
     SchemaMismatchError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    TensorStorage,
 )
 from shmbuffer.replay.form import structure
 
@@ -294,6 +295,28 @@ def test_a_tensor_whose_numbers_do_not_lie_in_a_row_is_refused_by_name(
     with pytest.raises(SchemaMismatchError, match=r"leaf 'a' is .*no numbers in a row"):
         rb.extend({"a": tensor})
     assert rb[:]["a"].tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_integers_are_loaded_and_changed_like_others(
+    make: Any, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    rb, other, own = rb_of(make), rb_of(make), TensorStorage(torch.zeros(8, 2, dtype=dtype))
+    numbers = torch.arange(20).view(10, 2).to(dtype)
+    rb.extend({"a": numbers})
+    expected = torch.cat([numbers[8:], numbers[2:8]])
+    rb.dumps(tmp_path / "save")
+    for load in (
+        lambda: other.loads(tmp_path / "save"),
+        lambda: other.load_state_dict(rb.state_dict()),
+    ):
+        other.empty()
+        load()
+        assert torch.equal(other[:]["a"], expected)
+    other.set_at_("a", numbers[:2], [3, 5])
+    assert torch.equal(other[:]["a"][[3, 4, 5]], numbers[[0, 4, 1]])
+    ReplayBuffer(storage=own).extend(numbers)
+    assert torch.equal(own[:], expected)
 
 
 def test_numbers_are_items_too(make: Any) -> None:

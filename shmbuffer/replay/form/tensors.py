@@ -113,6 +113,22 @@ def torch_dtype_like(dtype: np.dtype[Any] | str) -> torch.dtype | None:
         return None
 
 
+_SIGNED: dict[torch.dtype | None, torch.dtype] = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
+def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
+    """``into[index] = rows``, also of unsigned integers, which torch does not put by an index."""
+    signed = _SIGNED.get(getattr(into, "dtype", None))  # objects have none
+    if signed is None:
+        into[index] = rows
+    else:
+        into.view(signed)[index] = rows.view(signed)
+
+
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as one whose bytes in a row are its numbers: on the CPU, without flags."""
     return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()

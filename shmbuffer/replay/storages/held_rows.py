@@ -18,6 +18,7 @@ from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.replay.form.leaves import Leaves
+from shmbuffer.replay.form.tensors import put_rows
 from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.storages.mover import (
     RowSample,
@@ -113,7 +114,7 @@ class HeldRows(Rows):
                 break
             tickets = now
             for tensor, again in zip(tensors, self._take(index[changed]), strict=True):
-                tensor[changed.to(tensor.device)] = again
+                put_rows(tensor, changed.to(tensor.device), again)
         return tensors, tickets, int((tickets < 0).sum())
 
     def sample(self, count: int, key: int, beta: float | None) -> RowSample:
@@ -131,7 +132,7 @@ class HeldRows(Rows):
             if weights is not None and its is not None:
                 weights[changed] = its
             for tensor, part in zip(tensors, self._take(again), strict=True):
-                tensor[changed.to(tensor.device)] = part
+                put_rows(tensor, changed.to(tensor.device), part)
         return tensors, index, tickets, weights
 
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
@@ -170,7 +171,7 @@ class HeldRows(Rows):
             for column, value in zip(self.columns, values, strict=True):
                 if _same_memory(value, column):
                     value = value.clone()  # rows of our own, written to other rows
-                column[where.to(column.device)] = value.to(column.device)
+                put_rows(column, where.to(column.device), value.to(column.device))
 
         self._commit(fill, priorities)
 

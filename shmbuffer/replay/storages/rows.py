@@ -26,7 +26,7 @@ from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
 from shmbuffer.replay.form.structure import leaves_of
-from shmbuffer.replay.form.tensors import dtype_name, like
+from shmbuffer.replay.form.tensors import dtype_name, like, put_rows
 from shmbuffer.replay.storages.indexing import Selection, meant, ravel, tickets_at
 from shmbuffer.replay.storages.mover import Mover, whole_or_empty
 from shmbuffer.replay.tickets import Tickets
@@ -170,7 +170,8 @@ class Rows(Mover):
                 for at, values in columns.items():
                     view = self.column(at)
                     flat = view.view(-1, *self.leaves.leaves[at].shape)
-                    flat[where.to(flat.device)] = values[which.to(values.device)].to(flat.device)
+                    rows = values[which.to(values.device)].to(flat.device)
+                    put_rows(flat, where.to(flat.device), rows)
 
             self._commit(fill)
         return changed
@@ -231,7 +232,7 @@ class Rows(Mover):
         def fill() -> None:
             for view, column in zip(self.views(), columns or (), strict=columns is not None):
                 where = view.device
-                view.as_subclass(torch.Tensor)[to.to(where)] = column[from_].to(where)
+                put_rows(view.as_subclass(torch.Tensor), to.to(where), column[from_].to(where))
 
         with self._claim:
             if placed:
