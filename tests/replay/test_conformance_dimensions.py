@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import (
+    LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -249,3 +250,11 @@ def test_a_custom_sampler_gets_and_gives_columns(maker: Maker) -> None:
     assert [list(part.shape) for part in index] == [[6], [6]]
     assert list(info["priority_weight"].shape) == [6]
     assert torch.equal(storage.get(index)["id"], index[1] * 10 + index[0])
+
+
+@pytest.mark.parametrize("data", [torch.zeros(4), TensorDict({"a": torch.zeros(4)}, [4])])
+def test_data_without_the_dimension_that_is_extended_are_refused(data: Any) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
+    with pytest.raises(ValueError, match=r"along dimension 1 of the data .*size|shape.* \[4\]"):
+        rb.extend(data)
+    assert not len(rb)

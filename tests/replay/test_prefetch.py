@@ -387,3 +387,11 @@ def test_a_sampler_is_asked_by_one_thread_at_a_time(tmp_path: Path) -> None:
     rb.close()
     assert sampler.asked > 24
     assert sampler.met == 0
+
+
+@pytest.mark.parametrize(("depth", "error"), [(-1, ValueError), (1.5, TypeError)])
+def test_a_number_of_batches_ahead_that_cannot_be_is_named(
+    depth: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=f"prefetch .*got {depth}"):
+        ReplayBuffer(storage=LazyTensorStorage(4), prefetch=depth, batch_size=2)

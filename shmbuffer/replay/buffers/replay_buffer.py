@@ -131,6 +131,8 @@ class ReplayBuffer(
         refuse(type(self).__name__, later)
         if batch_size is not None and (batch_size := as_int("batch_size", batch_size)) < 1:
             raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
+        if prefetch is not None and (prefetch := as_int("prefetch", prefetch)) < 0:
+            raise ValueError(f"prefetch has to be at least 0, got {prefetch}")
         if prefetch and batch_size is None:
             raise ValueError(
                 f"prefetch={prefetch} makes batches ahead and has to know their size: give "

@@ -248,6 +248,13 @@ def swap_dims(data: Any, dim: int) -> Any:
     """``data`` with the dimensions 0 and ``dim`` exchanged, of every leaf."""
 
     def swapped(leaf: Any) -> Any:
+        size = tuple(leaf.batch_size if is_collection(leaf) else leaf.shape)
+        if len(size) <= dim:
+            raise ValueError(
+                f"items are along dimension {dim} of the data (dim_extend), and these have the "
+                f"{'batch size' if is_collection(leaf) else 'shape'} {list(size)}; give data of "
+                "more dimensions, or the buffer another dim_extend. Nothing was changed"
+            )
         return leaf.transpose(0, dim) if is_collection(leaf) else leaf.swapaxes(0, dim)
 
     return tree_map(swapped, data, is_leaf=is_collection)
