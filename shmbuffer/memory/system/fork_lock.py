@@ -28,10 +28,8 @@ class ForkLock:
     def __get__(self, instance: Any, owner: Any) -> Any:
         if instance is None:
             return self
-        return self._put(instance, self._locks.setdefault(instance, RLock()))
-
-    def _put(self, instance: Any, lock: Any) -> Any:
-        """As an attribute, which hides this; by way of its dict, others would take longer."""
+        lock = self._locks.setdefault(instance, RLock())
+        # It hides this. By way of the dict of the instance, all attributes would take longer.
         object.__setattr__(instance, self._name, lock)
         return lock
 
@@ -39,7 +37,8 @@ class ForkLock:
         for instance, lock in list(self._locks.items()):
             abandoned = not lock.acquire(blocking=False)
             if abandoned:
-                self._locks[instance] = self._put(instance, RLock())
+                self._locks.pop(instance)
+                self.__get__(instance, None)
             else:
                 lock.release()
             if self._in_child is not None:
