@@ -43,7 +43,7 @@ class Turn(NamedTuple):
 
     def give_back(self) -> None:
         """It was not drawn."""
-        self.ring.flow.cancel(self.counted, self.version)
+        self.ring.admission.cancel(self.counted, self.version)
 
 
 class Limits:
@@ -63,7 +63,7 @@ class Limits:
         # of the limiter; ``[0]`` is 0 if there never was one
         self.version: Sequence[int] = (int(source is not None),)
         if self.ring is not None:
-            self.version = self.ring.flow.version
+            self.version = self.ring.admission.version
 
     @property
     def hold(self) -> bool:
@@ -71,31 +71,31 @@ class Limits:
         if not self.version[0]:
             return False
         if self.ring is not None:
-            return self.ring.flow.limits != 0
+            return self.ring.admission.limits != 0
         engine = None if self._source is None else self._source.open_engine
         return engine is not None and not engine.closed and engine.limiter is not None
 
     def admit_now(self, count: int) -> bool:
         """Whether a draw need not wait; it is counted then."""
-        return self.ring is not None and self.ring.flow.admit_now(count)
+        return self.ring is not None and self.ring.admission.admit_now(count)
 
     def cancel(self, count: int) -> None:
         """An admitted draw was not made."""
         if self.ring is not None and self.version[0]:
-            self.ring.flow.cancel(count)
+            self.ring.admission.cancel(count)
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
         """Waits until so many items may be drawn, and counts them as drawn; None: no limits."""
         ring = self._first_ring(self._source, min_size) if self._source is not None else None
         if ring is None:
             return None
-        is_queue, version = ring.flow.is_queue, int(ring.flow.version[0])
+        is_queue, version = ring.admission.is_queue, int(ring.admission.version[0])
         if is_queue and self._chooses:
             raise ValueError(
                 "the buffer is a queue (max_times_sampled), which hands items out first in, first "
                 f"out, when they are asked for; {self._chooses} cannot be had with it"
             )
-        return Turn(ring, is_queue, version, ring.flow.admit(count, min_size))
+        return Turn(ring, is_queue, version, ring.admission.admit(count, min_size))
 
     def _first_ring(self, source: Source, min_size: int) -> Ring | None:
         """The ring; waits for the first write if the sample needs items."""
@@ -115,7 +115,7 @@ def taken(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | None]) ->
     while True:
         found = False
         try:
-            found = ring.flow.take(index, tickets)
+            found = ring.admission.take(index, tickets)
             if not found:
                 return None
             batch = read(index, tickets)
@@ -126,4 +126,4 @@ def taken(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | None]) ->
             # An interrupt may come between the two calls: the tickets show what was taken. Until it
             # is released there is no call here, behind which CPython would look for another one.
             if (found or (count and tickets[0] != _NOT_TAKEN)) and release(LOCK_TIMEOUT_NS) < 0:
-                ring.flow.release()
+                ring.admission.release()

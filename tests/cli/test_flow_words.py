@@ -41,7 +41,7 @@ def test_it_says_how_far_each_side_is_and_who_waits_for_which_client(
         assert main(["ps", str(path)]) == 0
         assert "extend waits: 2 samples per insert wanted" in capsys.readouterr().out
         assert learner.ring() is not None
-        learner.ring().flow.admit(2)
+        learner.ring().admission.admit(2)
         writer.join(10)
         assert not writer.is_alive()
         assert items.read(collector) == [1, 2, 3, 4]

@@ -40,11 +40,11 @@ def begins(engine: Engine) -> None:
 def take(engine: Engine) -> list[int]:
     """The tickets of the next batch."""
     ring = ring_of(engine)
-    if not ring.flow.is_queue:
+    if not ring.admission.is_queue:
         return list(ring.consumers.open("learner").take(EACH).tickets)
     index, tickets = np.empty((2, EACH), np.int64)
-    ring.flow.take(index, tickets)
-    ring.flow.release()
+    ring.admission.take(index, tickets)
+    ring.admission.release()
     return list(tickets)
 
 

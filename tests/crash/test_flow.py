@@ -62,7 +62,7 @@ def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:
     """Numbers of the next items of a queue."""
     index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
     with deadline.within(0):
-        assert ring.flow.take(index, tickets)
+        assert ring.admission.take(index, tickets)
     if ring.records is not None:
         drawn = ring.records.read(index)
         found = [number_of(drawn.batch.body(row)) for row in range(count)]
@@ -70,7 +70,7 @@ def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:
         there = read_all(ring)
         found = [there[int(slot)] for slot in index]
     if release:
-        ring.flow.release()
+        ring.admission.release()
     return found
 
 
@@ -99,18 +99,18 @@ def writes_past_the_limit(engine: Engine) -> None:
 
 
 def samples(engine: Engine) -> None:
-    ring_of(engine).flow.admit(4)
+    ring_of(engine).admission.admit(4)
 
 
 def samples_past_the_limit(engine: Engine) -> None:
     waits_to_sample(engine)
     ring_of(engine).seat.native.bypass(PASSES_ONCE)
-    ring_of(engine).flow.admit(8)
+    ring_of(engine).admission.admit(8)
 
 
 def samples_and_takes_it_back(engine: Engine) -> None:
-    ring_of(engine).flow.admit(4)
-    ring_of(engine).flow.cancel(4)
+    ring_of(engine).admission.admit(4)
+    ring_of(engine).admission.cancel(4)
 
 
 def takes(engine: Engine) -> None:
@@ -122,7 +122,7 @@ def waits_to_write(engine: Engine) -> None:
 
 
 def waits_to_sample(engine: Engine) -> None:
-    assert not goes(lambda: ring_of(engine).flow.admit(8))
+    assert not goes(lambda: ring_of(engine).admission.admit(8))
 
 
 def waits_to_take(engine: Engine) -> None:
@@ -136,7 +136,7 @@ def registers(engine: Engine) -> None:
 
 def registers_and_writes(engine: Engine) -> None:
     registers(engine)
-    ring_of(engine).flow.admit(2)
+    ring_of(engine).admission.admit(2)
     writes(engine)
 
 
@@ -299,8 +299,8 @@ def buffer(path: Path, deed: Deed, kind: str = "rows") -> Iterator[Engine]:
         ring = engine.define(schema(kind))
         engine.set_limiter(deed.limiter)
         write(ring, range(WRITTEN))
-        ring.flow.admit(DRAWN)
-        if ring.flow.is_queue:
+        ring.admission.admit(DRAWN)
+        if ring.admission.is_queue:
             assert take(ring, DRAWN) == [0, 0, 1]
         yield engine
 
@@ -343,7 +343,7 @@ def require_mended(engine: Engine, deed: Deed) -> None:
         require_queue(ring_of(engine), limiter, deed, ours, bool(there))
     else:
         if deed.work in NOT_COUNTED:
-            assert ring_of(engine).flow.rate_status().ahead == 1
+            assert ring_of(engine).admission.rate_status().ahead == 1
         require_ratio(ring_of(engine), limiter)
 
 
@@ -379,24 +379,28 @@ def require_queue(
 def require_ratio(ring: Ring, limiter: RateLimiter) -> None:
     """Both sides stay within the error buffer, and one of them can always go on."""
     buffer = limiter.tolerance
-    assert abs(ring.flow.rate_status().ahead) <= buffer
+    assert abs(ring.admission.rate_status().ahead) <= buffer
     went = {"write": 0, "sample": 0}
     for step in range(40):
         first = ("write", "sample") if step % 16 < 8 else ("sample", "write")
         for what in first:
-            before = ring.flow.rate_status()
+            before = ring.admission.rate_status()
             share = before.wanted if what == "write" else -1.0
             assert share is not None
             fits = abs(before.ahead + share) <= buffer or before.ahead * share < 0
             fits = fits and (what == "write" or before.size >= limiter.min_size)
-            act = (lambda: write(ring, [30])) if what == "write" else (lambda: ring.flow.admit(1))
+            act = (
+                (lambda: write(ring, [30]))
+                if what == "write"
+                else (lambda: ring.admission.admit(1))
+            )
             assert goes(act) == fits, f"{what}: {before}"
             if fits:
                 went[what] += 1
                 break
         else:
             pytest.fail("neither side can go on")
-        assert abs(ring.flow.rate_status().ahead) <= buffer
+        assert abs(ring.admission.rate_status().ahead) <= buffer
     assert min(went.values()) > 0
 
 
@@ -524,7 +528,7 @@ def test_a_limiter_before_the_first_item_is_whole(
             limiter = survivor.limiter
             assert limiter is None or limiter.min_size > 1
             if limiter is not None:
-                assert not goes(lambda: ring.flow.admit(1))  # noqa: B023
+                assert not goes(lambda: ring.admission.admit(1))  # noqa: B023
                 write(ring, range(limiter.min_size))
                 require_ratio(ring, limiter)
             require_sound(survivor)

@@ -114,9 +114,9 @@ class Deeds:
     def wait_to_sample(self) -> Iterator[Begun]:
         with self.made() as engine:
             engine.set_limiter(ONE_FOR_ONE)
-            flow = ring_of(engine).flow
+            admission = ring_of(engine).admission
             yield (
-                lambda: refused(RateLimitTimeout, lambda: flow.admit(2)),
+                lambda: refused(RateLimitTimeout, lambda: admission.admit(2)),
                 lambda: waits_for_nobody(engine),
             )
 
@@ -157,7 +157,7 @@ class Deeds:
 
             def act() -> None:
                 refused(RateLimitTimeout, lambda: ring.reservations.reserve(2))
-                ring.flow.admit(1)
+                ring.admission.admit(1)
                 ring.reservations.reserve(1)
 
             yield act, lambda: holds_nothing(engine)

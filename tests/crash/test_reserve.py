@@ -241,7 +241,7 @@ def require_mended(engine: Engine, name: int | None) -> None:
 
 def require_room(ring: Ring, name: int | None, batch: int) -> None:
     """The rest may be used, and no more; what is reserved for us may be used last."""
-    if ring.flow.is_queue:
+    if ring.admission.is_queue:
         take_all(ring)
         room = CAPACITY
     else:

@@ -57,7 +57,7 @@ def items(count: int, first: int = 0) -> TensorDict:
 def ahead(rb: ReplayBuffer) -> float:
     ring = rb._storage.ring()
     assert ring is not None
-    ahead: float = ring.flow.rate_status().ahead
+    ahead: float = ring.admission.rate_status().ahead
     return ahead
 
 

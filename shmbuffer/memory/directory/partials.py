@@ -76,11 +76,13 @@ class PartialFile:
     ) -> Self:
         """A new file, with no pieces; one without any, of a call that failed, is made again."""
         directory.make(layout.PARTIALS)
-        pieces = cls(directory, Lock(), number)
+        partial = cls(directory, Lock(), number)
         try:
-            pieces._lock.hold(directory, _name(number), timeout=_PATIENCE_S, purpose="lists pieces")
+            partial._lock.hold(
+                directory, _name(number), timeout=_PATIENCE_S, purpose="lists pieces"
+            )
             _core.reached("partial.made")
-            told = pieces.told()
+            told = partial.told()
             if told is not None and told.pieces:
                 where = directory.path / _name(number)
                 raise CorruptBufferError(
@@ -92,13 +94,13 @@ class PartialFile:
             head = _HEAD.pack(
                 *(_MAGIC, number, rows, nbytes, given, os.getpid(), time.time_ns(), 0, 0)
             )[:-8]
-            os.ftruncate(pieces._lock.fd, 0)
+            os.ftruncate(partial._lock.fd, 0)
             _core.reached("partial.cut")
-            pieces._write(head + struct.pack("<II", _core.crc32c(head), 0))
+            partial._write(head + struct.pack("<II", _core.crc32c(head), 0))
         except BaseException:
-            pieces.close()
+            partial.close()
             raise
-        return pieces
+        return partial
 
     @classmethod
     def take(cls, directory: Directory, number: int) -> Self | None:

@@ -178,8 +178,8 @@ class Seat:
         left = _leave(self.membership)
         self._finalizer.detach()
         if left:
-            for pieces in list(self.partial_files):
-                pieces.close()
+            for partial in list(self.partial_files):
+                partial.close()
             self.ground.close()
             _staying.discard(self)
         else:

@@ -21,8 +21,8 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.flow.admission import Admission
 from shmbuffer.memory.flow.consumers import Consumers
-from shmbuffer.memory.flow.flow import Flow
 from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.flow.status import raise_for_status, require_linked
 from shmbuffer.memory.flow.waiting import Calls
@@ -52,7 +52,7 @@ class Ring(HasTotals):
         tree: priorities and their exponents.
         claims: the split form of a write.
         records: the byte ring, where items are records; None where they are rows of leaves.
-        flow: what limits writes and samples, and the waiting for it.
+        admission: what limits writes and samples, and the waiting for it.
         reservations: room for items to come.
         consumers: who is given each item once.
     """
@@ -67,7 +67,7 @@ class Ring(HasTotals):
         self._calls = Calls(seat, schema, self.live)
         self.tree = PriorityTree(self._calls, self.live)
         self.claims = Claims(self._calls, self.tree)
-        self.flow = Flow(self._calls)
+        self.admission = Admission(self._calls)
         self.reservations = Reservations(self._calls, seat)
         self.consumers = Consumers(self._calls)
         self.records: Records | None = None

@@ -192,7 +192,7 @@ def draw_into(
 def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
     """Fills the ring, whatever limits writes; where that raises, empties it and says so."""
     try:
-        with ring.flow.uncounted():
+        with ring.admission.uncounted():
             yield
     except BaseException as error:
         ring.empty()

@@ -177,7 +177,7 @@ def test_a_load_goes_on_and_the_gate_counts_from_its_end(engine: Engine) -> None
     ring = ring_of(engine)
     engine.set_limiter(GATE)
     assert goes(ring, 12)
-    with ring.flow.uncounted():
+    with ring.admission.uncounted():
         assert goes(ring, 8)
     assert not goes(ring, 1)
     ring.restore(ring.head, 3, None)
@@ -395,7 +395,7 @@ def test_decisions_are_those_of_the_rule_whatever_comes_when(tmp_path: Path) -> 
                 base = base if written else version
                 allowed = (max(0, version - base) + gate.max_staleness + 1) * gate.items_per_version
                 fits = written + count <= allowed
-                status = ring.flow.rate_status()
+                status = ring.admission.rate_status()
                 assert status.allowed == allowed - written
                 assert goes(ring, count) == fits
                 written += count if fits else 0

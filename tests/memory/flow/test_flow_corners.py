@@ -50,7 +50,7 @@ def take(ring: Ring, count: int) -> list[int]:
     """Numbers of the next items of a queue."""
     index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
     with deadline.within(0):
-        assert ring.flow.take(index, tickets)
+        assert ring.admission.take(index, tickets)
     try:
         if ring.records is not None:
             drawn = ring.records.read(index)
@@ -58,7 +58,7 @@ def take(ring: Ring, count: int) -> list[int]:
         there = read_all(ring)
         return [there[int(slot)] for slot in index]
     finally:
-        ring.flow.release()
+        ring.admission.release()
 
 
 def test_a_claim_that_ended_in_a_repair_is_settled_once(engine: Engine) -> None:
@@ -68,7 +68,7 @@ def test_a_claim_that_ended_in_a_repair_is_settled_once(engine: Engine) -> None:
     assert engine.path is not None
     assert dies(engine.path, "write.mark", lambda victim: write(ring_of(victim), [1, 2]) and None)
     engine.seat.reap_dead()
-    assert ring.flow.rate_status().pending == 0
+    assert ring.admission.rate_status().pending == 0
     write(ring, [3])
     assert not goes(lambda: write(ring, range(5)))
     assert goes(lambda: write(ring, range(4)))
@@ -92,7 +92,7 @@ def test_a_queue_full_of_what_nobody_will_commit_has_room(engine: Engine, end: s
         )
         engine.seat.reap_dead()
     assert goes(lambda: write(ring, range(20, 28)))
-    assert ring.flow.rate_status().queued == 8
+    assert ring.admission.rate_status().queued == 8
     assert not goes(lambda: write(ring, [28]))
     assert take(ring, 8) == list(range(20, 28))
 
@@ -193,7 +193,7 @@ def test_below_min_size_inserts_do_not_wait_for_samples(engine: Engine, end: str
     engine.set_limiter(RateLimiter(samples_per_insert=1, min_size=8, error_buffer=4))
     write(ring, range(12))
     assert not goes(lambda: write(ring, [12]))
-    ring.flow.admit(2)
+    ring.admission.admit(2)
     if end == "abort":
         ring.claims.claim(2)
         ring.claims.abort()
@@ -204,14 +204,14 @@ def test_below_min_size_inserts_do_not_wait_for_samples(engine: Engine, end: str
         )
         engine.seat.reap_dead()
     assert goes(lambda: write(ring, [20, 21]))
-    assert not goes(lambda: ring.flow.admit(1))
+    assert not goes(lambda: ring.admission.admit(1))
     while ring.length < 8:
         assert goes(lambda: write(ring, [22, 23, 24]))
-    ahead = int(ring.flow.rate_status().ahead)
+    ahead = int(ring.admission.rate_status().ahead)
     assert ahead > 4
     assert not goes(lambda: write(ring, [25]))
-    assert goes(lambda: ring.flow.admit(ahead + 4))
-    assert not goes(lambda: ring.flow.admit(1))
+    assert goes(lambda: ring.admission.admit(ahead + 4))
+    assert not goes(lambda: ring.admission.admit(1))
 
 
 def test_a_first_fill_that_misses_min_size_by_little_goes_on(engine: Engine) -> None:
@@ -219,9 +219,9 @@ def test_a_first_fill_that_misses_min_size_by_little_goes_on(engine: Engine) -> 
     ring = ring_of(engine)
     engine.set_limiter(RateLimiter(samples_per_insert=1, min_size=5, error_buffer=2.5))
     assert goes(lambda: write(ring, range(4)))
-    assert not goes(lambda: ring.flow.admit(1))
+    assert not goes(lambda: ring.admission.admit(1))
     assert goes(lambda: write(ring, range(4, 8)))
-    assert goes(lambda: ring.flow.admit(1))
+    assert goes(lambda: ring.admission.admit(1))
 
 
 def test_an_item_in_its_first_write_does_not_count(engine: Engine) -> None:
@@ -232,38 +232,38 @@ def test_an_item_in_its_first_write_does_not_count(engine: Engine) -> None:
     with stopped_at(
         engine.path, "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
     ):
-        assert (ring.length, ring.flow.rate_status().size) == (4, 4)
-        assert not goes(lambda: ring.flow.admit(1))
+        assert (ring.length, ring.admission.rate_status().size) == (4, 4)
+        assert not goes(lambda: ring.admission.admit(1))
     engine.seat.reap_dead()
     write(ring, range(8))
     with stopped_at(
         engine.path, "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
     ):
-        assert (ring.length, ring.flow.rate_status().size) == (4, 8)
-        assert goes(lambda: ring.flow.admit(1))
+        assert (ring.length, ring.admission.rate_status().size) == (4, 8)
+        assert goes(lambda: ring.admission.admit(1))
 
 
 def test_a_draw_is_taken_back_from_the_ratio_that_counted_it(engine: Engine) -> None:
     ring = ring_of(engine)
     engine.set_limiter(RATIO)
     write(ring, range(4))
-    ring.flow.admit(3)
-    ring.flow.cancel(3)
-    assert ring.flow.rate_status().ahead == 3
-    ring.flow.admit(3)
+    ring.admission.admit(3)
+    ring.admission.cancel(3)
+    assert ring.admission.rate_status().ahead == 3
+    ring.admission.admit(3)
     engine.set_limiter(RATIO)
-    ring.flow.cancel(3)
-    assert ring.flow.rate_status().ahead == 0
+    ring.admission.cancel(3)
+    assert ring.admission.rate_status().ahead == 0
     engine.set_limiter(None)
-    ring.flow.admit(3)
+    ring.admission.admit(3)
     engine.set_limiter(RATIO)
-    ring.flow.cancel(3)
-    assert ring.flow.rate_status().ahead == 0
-    ring.flow.admit(3)
+    ring.admission.cancel(3)
+    assert ring.admission.rate_status().ahead == 0
+    ring.admission.admit(3)
     ring.empty()
-    ring.flow.cancel(3)
+    ring.admission.cancel(3)
     write(ring, range(4))
-    assert ring.flow.rate_status().ahead == 3
+    assert ring.admission.rate_status().ahead == 3
     assert int(ring.seat.control.runtime["drawn"][0]) == 6
 
 
@@ -272,11 +272,11 @@ def test_taking_nothing_from_a_queue_releases_no_other_take(engine: Engine) -> N
     engine.set_limiter(QUEUE)
     write(ring, range(8))
     index = np.empty(4, np.int64)
-    assert ring.flow.take(index, np.empty_like(index))
-    assert ring.flow.take(none, none)
-    ring.flow.release()
+    assert ring.admission.take(index, np.empty_like(index))
+    assert ring.admission.take(none, none)
+    ring.admission.release()
     assert not goes(lambda: write(ring, [8]))
-    ring.flow.release()
+    ring.admission.release()
     assert goes(lambda: write(ring, [8]))
 
 
@@ -286,7 +286,7 @@ def test_a_waiter_learns_that_its_queue_was_removed(engine: Engine) -> None:
     engine.set_limiter(QUEUE)
     write(ring, range(3))
     index = np.empty(4, np.int64)
-    waiter = threading.Thread(target=lambda: found.append(ring.flow.take(index, index.copy())))
+    waiter = threading.Thread(target=lambda: found.append(ring.admission.take(index, index.copy())))
     waiter.start()
     while not ring.seat.control.runtime["limited"][0]:
         assert waiter.is_alive()
@@ -302,15 +302,15 @@ def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -
     write(ring, range(4))
 
     def child() -> None:
-        ring.flow.admit(2)
+        ring.admission.admit(2)
         index = np.empty(2, np.int64)
-        assert ring.flow.take(index, index.copy())
-        ring.flow.release()
-        ring.flow.admit(2)
-        ring.flow.cancel(2)
+        assert ring.admission.take(index, index.copy())
+        ring.admission.release()
+        ring.admission.admit(2)
+        ring.admission.cancel(2)
 
     assert ended(fork(child)) == 0
-    assert ring.flow.rate_status().ahead == 1
+    assert ring.admission.rate_status().ahead == 1
     assert take(ring, 2) == [2, 3]
 
 
@@ -345,9 +345,9 @@ def test_a_stopped_client_that_could_go_on_is_no_deadlock(engine: Engine) -> Non
     assert os.read(hear, 1) == b"."
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)
-    ring.flow.admit(8)  # and now the writer could go on
+    ring.admission.admit(8)  # and now the writer could go on
     with pytest.raises(RateLimitTimeout), deadline.within(0.35):
-        ring.flow.admit(1)
+        ring.admission.admit(1)
     os.kill(pid, signal.SIGCONT)
     assert ended(pid) == 0
     os.close(hear)
@@ -379,8 +379,8 @@ def test_both_sides_are_told_that_they_wait_for_each_other(
     index = np.empty(draws, np.int64)
 
     def draw() -> None:
-        ring.flow.admit(draws)
-        ring.flow.take(index, index.copy())
+        ring.admission.admit(draws)
+        ring.admission.take(index, index.copy())
 
     with pytest.raises(RateLimitError, match=says) as raised, deadline.within(20):
         draw()
@@ -408,11 +408,11 @@ def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
 
     with stopped_at(engine.path, "write.claimed", writes):
         engine.set_limiter(RATIO)
-        assert ring.flow.rate_status().pending == 3
+        assert ring.admission.rate_status().pending == 3
         assert not goes(lambda: write(ring, [4, 5]))
         assert goes(lambda: write(ring, [4]))
     engine.seat.reap_dead()
-    assert ring.flow.rate_status().pending == 0
+    assert ring.admission.rate_status().pending == 0
     assert goes(lambda: write(ring, [5, 6, 7]))
     assert not goes(lambda: write(ring, [8]))
 
@@ -427,7 +427,7 @@ def test_a_change_in_place_counts_for_no_limiter(engine: Engine) -> None:
         lambda writer: place(ring_of(writer), [4, 5], [1, 2], in_place=True),
     ):
         engine.set_limiter(RATIO)
-        assert ring.flow.rate_status().pending == 0
+        assert ring.admission.rate_status().pending == 0
 
 
 LARGE = [9, 28, 47, 18, 37, 56, 65, 75]
@@ -461,7 +461,7 @@ def test_both_sides_are_told_that_a_queue_has_too_few_bytes_for_them(tmp_path: P
     with full_of_records(tmp_path / "buffer") as ring:
         index = np.empty(6, np.int64)
         with pytest.raises(RateLimitError) as raised, deadline.within(20):
-            ring.flow.take(index, index.copy())
+            ring.admission.take(index, index.copy())
         assert not isinstance(raised.value, RateLimitTimeout)
         text = str(raised.value)
         found = re.fullmatch(
@@ -482,7 +482,7 @@ def test_a_stopped_writer_whose_bytes_are_free_again_is_no_deadlock(tmp_path: Pa
         assert take(ring, 2) == LARGE[:2]
         index = np.empty(4, np.int64)
         with pytest.raises(RateLimitTimeout), deadline.within(0.35):
-            ring.flow.take(index, index.copy())
+            ring.admission.take(index, index.copy())
 
 
 def test_a_full_queue_of_records_says_that_it_has_no_bytes(tmp_path: Path) -> None:
@@ -504,12 +504,12 @@ def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:
     engine.set_limiter(RATIO)
     write(ring, range(2))
     ring.claims.claim(3)
-    assert ring.flow.rate_status().pending == 3
-    assert not goes(lambda: ring.flow.admit(6))
+    assert ring.admission.rate_status().pending == 3
+    assert not goes(lambda: ring.admission.admit(6))
     other = Engine.open(engine.path, None)
     assert not goes(lambda: write(ring_of(other), range(2)))
     ring.claims.abort()
-    assert ring.flow.rate_status().pending == 0
+    assert ring.admission.rate_status().pending == 0
     assert goes(lambda: write(ring_of(other), range(2)))
     other.close()
 
@@ -527,11 +527,11 @@ def test_a_waiter_for_the_other_side_is_woken_by_any_change_it_needs(engine: Eng
 
     wakes(lambda: write(ring, [1, 2]))
     index = np.empty(1, np.int64)
-    ring.flow.take(index, index.copy())
-    wakes(ring.flow.release)
+    ring.admission.take(index, index.copy())
+    wakes(ring.admission.release)
     wakes(lambda: engine.set_limiter(RATIO))
-    wakes(lambda: ring.flow.admit(1))
-    wakes(lambda: ring.flow.cancel(1))
+    wakes(lambda: ring.admission.admit(1))
+    wakes(lambda: ring.admission.cancel(1))
     wakes(ring.empty)
     ring.claims.claim(1)
     wakes(ring.claims.abort)
@@ -550,19 +550,19 @@ def test_sides_that_damage_has_set_apart_start_again(
         ring = engine.define(schema())
         engine.set_limiter(RateLimiter(samples_per_insert=1, min_size=2, error_buffer=4))
         write(ring, range(5))
-        ring.flow.admit(1)
+        ring.admission.admit(1)
         block = engine.seat.control.limiter_block(
             int(engine.seat.control.runtime["limiter_version"][0])
         )
         block[field] = (int(block[field][0]) + wrong) % 2**64
     with Engine.open(path, None) as engine:
         ring = ring_of(engine)
-        assert ring.flow.rate_status().ahead == 0
-        assert goes(lambda: ring.flow.admit(4))
+        assert ring.admission.rate_status().ahead == 0
+        assert goes(lambda: ring.admission.admit(4))
         assert goes(lambda: write(ring, range(8)))
         assert not goes(lambda: write(ring, [1]))
-        assert goes(lambda: ring.flow.admit(8))
-        assert not goes(lambda: ring.flow.admit(1))
+        assert goes(lambda: ring.admission.admit(8))
+        assert not goes(lambda: ring.admission.admit(1))
 
 
 @pytest.mark.parametrize(
@@ -577,10 +577,10 @@ def test_an_impossible_limiter_is_ignored(engine: Engine, field: str, wrong: flo
     )
     block[field] = wrong
     assert engine.limiter is None
-    assert ring_of(engine).flow.limits == 0
+    assert ring_of(engine).admission.limits == 0
     for _ in range(4):
         assert goes(lambda: write(ring_of(engine), range(8)))
-    assert goes(lambda: ring_of(engine).flow.admit(40))
+    assert goes(lambda: ring_of(engine).admission.admit(40))
 
 
 def test_a_queue_that_begins_behind_the_head_is_named_and_mended(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_single_items_go_on_and_wait_as_with_reverb(
         assert went == decision.islower(), (step, decision)
         difference = model.samples - case[0] * (model.inserts - case[1])
         assert abs(difference) <= case[2] + ROUNDING or model.inserts < case[1]
-    standing = ring.flow.rate_status()
+    standing = ring.admission.rate_status()
     assert (standing.size, standing.pending) == (model.inserts, 0)
 
 
@@ -261,7 +261,7 @@ def test_batches_of_several_handles_go_on_as_the_model_says(
         assert model.size < model.limiter.min_size or (
             committed >= -model.limiter.tolerance - ROUNDING
         )
-        standing = ring.flow.rate_status()
+        standing = ring.admission.rate_status()
         assert standing.ahead == pytest.approx(committed)
         assert (standing.pending, standing.size) == (sum(model.open), model.size)
     assert went["insert"] > 0

@@ -67,15 +67,15 @@ def test_a_quota_that_is_given_twice_is_given_once(engine: Engine, ring: Ring) -
 def test_draws_and_priorities_do_not_wait_for_a_quota(engine: Engine, ring: Ring) -> None:
     engine.set_limiter(Quota(4))
     write(ring, range(4))
-    assert ring.flow.admit_now(1_000)
-    assert ring.flow.admit(1_000) == 0
+    assert ring.admission.admit_now(1_000)
+    assert ring.admission.admit(1_000) == 0
     assert ring.update(np.arange(4), np.ones(4)) == (4, 0)
     assert quota(engine) == (4, 4)
 
 
 def test_what_goes_past_the_limiter_is_not_part_of_a_quota(engine: Engine, ring: Ring) -> None:
     engine.set_limiter(Quota(2))
-    with ring.flow.uncounted():
+    with ring.admission.uncounted():
         write(ring, range(5))
     assert quota(engine) == (2, 0)
     write(ring, range(2))

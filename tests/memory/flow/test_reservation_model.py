@@ -141,12 +141,12 @@ def reserves(ring: Ring, count: int) -> int | None:
 
 
 def draws(ring: Ring, count: int) -> None:
-    if ring.flow.is_queue:
+    if ring.admission.is_queue:
         index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-        ring.flow.take(index, tickets)
-        ring.flow.release()
+        ring.admission.take(index, tickets)
+        ring.admission.release()
     else:
-        ring.flow.admit(count)
+        ring.admission.admit(count)
 
 
 @pytest.mark.parametrize("kind", LIMITERS)
@@ -229,5 +229,5 @@ def require_the_same(engine: Engine, model: Model, where: str) -> None:
     for (who, _), count in model.held.items():
         by_handle[who] = by_handle.get(who, 0) + count
     assert sorted(one.items for one in found) == sorted(by_handle.values()), where
-    status = ring_of(engine).flow.rate_status()
+    status = ring_of(engine).admission.rate_status()
     assert status.reserved == model.reserved

@@ -166,8 +166,8 @@ def test_a_change_while_a_queue_is_full_keeps_what_was_handed_out(make: Maker) -
     ring = engine.ring()
     assert ring is not None
     engine.set_limiter(RateLimiter(max_times_sampled=2))
-    assert ring.flow.is_queue
+    assert ring.admission.is_queue
     engine.set_limiter(RateLimiter(max_times_sampled=3))
-    assert (ring.flow.rate_status().queued, ring.flow.rate_status().left) == (0, 0)
+    assert (ring.admission.rate_status().queued, ring.admission.rate_status().left) == (0, 0)
     engine.set_limiter(None)
-    assert not ring.flow.limits
+    assert not ring.admission.limits

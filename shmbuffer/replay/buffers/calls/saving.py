@@ -8,7 +8,7 @@
       buffer_metadata.json  batch size, and the program that wrote this
       shmbuffer.extra.*     saved by the user; see `extra`
       shmbuffer.consumers.* progress of consumers; see `consumed`
-      shmbuffer.ahead.*     prefetched batches; see `ahead`
+      shmbuffer.ahead.*     prefetched batches; see `prefetched`
       shmbuffer.files.json  the list of these files
 
 Storage, sampler and writer are of one moment. The directory appears as a whole; see `publication`.
@@ -28,8 +28,13 @@ import torch
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import LIVE_READS
 from shmbuffer.memory.system.progress import OnProgress, hearing, is_of_callback
-from shmbuffer.replay.buffers.data_path.ahead import fits, read_ahead, restored, write_ahead
 from shmbuffer.replay.buffers.data_path.parts import Parts
+from shmbuffer.replay.buffers.data_path.prefetched import (
+    fits,
+    read_prefetched,
+    restored,
+    write_prefetched,
+)
 from shmbuffer.replay.buffers.flow.consumed import read_consumed, restore_consumed, write_consumed
 from shmbuffer.replay.checkpoints import (
     Loaded,
@@ -154,7 +159,7 @@ class Saving(Saves, Parts):
             return
         with prefetcher.waiting() as made:
             now = self._draws()
-            if made and write_ahead(directory, made, now, self._sampler):
+            if made and write_prefetched(directory, made, now, self._sampler):
                 beside.append(_AHEAD)
                 self._go_to(made[0].order.before)
             else:
@@ -283,7 +288,7 @@ class Saving(Saves, Parts):
         storage = read_part(self._storage, path / "storage")
         extra = read_extra(path) if _EXTRA in beside else None
         consumed = read_consumed(path) if _CONSUMERS in beside else []
-        ahead = read_ahead(path) if _AHEAD in beside and self._prefetcher is not None else []
+        ahead = read_prefetched(path) if _AHEAD in beside and self._prefetcher is not None else []
         states = {name: state for name in self._seeded() if (state := read_generator(path / name))}
         loaded = apply_part(self._storage, storage, read_counts(path / "writer"))
         if isinstance(loaded, Loaded):

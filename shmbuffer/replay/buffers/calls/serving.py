@@ -143,13 +143,13 @@ class Serving(Parts):
         if not limits.hold:
             return True
         ring = limits.ring
-        return ring is not None and ring.flow.rate_status().why(Side.INSERTS, count) is None
+        return ring is not None and ring.admission.rate_status().why(Side.INSERTS, count) is None
 
     @property
     def _is_queue(self) -> bool:
         """Whether samples come out of a queue, without a sampler."""
         ring = self._plan.limits.ring
-        return ring is not None and ring.flow.is_queue
+        return ring is not None and ring.admission.is_queue
 
     def _draws_now(self, count: int) -> bool:
         return bool(self._sampler.can_sample(self._storage, count))

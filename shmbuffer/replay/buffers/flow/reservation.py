@@ -47,13 +47,13 @@ class Reservation:
         items: int,
         granted: NDArray[np.uint64],
         version: int | None,
-        pieces: PartialFile | None = None,
+        partial: PartialFile | None = None,
     ) -> None:
         self._engine = engine
         self._rb = rb
         self._room = _Room(engine, granted)
         self._over = ""  # how it ended here
-        self._pieces = None if pieces is None else self._kept(pieces)
+        self._partial = None if partial is None else self._kept(partial)
         self.items = items
         self.version = version
         self.refused = 0
@@ -133,17 +133,17 @@ class Reservation:
         """
         self._require_held("append")
         batch = Encoder().encode(data, single=True)
-        pieces = self._pieces or self._make_pieces()
-        pieces.append(batch.body(0), length_of(data))
+        partial = self._partial or self._make_partial()
+        partial.append(batch.body(0), length_of(data))
 
     @property
     def pieces(self) -> list[Any]:
         """Copies of the appended batches, in order; raises as `commit`."""
-        if self._pieces is None:
+        if self._partial is None:
             return []
         self._require_held("pieces")
         decoder = Decoder(where=self._engine.where)
-        return [decoder.items(join([body]))[0] for _, body in self._pieces.read()]
+        return [decoder.items(join([body]))[0] for _, body in self._partial.read()]
 
     def abort(self) -> None:
         """Give the room back, and drop the appended pieces; does nothing once it has ended."""
@@ -153,9 +153,9 @@ class Reservation:
             self._let_go()
             return
         self._over = "was given back"
-        if self._pieces is not None:
-            self._pieces.remove()  # first: if we die now, no process continues it
-            self._pieces.close()
+        if self._partial is not None:
+            self._partial.remove()  # first: if we die now, no process continues it
+            self._partial.close()
         self._room.give_back()
 
     def _committed(self, data: Any, ages: Any, timeout: float | None, given: Any) -> Any:
@@ -226,7 +226,7 @@ class Reservation:
             raise TypeError("commit(): nothing was appended; give the items, or call abort()")
         return _joined(found)
 
-    def _make_pieces(self) -> PartialFile:
+    def _make_partial(self) -> PartialFile:
         directory, name = self._engine.seat.ground.directory, self._room.name
         ring = self._engine.ring()
         if directory is None or name is None or ring is None:
@@ -236,29 +236,29 @@ class Reservation:
                 "keep them in the process until commit"
             )
         assert self.id is not None
-        pieces = PartialFile.make(directory, self.id, self.items, 0, self.version)
+        partial = PartialFile.make(directory, self.id, self.items, 0, self.version)
         try:
             ring.reservations.note_partial(name)
         except BaseException:
-            pieces.close()
+            partial.close()
             raise
-        self._pieces = self._kept(pieces)
-        return pieces
+        self._partial = self._kept(partial)
+        return partial
 
-    def _kept(self, pieces: PartialFile) -> PartialFile:
-        """They are for others once the handle is closed."""
-        self._engine.seat.partial_files.add(pieces)
-        return pieces
+    def _kept(self, partial: PartialFile) -> PartialFile:
+        """It is for others once the handle is closed."""
+        self._engine.seat.partial_files.add(partial)
+        return partial
 
     def _see_off(self) -> None:
         """Remove the file, then the note that it is committed."""
-        if self._pieces is None:
+        if self._partial is None:
             return
-        self._pieces.remove()
+        self._partial.remove()
         ring = self._engine.ring()
         assert ring is not None
-        ring.reservations.is_done(self._pieces.number, forget=True)
-        self._pieces.close()
+        ring.reservations.is_done(self._partial.number, forget=True)
+        self._partial.close()
 
     def _require_held(self, what: str) -> None:
         where = self._engine.where
@@ -288,8 +288,8 @@ class Reservation:
         """Free the room and leave the pieces to others, as if we had died."""
         self._over = "was let go"
         self._room.give_back()
-        if self._pieces is not None:
-            self._pieces.close()
+        if self._partial is not None:
+            self._partial.close()
 
     def __repr__(self) -> str:
         state = self._over or "held"

@@ -119,30 +119,30 @@ class Reserving(Parts):
         number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
         engine, ring = self._shared_ring()
         directory = engine.seat.ground.directory
-        pieces = None if directory is None or ring is None else PartialFile.take(directory, number)
-        if pieces is None or ring is None:
+        file = None if directory is None or ring is None else PartialFile.take(directory, number)
+        if file is None or ring is None:
             raise ReservationLostError(
                 f"{engine.where}: resume({number}): its pieces are gone, or another process goes "
                 "on with them; take another one of partials()"
             )
         try:
             engine.seat.reap_dead()
-            told = pieces.told()
+            told = file.told()
             if told is None or ring.reservations.is_done(number):
-                pieces.remove()
+                file.remove()
                 ring.reservations.is_done(number, forget=True)
                 raise ReservationLostError(
                     f"{engine.where}: resume({number}): its items were committed; take another one "
                     "of partials()"
                 )
-            pieces.cut()
+            file.cut()
             granted = np.zeros(1, np.uint64)
-            room = Reservation(self, engine, told.reserved, granted, told.version, pieces)
+            room = Reservation(self, engine, told.reserved, granted, told.version, file)
             given = told.reserved, told.nbytes
             with within(timeout):
                 ring.reservations.reserve(*given, number=number, name=granted)
         except BaseException:
-            pieces.close()
+            file.close()
             raise
         return room
 
@@ -184,12 +184,12 @@ class Reserving(Parts):
     def _see_off(self, engine: Engine, ring: Ring, number: int) -> None:
         """Remove a file that is empty or committed, unless another process holds it."""
         directory = engine.seat.ground.directory
-        pieces = None if directory is None else PartialFile.take(directory, number)
-        if pieces is not None:
-            with pieces:
-                told = pieces.told()
+        file = None if directory is None else PartialFile.take(directory, number)
+        if file is not None:
+            with file:
+                told = file.told()
                 if told is None or not told.pieces or ring.reservations.is_done(number):
-                    pieces.remove()
+                    file.remove()
                     ring.reservations.is_done(number, forget=True)
 
 

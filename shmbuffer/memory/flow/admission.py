@@ -19,8 +19,8 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 _NO_QUEUE = 1  # of a call to take
 
 
-class Flow:
-    """Flow control of one handle's ring. Use `Ring.flow`."""
+class Admission:
+    """Flow control of one handle's ring. Use `Ring.admission`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

@@ -42,7 +42,7 @@ def pending(engine: Engine) -> tuple[int, int]:
 
 
 def ahead(ring: Ring) -> float:
-    return ring.flow.rate_status().ahead
+    return ring.admission.rate_status().ahead
 
 
 def write_as_another(engine: Engine, numbers: range, point: str) -> None:
@@ -148,15 +148,15 @@ def test_writes_go_on_while_there_are_too_few_items_to_sample(engine: Engine, ri
 
 def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(ring: Ring) -> None:
     write(ring, range(1))
-    assert ring.flow.admit(8) == 8
+    assert ring.admission.admit(8) == 8
     assert ahead(ring) == -8
-    ring.flow.cancel(8)
+    ring.admission.cancel(8)
     assert ahead(ring) == 0
-    assert ring.flow.admit(8) == 8
+    assert ring.admission.admit(8) == 8
     ring.seat.native.bypass(PASSES_ONCE)
-    assert ring.flow.admit(8) == 0
-    ring.flow.cancel(0)
-    ring.flow.cancel(8)  # of the draw before: this thread's last one was not counted
+    assert ring.admission.admit(8) == 0
+    ring.admission.cancel(0)
+    ring.admission.cancel(8)  # of the draw before: this thread's last one was not counted
     assert ahead(ring) == -8
 
 
@@ -170,10 +170,10 @@ def test_both_sides_that_wait_for_each_other_are_told_what_they_need(
 
     def draw() -> None:
         try:
-            ring.flow.admit(15)
+            ring.admission.admit(15)
         except RateLimitError as error:
             errors.append(error)
-            ring.flow.admit(4)  # so that the other one goes on
+            ring.admission.admit(4)  # so that the other one goes on
 
     sampler = threading.Thread(target=draw)
     sampler.start()
@@ -206,11 +206,11 @@ def test_a_stopped_client_that_could_go_on_is_waited_for(
         while not (entries["waits_for"] == Side.SAMPLES).any():
             time.sleep(0.001)
         other.stop()
-        ring.flow.admit(12)
+        ring.admission.admit(12)
         says = rf"pid {other.pid} \(stopped\), last inserted"
         with pytest.raises(RateLimitTimeout, match=says), deadline.within(0.2):
-            ring.flow.admit(6)
-        assert (ring.flow.rate_status().why(Side.SAMPLES, 1), ahead(ring)) == (None, -4)
+            ring.admission.admit(6)
+        assert (ring.admission.rate_status().why(Side.SAMPLES, 1), ahead(ring)) == (None, -4)
 
 
 def test_the_registry_says_what_a_client_waits_for(engine: Engine, ring: Ring) -> None:
@@ -221,6 +221,6 @@ def test_the_registry_says_what_a_client_waits_for(engine: Engine, ring: Ring) -
     assert (mine["waits_for"], mine["inserts_wanted"], mine["waits_why"]) == (0, 3, Why.AHEAD)
     says = "5 items are there, 7 have to be"
     with pytest.raises(RateLimitTimeout, match=says), deadline.within(0):
-        ring.flow.admit(1, 7)
+        ring.admission.admit(1, 7)
     assert (mine["waits_for"], mine["samples_wanted"], mine["waits_why"]) == (0, 7, Why.FEW)
     assert pending(engine) == (0, 0)

@@ -26,7 +26,7 @@ from shmbuffer.replay.values import read_values, reading, write_values
 _AHEAD = "shmbuffer.ahead"
 
 
-def write_ahead(directory: Path, made: list[Made], now: Draws, sampler: Sampler) -> bool:
+def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sampler) -> bool:
     """Write batches and positions; False: they hold objects, GPU tensors, or foreign positions."""
     values, before = [], None
     try:
@@ -45,8 +45,8 @@ def write_ahead(directory: Path, made: list[Made], now: Draws, sampler: Sampler)
     return True
 
 
-def read_ahead(directory: Path) -> list[Any]:
-    """Read what `write_ahead` wrote, for `restored`."""
+def read_prefetched(directory: Path) -> list[Any]:
+    """Read what `write_prefetched` wrote, for `restored`."""
     with reading(directory / f"{_AHEAD}.jsonl"):
         found = list(read_values(directory, _AHEAD, allow_pickle=False))
         for (_, info), ends_pass, _, state in found:
@@ -68,7 +68,7 @@ def fits(saved: list[Any], loaded: Loaded | list[Loaded | None] | None) -> bool:
 
 
 def restored(saved: list[Any], draws: Draws, sampler: Sampler) -> tuple[list[Made], Draws]:
-    """The batches of `read_ahead`, and the position after them; ``draws`` is the one before."""
+    """The batches of `read_prefetched`, and the position after them; ``draws`` is that before."""
     made, position = [], None
     for batch, ends_pass, plain, state in saved:
         made.append(Made(batch, Order(partial(tuple, batch), ends_pass, draws)))
