@@ -81,11 +81,29 @@ static int end_as_damaged(struct shmb_ring *ring) {
     return end_without_claim(ring, SHMB_DAMAGED);
 }
 
-/* W5. Of rows that were marked: nobody looks at a slot's source before its word says COMMITTED. */
-static void note_streams(struct shmb_ring *ring, const uint32_t *streams) {
-    for (uint64_t row = 0; row < ring->claim_rows; row++) {
-        ring->sources[shmb_slot_of_row(ring, row)] = shmb_source(ring->incarnation, streams[row]);
-        CP(write_source);
+/* Of slots that say WRITING: where a row comes from, and the priority that is the default unless one is given. `streams` has one
+ * a row; NULL: all are in stream 0. */
+static inline __attribute__((always_inline)) void note_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_run run,
+                                                           const uint32_t *streams) {
+    uint64_t *sources = ring->sources + run.slot;
+    double *raw = ring->raw + run.slot * claimed.lanes, unknown = NAN;
+    bool noted = ring->plan && claimed.slots == NULL; /* by shmb_note_nexts */
+    for (uint64_t row = 0; !noted && row < run.rows; row++) {
+        __atomic_store_n(&sources[row], shmb_source(ring->incarnation, streams ? streams[row] : 0), __ATOMIC_RELAXED); /* other end: note_moment */
+        CP_ROW(claimed.armed, write_source);
+    }
+    for (uint64_t e = 0; e < run.rows * claimed.lanes; e++) {
+        __atomic_store(&raw[e], &unknown, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
+        CP_ROW(claimed.armed, write_raw);
+    }
+}
+
+/* W9 of a ring write, with no lock held: a slot's source and priority are nobody else's before its word says COMMITTED. */
+static inline __attribute__((always_inline)) void note_rows(struct shmb_ring *ring, struct shmb_claimed claimed, const uint32_t *streams) {
+    for (uint64_t row = 0; row < claimed.rows;) {
+        const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
+        note_run(ring, claimed, run, streams ? streams + row : NULL);
+        row += run.rows;
     }
 }
 
@@ -97,9 +115,6 @@ struct marked {
 static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_run run,
                                                            bool prioritized, struct marked *marked) {
     bool in_place = claimed.slots && ring->claim_kind == SHMB_IN_PLACE;
-    uint64_t source = ring->incarnation;
-    uint64_t *sources = ring->sources + run.slot;
-    double *raw = ring->raw + run.slot * claimed.lanes;
     double *mass = ring->tree.mass + run.slot * claimed.lanes;
     _Atomic uint64_t *words = ring->words + run.slot;
     for (uint64_t row = 0; row < run.rows; row++) {
@@ -108,13 +123,9 @@ static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *rin
         if (claimed.slots && old == writing) return; /* named twice: the last row wins */
         atomic_store_explicit(&words[row], writing, memory_order_release);
         CP_ROW(claimed.armed, write_mark);
-        bool stays = in_place && committed; /* the item: its source and its priority too */
         marked->gone += committed;
-        if (!stays) sources[row] = source;
-        CP_ROW(claimed.armed, write_source);
+        if (claimed.slots && !(in_place && committed)) note_run(ring, claimed, (struct shmb_run){run.slot, run.ticket, 1}, NULL);
         for (uint64_t e = row * claimed.lanes, end = e + claimed.lanes; e < end; e++) {
-            if (!stays) raw[e] = NAN; /* the default, unless given */
-            CP_ROW(claimed.armed, write_raw);
             if (prioritized && mass[e] != 0) {
                 mass[e] = 0;
                 marked->unmassed = true;
@@ -162,7 +173,6 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     const struct shmb_claimed claimed = shmb_claimed(ring);
     const struct marked marked = SHMB_FOR_CLAIMED(claimed, mark_rows(ring, claimed, prioritized));
     ring->claim_slots_taken = marked.taken;
-    if (streams) note_streams(ring, streams);
     if (ring->plan) shmb_note_nexts(ring);
     uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
     atomic_store_explicit(&runtime->length, length - marked.gone, memory_order_relaxed); /* a repair counts again */
@@ -177,6 +187,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     ring->claimed = true;
     CP(write_claimed);
     shmb_wake_in_turn(ring, next);
+    if (claimed.slots == NULL) SHMB_FOR_CLAIMED(claimed, note_rows(ring, claimed, streams));
 }
 
 /* Whether the claim that is ready may be opened: nothing limits it now, or it is made from a reservation of items that are not

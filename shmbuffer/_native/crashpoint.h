@@ -17,8 +17,6 @@
     X(write_head, "write.head")                                                                              \
     X(write_mark, "write.mark")                                                                              \
     X(write_length, "write.length")                                                                          \
-    X(write_source, "write.source")                                                                          \
-    X(write_raw, "write.raw")                                                                                \
     X(write_unmassed, "write.unmassed")                                                                      \
     X(write_evict_leaf, "write.evict_leaf")                                                                  \
     X(write_evict, "write.evict")                                                                            \
@@ -31,6 +29,8 @@
     X(write_claim_parents, "write.claim_parents")                                                            \
     X(write_payload, "write.payload")                                                                        \
     X(write_claimed, "write.claimed")                                                                        \
+    X(write_source, "write.source")                                                                          \
+    X(write_raw, "write.raw")                                                                                \
     X(write_copy, "write.copy")                                                                              \
     X(write_priority, "write.priority")                                                                      \
     X(write_checksum, "write.checksum")                                                                      \

@@ -39,8 +39,8 @@ uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count,
  * of those that were never written it is left as the caller has it: nothing. */
 static void note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment) {
     uint64_t reached = shmb_reached(ring);
-    memcpy(sources, ring->sources, reached * sizeof *sources);
-    SHMB_OPTIMISTIC(memcpy(raw, ring->raw, reached * ring->lanes * sizeof *raw));
+    for (uint64_t slot = 0; slot < reached; slot++) sources[slot] = __atomic_load_n(&ring->sources[slot], __ATOMIC_RELAXED);
+    for (uint64_t e = 0; e < reached * ring->lanes; e++) __atomic_load(&ring->raw[e], &raw[e], __ATOMIC_RELAXED);
     moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
     moment->max_priority = ring->runtime->max_priority;

@@ -282,7 +282,7 @@ def test_a_writer_that_dies_while_it_notes_streams_leaves_nothing(
         path,
         "write.source",
         lambda engine: write(engine.ring(), [4, 8], streams=streams) and None,  # type: ignore[arg-type, func-returns-value]
-        after=2 + noted,  # behind the marks of both rows
+        after=noted,
     )
     survivor.seat.reap_dead()
     ring = survivor.ring()

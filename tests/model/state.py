@@ -39,7 +39,8 @@ MODEL_STEPS = (
 WITHIN = {
     "write.noted": ("write.kind", "write.first"),
     "write.head": ("turn.returned",),
-    "write.mark": ("write.length", "write.source", "write.raw"),
+    "write.mark": ("write.length",),
+    "write.copy": ("write.source", "write.raw"),
     "write.checksum": ("write.priority",),
     "write.relocked": ("write.max_priority",),
     "write.leaf": ("write.default",),

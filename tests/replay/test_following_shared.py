@@ -101,7 +101,8 @@ def test_what_is_followed_is_right_when_a_writer_dies_at_any_step(
             for turn in range(3):
                 rb.extend(steps(0, 7 + 4 * turn, 4, 6))
                 require_same(one, rb, at_rest=True)
-    assert died or after
+    stays = point in ("write.source", "write.raw") and edits  # what is changed in place keeps both
+    assert died or after or stays
 
 
 @pytest.mark.slow
