@@ -95,7 +95,7 @@ static bool masses_in_order(const struct shmb_ring *ring) {
     double largest = shmb_largest_mass(ring);
     uint64_t count = ring->claim_rows * ring->lanes, at = 0;
     if (shmb_greatest_bits(ring->masses, count) <= bits_of(largest)) return true;
-    while (ring->masses[at] <= largest) at++;
+    while (bits_of(ring->masses[at]) <= bits_of(largest)) at++; /* of a negative one, which damage makes, too */
     shmb_refusal.bad_at = at + (ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped * ring->lanes : 0);
     return false;
 }

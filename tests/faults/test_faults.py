@@ -100,6 +100,12 @@ def test_a_file_that_cannot_be_looked_at_is_closed_again(sweeper: Sweeper) -> No
     sweeper.sweep("Attach", "rows", on=r"^fstat .*/(init\.lock|slots)$", count=8)
 
 
+@pytest.mark.slow
+def test_a_recovery_that_cannot_look_at_its_slots_says_so(sweeper: Sweeper) -> None:
+    """Where it asks how much of them was written, the error said not of which file."""
+    sweeper.sweep("RecoverCopy", "rows", on=r"^fstat .*/slots$", only=".*ESTALE once, dies")
+
+
 # The judges.
 
 

@@ -18,6 +18,7 @@ from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.slots_file import PIECE, SlotsFile
+from shmbuffer.memory.system.path_checks import explained
 
 
 class Written:
@@ -25,7 +26,10 @@ class Written:
 
     def __init__(self, files: Files, live: SlotsFile) -> None:
         self._live = live
-        with files.directory.open_file(layout.SLOTS, writable=False) as file:
+        with (
+            files.directory.open_file(layout.SLOTS, writable=False) as file,
+            explained(files.path / layout.SLOTS),
+        ):
             self._data = list(_data_of(file.fd))
 
     def slots(self) -> int:
