@@ -33,6 +33,7 @@ from shmbuffer.memory.flow.consumer_status import consumer_stats
 from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag, Role
 from shmbuffer.memory.format.limiter import Quota, RateLimiter
+from shmbuffer.memory.format.recorded import to_record
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.format.settings import Settings
 from shmbuffer.memory.format.sharing import Asked
@@ -230,14 +231,13 @@ class Engine:
         """Changes what is recorded; ``extra`` is merged.
 
         Raises:
-            ValueError: it does not fit the superblock.
+            ValueError: it does not fit the superblock, or nobody could open the buffer with it.
         """
         self.seat.require_open()
         with self.seat.ground.lock(timeout):
-            superblock, recorded = self.superblock, asdict(self.settings)
-            settings = {**recorded, **changes}
-            settings["extra"] = {**recorded["extra"], **changes.get("extra", {})}
-            self.seat.control.write(replace(superblock, settings=asdict(Settings(**settings))))
+            extra = {**self.settings.extra, **changes.pop("extra", {})}
+            values = to_record(replace(self.settings, **changes, extra=extra), self.where)
+            self.seat.control.write(replace(self.superblock, settings=values))
             self.seat.control.touch()
         return self.settings
 

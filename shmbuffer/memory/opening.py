@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Literal
 
 from shmbuffer._native import _core
@@ -25,6 +25,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import BufferState, Flag, Role
 from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.format.recorded import to_record
 from shmbuffer.memory.format.settings import Settings
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.recovery import recover_directory
@@ -52,6 +53,8 @@ def open_seat(
     temporary: bool,
 ) -> tuple[Seat, RecoveryReport | None]:
     """Takes a seat at the buffer of a directory; see `Engine.open`."""
+    if settings is not None:
+        to_record(settings, path)  # before a buffer is removed for it
     while True:
         try:
             return _open_once(path, settings, existing, role, timeout, temporary=temporary)
@@ -138,7 +141,7 @@ def _create(files: Files, settings: Settings | None, *, temporary: bool) -> Cont
     if temporary:
         flags |= Flag.TEMPORARY
     try:
-        return files.create_control(asdict(settings), flags)
+        return files.create_control(to_record(settings, files.path), flags)
     except BaseException:
         with suppress(ShmBufferError, OSError):
             files.remove(created_directory=files.directory.created)

@@ -21,9 +21,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format.recorded import of_storage
 from shmbuffer.memory.format.sharing import Asked
+from shmbuffer.numpy.indices import as_int
 
 PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffer"
 PRIORITY_KEY = "td_error"
@@ -82,9 +85,11 @@ class BufferConfig:
         if self._asked is not None and self.storage not in (None, _ROWS):
             raise ValueError(f"storage={self.storage!r} takes no share_next")
         for name in ("capacity", "batch_size", "ndim", "max_bytes"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise ValueError(f"{name} is at least 1, not {count}")
+            if getattr(self, name) is not None:
+                count = as_int(name, getattr(self, name))
+                if count < 1:
+                    raise ValueError(f"{name} is at least 1, not {count}")
+                object.__setattr__(self, name, count)
         for name in ("alpha", "beta", "eps"):
             number = getattr(self, name)
             if number is not None and not 0 <= number < math.inf:
@@ -203,5 +208,7 @@ def split(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Tuples as lists, at any depth of lists."""
+    """Tuples as lists, at any depth of lists; NumPy's numbers as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
     return [_as_json(one) for one in value] if isinstance(value, (tuple, list)) else value

@@ -99,7 +99,8 @@ class Coordinator:
             ``pids``.
         BufferNotFoundError: nothing to recover, and no ``capacity`` to create one.
         SpaceError, ReadOnlyError, UnsafePathError, UnsafeFilesystemError, FormatError,
-            CorruptBufferError, AttachTimeout: see there; nothing was changed.
+            CorruptBufferError, AttachTimeout: see there; nothing was changed, except that a
+            SpaceError comes when the buffer to be overwritten is gone.
         ValueError: an argument is invalid, or differs from the recorded value.
         TypeError: an unknown argument.
 

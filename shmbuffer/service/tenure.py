@@ -52,6 +52,10 @@ class Tenure:
             raise ValueError(f"on_existing is 'error', 'recover' or 'overwrite', not {existing!r}")
         if config.capacity is None and (scratch_dir is None or existing != "recover"):
             raise ValueError("capacity, the number of items, is needed to create a buffer")
+        settings = config.settings()
+        if limiter is not None and settings is not None and existing != "recover":
+            prioritized, where = settings.alpha is not None, str(scratch_dir or "a new buffer")
+            limiter.require_fits(settings.capacity, where, prioritized=prioritized)
         self._is_temporary = scratch_dir is None
         self._auto_cleanup = auto_cleanup
         self._remove: Callable[[], object] | None = None
@@ -69,7 +73,7 @@ class Tenure:
             with hearing(prefault.on_progress):
                 self.engine = Engine.open(
                     path,
-                    config.settings(),
+                    settings,
                     existing=existing,
                     role="coordinator",
                     timeout=timeout,

@@ -103,7 +103,11 @@ class MetricsServer:
         self._read = read
         registry = CollectorRegistry()
         registry.register(self)
-        self._server, self._thread = start_http_server(port, address, registry)
+        try:
+            self._server, self._thread = start_http_server(port, address, registry)
+        except OSError as error:
+            why = f"metrics cannot be served at {address}:{port} ({error.strerror}); choose another"
+            raise OSError(error.errno, f"{why} port, or 0 for a free one") from error
         self.port: int = self._server.server_port
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -23,6 +24,7 @@ from shmbuffer.errors import (
     BufferNotFoundError,
     SpaceError,
 )
+from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.progress import ProgressReport
@@ -233,6 +235,51 @@ def test_arguments_that_make_no_sense_are_refused_and_leave_nothing(
     with pytest.raises(ValueError, match=message):
         Coordinator(scratch_dir, **arguments)
     assert not scratch_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"reduction": "mode"}, "reduction cannot be 'mode'"),
+        ({"priority_key": ("next", 3)}, "priority_key cannot be .*3"),
+        ({"priority_key": "x" * 5000}, "shorten priority_key"),
+        ({"weight_key": ("a", "b")}, "weight_key cannot be .*'a'"),
+        ({"batch_size": 2**40}, "batch_size cannot be"),
+        ({"batch_size": 2.5}, "batch_size is a number of items"),
+    ],
+    ids=lambda given: f"{given!s:.32}",
+)
+def test_what_would_keep_others_out_is_not_recorded(
+    scratch_dir: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        items.write(coordinator._engine, [1, 2, 3])
+    for existing in ("recover", "overwrite"):
+        with pytest.raises((ValueError, TypeError), match=message):
+            Coordinator(scratch_dir, capacity=8, on_existing=existing, **arguments)
+    with Engine.open(scratch_dir, None) as engine:
+        assert items.read(engine) == [1, 2, 3]
+    with pytest.raises((ValueError, TypeError), match=message):
+        Coordinator(scratch_dir / "new", capacity=8, **arguments)
+    assert not (scratch_dir / "new").exists()
+
+
+def test_a_limiter_that_does_not_fit_costs_no_buffer_that_is_to_be_overwritten(
+    scratch_dir: Path,
+) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        items.write(coordinator._engine, [1, 2, 3])
+    limiter = RateLimiter(min_size=9)
+    with pytest.raises(ValueError, match=r"min_size is 9.*room for 8"):
+        Coordinator(scratch_dir, capacity=8, on_existing="overwrite", rate_limiter=limiter)
+    with Engine.open(scratch_dir, None) as engine:
+        assert items.read(engine) == [1, 2, 3]
+
+
+def test_numbers_of_numpy_are_recorded(scratch_dir: Path) -> None:
+    given = {"capacity": np.int64(8), "batch_size": np.int32(4), "dim_extend": np.int64(0)}
+    with Coordinator(scratch_dir, **given), attach(scratch_dir) as buffer:
+        assert buffer.batch_size == 4
 
 
 def test_more_arguments_of_the_buffer_are_recorded_or_local(scratch_dir: Path) -> None:

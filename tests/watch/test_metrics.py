@@ -94,7 +94,7 @@ def test_counters_go_on_under_the_next_coordinator(tmp_path: Path) -> None:
 
 def test_a_port_in_use_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     with Coordinator(tmp_path / "one", capacity=8, metrics_port=0) as first:
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OSError, match=r"metrics.*in use.*choose another"):
             Coordinator(tmp_path / "two", capacity=8, metrics_port=first.metrics_port)
         assert not (tmp_path / "two").exists()
     with Coordinator(tmp_path / "two", capacity=8, metrics_port=first.metrics_port):

@@ -25,6 +25,7 @@ from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersio
 from shmbuffer.memory.format import layout, limiter
 from shmbuffer.memory.format.layout import BufferState, Flag
 from shmbuffer.memory.format.limiter import NO_LIMIT, NUMBERS, Quota, RateLimiter
+from shmbuffer.memory.format.settings import as_json
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import Identity
 from shmbuffer.memory.system.path_checks import not_durable
@@ -81,13 +82,7 @@ class Superblock:
 
     def pack(self) -> bytes:
         """The 4096 bytes of it."""
-        settings = json.dumps(self.settings, sort_keys=True).encode()
-        room = layout.SUPERBLOCK["settings"].itemsize
-        if len(settings) > room:
-            raise ValueError(
-                f"the buffer's settings take {len(settings)} bytes as JSON, {room} are there; "
-                "shorten priority_key or what else was passed to be recorded"
-            )
+        settings = as_json(self.settings)
         page = np.zeros((), layout.SUPERBLOCK)
         for name in _NUMBERS:
             page[name] = int(getattr(self, name))
@@ -103,7 +98,7 @@ class Superblock:
         page["mutex_align"] = _LAYOUT["mutex_align"]
         page["page"] = layout.PAGE
         page["settings_bytes"] = len(settings)
-        page["settings"] = np.void(settings.ljust(room, b"\0"))
+        page["settings"] = np.void(settings.ljust(page["settings"].itemsize, b"\0"))
         data = page.tobytes()[:-4]
         return data + int(_core.crc32c(data)).to_bytes(4, "little")
 

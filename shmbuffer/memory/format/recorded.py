@@ -1,22 +1,41 @@
 """What a directory says of the buffer and storage that made it: JSON under a checksum.
 
-Checked where it is read: what fails here was written by something else, or by another version.
+Checked before it is written, so that nobody is kept out of a buffer by an argument, and where it is
+read: what fails there was written by something else, or by another version.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.format.settings import Settings
+from shmbuffer.memory.format.settings import KINDS, Settings, as_json, wrong
 
 REDUCTIONS = ("max", "min", "mean", "median", "sum")
 """How several priorities of an item become one."""
 
 _MOST_ITEMS = 2**28  # of a batch: no learner draws as many, and their indices alone take 2 GiB
 _MOST_DIMS = 64
+
+
+def to_record(settings: Settings, where: object) -> dict[str, Any]:
+    """The values for a superblock; ValueError for one with which nobody could open the buffer."""
+    values, extra = asdict(settings), settings.extra
+    for found, known, prefix in (
+        (values, KINDS, ""),
+        (extra, _OF_BUFFERS, ""),
+        (extra.get("storage", {}), _OF_STORAGES, "storage."),
+    ):
+        if (name := wrong(found, known)) is not None:
+            raise ValueError(
+                f"{where}: {prefix}{name} cannot be {found[name]!r}: no process could open the "
+                "buffer again. Give another value; nothing was changed"
+            )
+    as_json(values)
+    return values
 
 
 def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
@@ -38,14 +57,13 @@ def of_storage(settings: Settings, where: str) -> dict[str, Any]:
 def _checked(
     found: dict[str, Any], known: dict[str, Callable[[Any], bool]], prefix: str, where: str
 ) -> dict[str, Any]:
-    for name in found.keys() & known.keys():
-        if not known[name](found[name]):
-            raise CorruptBufferError(
-                f"{where}: the superblock says {prefix}{name}={found[name]!r}, which no buffer "
-                "records; restore the directory from a copy",
-                path=where,
-                found=found[name],
-            )
+    if (name := wrong(found, known)) is not None:
+        raise CorruptBufferError(
+            f"{where}: the superblock says {prefix}{name}={found[name]!r}, which no buffer "
+            "records; restore the directory from a copy",
+            path=where,
+            found=found[name],
+        )
     return found
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.format.layout import PAGE, Flag
+from shmbuffer.memory.format.layout import PAGE, SUPERBLOCK, Flag
 from shmbuffer.memory.format.priorities import largest_mass
 from shmbuffer.memory.format.schema import MAX_ELEMENTS, MAX_RECORD_BYTES
 
@@ -50,9 +52,8 @@ class Settings:
     def recorded(cls, found: dict[str, Any], where: object) -> Settings:
         """The values of a superblock."""
         try:
-            for name in found.keys() & _KINDS.keys():
-                if type(found[name]) not in _KINDS[name]:
-                    raise TypeError(f"{name} is {found[name]!r}")
+            if (name := wrong(found, KINDS)) is not None:
+                raise TypeError(f"{name} is {found[name]!r}")
             return cls(**found)
         except (TypeError, ValueError) as error:
             raise CorruptBufferError(
@@ -69,16 +70,36 @@ class Settings:
         return checksum | (Flag.RESERVE if self.reserve else Flag(0))
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "capacity": (int,),
-    "ndim": (int,),
-    "checksum": (bool,),
-    "reserve": (bool,),
-    "alpha": (int, float, type(None)),
-    "eps": (int, float),
-    "extra": (dict,),
-    "record_bytes": (int,),
+def _is(*types: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in types
+
+
+KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "capacity": _is(int),
+    "ndim": _is(int),
+    "checksum": _is(bool),
+    "reserve": _is(bool),
+    "alpha": _is(int, float, type(None)),
+    "eps": _is(int, float),
+    "extra": _is(dict),
+    "record_bytes": _is(int),
 }
+
+
+def wrong(found: Mapping[str, Any], known: Mapping[str, Callable[[Any], bool]]) -> str | None:
+    """The name of a value that fails its test; None: all pass."""
+    return next((name for name in known if name in found and not known[name](found[name])), None)
+
+
+def as_json(values: Mapping[str, Any]) -> bytes:
+    """As they are in the superblock; ValueError where it has no room for them."""
+    found, room = json.dumps(values, sort_keys=True).encode(), SUPERBLOCK["settings"].itemsize
+    if len(found) > room:
+        raise ValueError(
+            f"the buffer's settings take {len(found)} bytes as JSON, {room} are there; shorten "
+            "priority_key or what else was passed to be recorded"
+        )
+    return found
 
 
 def exponent_fits(alpha: float, eps: float, elements: int) -> bool:
