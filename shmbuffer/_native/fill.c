@@ -167,7 +167,8 @@ static inline __attribute__((always_inline)) void fill_priorities(struct shmb_ri
         const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
         double *raw = ring->raw + run.slot * claimed.lanes;
         for (uint64_t e = 0; e < run.rows * claimed.lanes; e++) {
-            __atomic_store(&raw[e], from++, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
+            double given = *from++; /* clang takes no const double * */
+            __atomic_store(&raw[e], &given, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
             CP_ROW(claimed.armed, write_priority);
         }
         row += run.rows;
