@@ -323,10 +323,12 @@ class Coordinator:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until no spawned process runs or is to be restarted; whether that is so."""
+        self._check_ours()
         return self._supervisor.join(timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
         """Wait until ``deaths`` has ``count`` entries; whether it has."""
+        self._check_ours()
         return self._supervisor.wait_for_deaths(count, timeout)
 
     def clients(self) -> list[Client]:
@@ -375,11 +377,14 @@ class Coordinator:
         state = "closed" if self._closed else f"{len(self.processes)} processes"
         return f"<Coordinator {str(self.scratch_dir)!r} capacity={self.capacity} {state}>"
 
-    def _check_open(self) -> None:
+    def _check_ours(self) -> None:
         if os.getpid() != self._pid:
             raise ForkedHandleError(
                 f"{self.scratch_dir}: this coordinator belongs to process {self._pid}, from which "
                 "this one was forked; attach() here"
             )
+
+    def _check_open(self) -> None:
+        self._check_ours()
         if self._closed:
             raise BufferClosedError(f"{self.scratch_dir}: this coordinator is closed")

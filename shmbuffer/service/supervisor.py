@@ -93,8 +93,7 @@ class Supervisor:
     @property
     def processes(self) -> list[Spawned]:
         """The spawned processes, in order, ended ones included."""
-        with self._changed:
-            return list(self._spawned)
+        return list(self._spawned)
 
     def counts(self) -> dict[str, Number]:
         """Its counts for ``stats`` of the coordinator."""

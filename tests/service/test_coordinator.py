@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from shmbuffer.errors import (
     BufferExistsError,
     BufferInUseError,
     BufferNotFoundError,
+    ForkedHandleError,
     SpaceError,
 )
 from shmbuffer.memory import RateLimiter
@@ -32,6 +34,8 @@ from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
 from shmbuffer.replay.samplers import PrioritizedSampler, SliceSampler
 from shmbuffer.service.client import attach
 from shmbuffer.service.coordinator import Coordinator
+from tests.crash.harness import ended, fork
+from tests.memory.system.test_fork_lock import held_by_another_thread
 from tests.service import items, targets
 from tests.service.conftest import Reports
 from tests.service.programs import Program, environment
@@ -627,6 +631,21 @@ def test_a_forked_child_does_not_remove_a_temporary_directory() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert coordinator.scratch_dir.exists()
         assert str(coordinator.scratch_dir).startswith(tempfile.gettempdir())
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_waits_for_no_watcher_which_it_does_not_have() -> None:
+    with Coordinator(capacity=8) as coordinator:
+
+        def ask() -> None:
+            signal.alarm(20)
+            assert coordinator.processes == []
+            for wait in (coordinator.join, partial(coordinator.wait_for_deaths, 1)):
+                with pytest.raises(ForkedHandleError):
+                    wait()
+
+        with held_by_another_thread(coordinator._supervisor._changed):
+            assert ended(fork(ask)) == 0
 
 
 @pytest.mark.parametrize("prefault", ["background", "full"])
