@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.errors import FormatError, SchemaMismatchError
 from shmbuffer.extras import missing
 from shmbuffer.memory import Leaf
 from shmbuffer.replay.form import structure
@@ -60,6 +60,13 @@ def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
         "lanes": list(rows.lanes),
     }
     fields = [pa.field(one.leaf.name, one.type(pa), nullable=False) for one in columns if one.count]
+    names = [field.name for field in fields]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SchemaMismatchError(
+            f"{path}: several entries make a column {twice[0]!r}, as ('a', 'b') and 'a.b' do; "
+            "rename one, or save it with dumps(). Nothing was written",
+            leaf=twice[0],
+        )
     schema = pa.schema(fields, metadata={_KEY: json.dumps(form).encode()})
     count = 0
     with (
@@ -95,8 +102,11 @@ class File:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = self._path = Path(path)
-        _, pq = _arrow()
-        self._file = pq.ParquetFile(path, memory_map=True)
+        pa, pq = _arrow()
+        try:
+            self._file = pq.ParquetFile(path, memory_map=True)
+        except pa.ArrowInvalid as error:
+            raise FormatError(f"{path}: not a Parquet file ({error}); check the path") from error
         self.rows = int(self._file.metadata.num_rows)
         form = (self._file.schema_arrow.metadata or {}).get(_KEY)
         if form is None:

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from shmbuffer import (
+    FormatError,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -314,6 +315,21 @@ def test_what_has_no_columns_is_refused_and_no_file_is_made(tmp_path: Path, stor
     with pytest.raises(TypeError, match=r"x\.parquet: columns are made of tensors .*dumps\(\)"):
         ReplayBuffer(storage=storage).to_parquet(tmp_path / "x.parquet")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_entries_whose_columns_would_have_one_name_are_refused(tmp_path: Path) -> None:
+    rb = buffer()
+    rb.extend(TensorDict({"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}}, [2]))
+    with pytest.raises(SchemaMismatchError, match=r"several entries make a column 'a\.b'"):
+        rb.to_parquet(tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_not_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("text")
+    with pytest.raises(FormatError, match=f"{path}: not a Parquet file"):
+        TensorDictReplayBuffer.from_parquet(path)
 
 
 def test_a_writer_that_is_killed_leaves_the_file_before(
