@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 from collections import OrderedDict, namedtuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from tensordict import (
 
 from shmbuffer import (
     CompressedListStorage,
+    ListStorage,
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.errors import CorruptBufferError, FormatError
+from shmbuffer.errors import CorruptBufferError, FormatError, SchemaMismatchError
 from shmbuffer.replay.form.packing import Packed
 
 pytestmark = pytest.mark.product(few=4)
@@ -368,6 +370,22 @@ def test_a_state_keeps_items_compressed() -> None:
     other.load_state_dict(state)
     assert other[1]["a"].tolist() == [1.0] * 1000
     assert other[:]["s"] == ["x", "y"]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_items_of_a_list_that_is_compressed_or_not_are_not_loaded_into_the_other(
+    tmp_path: Path, compressed: bool
+) -> None:
+    rb, other = ReplayBuffer(storage=CompressedListStorage(4)), ReplayBuffer(storage=ListStorage(4))
+    saved, into = (rb, other) if compressed else (other, rb)
+    saved.extend([{"a": torch.zeros(3)}, {"a": torch.ones(3)}])
+    into.extend([{"a": torch.ones(1)}])
+    saved.dumps(tmp_path / "save")
+    with pytest.raises((FormatError, CorruptBufferError), match=str(tmp_path)):
+        into.loads(tmp_path / "save")
+    with pytest.raises(SchemaMismatchError, match="compressed; load it into a storage of the kind"):
+        into.load_state_dict(saved.state_dict())
+    assert into[:]["a"].tolist() == [[1.0]]
 
 
 def test_the_byte_stream_of_tensors_arrays_and_bytes_is_their_bytes() -> None:

@@ -223,7 +223,9 @@ class CompressedListStorage(RecordList):
         if self.shared:
             return self._made_item_codec().give(packed)
         kept = BodyCodec.unpacked(packed)
-        if isinstance(kept, bytes) and not isinstance(self.codec, BodyCodec):
+        if isinstance(kept, Packed):
+            self.packing.give(kept)  # an item that cannot be given is an error now
+        elif not isinstance(self.codec, BodyCodec):
             return self.codec.keep(BodyCodec(self._made_record_codec(), self.packing).give(kept))
         return kept
 

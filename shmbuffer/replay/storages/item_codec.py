@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import zstandard
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from shmbuffer.memory import RecordBatch
 from shmbuffer.memory.format.record_batch import join
 from shmbuffer.replay.form.batches import is_batch, unbound
@@ -31,6 +31,9 @@ from shmbuffer.replay.storages.record_codec import (
 
 _KEPT_FORMS = 1024  # that items to come may share
 _RECORD = "record"
+
+
+_ITS_OWN = "load it into a storage of the kind that it is of. Nothing was changed"
 
 
 class ItemCodec:
@@ -65,6 +68,8 @@ class ItemCodec:
 
     def loaded(self, saved: Any) -> Any:
         """What is kept of an item of a state. Its tensors are copies."""
+        if _is_packed(saved):
+            raise SchemaMismatchError(f"an item of the state is compressed; {_ITS_OWN}")
         return self.keep(cloned(saved))
 
 
@@ -114,6 +119,8 @@ class PackedCodec(ItemCodec):
 
     def loaded(self, saved: dict[str, Any]) -> Packed:
         """See `ItemCodec.loaded`."""
+        if not _is_packed(saved):
+            raise SchemaMismatchError(f"an item of the state is not compressed; {_ITS_OWN}")
         chunks = [chunk.clone() for chunk in saved["chunks"]]
         return Packed(saved["form"], list(saved["values"]), chunks)
 
@@ -215,6 +222,11 @@ class BodyCodec(ItemCodec):
 def _bytes_of(batch: RecordBatch) -> list[bytes]:
     """The body of each record by itself, so that none keeps the memory of its batch."""
     return [batch.body(row).tobytes() for row in range(len(batch))]
+
+
+def _is_packed(saved: Any) -> bool:
+    """Whether an item of a state is what `PackedCodec.saved` gave."""
+    return isinstance(saved, dict) and tuple(saved) == Packed._fields
 
 
 def cloned(item: Any) -> Any:
