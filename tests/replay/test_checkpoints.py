@@ -25,6 +25,7 @@ from shmbuffer import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     Sampler,
     SamplerWithoutReplacement,
     SchemaMismatchError,
@@ -1342,3 +1343,27 @@ def test_an_interrupt_that_numpy_swallows_is_not_taken_for_damage(
     loaded = ReplayBuffer(storage=ListStorage(4), batch_size=1)
     loaded.loads(tmp_path / "save")
     assert list(loaded[:]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+def test_a_save_that_a_buffer_was_tried_on_is_still_loaded(tmp_path: Path, make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(4))
+    rb.extend(TensorDict({"a": torch.arange(3)}, [3]))
+    rb.dumps(tmp_path)
+    tried = LazyMemmapStorage(4, scratch_dir=tmp_path / "storage", shared_init=True)
+    if make is LazyTensorStorage:
+        with pytest.raises(BufferExistsError, match=r"a\.memmap: is there already"):
+            TensorDictReplayBuffer(storage=tried).extend(TensorDict({"a": torch.arange(3)}, [3]))
+    tried.close()
+    rb.empty()
+    rb.loads(tmp_path)
+    assert rb[:]["a"].tolist() == [0, 1, 2]
+
+
+def test_an_ensemble_is_not_saved_over_the_files_of_its_buffers(tmp_path: Path) -> None:
+    scratch = tmp_path / "storage" / "0"
+    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=scratch), batch_size=2)
+    rb.extend(TensorDict({"a": torch.arange(3)}, [3]))
+    with pytest.raises(RuntimeError, match="storage 0 of the ensemble has its own files there"):
+        ReplayBufferEnsemble(rb, batch_size=2).dumps(tmp_path)
+    assert rb[:]["a"].tolist() == [0, 1, 2]

@@ -18,6 +18,7 @@ from shmbuffer import (
     ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
+    OfflineToOnlineReplayBuffer,
     PrioritizedSampler,
     PriorityUpdate,
     ReadOnlyStorage,
@@ -172,6 +173,25 @@ def test_a_change_is_refused_and_the_files_stay_as_they_are(
         change(rb)
     assert (rb[:] == items()).all()
     assert content_of(data) == before
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+@pytest.mark.parametrize("part", ["", "storage"])
+def test_a_save_does_not_take_the_place_of_the_data_set(
+    tmp_path: Path, part: str, ensemble: bool
+) -> None:
+    source = TensorDictReplayBuffer(storage=LazyTensorStorage(ITEMS))
+    source.extend(items())
+    source.dumps(tmp_path / "save")
+    before = content_of(tmp_path / "save")
+    rb: Any = buffer(tmp_path / "save" / part)
+    if ensemble:
+        rb = OfflineToOnlineReplayBuffer(rb, online_storage=LazyTensorStorage(4), batch_size=4)
+    for dumps, path in ((rb.dumps, "save"), (rb.storage.dumps, "save/storage")):
+        with pytest.raises(RuntimeError, match="the data set lies there"):
+            dumps(tmp_path / path)
+    assert content_of(tmp_path / "save") == before
+    rb.dumps(tmp_path / "elsewhere")
 
 
 def test_a_store_into_a_view_reaches_neither_the_files_nor_another_reader(data: Path) -> None:

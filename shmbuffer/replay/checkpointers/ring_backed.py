@@ -11,6 +11,7 @@ from shmbuffer.memory.format.layout import CONTROL
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
 from shmbuffer.replay.checkpointers.saved_storage import write_beside
 from shmbuffer.replay.checkpoints import Loaded
+from shmbuffer.replay.compat.storages import METADATA
 
 Written = tuple[int, int | None] | None
 """What a writer of TorchRL's has saved beside: see `StorageCheckpointerBase.loads_beside`."""
@@ -62,12 +63,14 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
     def _loads(self, storage: Any, path: Path, written: Written) -> Loaded:
         in_place = lies_in(storage, path)
         if (path / CONTROL).exists():  # what is in it now counts, not older files
-            if not in_place:
+            if in_place:
+                storage.open_there()
+                if storage.ring() is not None:
+                    return Loaded(in_place=True)
+            else:
                 with Engine.open(path, None) as engine:
-                    return self._loads_buffer(storage, engine, path)
-            storage.open_there()
-            if storage.ring() is not None:
-                return Loaded(in_place=True)
+                    if engine.ring() is not None or not (path / METADATA).exists():
+                        return self._loads_buffer(storage, engine, path)
         return self._loads_files(storage, path, written)
 
     # -- for each kind of storage --------------------------------------------------------------

@@ -177,6 +177,15 @@ class StorageEnsemble(Ensemble, Storage):
             )
         super().load_state_dict(state_dict)
 
+    def _has_files_in(self, path: Path) -> bool:
+        for at, member in enumerate(self._members):
+            if member._has_files_in(path) or member._has_files_in(path / str(at)):
+                raise RuntimeError(
+                    f"{path}: storage {at} of the ensemble has its own files there, which a save "
+                    "would replace; save to another directory. Nothing was changed"
+                )
+        return False
+
     def cleanup(self) -> bool:
         """Remove the files of all storages; whether there were any."""
         return bool(sum(storage.cleanup() for storage in self._members))

@@ -94,6 +94,7 @@ class ReadOnlyStorage(TensorStorage):
                 ring.claims.commit()
 
     def _map(self, ring: Ring, saved: Saved) -> Rows:
+        self._files = Path(saved.where).resolve()
         leaves = self._described(saved.example(), single=False)
         return self._settle(_ReadOnlyRows(ring, leaves, saved.columns(leaves)))
 
@@ -109,6 +110,15 @@ class ReadOnlyStorage(TensorStorage):
     def where(self) -> str:
         """The data set's name in messages."""
         return str(self.path)
+
+    def _has_files_in(self, path: Path) -> bool:
+        """RuntimeError where the items lie: a save names them only, and would replace them."""
+        if self._files.is_relative_to(path.resolve()):
+            raise RuntimeError(
+                f"{path}: the data set lies there, and a save, which names it and has none of its "
+                "items, would replace it; save to another directory. Nothing was changed"
+            )
+        return False
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """RuntimeError: nothing is written here."""
