@@ -75,7 +75,8 @@ def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
         else:
             array = np.from_dlpack(value)
         if not _is_double(value) and is_plain(value):
-            array = array.astype(_SHORTER.get(array.dtype.name, array.dtype), copy=False)
+            with np.errstate(over="ignore"):
+                array = array.astype(_SHORTER.get(array.dtype.name, array.dtype), copy=False)
         value = array
     name = value.dtype.name
     if not value.dtype.isnative:
@@ -97,7 +98,7 @@ def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
     if dtype in RAW:
         bits = array.dtype == wanted and name == wanted.name and not is_plain(value)
         return dtype if bits else name, array
-    if name == dtype or not is_plain(value):
+    if not is_plain(value):
         return name, array
     exact = np.asarray(value)
     if not _RANKS.get(exact.dtype.kind, 9) <= _RANKS[wanted.kind] or (
@@ -110,7 +111,9 @@ def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
         held = np.isfinite(cast) | ~np.isfinite(exact.astype(np.complex128))
     else:
         held = cast == exact
-    return (dtype, cast) if held.all() else (name, array)
+    if held.all():
+        return dtype, cast
+    return (name, array) if name != dtype else (exact.dtype.name, exact)
 
 
 @cache

@@ -52,6 +52,8 @@ class Tenure:
             raise ValueError(f"on_existing is 'error', 'recover' or 'overwrite', not {existing!r}")
         if config.capacity is None and (scratch_dir is None or existing != "recover"):
             raise ValueError("capacity, the number of items, is needed to create a buffer")
+        if not (limiter is None or isinstance(limiter, RateLimiter)):
+            raise TypeError(f"rate_limiter is a RateLimiter, or None; got {limiter!r}")
         settings = config.settings()
         if limiter is not None and settings is not None and existing != "recover":
             prioritized, where = settings.alpha is not None, str(scratch_dir or "a new buffer")

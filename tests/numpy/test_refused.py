@@ -54,6 +54,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         changed(("next", "a"), [1, 70000]),
         r"leaf 'next\.a' is int16\[2\], this write has int64\[2\]",
     ),
+    "a number that would be infinite": (
+        changed(("obs",), [[1e40] * 3] * 2),
+        r"leaf 'obs' is float32\[2, 3\], this write has float64\[2, 3\]",
+    ),
     "a float for an integer": (
         changed(("next", "a"), [1.0, 2.5]),
         r"leaf 'next\.a' is int16\[2\], this write has float32\[2\]",

@@ -341,6 +341,16 @@ def test_a_coordinator_makes_a_buffer_of_records_that_attach_opens(scratch_dir: 
         assert len(coordinator.buffer) == 2
 
 
+@pytest.mark.parametrize("argument", ["capacity", "batch_size", "rate_limiter"])
+def test_an_argument_of_another_kind_is_named_and_leaves_nothing(
+    scratch_dir: Path, argument: str
+) -> None:
+    arguments: dict[str, Any] = {"capacity": 5, argument: 1e3}
+    with pytest.raises(TypeError, match=rf"{argument} is .*1000\.0"):
+        Coordinator(scratch_dir, **arguments)
+    assert not scratch_dir.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

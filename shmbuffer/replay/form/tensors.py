@@ -54,8 +54,6 @@ def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
     An integer may become any float, and a float a shorter one, but not infinite.
     """
     tensor, wanted = as_tensor(value), torch_dtype(dtype)
-    if tensor.dtype is wanted:
-        return dtype, tensor
     name = dtype_name(tensor.dtype)
     if not is_plain(value) or not torch.can_cast(tensor.dtype, wanted):
         return name, tensor
@@ -67,7 +65,9 @@ def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
         held = cast.isfinite() | ~torch.tensor(value, dtype=torch.complex128).isfinite()
     else:
         held = cast == tensor
-    return (dtype, cast) if held.all() else (name, tensor)
+    if held.all():
+        return dtype, cast
+    return ("float64" if name == dtype else name), tensor  # too large for the same one
 
 
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
