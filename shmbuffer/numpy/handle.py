@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -183,6 +183,12 @@ class Handle:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a handle stays in its process; pass {str(self._engine.where)!r}, and call "
+            "shmbuffer.numpy.attach() there"
+        )
 
     def __repr__(self) -> str:
         leaves = ", ".join(f"{'.'.join(path)}: {dtype}" for path, dtype in self.dtypes.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,14 @@ def test_a_closed_handle_says_so(directory: Directory) -> None:
     ):
         with pytest.raises(BufferClosedError, match="this handle was closed; attach again"):
             call()
+
+
+def test_a_handle_that_is_sent_to_another_process_says_how_to_open_one_there(
+    directory: Directory,
+) -> None:
+    directory.create()
+    with pytest.raises(TypeError, match=rf"pass '{directory.path}', and call shmbuffer.numpy.att"):
+        pickle.dumps(directory.arrays())
 
 
 def test_where_there_is_no_buffer_an_attach_says_so(directory: Directory) -> None:
