@@ -23,6 +23,7 @@ changes it; reading one needs no more than the right to.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -42,6 +43,8 @@ from shmbuffer.errors import (
     ShmBufferError,
     UnsafePathError,
 )
+from shmbuffer.memory.directory.locks import POLL_S, Lock, holders
+from shmbuffer.memory.system.beneath import FOLDER
 from shmbuffer.memory.system.path_checks import explained, followed
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.replay.file_tree import (
@@ -90,10 +93,11 @@ def publish(
     finish(path)
     with Directory.open(path.parent, anybodys=True) as above, ExitStack() as held:
         sweep(above, path.name)
-        target = _opened(above, path.name, held)
-        if target is not None:
-            sweep_one(target, MARK)
-        within = within or (target is not None and not _gives_way(target, merge=merge))
+        with Lock() as turn:
+            target = _in_turn(above, path.name, turn, held)
+            if target is not None:
+                sweep_one(target, MARK)
+            within = within or (target is not None and not _gives_way(target, merge=merge))
         made = within and target is None
         if made:
             make_durably(path)
@@ -238,8 +242,8 @@ def _gives_way(target: Directory, *, merge: bool) -> bool:
 def _replace(work: Work, name: str) -> bool:
     """Put what is new in the place of ``name`` beside it. False if one step cannot do that."""
     above = work.above
-    with ExitStack() as held:
-        target = _opened(above, name, held)
+    with Lock() as turn, ExitStack() as held:
+        target = _in_turn(above, name, turn, held)
         if target is not None:
             with explained(work.path / NEW):
                 mode = stat.S_IMODE(os.fstat(target.file.fd).st_mode)
@@ -250,12 +254,38 @@ def _replace(work: Work, name: str) -> bool:
         except OSError as error:
             if not isinstance(error, BufferExistsError) and error.errno != errno.ENOTEMPTY:
                 raise
-            if target is None or not _exchanged(work, target, name):
+            if target is None:  # another process has saved there since
+                return _replace(work, name)
+            if not _exchanged(work, target, name):
                 return False
     _step("replaced")
     with suppress(PermissionError):  # as in `make_durably`
         above.sync()
     return True
+
+
+def _in_turn(above: Directory, name: str, turn: Lock, held: ExitStack) -> Directory | None:
+    """The directory of that name, which no other save replaces until ``turn`` is closed."""
+    deadline = time.monotonic() + _WAIT_S
+    while (target := _opened(above, name, held)) is not None:
+        turn.take(os.open, ".", FOLDER, dir_fd=target.file.fd)
+        try:
+            fcntl.flock(turn.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        except OSError:  # NFS locks no directory: nobody waits there
+            return target
+        else:
+            with suppress(BufferNotFoundError):
+                found = above.stat(name)
+                if (found.st_dev, found.st_ino) == target.identity:
+                    return target
+        pids = [str(pid) for pid in holders(turn.fd)]
+        turn.close()
+        if time.monotonic() > deadline:
+            raise in_use(target.path, *pids[:1])
+        time.sleep(POLL_S)
+    return None
 
 
 def _exchanged(work: Work, target: Directory, name: str) -> bool:

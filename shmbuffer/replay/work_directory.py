@@ -141,7 +141,10 @@ class Work:
 
     def move_to(self, above: Directory) -> None:
         """Have it lie within the directory that it is for."""
-        self.above.rename(self.name, MARK, into=above)
+        try:
+            self.above.rename(self.name, MARK, into=above)
+        except OSError as error:
+            raise in_use(above.path) if error.errno == errno.ENOTEMPTY else error from error
         _core.reached("save.within")
         self.above, self.name = above, MARK
         found = above.stat(MARK)
@@ -243,7 +246,7 @@ def located(where: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(where)) from error
 
 
-def in_use(path: Path, pid: str) -> BufferInUseError:
+def in_use(path: Path, pid: str = "") -> BufferInUseError:
     """The error for a directory that the process ``pid`` is saving into."""
     return BufferInUseError(
         f"{path}: process {pid or '?'} is saving here right now; wait for it, or save elsewhere",

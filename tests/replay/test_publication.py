@@ -11,6 +11,8 @@ import shutil
 import signal
 import stat
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +22,11 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferInUseError, ReadOnlyError
+from shmbuffer.memory.system.region import Directory
 from shmbuffer.replay import publication
 from shmbuffer.replay.file_tree import MANIFEST
 from shmbuffer.replay.publication import finish, publish, publish_file
-from shmbuffer.replay.work_directory import MARK
+from shmbuffer.replay.work_directory import MARK, sweep
 from tests.memory.programs import as_nobody, in_a_tmpfs, in_fork, needs_root
 
 
@@ -566,6 +569,55 @@ def test_a_living_save_is_left_alone_and_the_last_one_wins(tmp_path: Path) -> No
         assert tree(path) == {"a": "mine", "b": "1"}
         assert end() == 0
     assert tree(path) == {"a": "theirs"}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_save_that_comes_to_its_place_while_another_does_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, paused = tmp_path / "run", threading.Event()
+    save(path, {"a": "old"})
+    other = threading.Thread(target=lambda: (save(path, {"b": "theirs"}), paused.set()))
+    real_exchange, real_sleep = publication.exchange, time.sleep
+
+    def begin_another(*names: Any) -> bool:
+        if other.ident is None:
+            other.start()
+            assert paused.wait(50)
+        return real_exchange(*names)
+
+    def sleep(seconds: float) -> None:
+        paused.set()
+        real_sleep(seconds)
+
+    monkeypatch.setattr(publication, "exchange", begin_another)
+    monkeypatch.setattr(publication.time, "sleep", sleep)
+    save(path, {"a": "mine"})
+    other.join()
+    assert tree(path) == {"b": "theirs"}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("step", [(os, "mkdir"), (os, "fchmod")], ids=["folder", "owner"])
+def test_a_work_directory_that_is_swept_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[Any, str]
+) -> None:
+    """Another save to the same place comes upon it before it is locked."""
+    call, left = getattr(*step), [1]
+
+    def sweep_behind(*args: Any, **options: Any) -> Any:
+        found = call(*args, **options)
+        if left and any(name.endswith(MARK) for name in os.listdir(tmp_path)):
+            left.clear()
+            with Directory.open(tmp_path, anybodys=True) as above:
+                sweep(above, "run")
+            assert os.listdir(tmp_path) == []
+        return found
+
+    monkeypatch.setattr(*step, sweep_behind)
+    save(tmp_path / "run", {"a": "1"})
+    assert not left
+    assert tree(tmp_path / "run") == {"a": "1"}
     assert os.listdir(tmp_path) == ["run"]
 
 

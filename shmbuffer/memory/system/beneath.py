@@ -74,7 +74,7 @@ def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bo
     _core.reached("folder.made")
     # The umask may have taken our own right to open it, which fchmod would need; O_PATH does not.
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with _core.Descriptor() as made:
+    with suppress(FileNotFoundError), _core.Descriptor() as made:  # another may have swept it
         fd = made.take(os.open, name, flags, dir_fd=dir_fd)
         found = os.fstat(fd).st_mode
         if found & 0o777 != mode & 0o777:
