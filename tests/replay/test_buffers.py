@@ -26,6 +26,7 @@ from shmbuffer import (
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
+    SamplerWithoutReplacement,
     SchemaMismatchError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -646,15 +647,22 @@ def test_stats_are_one_flat_dict_with_torchrls_keys(make: Any) -> None:
     assert all(isinstance(value, (int, float)) for value in stats.values())
 
 
-@pytest.mark.parametrize("kept", ["_storage", None])
-def test_what_is_no_state_of_a_buffer_changes_nothing(make: Any, kept: str | None) -> None:
-    rb = TensorDictReplayBuffer(storage=make(5), batch_size=2)
+@pytest.mark.parametrize("given", ["a part", "None", "another sampler's"])
+def test_what_is_no_state_of_the_buffer_changes_nothing(make: Any, given: str) -> None:
+    sampler = SamplerWithoutReplacement()
+    rb = TensorDictReplayBuffer(storage=make(5), batch_size=2, sampler=sampler)
     rb.extend(items(3))
     state = rb.state_dict()
     before = rb[:].clone()
     rb.extend(items(2))
-    with pytest.raises(KeyError, match=r"'_writer'.* nothing was changed"):
-        rb.load_state_dict({kept: state[kept]} if kept else None)
+    wrong: dict[str, Any] = {
+        "a part": {"_storage": state["_storage"]},
+        "None": None,
+        "another sampler's": {**state, "_sampler": RandomSampler().state_dict()},
+    }
+    lacks = "_sample_list" if given == "another sampler's" else "_writer"
+    with pytest.raises(KeyError, match=f"'{lacks}'.* Nothing was changed"):
+        rb.load_state_dict(wrong[given])
     assert len(rb) == 5
     rb.load_state_dict(state)
     assert (rb[:] == before).all()

@@ -84,6 +84,8 @@ class PrioritizedSampler(PriorityStore):
     Source: ``torchrl.data.replay_buffers.PrioritizedSampler``; equations 1 and 2 of the paper.
     """
 
+    _state_keys = ("_alpha", "_beta", "_eps", "_priorities", "_max_priority")
+
     def __init__(
         self,
         max_capacity: int,

@@ -56,6 +56,8 @@ class Sampler(Checkpoints):
     """The buffer's ``rank``, and whether it is treated as shared."""
     _own_rank: int | None = None
     """The sampler's own ``rank``."""
+    _state_keys: tuple[str, ...] = ()
+    """What `load_state_dict` needs."""
 
     @property
     def _given_rank(self) -> int | None:

@@ -82,6 +82,8 @@ class StalenessAwareSampler(Consumes):
     Source: ``torchrl.data.replay_buffers.StalenessAwareSampler``.
     """
 
+    _state_keys = ("max_staleness", "consumer_version")
+
     def __init__(
         self,
         max_staleness: int = -1,

@@ -103,6 +103,8 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     Source: ``torchrl.data.StreamingSliceSampler``.
     """
 
+    _state_keys = ("slice_len",)
+
     def __init__(
         self,
         *,

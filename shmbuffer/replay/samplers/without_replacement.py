@@ -79,6 +79,8 @@ class SamplerWithoutReplacement(Sampler):
     Source: ``torchrl.data.replay_buffers.SamplerWithoutReplacement``.
     """
 
+    _state_keys = ("_sample_list", "drop_last", "len_storage", "_ran_out")
+
     def __init__(
         self,
         drop_last: bool = False,

@@ -252,12 +252,9 @@ class Saving(Saves, Parts):
             KeyError: it is no state of a buffer; nothing was changed.
         """
         self._require_no_queue("load_state_dict")
-        found = set(getattr(state_dict, "keys", set)())
-        if missing := [part for part in _PARTS if part not in found]:
-            raise KeyError(
-                f"load_state_dict: the state of a buffer has {missing} too, and this one has "
-                f"{sorted(map(str, found))}; give what state_dict() returned; nothing was changed"
-            )
+        _require_keys("a buffer", _PARTS, state_dict)
+        sampler = type(self._sampler)
+        _require_keys(f"a {sampler.__name__}", sampler._state_keys, state_dict["_sampler"])
         self._drop_prefetched()
         self._storage.load_state_dict(state_dict["_storage"])
         self._writer.load_state_dict(state_dict["_writer"])
@@ -336,3 +333,14 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _require_keys(of: str, keys: tuple[str, ...], state: Any) -> None:
+    """KeyError where a state has not all that it is loaded from."""
+    found = set(getattr(state, "keys", set)())
+    if missing := [key for key in keys if key not in found]:
+        raise KeyError(
+            f"load_state_dict: the state of {of} has {missing} too, and this one has "
+            f"{sorted(map(str, found))}; give what state_dict() of the same kind returned. "
+            "Nothing was changed"
+        )
