@@ -95,9 +95,9 @@ class Recorder:
     def __init__(
         self, buffer: Buffer, num_envs: int | None = None, n_step: int = 1, gamma: float = 0.99
     ) -> None:
-        for count in (1 if num_envs is None else num_envs, n_step):
-            if not isinstance(count, (int, np.integer)) or count < 1:
-                raise ValueError(f"num_envs and n_step are from 1, got {num_envs} and {n_step}")
+        counts: tuple[Any, ...] = (1 if num_envs is None else num_envs, n_step)
+        if not all(isinstance(count, (int, np.integer)) and count >= 1 for count in counts):
+            raise ValueError(f"num_envs and n_step are from 1, got {num_envs} and {n_step}")
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma is from 0 to 1, got {gamma}")
         self.policy_version = 0
