@@ -330,6 +330,30 @@ def test_entries_that_are_tensors_in_some_items_are_stacked_lazily() -> None:
     assert [item["a"] for item in found.unbind(0)] == [torch.zeros(()), "text"]
 
 
+def test_items_that_are_lazy_stacks_are_sampled_with_their_indices() -> None:
+    agents = [TensorDict({"a": torch.zeros(size)}) for size in (1, 2)]
+    rb = TensorDictReplayBuffer(storage=ListStorage(4), batch_size=2)
+    rb.extend([lazy_stack([one.clone().fill_("a", at) for one in agents]) for at in range(4)])
+    for _ in range(5):  # as many items as agents
+        sample = rb.sample()
+        for row, index in zip(sample.unbind(0), sample["index"], strict=True):
+            assert [one["a"].tolist() for one in row.unbind(0)] == [
+                [int(at)] * size for at, size in zip(index, (1, 2), strict=True)
+            ]
+    assert "index" not in rb[0].keys()  # noqa: SIM118
+
+
+def test_a_batch_that_is_collated_without_dimensions_has_its_indices() -> None:
+    rb = TensorDictReplayBuffer(
+        storage=ListStorage(4),
+        batch_size=2,
+        collate_fn=lambda found: TensorDict({"a": torch.stack([one["a"] for one in found])}),
+    )
+    rb.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    sample = rb.sample()
+    assert torch.equal(sample["a"], sample["index"])
+
+
 def test_an_entry_set_in_a_sample_is_not_set_in_the_items() -> None:
     rb = TensorDictReplayBuffer(storage=ListStorage(10), batch_size=8)
     rb.extend([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])

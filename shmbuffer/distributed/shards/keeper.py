@@ -32,7 +32,7 @@ from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
 from shmbuffer.memory.format.array_types import Bytes, Floats, Ints
 from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.storages.tensor import TensorStorage
+from shmbuffer.replay.buffers.data_path.sample_info import stack_dim_of
 from shmbuffer.watch.shards import NODE
 
 _log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def face_of(owner: Owner) -> dict[str, Any]:
         "priority_key": buffer._priority_key,
         "weight_keys": buffer._weight_keys,
         "samples_tensordicts": buffer._mapping == "tensordict",
-        "by_item": not isinstance(buffer.storage, TensorStorage),
+        "stack_dim": stack_dim_of(buffer.storage),
         "beta": sampler.beta if prioritized else None,
         "reduction": sampler.reduction if prioritized else "max",
     }

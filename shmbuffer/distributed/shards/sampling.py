@@ -79,7 +79,7 @@ class Sampling:
         data, info = self._next(count, min_size or 0, timeout)
         if self._face["samples_tensordicts"] and include_info is not False:
             entries = {key: value for key, value in info.items() if key != EFFECTIVE_SIZE}
-            data = with_info(data, entries, by_item=self._face["by_item"])
+            data = with_info(data, entries, stack_dim=self._face["stack_dim"])
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from shmbuffer.numpy.raw_priorities import check_raw, reduced
 from shmbuffer.replay.buffers.data_path import priority_entry
 from shmbuffer.replay.buffers.data_path.fast_read import NO_OUT
 from shmbuffer.replay.buffers.data_path.prefetch import Batch
-from shmbuffer.replay.buffers.data_path.sample_info import with_info
+from shmbuffer.replay.buffers.data_path.sample_info import stack_dim_of, with_info
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.batches import as_tensordict
@@ -209,8 +209,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             raise ValueError(NO_OUT)
         data, info = batch
         if include_info is not False:
-            by_item = not isinstance(self._storage, TensorStorage)
-            data = with_info(data, info, by_item=by_item)
+            data = with_info(data, info, stack_dim=stack_dim_of(self._storage))
         return data, info
 
     @eager

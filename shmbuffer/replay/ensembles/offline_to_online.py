@@ -231,7 +231,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         return partial(self._mixed, min_size=min_size) if min_size else self._next
 
     def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
-        return with_info(data, info, by_item=False), info
+        return with_info(data, info), info
 
     def _next(self, count: int) -> Batch:
         if self._prefetcher is None or count != self._batch_size:

@@ -95,7 +95,7 @@ class FastRead:
         if all(type(key) is str and _has_rows(value, size) for key, value in info.items()):
             source.update(info)
             return node.wrap(source, size, device), info
-        return with_info(node.wrap(source, size, device), info, by_item=False), info
+        return with_info(node.wrap(source, size, device), info), info
 
     def refill(self, out: TensorDict, count: int) -> tuple[Any, dict[str, Any]] | None:
         """`sample` into ``out``."""

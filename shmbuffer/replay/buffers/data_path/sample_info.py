@@ -12,6 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.form.deferred import amended
 from shmbuffer.replay.form.nodes import unlocked
+from shmbuffer.replay.storages.tensor import TensorStorage
 
 ANCHORS = "_anchors"  # index of the draw, until the unit's items are read
 
@@ -44,7 +45,12 @@ class SampleInfo(NamedTuple):
         return {**self.entries(index, weights[0] if weights else None, tickets), **others}
 
 
-def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
+def stack_dim_of(storage: Any) -> int | None:
+    """The dimension along which a batch may be a lazy stack of items; None: it is none."""
+    return None if isinstance(storage, TensorStorage) else getattr(storage, "stack_dim", 0)
+
+
+def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) -> Any:
     """A TensorDict with index and weights as entries; other data unchanged."""
     if not isinstance(data, TensorDictBase):
         return data
@@ -54,7 +60,8 @@ def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
             node._set_str(name, value, validated=True, inplace=False, non_blocking=False)
         return data
     try:
-        if by_item and isinstance(data, LazyStackedTensorDict):
+        of_items = None if stack_dim is None else stack_dim % max(1, dims)
+        if isinstance(data, LazyStackedTensorDict) and data.stack_dim == of_items:
             if not amended(data, partial(_set_by_item, info=info), info):
                 with unlocked(data):
                     _set_by_item(data.tensordicts, info)
