@@ -141,7 +141,8 @@ class Event:
             "role": Role.__members__.get(self.role.upper(), Role.CLIENT),
             "exitcode": code,
             "flags": RESTARTED if self.restarted else 0,
-            "name": self.name.encode(),  # what is longer than its place is cut
+            # what is longer than its place is cut; an argument may have bytes that are no text
+            "name": self.name.encode(errors="replace"),
         }
 
 

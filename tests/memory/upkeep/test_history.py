@@ -114,6 +114,13 @@ def test_an_event_holds_who_and_what(engine: Engine) -> None:
     assert recovered.exitcode is None
 
 
+def test_a_name_that_is_no_text_does_not_stop_the_recorder(engine: Engine) -> None:
+    recorder = recorder_of(engine)
+    recorder.note(Event(EventKind.JOINED, name=os.fsdecode(b"run-\xff")), RECORDER)
+    recorder.close()
+    assert [event.name for event in read(engine).events] == ["run-?"]
+
+
 def test_an_event_of_another_version_is_read_as_far_as_it_is_known() -> None:
     rows = np.zeros(3, history.EVENT)
     rows["kind"] = (EventKind.LEFT, 77, EventKind.JOINED)
