@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shmbuffer import Coordinator, RateLimiter, attach
@@ -20,6 +21,13 @@ def test_a_coordinator_sets_the_limiter_of_its_directory(scratch_dir: Path) -> N
         assert coordinator.rate_limiter == LIMITER
         with attach(scratch_dir) as buffer:
             assert buffer.rate_limiter == LIMITER
+
+
+def test_a_limiter_of_numbers_of_numpy_is_set(scratch_dir: Path) -> None:
+    numbers = {"min_size": np.int64(3), "max_staleness": np.int64(1)}
+    limiter = RateLimiter(**numbers, items_per_version=np.int32(8))  # type: ignore[arg-type]
+    with Coordinator(scratch_dir, capacity=16, alpha=None, rate_limiter=limiter) as coordinator:
+        assert limiter.says_the_same(coordinator.rate_limiter)
 
 
 def test_the_next_coordinator_leaves_the_balance_as_it_is(scratch_dir: Path) -> None:

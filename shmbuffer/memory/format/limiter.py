@@ -169,11 +169,11 @@ class RateLimiter:
             int(self.limits),
             float(self.samples_per_insert or 0.0),
             self.tolerance,
-            self.min_size,
-            self.max_times_sampled or 0,
+            int(self.min_size),
+            int(self.max_times_sampled or 0),
             int(self.alone),
-            self.max_staleness or 0,
-            self.items_per_version or 0,
+            int(self.max_staleness or 0),
+            int(self.items_per_version or 0),
         )
 
 
