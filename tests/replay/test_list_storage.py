@@ -332,7 +332,9 @@ def test_entries_that_are_tensors_in_some_items_are_stacked_lazily() -> None:
 
 def test_items_that_are_lazy_stacks_are_sampled_with_their_indices() -> None:
     agents = [TensorDict({"a": torch.zeros(size)}) for size in (1, 2)]
-    rb = TensorDictReplayBuffer(storage=ListStorage(4), batch_size=2)
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=ListStorage(4), batch_size=2
+    )
     rb.extend([lazy_stack([one.clone().fill_("a", at) for one in agents]) for at in range(4)])
     for _ in range(5):  # as many items as agents
         sample = rb.sample()
@@ -340,6 +342,12 @@ def test_items_that_are_lazy_stacks_are_sampled_with_their_indices() -> None:
             assert [one["a"].tolist() for one in row.unbind(0)] == [
                 [int(at)] * size for at, size in zip(index, (1, 2), strict=True)
             ]
+        rb.update_priority(range(4), 1.0)
+        sample["td_error"] = sample["index"] + 2.0
+        rb.update_tensordict_priority(sample)
+        drawn = set(sample["index"][:, 0].tolist())
+        expected = [at + 2.0 if at in drawn else 1.0 for at in range(4)]
+        assert rb.sampler.state_dict()["_priorities"].tolist() == expected
     assert "index" not in rb[0].keys()  # noqa: SIM118
 
 

@@ -17,7 +17,7 @@ from shmbuffer.numpy.raw_priorities import check_raw, reduced
 from shmbuffer.replay.buffers.data_path import priority_entry
 from shmbuffer.replay.buffers.data_path.fast_read import NO_OUT
 from shmbuffer.replay.buffers.data_path.prefetch import Batch
-from shmbuffer.replay.buffers.data_path.sample_info import stack_dim_of, with_info
+from shmbuffer.replay.buffers.data_path.sample_info import stack_dim_of, stacks_items, with_info
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.batches import as_tensordict
@@ -247,7 +247,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         lanes: tuple[int, ...] = () if storage.ndim == 1 else lanes_of(storage)
         if self._plan.unit is not None:
             data = self._plan.unit._by_anchor(data, key, sampler.reduction, lanes)
-        if isinstance(data, LazyStackedTensorDict) and not isinstance(storage, TensorStorage):
+        if stacks_items(data, stack_dim_of(storage)):
             data = priority_entry.of_items(data, key, sampler.reduction)
         entries = data._tensordict if type(data) is TensorDict else data
         index = entries.get(INDEX, None)

@@ -50,6 +50,12 @@ def stack_dim_of(storage: Any) -> int | None:
     return None if isinstance(storage, TensorStorage) else getattr(storage, "stack_dim", 0)
 
 
+def stacks_items(data: Any, stack_dim: int | None) -> bool:
+    """Whether a batch is a lazy stack of items, and not of what they are stacks of themselves."""
+    lazy = stack_dim is not None and isinstance(data, LazyStackedTensorDict)
+    return lazy and bool(data.stack_dim == stack_dim % data.batch_dims)
+
+
 def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) -> Any:
     """A TensorDict with index and weights as entries; other data unchanged."""
     if not isinstance(data, TensorDictBase):
@@ -60,8 +66,7 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
             node._set_str(name, value, validated=True, inplace=False, non_blocking=False)
         return data
     try:
-        of_items = None if stack_dim is None else stack_dim % max(1, dims)
-        if isinstance(data, LazyStackedTensorDict) and data.stack_dim == of_items:
+        if stacks_items(data, stack_dim):
             if not amended(data, partial(_set_by_item, info=info), info):
                 with unlocked(data):
                     _set_by_item(data.tensordicts, info)
