@@ -79,7 +79,7 @@ class Sampling(Handle):
         Raises:
             KeyError: a sample without the entry.
             ValueError: NaN, infinite or negative; nothing was changed.
-            IndexError: out of range; nothing was changed.
+            IndexError: out of range, a mask or fractions; nothing was changed.
 
         Cost: one native call.
         """

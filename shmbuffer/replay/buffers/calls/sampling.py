@@ -177,7 +177,7 @@ class Sampling(Consuming):
 
         Raises:
             ValueError: NaN, infinite or negative; nothing was changed.
-            IndexError: out of range; nothing was changed.
+            IndexError: out of range, a mask or fractions; nothing was changed.
 
         Cost: one native call.
         """

@@ -229,7 +229,7 @@ class PriorityStore(Sampler):
 
         Raises:
             ValueError: a priority is NaN, infinite or negative; nothing was changed.
-            IndexError: out of range; nothing was changed.
+            IndexError: out of range, a mask or fractions; nothing was changed.
             RuntimeError: sizes of ``index`` and ``priority`` differ; nothing was changed.
 
         Cost: one native call; contiguous tensors (int64 indices and generations, float32 or
