@@ -14,10 +14,13 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase, lazy_stack, te
 
 from shmbuffer import (
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
+    ListStorage,
     PriorityUpdate,
     ReplayBuffer,
     SchemaMismatchError,
+    SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorStorage,
@@ -317,6 +320,23 @@ def test_unsigned_integers_are_loaded_and_changed_like_others(
     assert torch.equal(other[:]["a"][[3, 4, 5]], numbers[[0, 4, 1]])
     ReplayBuffer(storage=own).extend(numbers)
     assert torch.equal(own[:], expected)
+    column = TensorStorage(numbers[:, 0].clone())
+    assert torch.equal(column[[3, 1]], numbers[[3, 1], 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_trajectories_may_be_named_by_unsigned_integers(make: Any, dtype: torch.dtype) -> None:
+    made = [make(12), LazyStackStorage(12), ListStorage(12)]
+    made.append(LazyStackStorage(12, max_bytes=10_000, shared_init=True))
+    for storage in made:
+        sampler = SliceSampler(slice_len=3, traj_key="traj")
+        rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=12)
+        step = torch.arange(12)
+        rb.extend(TensorDict({"step": step, "traj": (step // 4).to(dtype)}, [12]))
+        drawn = rb.sample()["step"].view(4, 3)
+        assert (drawn.diff() == 1).all()
+        assert (drawn // 4 == drawn[:, :1] // 4).all()
+        storage.close()
 
 
 def test_numbers_are_items_too(make: Any) -> None:

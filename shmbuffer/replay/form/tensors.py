@@ -120,6 +120,19 @@ _SIGNED: dict[torch.dtype | None, torch.dtype] = {
 }
 
 
+def take_rows(
+    rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``rows.index_select(0, index)``, also of unsigned integers; see `put_rows`."""
+    signed = _SIGNED.get(getattr(rows, "dtype", None))
+    if signed is None:
+        if out is None:
+            return rows.index_select(0, index)  # objects have this method, too
+        return torch.index_select(rows, 0, index, out=out)
+    taken = take_rows(rows.view(signed), index, None if out is None else out.view(signed))
+    return taken.view(rows.dtype)
+
+
 def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
     """``into[index] = rows``, also of unsigned integers, which torch does not put by an index."""
     signed = _SIGNED.get(getattr(into, "dtype", None))  # objects have none

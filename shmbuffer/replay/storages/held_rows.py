@@ -18,7 +18,7 @@ from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.replay.form.leaves import Leaves
-from shmbuffer.replay.form.tensors import put_rows
+from shmbuffer.replay.form.tensors import put_rows, take_rows
 from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.storages.mover import (
     RowSample,
@@ -160,7 +160,7 @@ class HeldRows(Rows):
 
     def _take(self, index: torch.Tensor) -> list[torch.Tensor]:
         self._require_owner()
-        taken = [column.index_select(0, index.to(column.device)) for column in self._flat]
+        taken = [take_rows(column, index.to(column.device)) for column in self._flat]
         self._settle()
         return taken
 

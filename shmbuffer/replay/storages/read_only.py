@@ -20,6 +20,7 @@ import torch
 from shmbuffer.memory import Ring, Schema
 from shmbuffer.replay.checkpointers.read_only import ReadOnlyStorageCheckpointer
 from shmbuffer.replay.checkpointers.saved import Saved
+from shmbuffer.replay.form.tensors import take_rows
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.mover import DrawnElements, RowSample, draw_from, draw_into
@@ -169,4 +170,4 @@ class _ReadOnlyRows(HeldRows):
         draw_into(self.ring, None, drawn, key, beta)
         rows = slice(first, first + len(drawn[0]))
         for column, tensor in zip(self._flat, tensors, strict=True):
-            torch.index_select(column, 0, drawn[0], out=tensor[rows])
+            take_rows(column, drawn[0], out=tensor[rows])

@@ -26,7 +26,7 @@ from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
 from shmbuffer.replay.form.structure import leaves_of
-from shmbuffer.replay.form.tensors import dtype_name, like, put_rows
+from shmbuffer.replay.form.tensors import dtype_name, like, put_rows, take_rows
 from shmbuffer.replay.storages.indexing import Selection, meant, ravel, tickets_at
 from shmbuffer.replay.storages.mover import Mover, whole_or_empty
 from shmbuffer.replay.tickets import Tickets
@@ -69,7 +69,7 @@ class Rows(Mover):
     def take(self, at: int, elements: Ints) -> torch.Tensor:
         """A copy of one leaf of some elements, ``[n, *shape]``; not validated."""
         flat = self.column(at).detach().reshape(self.ring.elements, *self.leaves.leaves[at].shape)
-        return flat.index_select(0, torch.from_numpy(elements).to(flat.device)).cpu()
+        return take_rows(flat, torch.from_numpy(elements).to(flat.device)).cpu()
 
     @abstractmethod
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:

@@ -21,6 +21,7 @@ from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay.form.nodes import entry_at
+from shmbuffer.replay.form.tensors import as_tensor, take_rows
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.storages.rows import Rows
 
@@ -119,7 +120,7 @@ class ObjectEntries(Entries):
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
         where = np.searchsorted(self._slots, elements)
-        return self._found[path].index_select(0, torch.from_numpy(where))
+        return take_rows(self._found[path], torch.from_numpy(where))
 
 
 class RecordEntries(Entries):
@@ -185,7 +186,7 @@ class _Column:
         self._without += int((~there).sum())
         if not there.any():
             return
-        tensors = [torch.as_tensor(leaf).detach().cpu() for leaf in leaves if leaf is not None]
+        tensors = [as_tensor(leaf).detach().cpu() for leaf in leaves if leaf is not None]
         shape = tuple(tensors[0].shape) if self.shape is None else self.shape
         for tensor in tensors:
             if tensor.shape != shape:
