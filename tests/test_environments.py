@@ -6,18 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from shmbuffer import (
+gym = pytest.importorskip("gymnasium")
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
+
+from shmbuffer import (  # noqa: E402
     Coordinator,
+    LazyMemmapStorage,
     Recorder,
     ReplayBuffer,
     SchemaMismatchError,
     SliceSampler,
+    TensorDictReplayBuffer,
     attach,
 )
 
@@ -298,6 +301,25 @@ def test_a_step_with_other_entries_is_refused_before_its_window_is_whole(
                 recorder.step(obs, action, *rest, extra=extra)
         recorder.step(obs, step, *rest, extra={"log_prob": 0.0})
     assert written(buffer, 2) == expected(2, 4, 3)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_observations_stored_once_are_not_mixed_with_what_an_autoreset_gives(
+    mode: AutoresetMode,
+) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(1000, share_next=True), batch_size=64)
+    envs = SyncVectorEnv(
+        [lambda number=number: Counting(number) for number in range(ENVS)], autoreset_mode=mode
+    )
+    taken = play(Recorder(rb, num_envs=ENVS), envs, True, mode is AutoresetMode.DISABLED)
+    envs.close()
+    ends = 0
+    for number, count in enumerate(taken):
+        wanted = expected(number, count, 1)
+        assert [row[:3] for row in written(rb, number)] == [row[:3] for row in wanted]
+        ends += sum(row[-1] for row in wanted[:-1])
+    used = rb.stats()["wholes_used"]
+    assert used == ends + ENVS, "the end of each episode, and the newest of each stream"
 
 
 def test_an_observation_of_another_dtype_than_that_of_reset_is_refused(

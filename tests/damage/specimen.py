@@ -21,7 +21,8 @@ from shmbuffer.memory import Engine, Ring, Schema
 from shmbuffer.memory.directory import restored
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.control import Control
-from shmbuffer.memory.format.slots import committed, tickets
+from shmbuffer.memory.format.layout import SlotState
+from shmbuffer.memory.format.slots import committed, states, tickets
 from shmbuffer.memory.system.region import Directory
 from tests.crash import harness
 
@@ -50,6 +51,7 @@ class Specimen:
         rebooted: whether the machine was started again since.
         files: name below the path to content.
         truth: the items as they were written.
+        begun: the slots that a writer was filling when it died.
     """
 
     def __init__(self, path: Path, kind: str, *, rebooted: bool = False) -> None:
@@ -66,6 +68,8 @@ class Specimen:
             for file in sorted(path.rglob("*"))
             if file.is_file()
         }
+        stored = np.frombuffer(self.files[layout.SLOTS], np.uint64, self.schema.capacity)
+        self.begun = set((states(stored) == SlotState.WRITING).nonzero()[0].tolist())
         harness.succeeds(self._find_truth)
         self.truth = _unpacked((path / "truth").read_bytes())
         (path / "truth").unlink()

@@ -23,6 +23,7 @@ from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash import harness
 from tests.damage.cells import Cell, entry_cells, runtime_cells, slots_cells
 from tests.damage.conftest import Specimens
+from tests.damage.judgement import require_mended_or_refused
 from tests.damage.living import drawn
 from tests.damage.specimen import Specimen, contents
 from tests.damage.trials import failures
@@ -97,6 +98,24 @@ def test_an_impossible_number_of_clients_stops_a_joining_process(opened: Engine)
     assert opened.path is not None
     with pytest.raises(BufferNeedsRestart, match="clients are said to have been here"):
         Engine.open(opened.path, None)
+
+
+@pytest.mark.parametrize("kind", ["rows", "records"])
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_what_a_writer_had_begun_is_no_item_after_a_reboot(
+    specimens: Specimens, kind: str, *, rebooted: bool
+) -> None:
+    """Its entry says that it was committing: of two rows the first has its checksum.
+
+    Within one boot that is believed, and `check` names the second.
+    """
+    specimen = specimens(kind, rebooted)
+    first, second = sorted(specimen.begun)
+    specimen.damage(cell(entry_cells(0), "entry[0].phase").becomes(Phase.COMMITTING))
+    require_mended_or_refused(specimen)
+    with Engine.open(specimen.path, None) as engine:
+        found = contents(ring_of(engine))
+        assert (first in found, second in found) == (not rebooted, not rebooted)
 
 
 def test_an_empty_word_with_a_ticket_is_counted(specimen: Specimen) -> None:

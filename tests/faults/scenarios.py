@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import joining, upkeep
+from tests.faults import holding, joining, upkeep
 from tests.faults.scenario import Scenario
 
 SCENARIOS: dict[str, type[Scenario]] = {
@@ -33,6 +33,8 @@ SCENARIOS: dict[str, type[Scenario]] = {
         upkeep.Inspect,
         upkeep.Record,
         upkeep.RecordFirst,
+        holding.Hold,
+        holding.Pieces,
         joining.Use,
         joining.UseAfterFork,
         joining.Anonymous,

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
 import shmbuffer.numpy
@@ -23,7 +22,6 @@ from shmbuffer import (
     HERReplayBuffer,
     LazyMemmapStorage,
     NStep,
-    Recorder,
     Sequence,
     SliceSampler,
     TensorDictPrioritizedReplayBuffer,
@@ -36,7 +34,6 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import ended, fork
 from tests.selection import seeds
-from tests.test_environments import ENVS, Counting, expected, play, written
 
 OBS, END = ("next", "obs"), ("next", "done")
 
@@ -701,22 +698,3 @@ def test_collectors_that_are_killed_while_they_write_lose_no_next_observation(
         everything = again[:]
         require_steps(*(everything[key].numpy() for key in ("obs", OBS, END)))
         assert again.storage.engine().check().ok
-
-
-# Environments.
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_final_observations_and_what_an_autoreset_gives_are_not_mixed(mode: AutoresetMode) -> None:
-    rb = buffer(1000)
-    envs = SyncVectorEnv(
-        [lambda number=number: Counting(number) for number in range(ENVS)], autoreset_mode=mode
-    )
-    taken = play(Recorder(rb, num_envs=ENVS), envs, True, mode is AutoresetMode.DISABLED)
-    envs.close()
-    ends = 0
-    for number, count in enumerate(taken):
-        wanted = expected(number, count, 1)
-        assert [row[:3] for row in written(rb, number)] == [row[:3] for row in wanted]
-        ends += sum(row[-1] for row in wanted[:-1])
-    assert wholes(rb) == ends + ENVS, "the end of each episode, and the newest of each stream"

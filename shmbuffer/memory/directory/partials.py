@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from shmbuffer._native import _core
@@ -42,7 +43,6 @@ _MAGIC = b"SHMPART\x01"
 _HEAD = struct.Struct("<8sQQQQQQII")
 _PIECE = struct.Struct("<QII")
 _PATIENCE_S = 0.2  # somebody who lists the folder tests the lock for some microseconds
-_MOST_BYTES = 2**40
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class PartialFile:
     def __init__(self, directory: Directory, lock: Lock, number: int) -> None:
         self._directory = directory
         self._lock = lock
+        self._end: int | None = None  # of the last whole piece; None: unknown, see `cut`
+        self._where = directory.path / _name(number)
         self.number = number
 
     @classmethod
@@ -84,19 +86,17 @@ class PartialFile:
             _core.reached("partial.made")
             told = partial.told()
             if told is not None and told.pieces:
-                where = directory.path / _name(number)
                 raise CorruptBufferError(
-                    f"{where}: is there already, and no reservation has had this number; remove "
+                    f"{partial._where}: is there already, and no reservation has had this number; remove "
                     "it, or go on with it (resume)",
-                    path=str(where),
+                    path=str(partial._where),
                 )
             given = 2**64 - 1 if version is None else version
             head = _HEAD.pack(
                 *(_MAGIC, number, rows, nbytes, given, os.getpid(), time.time_ns(), 0, 0)
             )[:-8]
-            os.ftruncate(partial._lock.fd, 0)
-            _core.reached("partial.cut")
-            partial._write(head + struct.pack("<II", _core.crc32c(head), 0))
+            partial._truncate(0)
+            partial._write(head + struct.pack("<II", _core.crc32c(head), 0), 0)
         except BaseException:
             partial.close()
             raise
@@ -114,37 +114,27 @@ class PartialFile:
 
     def append(self, body: bytes | memoryview, items: int) -> None:
         """Adds a piece. It is there when this returns, also if the process is killed then."""
+        at = self.cut() if self._end is None else self._end
+        self._end = None  # until it is there as a whole
         front = struct.pack("<QI", len(body), items)
         crc = _core.crc32c(body, _core.crc32c(front))
-        at = os.lseek(self._lock.fd, 0, os.SEEK_END)
-        try:
-            self._write(front + struct.pack("<I", crc) + bytes(body))
-        except BaseException:
-            os.ftruncate(self._lock.fd, at)
-            _core.reached("partial.cut")
-            raise
+        self._write(front + struct.pack("<I", crc) + bytes(body), at)
 
     def told(self) -> Partial | None:
         """What the head says, and how many pieces follow it; None: there is no head."""
-        data = os.pread(self._lock.fd, _HEAD.size, 0)
-        head = _head_of(data, self.number)
-        if head is None:
-            return None
-        counts = [items for items, _ in self.read()]
-        return _partial(head, len(counts), sum(counts))
+        return _told(self._lock.fd, self.number, self._where)
 
     def read(self) -> Iterator[tuple[int, bytes]]:
         """(items, body) of each piece, up to the first that is not whole."""
-        for items, start, size in _pieces(self._lock.fd):
-            yield items, os.pread(self._lock.fd, size, start)
+        for items, body, _ in _pieces(self._lock.fd, self._where):
+            yield items, body
 
-    def cut(self) -> None:
-        """Takes away what is behind the last whole piece: somebody died while appending."""
+    def cut(self) -> int:
+        """Takes away what is behind the last whole piece, of a write that ended early; its end."""
         end = _HEAD.size
-        for _, start, size in _pieces(self._lock.fd):
-            end = start + size
-        os.ftruncate(self._lock.fd, end)
-        _core.reached("partial.cut")
+        for _, _, end in _pieces(self._lock.fd, self._where):
+            continue
+        return self._truncate(end)
 
     def remove(self) -> None:
         """Removes the file, which is still locked until `close`."""
@@ -161,13 +151,20 @@ class PartialFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        where = self._directory.path / _name(self.number)
-        with explained(where, needed=len(data), free=free_memory_bytes):
+    def _truncate(self, end: int) -> int:
+        with explained(self._where):
+            os.ftruncate(self._lock.fd, end)
+        _core.reached("partial.cut")
+        self._end = end
+        return end
+
+    def _write(self, data: bytes, at: int) -> None:
+        rest, end = memoryview(data), at + len(data)
+        with explained(self._where, needed=len(data), free=free_memory_bytes):
             while rest:
-                rest = rest[os.write(self._lock.fd, rest) :]
+                rest = rest[os.pwrite(self._lock.fd, rest, end - len(rest)) :]
                 _core.reached("partial.written")
+        self._end = end
 
 
 def numbers(directory: Directory) -> list[int]:
@@ -186,10 +183,7 @@ def orphans(directory: Directory) -> list[int]:
 def look(directory: Directory, number: int) -> Partial | None:
     """A file that nobody holds, without taking it; None: it is gone, or has no head."""
     with suppress(FileNotFoundError), directory.open_file(_name(number), writable=False) as file:
-        head = _head_of(os.pread(file.fd, _HEAD.size, 0), number)
-        if head is not None:
-            counts = [items for items, _, _ in _pieces(file.fd)]
-            return _partial(head, len(counts), sum(counts))
+        return _told(file.fd, number, directory.path / _name(number))
     return None
 
 
@@ -205,24 +199,39 @@ def _head_of(data: bytes, number: int) -> tuple[int, ...] | None:
     return tuple(head) if whole else None
 
 
-def _partial(head: tuple[int, ...], pieces: int, items: int) -> Partial:
+def _told(fd: int, number: int, where: Path) -> Partial | None:
+    with explained(where):
+        head = _head_of(_read(fd, _HEAD.size, 0), number)
+    if head is None:
+        return None
+    counts = [items for items, _, _ in _pieces(fd, where)]
     number, rows, nbytes, version, pid, made_ns = head
     age_s = max(0.0, (time.time_ns() - made_ns) / 1e9)
     known = None if version == 2**64 - 1 else version
-    return Partial(number, pieces, items, rows, nbytes, known, pid, age_s)
+    return Partial(number, len(counts), sum(counts), rows, nbytes, known, pid, age_s)
 
 
-def _pieces(fd: int) -> Iterator[tuple[int, int, int]]:
-    """(items, start, size) of each body, up to the first piece that is not whole."""
-    at, end = _HEAD.size, os.fstat(fd).st_size
-    while at + _PIECE.size <= end:
-        front = os.pread(fd, _PIECE.size, at)
-        size, items, crc = _PIECE.unpack(front)
-        at += _PIECE.size
-        if size > min(end - at, _MOST_BYTES):
-            return
-        body = os.pread(fd, size, at)
-        if _core.crc32c(body, _core.crc32c(front[:12])) != crc:
-            return
-        yield items, at, size
-        at += size
+def _pieces(fd: int, where: Path) -> Iterator[tuple[int, bytes, int]]:
+    """(items, body, end) of each piece, up to the first that is not whole."""
+    at = _HEAD.size
+    with explained(where):
+        left = os.fstat(fd).st_size - at
+        while left >= _PIECE.size:
+            front = _read(fd, _PIECE.size, at)
+            if len(front) < _PIECE.size:  # somebody has cut it
+                return
+            size, items, crc = _PIECE.unpack(front)
+            left -= _PIECE.size + size
+            body = _read(fd, size, at + _PIECE.size) if left >= 0 else b""
+            if left < 0 or _core.crc32c(body, _core.crc32c(front[:12])) != crc:
+                return
+            at += _PIECE.size + size
+            yield items, body, at
+
+
+def _read(fd: int, nbytes: int, at: int) -> bytes:
+    """So many bytes, or up to the end of the file."""
+    data = bytearray()
+    while len(data) < nbytes and (more := os.pread(fd, nbytes - len(data), at + len(data))):
+        data += more
+    return bytes(data)

@@ -30,6 +30,7 @@ from shmbuffer.memory.format.slots_file import SlotsFile
 from shmbuffer.memory.ring import counters
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.filesystem import UNLIMITED
+from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.system.residency import Residency, residency, resident_bytes
 
@@ -131,7 +132,8 @@ def _holders(files: Files, schema: Schema | None, control: Control) -> list[Hold
     """The holders of reservations, read without a map."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
-    with files.directory.open_file(layout.LEDGER, writable=False) as file:
+    where = files.path / layout.LEDGER
+    with files.directory.open_file(layout.LEDGER, writable=False) as file, explained(where):
         table = ledger.read_reservations(file.fd)
     return holders(table, control.entries, schema.width)
 
@@ -140,7 +142,8 @@ def _consumers(files: Files, schema: Schema | None, control: Control) -> list[Co
     """The state of the consumers."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
-    with files.directory.open_file(layout.LEDGER, writable=False) as file:
+    where = files.path / layout.LEDGER
+    with files.directory.open_file(layout.LEDGER, writable=False) as file, explained(where):
         content = _core.Map(file.fd, os.fstat(file.fd).st_size, False)
     head = int(control.runtime["head"][0])
     return consumer_status.status(content, schema.capacity, head, control.entries)

@@ -1,0 +1,90 @@
+"""Files of what is held: reservations, consumers, pieces of a rollout that is not finished."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from shmbuffer.errors import ShmBufferError
+from shmbuffer.memory.directory.partials import PartialFile, look
+from shmbuffer.memory.upkeep.inspect import inspect
+from tests.faults.scenario import Scenario
+
+NUMBER = 7  # of a reservation
+
+
+class Hold(Scenario):
+    """The ledger grows for the first reservation and the first consumer, and others look at it."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+
+    def act(self) -> None:
+        ring = self.ring(self.engine)
+        name = ring.reservations.reserve(1)
+        try:
+            ring.consumers.open("learner")
+            found = inspect(self.path)
+        finally:
+            ring.reservations.give_back(name)
+        assert [one["name"] for one in found["consumers"]] == ["learner"]
+        assert len(found["reservations"]) == 1
+
+    def again(self) -> None:
+        self.ring(self.engine).consumers.remove("learner")
+        self.act()
+        self.ring(self.engine).consumers.remove("learner")
+        self.require_whole(self.engine)
+
+    def look_afterwards(self) -> None:
+        with self.open() as engine:
+            self.ring(engine).consumers.remove("learner")
+        super().look_afterwards()
+
+
+class Pieces(Scenario):
+    """Pieces of a rollout are kept in a file, and somebody goes on with them."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+        self.added: list[bytes] = []
+
+    def act(self) -> None:
+        directory = self.engine.seat.ground.directory
+        with PartialFile.make(directory, NUMBER, 3, 0, None) as partial:
+            self.append(partial, b"first" * 200)
+            self.append(partial, b"second" * 100)
+        found = look(directory, NUMBER)
+        assert found is not None
+        assert (found.pieces, found.items) == (2, 2)
+        taken = PartialFile.take(directory, NUMBER)
+        assert taken is not None
+        with taken:
+            assert taken.told() is not None
+            taken.cut()
+            self.append(taken, b"third")
+            assert self.bodies(taken) == self.added
+            taken.remove()
+
+    def append(self, partial: PartialFile, body: bytes) -> None:
+        """A failed call leaves nothing, and the next one is right."""
+        try:
+            partial.append(body, 1)
+        except BaseException:
+            with suppress(OSError, ShmBufferError):
+                partial.append(b"another" * 20, 1)
+                self.added.append(b"another" * 20)
+            raise
+        self.added.append(body)
+
+    def bodies(self, partial: PartialFile) -> list[bytes]:
+        return [body for _, body in partial.read()]
+
+    def again(self) -> None:
+        taken = PartialFile.take(self.engine.seat.ground.directory, NUMBER)
+        if taken is not None:
+            with taken:
+                assert self.bodies(taken) == self.added
+                taken.remove()
+        self.added.clear()
+        self.act()
+        self.require_whole(self.engine)
