@@ -33,7 +33,7 @@ def made(path: Path, items: int) -> TensorDictReplayBuffer:
 
 
 def refused(
-    call: Callable[[], object], kind: type[ShmBufferError], text: str, *, after: Callable[[], None]
+    call: Callable[[], object], kind: type[Exception], text: str, *, after: Callable[[], None]
 ) -> None:
     """In a process of its own, which gives something up first."""
 
@@ -83,6 +83,16 @@ def test_a_limit_on_the_memory_of_a_process_is_named(fast_path: Path) -> None:
         SpaceError,
         r"this process may map .* in all: raise `ulimit -v`",
         after=limited(resource.RLIMIT_AS, lambda: mapped_bytes() + 2**22),
+    )
+
+
+def test_a_limit_on_open_files_is_named(fast_path: Path) -> None:
+    made(fast_path / "buffer", 4).storage.close()
+    refused(
+        lambda: attach(fast_path / "buffer"),
+        OSError,
+        rf"Too many open files: close some, or raise `ulimit -n`: '{fast_path}/buffer",
+        after=limited(resource.RLIMIT_NOFILE, lambda: len(os.listdir("/proc/self/fd"))),
     )
 
 

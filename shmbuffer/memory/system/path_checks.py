@@ -132,7 +132,10 @@ def explained(
             case errno.ENOMEM if needed:
                 meaning = space_error(where, needed, free(), why=error.errno)
             case _:  # of a descriptor the system does not say where, and of a name only its end
-                raise OSError(error.errno, error.strerror, str(where)) from error
+                what = str(error.strerror)
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    what += ": close some, or raise `ulimit -n`"
+                raise OSError(error.errno, what, str(where)) from error
         try:
             raise meaning from error
         finally:
