@@ -87,12 +87,14 @@ static inline __attribute__((always_inline)) void note_run(struct shmb_ring *rin
                                                            const uint32_t *streams) {
     uint64_t *sources = ring->sources + run.slot;
     double *raw = ring->raw + run.slot * claimed.lanes, unknown = NAN;
-    bool noted = ring->plan && claimed.slots == NULL; /* by shmb_note_nexts */
-    for (uint64_t row = 0; !noted && row < run.rows; row++) {
+    const uint64_t rows = ring->plan && claimed.slots == NULL ? 0 : run.rows, elements = run.rows * claimed.lanes; /* 0: by shmb_note_nexts */
+#pragma GCC unroll 4
+    for (uint64_t row = 0; row < rows; row++) {
         __atomic_store_n(&sources[row], shmb_source(ring->incarnation, streams ? streams[row] : 0), __ATOMIC_RELAXED); /* other end: note_moment */
         CP_ROW(claimed.armed, write_source);
     }
-    for (uint64_t e = 0; e < run.rows * claimed.lanes; e++) {
+#pragma GCC unroll 4
+    for (uint64_t e = 0; e < elements; e++) {
         __atomic_store(&raw[e], &unknown, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
         CP_ROW(claimed.armed, write_raw);
     }
