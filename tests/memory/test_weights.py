@@ -27,7 +27,7 @@ from shmbuffer.errors import (
     ShmBufferError,
     SpaceError,
 )
-from shmbuffer.memory import Engine, Leaf, Settings, weights
+from shmbuffer.memory import Engine, Leaf, Settings, consumer_version, weights
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.leaf import ITEMSIZES
 from shmbuffer.memory.system.region import Directory
@@ -188,10 +188,12 @@ def test_the_same_tensors_in_another_order_are_the_same(engine: Engine) -> None:
 
 
 def test_a_file_that_was_removed_is_made_again_of_other_tensors(engine: Engine) -> None:
-    publish(engine, 1)
+    """Items tell of the versions before: the new ones are newer."""
+    before = publish(engine, 1)
     file_of(engine).unlink()
-    assert weights.publish_arrays(engine.seat, {"w": np.ones(3)}, 5) == 1
-    found = newest(engine)
+    version = weights.publish_arrays(engine.seat, {"w": np.ones(3)}, 5)
+    assert version == consumer_version.read(engine.seat) > before
+    found = newest(engine, before)
     assert found is not None
     assert found.state_dict["w"].tolist() == [1, 1, 1]
 
@@ -608,7 +610,8 @@ def test_a_reboot_removes_a_file_whose_head_is_damaged(
     with caplog.at_level(logging.WARNING), Engine.open(path, None) as engine:
         assert "the file of the weights is damaged" in caplog.text
         assert newest(engine) is None
-        assert publish(engine, 1) == 1
+        assert publish(engine, 1) > 2
+        assert number_in(newest(engine, 2)) == 1
 
 
 def test_a_copy_of_a_directory_has_the_weights(engine: Engine, fast_path: Path) -> None:

@@ -204,14 +204,14 @@ def opened(directory: Directory, *, writable: bool = True) -> WeightsFile | None
         return WeightsFile(file.fd, directory.path / layout.WEIGHTS, writable=writable)
 
 
-def make(directory: Directory, leaves: Sequence[Leaf]) -> None:
-    """Makes the file; under init.lock, where there is none."""
+def make(directory: Directory, leaves: Sequence[Leaf], newest: int) -> None:
+    """Makes the file, of versions after `newest`; under init.lock, where there is none."""
     form, new = WeightsForm(leaves), f"{layout.WEIGHTS}.new"
     told = form.to_json()
     copies = layout.PAGE + -(-len(told) // layout.PAGE) * layout.PAGE
     directory.unlink(new)
     with directory.create(new, copies + 2 * form.nbytes) as file:
-        head = _head(form, told, copies)
+        head = _head(form, told, copies, newest)
         with explained(directory.path / new, needed=len(head)):
             if os.pwrite(file.fd, head, 0) != len(head):
                 raise OSError(errno.EIO, "only a part could be written")
@@ -233,12 +233,13 @@ def recover(directory: Directory) -> None:
         directory.unlink(layout.WEIGHTS)
 
 
-def _head(form: WeightsForm, told: bytes, copies: int) -> bytes:
+def _head(form: WeightsForm, told: bytes, copies: int, newest: int) -> bytes:
     page = np.zeros((), _HEAD)
     page["magic"] = np.void(MAGIC)
     page["format"], page["endian"] = FORMAT, layout.ENDIAN_TAG
     page["copy_bytes"], page["copies"], page["form_bytes"] = form.nbytes, copies, len(told)
     page["crc32c"] = _core.crc32c(told, _core.crc32c(page.tobytes()[:_SIGNED]))
+    page["newest"] = newest
     return page.tobytes().ljust(layout.PAGE, b"\0") + told
 
 
