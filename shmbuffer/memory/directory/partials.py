@@ -87,8 +87,8 @@ class PartialFile:
             told = partial.told()
             if told is not None and told.pieces:
                 raise CorruptBufferError(
-                    f"{partial._where}: is there already, and no reservation has had this number; remove "
-                    "it, or go on with it (resume)",
+                    f"{partial._where}: is there already, and no reservation has had this number; "
+                    "remove it, or go on with it (resume)",
                     path=str(partial._where),
                 )
             given = 2**64 - 1 if version is None else version
@@ -131,10 +131,8 @@ class PartialFile:
 
     def cut(self) -> int:
         """Takes away what is behind the last whole piece, of a write that ended early; its end."""
-        end = _HEAD.size
-        for _, _, end in _pieces(self._lock.fd, self._where):
-            continue
-        return self._truncate(end)
+        ends = [end for _, _, end in _pieces(self._lock.fd, self._where)]
+        return self._truncate(ends[-1] if ends else _HEAD.size)
 
     def remove(self) -> None:
         """Removes the file, which is still locked until `close`."""
