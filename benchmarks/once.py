@@ -6,6 +6,9 @@ Four collectors with eight environments each write episodes of 100 steps, whose 
 final observation of its own, into a buffer with ``share_next`` and one without, in turn, so that
 what else the machine does meets both. Memory is the size of all files. Beside them what TorchRL's
 LazyMemmapStorage takes for the same items, in its own interpreter.
+
+Then frames that are added step by step: one of each step, of which the sample makes stacks of four
+(`Sequence`), beside stacks of four as they are; by priority, one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +27,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer
+from shmbuffer import (
+    LazyMemmapStorage,
+    Sequence,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    set_threads,
+)
 
 COLLECTORS, STREAMS, EPISODE, STEPS, BATCH = 4, 8, 100, 4, 256
 #: Observation and slots.
@@ -142,6 +151,61 @@ def measure(kind: str, where: Path, python: Path | None, *, toy: bool) -> dict[s
     return found
 
 
+def frames(where: Path, *, toy: bool) -> dict[str, Any]:
+    """Single frames that are stacked when they are drawn, as times or parts of stacks."""
+    set_threads(1)
+    slots, samples = (200, 2) if toy else (10_000, 60)
+    film = torch.randint(0, 256, (slots + 4, 84, 84), dtype=torch.uint8)
+    stored = {"single": film, "stacks": film.unfold(0, 4, 1).permute(0, 3, 1, 2)}
+    buffers, times = {}, {}
+    for kind in stored:
+        single = kind == "single"
+        buffers[kind] = TensorDictPrioritizedReplayBuffer(
+            alpha=0.7,
+            beta=0.9,
+            storage=LazyMemmapStorage(
+                slots, scratch_dir=where / kind, shared_init=True, share_next=single
+            ),
+            sample_unit=Sequence(length=1, burn_in=3) if single else None,
+        )
+    steps = {
+        kind: [_step(obs[at], obs[at + 1], (at + 1) % EPISODE == 0) for at in range(slots)]
+        for kind, obs in stored.items()
+    }
+    calls = {
+        "add": lambda kind, turn: buffers[kind].add(steps[kind][turn % slots]),
+        "sample(32)": lambda kind, _: _stacks(buffers[kind], kind, 32),
+        "sample(256)": lambda kind, _: _stacks(buffers[kind], kind, 256),
+    }
+    for name, call in calls.items():
+        for turn in range(slots if name == "add" else samples):
+            for kind in stored if turn % 2 else reversed(stored):
+                began = time.perf_counter()
+                call(kind, turn)
+                times.setdefault((name, kind), []).append(time.perf_counter() - began)
+    found = {"memory": taken(where / "single") / taken(where / "stacks")}
+    for name in calls:
+        one, other = (statistics.median(times[name, kind]) for kind in stored)
+        found |= {name: one / other, f"{name}_us": 1e6 * one}
+    for buffer in buffers.values():
+        buffer.close()
+    return found
+
+
+def _step(obs: torch.Tensor, after: torch.Tensor, done: bool) -> TensorDict:
+    return TensorDict({"obs": obs, "next": {"obs": after, "done": torch.tensor(done)}})
+
+
+def _stacks(rb: TensorDictReplayBuffer, kind: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The stacks of a batch, before and after each step."""
+    batch = rb.sample(count)
+    if kind == "stacks":
+        return batch["obs"], batch["next", "obs"]
+    windows = batch.reshape(count, 4)
+    obs = windows["obs"]
+    return obs, torch.cat([obs[:, 1:], windows["next", "obs"][:, -1:]], 1)
+
+
 def taken(folder: Path) -> int:
     """Bytes of all files below."""
     return sum(
@@ -158,10 +222,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--torchrl", type=Path, default=_ROOT / ".venv-compat/bin/python")
     asked = parser.parse_args(arguments)
     python = asked.torchrl if asked.torchrl.exists() else None
-    for kind in KINDS:
+    for kind in (*KINDS, "single frames"):
         where = Path(tempfile.mkdtemp(dir="/dev/shm"))
         try:
-            found = measure(kind, where, python, toy=asked.toy)
+            if kind in KINDS:
+                found = measure(kind, where, python, toy=asked.toy)
+            else:
+                found = frames(where, toy=asked.toy)
         finally:
             shutil.rmtree(where)
         print(
