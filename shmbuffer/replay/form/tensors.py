@@ -53,6 +53,7 @@ def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
 
     An integer may become any float, and a float a shorter one, but not infinite.
     """
+    value = bool(value) if isinstance(value, np.bool_) else value  # torch takes it for an index
     tensor, wanted = as_tensor(value), torch_dtype(dtype)
     name = dtype_name(tensor.dtype)
     if not is_plain(value) or not torch.can_cast(tensor.dtype, wanted):

@@ -431,7 +431,9 @@ def test_damage_among_pieces_that_are_expanded_as_one_is_told_with_its_number() 
     out = [memory[at * 5000 : at * 5000 + 5000] for at in range(6)]
     for damaged in (frames[3] + b"?", frames[3][:-1], frames[3] + frames[2]):
         given = [*frames[:3], damaged, *frames[4:]]
-        words = "run/b: compressed piece 3 cannot be expanded"
+        # Old versions of zstandard see no fault in one byte behind a single frame.
+        seen = len(damaged) != len(frames[3]) + 1 or zstandard.__version__ >= "0.20"
+        words = f"run/b: compressed piece{' 3' if seen else 's 0 to 5'} cannot be expanded"
         with pytest.raises(CorruptBufferError, match=words):
             expand(zstd, given, whole(*out), "run/b")
         assert not memory[-50:].any()
