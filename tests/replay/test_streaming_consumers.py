@@ -161,6 +161,16 @@ def test_writers_do_not_wait_for_steps_that_are_in_no_window(tmp_path: Path) -> 
         assert status.dropped > 180
 
 
+def test_writers_do_not_wait_for_the_rest_of_a_window_that_was_given_up(tmp_path: Path) -> None:
+    """A slow stream: when it goes on, the first steps of its window are too old to wait for."""
+    with learner(tmp_path, 32) as rb:
+        for number in range(0, 400, STEPS):
+            if number % 24 == 0:
+                rb.extend(data_of(plain(1, 1000 + number // 24)), streams=9, timeout=0)
+            rb.extend(data_of(plain(STEPS, number)), timeout=0)
+            assert firsts(rb.sample(STEPS)) == [number]
+
+
 def _learns(path: Path, capacity: int, number: int, connection: Any) -> None:
     torch.set_num_threads(1)
     log = os.open(path.with_name(f"log-{number}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)

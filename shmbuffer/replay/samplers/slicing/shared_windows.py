@@ -228,8 +228,11 @@ class SharedWindows:
         is_old = found.tickets < self._windows.followed - ring.capacity // 2
         left = np.flatnonzero(is_old & (found.states == TO_GIVE))
         if len(left):
-            in_windows = table.used(ring.elements, waiting=True)
-            left = left[in_windows[left] != found.tickets[left]]
+            # Not all that is used is in a window: a window may have lost its first items.
+            in_windows = table.used(ring.elements, waiting=True) != table.used(ring.elements)
+            for some in (self._back, *self._given):
+                in_windows[some.elements] |= found.tickets[some.elements] == some.tickets
+            left = left[~in_windows[left]]
         if len(left):
             consumer.drop(left, found.tickets[left])
             self._windows.use(left, int(found.tickets[left].max()) + 1)
