@@ -22,6 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.replay.samplers.slicing.windows import Windows
 from tests.replay.slice_programs import steps
 from tests.replay.test_streaming_slices import data_of, plain
 
@@ -169,6 +170,27 @@ def test_writers_do_not_wait_for_the_rest_of_a_window_that_was_given_up(tmp_path
                 rb.extend(data_of(plain(1, 1000 + number // 24)), streams=9, timeout=0)
             rb.extend(data_of(plain(STEPS, number)), timeout=0)
             assert firsts(rb.sample(STEPS)) == [number]
+
+
+def test_a_window_that_is_written_over_while_it_is_chosen_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with learner(tmp_path, 32) as one, learner(tmp_path, 32) as two:
+        one.extend(data_of(plain(32)))
+        assert firsts(one.sample(STEPS)) == [0]
+        assert len(firsts(two.sample(7 * STEPS))) == 7
+        take = Windows.take
+
+        def slow(self: Windows, count: int) -> Any:
+            """Meanwhile other items come into the slots."""
+            found = take(self, count)
+            monkeypatch.undo()
+            two.extend(data_of(plain(2, 1000)), streams=9)
+            two.extend(data_of(plain(30, 32)))
+            return found
+
+        monkeypatch.setattr(Windows, "take", slow)
+        assert firsts(one.sample(STEPS)) == [32]
 
 
 def _learns(path: Path, capacity: int, number: int, connection: Any) -> None:

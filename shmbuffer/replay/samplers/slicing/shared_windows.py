@@ -188,7 +188,9 @@ class SharedWindows:
         firsts = table.rows_of(self._windows.take(count))
         rows = firsts[:, None] + np.arange(self._windows.steps)
         elements = table.elements_of(rows.ravel()).reshape(rows.shape)
-        return WindowItems(elements, slot_words.tickets(ring.live.words[elements]))
+        tickets = slot_words.tickets(ring.live.words[elements])
+        # What was written over since the window was chosen has the ticket of an item to come.
+        return WindowItems(elements, tickets).some((tickets < (table.head or 0)).all(1))
 
     def _search(self, ring: Ring, consumer: Consumer, table: Trajectories) -> None:
         """More windows: whose leases have ended; and, now and then, all that others do."""
