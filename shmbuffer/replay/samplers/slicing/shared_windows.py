@@ -190,7 +190,8 @@ class SharedWindows:
         elements = table.elements_of(rows.ravel()).reshape(rows.shape)
         tickets = slot_words.tickets(ring.live.words[elements])
         # What was written over since the window was chosen has the ticket of an item to come.
-        return WindowItems(elements, tickets).some((tickets < (table.head or 0)).all(1))
+        ours: Flags = np.all(tickets < (table.head or 0), axis=1)
+        return WindowItems(elements, tickets).some(ours)
 
     def _search(self, ring: Ring, consumer: Consumer, table: Trajectories) -> None:
         """More windows: whose leases have ended; and, now and then, all that others do."""
