@@ -266,7 +266,50 @@ def test_bad_arguments_are_refused_before_anything_is_made(
     has = f"{len(sizes)}, {', '.join(sizes)}"
     with pytest.raises(ValueError, match=rf"nodes=4\): the Ray cluster has {has}; give their"):
         ShardedReplayBuffer(**given, nodes=4)
+    for nodes, why in (
+        (0, "has "),
+        (-1, "has "),
+        ([], "has to be there"),
+        (["z"], "has to be there"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            ShardedReplayBuffer(**given, nodes=nodes)
+    with pytest.raises(TypeError, match="a number or a list of names"):
+        ShardedReplayBuffer(**given, nodes="a")  # type: ignore[arg-type]
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="answer_timeout has to be"):
+            ShardedReplayBuffer.find("tests", answer_timeout=seconds)
+    with pytest.raises(ValueError, match="locality is"):
+        ShardedReplayBuffer.find("tests", locality="near")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_without_ray_a_buffer_is_not_looked_for_in_a_new_cluster(
+    rb: ShardedReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ValueError, match="is in no Ray cluster"):
+        ShardedReplayBuffer.find("tests")
+
+
+def test_priorities_that_are_not_one_for_each_item_are_refused(rb: ShardedReplayBuffer) -> None:
+    shard = rb.extend(items(0, 10)).shard
+    for given in ({"shard": [shard] * 3}, {"shard": shard, "generation": [0] * 3}):
+        with pytest.raises(ValueError, match=r"of 2 items: .*; give one for each"):
+            rb.update_priority([0, 1], [1.0, 1.0], **given)
+
+
+def test_a_load_that_is_refused_changes_nothing(rb: ShardedReplayBuffer, tmp_path: Path) -> None:
+    rb.extend(items(0, 10))
+    with pytest.raises(FileNotFoundError, match=r"shards\.json: not there"):
+        rb.loads(tmp_path)
+    one = TensorDictPrioritizedReplayBuffer(storage=LazyMemmapStorage(3_000), alpha=0.7, beta=1.0)
+    one.extend(items(0, 3_000))  # more than a shard has room for
+    one.dumps(tmp_path / "shards-1" / "z")
+    (tmp_path / "shards.json").write_text('{"folder": "shards-1", "nodes": ["z"]}')
+    with pytest.raises(ValueError, match=r"room for 2000"):
+        rb.loads(tmp_path)
+    assert len(rb) == 10
 
 
 @pytest.mark.full
@@ -312,8 +355,9 @@ def test_a_save_loads_on_the_same_nodes_and_on_others(
         assert where == "c"
         assert two.shards[shard] == "b"
         assert path == "its owner runs on the node b"
-    with pytest.raises(BufferClosedError):
-        two.client()
+    for use in (two.client, two.sample, lambda: len(two), lambda: two.extend(items(0, 1))):
+        with pytest.raises(BufferClosedError):
+            use()
     (second / "c").rename(second / "d")
     rb.extend(items(0, 10))
     with pytest.raises(FileNotFoundError, match="no save of the shards of c"):

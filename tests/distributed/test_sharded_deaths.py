@@ -26,6 +26,7 @@ from tensordict import TensorDict
 ray = pytest.importorskip("ray")
 
 from shmbuffer import (  # noqa: E402 - Ray is an extra
+    BufferClosedError,
     EmptyBufferError,
     LazyMemmapStorage,
     ShardedReplayBuffer,
@@ -459,6 +460,7 @@ def test_the_end_comes_to_all_though_the_map_and_a_keeper_are_dead(
         for node in ray.nodes()
         if node["Alive"] and node["NodeName"] in ITEMS
     ]
+    learner = rb.client()
     kill(pid_of(rb, "b"))
     kill_map()
     rb.close()
@@ -468,3 +470,7 @@ def test_the_end_comes_to_all_though_the_map_and_a_keeper_are_dead(
     until(lambda: all(state_of(pid) in "ZX" for pid in keepers))
     with pytest.raises(ValueError, match="no sharded buffer"):
         ShardedReplayBuffer.find(NAME)
+    with pytest.raises(ValueError, match="no sharded buffer"):
+        learner.sample(8)
+    with pytest.raises(BufferClosedError):
+        rb.sample(8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 from shmbuffer.distributed.shards.member import FRESH_S, PROBE_S, Member, Sent
@@ -143,9 +142,8 @@ class Members:
         return getattr(self._map, name).remote(*args)
 
     def lose_map(self) -> None:
-        """Finds the map again: it is being started again, or has gone."""
-        with suppress(ValueError):
-            self._map = self._find_map()
+        """Finds the map again, which is being started again; ValueError: the buffer has ended."""
+        self._map = self._find_map()
 
     def _follow_map(self) -> None:
         """Asks the map for its keepers, and takes in an earlier answer, without waiting."""

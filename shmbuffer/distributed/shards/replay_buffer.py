@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -110,15 +111,13 @@ class ShardedReplayBuffer(ShardedClient):
     ) -> None:
         ray = require_ray()
         _require_storage(storage)
-        if locality not in ("global", "local"):
-            raise ValueError(f"locality is 'global' or 'local', got {locality!r}")
         for argument, instead in _NOT_HERE.items():
             if kwargs.get(argument):
                 raise NotImplementedError(f"ShardedReplayBuffer({argument}=...): {instead}")
         require_ratio(rate_limiter)
         parts = made_of(replay_buffer_cls, (), {"storage": storage, **kwargs})
         name = name or f"buffer-{secrets.token_hex(4)}"
-        options = Options(name, prefetch or 0, locality, require_rank(rank), answer_timeout)
+        options = _options(name, prefetch, locality, rank, answer_timeout)
         self._ray_use: RayUse | None = RayUse(ray_init_config)
         self._map: Any = None
         self._metrics: ShardMetrics | None = None
@@ -170,9 +169,10 @@ class ShardedReplayBuffer(ShardedClient):
             answer_timeout: see there.
 
         Raises:
-            ValueError: there is no buffer of that name.
+            ValueError: there is no buffer of that name, or this process is in no Ray cluster; see
+                the constructor for others.
         """
-        return ShardedClient(Options(name, prefetch or 0, locality, rank, answer_timeout))
+        return ShardedClient(_options(name, prefetch, locality, rank, answer_timeout))
 
     def client(self) -> ShardedClient:
         """A handle that can be pickled, and cannot end the buffer.
@@ -198,9 +198,15 @@ class ShardedReplayBuffer(ShardedClient):
         """End the actors. Committed items stay in the directories of the nodes. Idempotent."""
         if self._map is not None:
             self.detach()
-        self._end()
+            self._end()
+            del self._members, self._credits
 
     shutdown = close
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_members", "_credits"):  # of a buffer that was closed
+            raise BufferClosedError(f"{self!r} was closed")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _end(self) -> None:
         ray = require_ray()
@@ -211,7 +217,7 @@ class ShardedReplayBuffer(ShardedClient):
         ray_use, self._ray_use = self._ray_use, None
         try:
             if shard_map is not None and ray.is_initialized():
-                keepers = {member.node: member.keeper for member in getattr(self, "_members", ())}
+                keepers = {member.node: member.keeper for member in vars(self).get("_members", ())}
                 with suppress(ray.exceptions.RayError):  # it may be starting again
                     keepers |= ray.get(shard_map.end.remote(), timeout=LEAVE_S)
                 ray.kill(shard_map, no_restart=True)
@@ -229,6 +235,16 @@ class ShardedReplayBuffer(ShardedClient):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _options(
+    name: str, prefetch: int | None, locality: str, rank: int | None, answer_timeout: float
+) -> Options:
+    if locality not in ("global", "local"):
+        raise ValueError(f"locality is 'global' or 'local', got {locality!r}")
+    if not 0 < answer_timeout < math.inf:
+        raise ValueError(f"answer_timeout has to be a number of seconds, got {answer_timeout!r}")
+    return Options(name, prefetch or 0, locality, require_rank(rank), answer_timeout)
 
 
 def _started(ray: Any, name: str, asked: dict[str, Any]) -> list[Any]:
@@ -258,14 +274,26 @@ def _require_free(ray: Any, name: str) -> None:
 def _chosen(nodes: int | list[str] | None) -> list[str] | None:
     """Names of the nodes, which stay the same when the map is started again."""
     there = sorted(living_nodes())
-    if not isinstance(nodes, int):
+    if nodes is None:
         return nodes
-    if nodes > len(there):
+    is_number = isinstance(nodes, int) and not isinstance(nodes, bool)
+    is_list = isinstance(nodes, list | tuple) and all(isinstance(one, str) for one in nodes)
+    if not is_number and not is_list:
+        raise TypeError(
+            f"ShardedReplayBuffer(nodes=...): a number or a list of names, got {nodes!r}"
+        )
+    if isinstance(nodes, int) and not 1 <= nodes <= len(there):
         raise ValueError(
             f"ShardedReplayBuffer(nodes={nodes}): the Ray cluster has {len(there)}, "
             f"{', '.join(there)}; give their names, also of nodes that are still to come"
         )
-    return there[:nodes]
+    chosen = there[:nodes] if isinstance(nodes, int) else list(nodes)
+    if not set(chosen) & set(there):
+        raise ValueError(
+            f"ShardedReplayBuffer(nodes={nodes!r}): one of them at least has to be there; the Ray "
+            f"cluster has {', '.join(there)}"
+        )
+    return chosen
 
 
 def _dead(ray: Any) -> set[str]:

@@ -27,6 +27,7 @@ from shmbuffer.distributed.shards.limited import Gate
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import ring_in
+from shmbuffer.replay.compat.buffers import METADATA
 from shmbuffer.replay.values import read_json, reading, write_json
 
 LIST = "shards.json"
@@ -90,28 +91,37 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
             opened(answer)
 
 
-def load_shards(members: Members, path: Any, parts: Any) -> None:
-    """See `ShardedClient.loads`."""
+def saves_of_nodes(members: Members, path: Any) -> dict[str, Path]:
+    """The save of each node, before anything is changed."""
     source = Path(path).absolute()
+    if not (source / LIST).exists():
+        raise FileNotFoundError(f"{source / LIST}: not there, so no sharded buffer was saved there")
     with reading(source / LIST):
         found = read_json(source / LIST)
         source, nodes = source / str(found["folder"]), list[str](found["nodes"])
     members.require_all("loaded")
-    if away := [node for node in nodes if not (source / node).is_dir()]:
+    if away := [node for node in nodes if not (source / node / METADATA).is_file()]:
         raise FileNotFoundError(
             f"{source}: this node sees no save of the shards of {', '.join(away)}; load from a "
             "directory that all nodes see. Nothing was changed"
         )
+    return {node: source / node for node in nodes}
+
+
+def load_shards(members: Members, saves: dict[str, Path], parts: Any) -> None:
+    """See `ShardedClient.loads`."""
     ours = {member.node: member for member in members}
-    if set(nodes) == set(ours):
-        for node in nodes:
-            ours[node].whole("loads", source / node)
+    if set(saves) == set(ours):
+        for node, path in saves.items():
+            ours[node].whole("loads", path)
         return
+    for path in saves.values():  # what cannot be loaded is refused before anything is changed
+        next(_items_of(parts, path), None)
     for member in members:
         member.whole("empty")
     receivers = itertools.cycle(sorted(members, key=lambda one: one.node))
-    for node in nodes:
-        for data, priorities in _items_of(parts, source / node):
+    for path in saves.values():
+        for data, priorities in _items_of(parts, path):
             member = next(receivers)
             index = member.whole("extend", data)
             if priorities is not None:

@@ -20,7 +20,7 @@ from shmbuffer.distributed.shards.limited import Limited
 from shmbuffer.distributed.shards.member import Member, Sent, told
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.sampling import Sampling
-from shmbuffer.distributed.shards.saving import load_shards, save_shards
+from shmbuffer.distributed.shards.saving import load_shards, save_shards, saves_of_nodes
 from shmbuffer.distributed.shards.shard_batches import SHARD, ShardBatches
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name
 from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
@@ -282,8 +282,15 @@ class ShardedClient(Sampling, Limited):
         count = len(where)
         raw = reduced(priority, count, self._face["reduction"])
         check_raw(raw)
-        shards = np.broadcast_to(np.asarray(shard).reshape(-1), (count,))
+        shards = np.asarray(shard).reshape(-1)
         tickets = None if generation is None else np.asarray(generation).reshape(-1)
+        if len(shards) not in (1, count) or (tickets is not None and len(tickets) != count):
+            raise ValueError(
+                f"update_priority of {count} items: {len(shards)} numbers in shard="
+                + ("" if tickets is None else f", {len(tickets)} in generation=")
+                + "; give one for each item. Nothing was changed"
+            )
+        shards = np.broadcast_to(shards, (count,))
         self._batches.largest = max(self._batches.largest, float(raw.max(initial=0.0)))
         return sent_to(self._members, shards, where.numpy(), raw, tickets)
 
@@ -338,10 +345,11 @@ class ShardedClient(Sampling, Limited):
         self._begun.clear()
         self._members.refresh(all_of_them=True)
         parts = self._members.ask_map("parts")
+        saves = saves_of_nodes(self._members, path)
         limiter = self.rate_limiter
         self.set_rate(None)  # else the writes would wait for draws
         try:
-            load_shards(self._members, path, parts)
+            load_shards(self._members, saves, parts)
         finally:
             self.set_rate(limiter)
         self._members.refresh(all_of_them=True)
@@ -375,8 +383,14 @@ class ShardedClient(Sampling, Limited):
 
 def found_map(name: str) -> Any:
     """The map of a buffer; ValueError if there is none."""
+    ray = require_ray()
+    if not ray.is_initialized():  # else Ray would start a cluster
+        raise ValueError(
+            f"the sharded buffer {name!r} cannot be reached: this process is in no Ray cluster; "
+            "call ray.init(address='auto') first"
+        )
     try:
-        return require_ray().get_actor(map_name(name), namespace=NAMESPACE)
+        return ray.get_actor(map_name(name), namespace=NAMESPACE)
     except ValueError:
         raise ValueError(
             f"there is no sharded buffer {name!r} in this Ray cluster; "
