@@ -38,6 +38,7 @@ from shmbuffer.memory.directory.locks import TESTER_PATIENCE_S, Lock
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import Identity
+from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
 
 _NAME = re.compile(r"[0-9a-f]{16}")
@@ -176,6 +177,8 @@ def _lines(directory: Directory, file: str) -> list[dict[str, Any]]:
 
 
 def _append(directory: Directory, file: str, line: dict[str, Any]) -> None:
-    with directory.open_file(file) as held:
+    rest = json.dumps(line).encode() + b"\n"
+    with directory.open_file(file) as held, explained(directory.path / file, needed=len(rest)):
         os.lseek(held.fd, 0, os.SEEK_END)
-        os.write(held.fd, json.dumps(line).encode() + b"\n")
+        while rest:
+            rest = rest[os.write(held.fd, rest) :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import holding, joining, upkeep
+from tests.faults import holding, joining, serving, upkeep
 from tests.faults.scenario import Scenario
 
 SCENARIOS: dict[str, type[Scenario]] = {
@@ -35,6 +35,13 @@ SCENARIOS: dict[str, type[Scenario]] = {
         upkeep.RecordFirst,
         holding.Hold,
         holding.Pieces,
+        serving.Lead,
+        serving.Spawn,
+        serving.Stop,
+        serving.Wait,
+        serving.Look,
+        serving.RecoverRecorded,
+        serving.AnonymousShared,
         joining.Use,
         joining.UseAfterFork,
         joining.Anonymous,

@@ -307,6 +307,19 @@ class Inspect(Check):
         assert found["schema"] is not None
 
 
+def record(path: Path, engine: Engine) -> None:
+    """A record of this moment and an event, in the history of a buffer."""
+    with Directory.open(path) as directory:
+        files = Files(directory)
+        with files.lock(AT_ONCE):
+            recorder = HistoryWriter.open(files, engine.superblock.uuid)
+    try:
+        recorder.record(engine.glance(), engine.seat.incarnation)
+        recorder.note(Event(EventKind.JOINED), engine.seat.incarnation)
+    finally:
+        recorder.close()
+
+
 class Record(Scenario):
     """The history of a buffer is gone on with."""
 
@@ -315,15 +328,7 @@ class Record(Scenario):
         self.act()
 
     def act(self) -> None:
-        with Directory.open(self.path) as directory:
-            files = Files(directory)
-            with files.lock(AT_ONCE):
-                recorder = HistoryWriter.open(files, self.engine.superblock.uuid)
-        try:
-            recorder.record(self.engine.glance(), self.engine.seat.incarnation)
-            recorder.note(Event(EventKind.JOINED), self.engine.seat.incarnation)
-        finally:
-            recorder.close()
+        record(self.path, self.engine)
 
     def again(self) -> None:
         self.act()

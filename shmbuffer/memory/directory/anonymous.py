@@ -103,20 +103,22 @@ class Anonymous:
 
     def load(self, superblock: Any) -> Mapped:
         """Reads the schema that another process built, and maps the rest."""
+        return self._map(*self._built())
+
+    def extend_ledger(self, start: int, nbytes: int) -> None:
+        """Takes the memory for a part of the ledger; SpaceError without it. Under the lock."""
+        _, (*_, first) = self._built()
+        with _explained(nbytes):
+            free = filesystem.free_memory_bytes()
+            filesystem.allocate_part(self.file.fd, first + start, nbytes, free=free)
+
+    def _built(self) -> tuple[Schema, list[int]]:
+        """The schema that is there, and the places of the parts."""
         with _explained():
             size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
             data = os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8)
         schema = Schema.from_json(data, WHERE)
-        return self._map(schema, _places(schema, size)[1])
-
-    def extend_ledger(self, start: int, nbytes: int) -> None:
-        """Takes the memory for a part of the ledger; SpaceError without it. Under the lock."""
-        size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
-        schema = Schema.from_json(os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8), WHERE)
-        first = _places(schema, size)[1][-1]
-        with _explained(nbytes):
-            free = filesystem.free_memory_bytes()
-            filesystem.allocate_part(self.file.fd, first + start, nbytes, free=free)
+        return schema, _places(schema, size)[1]
 
     def dictionary(self) -> bytes | None:
         """The dictionary of records; None until one is published."""

@@ -1,0 +1,174 @@
+"""What a coordinator and its processes do with files, and those who look from outside."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from shmbuffer.memory import Engine
+from shmbuffer.memory.attaching import attached
+from shmbuffer.memory.directory.anonymous import WHERE
+from shmbuffer.memory.engine import _adopt_memory
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.prefault import OFF
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep import history
+from shmbuffer.service import roster
+from shmbuffer.service.buffer_config import BufferConfig
+from shmbuffer.service.stopping import is_being_stopped, stop
+from shmbuffer.service.tenure import Tenure
+from shmbuffer.watch.look import look_at
+from tests.crash.harness import settings, write
+from tests.faults.scenario import AT_ONCE, ITEMS, Scenario, require_items
+from tests.faults.upkeep import Check, Recover, record
+
+WORDS = roster.LastWords(3, "somewhere")
+
+
+class Lead(Scenario):
+    """A coordinator begins and leaves; the buffer stays."""
+
+    def prepare(self) -> None:
+        self.filled().close()
+
+    def act(self) -> None:
+        with ExitStack() as undo:
+            tenure = Tenure(
+                self.path,
+                BufferConfig(),
+                existing="recover",
+                auto_cleanup=False,
+                limiter=None,
+                timeout=AT_ONCE,
+                prefault=OFF,
+            )
+            undo.callback(tenure.abandon)
+            tenure.begin()
+            undo.pop_all()
+        tenure.leave()
+        tenure.engine.close()
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.keep(self.open()))
+
+
+class Spawn(Scenario):
+    """A process is announced, says who it is, is found, says how it ends, and is forgotten."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+
+    def act(self) -> None:
+        file = roster.plan(self.path)
+        try:
+            assert roster.check_in(self.path, file, "worker", 4)
+            (found,) = roster.living(self.path)
+            assert (found.name, found.index, found.identity.pid) == ("worker", 4, os.getpid())
+            roster.check_out(self.path, file, WORDS)
+        finally:
+            roster._alive.close()
+        assert roster.last_words(self.path, file) == WORDS
+        roster.living(self.path)
+        roster.forget(self.path, file)
+
+    def is_done(self) -> bool:
+        assert roster.living(self.path) == []
+        with Directory.open(self.path) as directory:
+            return not directory.exists(layout.SPAWNED) or not directory.listdir(layout.SPAWNED)
+
+    def again(self) -> None:
+        assert self.is_done()
+        self.act()
+        self.require_whole(self.engine)
+
+    def look_afterwards(self) -> None:
+        assert roster.living(self.path) == []
+        super().look_afterwards()
+
+
+class Stop(Scenario):
+    """Whoever uses the buffer is ended: nobody else does."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+
+    def act(self) -> None:
+        assert stop(self.path, grace_s=0.0) == []
+        assert not is_being_stopped(self.path)
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.engine)
+
+
+class Wait(Scenario):
+    """A client waits for a buffer that is there."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+
+    def act(self) -> None:
+        self.keep(attached(self.path, AT_ONCE, None, OFF))
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.engine)
+
+
+class Look(Check):
+    """What is shown of a buffer: its state, its items and its history."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        record(self.path, self.engine)
+
+    def act(self) -> None:
+        found = look_at(str(self.path), None)
+        assert found.item_stats is not None
+        assert len(found.item_stats.ages) == len(ITEMS)
+
+
+class RecoverRecorded(Recover):
+    """The same where there is a history, in which the dead are noted."""
+
+    def prepare(self) -> None:
+        with self.filled() as engine:
+            record(self.path, engine)
+        super().prepare()
+
+    def again(self) -> None:
+        super().again()
+        with Directory.open(self.path) as directory:
+            assert len(history.read(directory).fine) == 1
+
+
+class AnonymousShared(Scenario):
+    """Memory without a name that another process made and defined, and a reservation in it."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(Engine.anonymous(replace(settings(self.kind))))
+        write(self.ring(self.engine), range(11))
+
+    def act(self) -> None:
+        fd = self.engine.seat.ground.file.fd
+        with explained(Path(WHERE)):  # a process that is spawned has it
+            passed = os.dup(fd)
+        with _adopt_memory(SimpleNamespace(detach=lambda: passed), "client") as other:
+            require_items(other, ITEMS)
+            ring = self.ring(other)
+            ring.reservations.give_back(ring.reservations.reserve(1))
+
+    def again(self) -> None:
+        self.act()
+        require_items(self.engine, ITEMS)
+
+    def stop(self) -> None:
+        self.kept.close()
+
+    def look_afterwards(self) -> None:
+        assert not self.path.exists()
