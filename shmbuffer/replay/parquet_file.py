@@ -13,17 +13,19 @@ numbers, of fixed-size lists and of structs of these; dots in a name nest.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from shmbuffer.errors import FormatError, SchemaMismatchError
+from shmbuffer.errors import FormatError, SchemaMismatchError, ShmBufferError
 from shmbuffer.extras import missing
 from shmbuffer.memory import Leaf
 from shmbuffer.replay.form import structure
@@ -33,6 +35,7 @@ from shmbuffer.replay.publication import publish_file
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.values import reading
+from shmbuffer.replay.work_directory import located
 
 _KEY = b"shmbuffer"
 _BATCH_BYTES = 2**26
@@ -70,6 +73,7 @@ def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
     schema = pa.schema(fields, metadata={_KEY: json.dumps(form).encode()})
     count = 0
     with (
+        _located(Path(path)),
         publish_file(path) as beside,
         pq.ParquetWriter(
             beside, schema, compression=compression, use_dictionary=False, write_statistics=False
@@ -84,6 +88,19 @@ def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
             count += len(tensors[0])
             file.write_batch(pa.record_batch(arrays, schema=schema), row_group_size=2**30)
     return count
+
+
+@contextmanager
+def _located(path: Path) -> Iterator[None]:
+    """Have an error say where; one of Arrow that only says "error closing file", the cause, too."""
+    try:
+        with located(path):
+            yield
+    except OSError as error:
+        if isinstance(error, ShmBufferError) or error.errno is not None:
+            raise
+        number = getattr(error.__context__, "errno", None) or errno.EIO
+        raise OSError(number, str(error), str(path)) from error
 
 
 def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:

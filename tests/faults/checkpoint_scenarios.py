@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,13 @@ from shmbuffer import (
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
+    ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
 )
+from shmbuffer._native import _core
+from shmbuffer.replay.export import export
+from tests.crash.harness import ended, fork
 from tests.faults.audit import files_below
 from tests.faults.scenario import Scenario
 
@@ -45,6 +52,7 @@ class Save(Scenario):
 
     #: What a fresh process may load; None: there is nothing to load.
     saved: tuple[list[int] | None, ...] = (None, BEFORE)
+    files = frozenset({"sampler/mintree.memmap", "storage/b/c.memmap", "writer/metadata.json"})
 
     def prepare(self) -> None:
         self.target = self.folder / "save"
@@ -80,8 +88,7 @@ class Save(Scenario):
     def is_done(self) -> bool:
         self.saved = self.saved[-1:]
         self.require_a_save()
-        files = {"sampler/mintree.memmap", "storage/b/c.memmap", "writer/metadata.json"}
-        return self.kind == "records" or files <= set(files_below(self.folder / "save"))
+        return self.kind == "records" or self.files <= {*files_below(self.folder / "save")}
 
     def stop(self) -> None:
         self.buffer.dumps(self.target)  # sweeps what a save could not remove of itself
@@ -174,6 +181,166 @@ class LoadInPlace(Load):
         super().remove()
 
 
+class Scale(torch.nn.Module):
+    """A transform with a state, and nothing else."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(factor))
+
+    def forward(self, data: Any) -> Any:
+        return data
+
+
+class Transformed:
+    """Of a buffer whose transform has a state, which is saved with it."""
+
+    def made(self) -> TensorDictPrioritizedReplayBuffer:
+        storage: Any = LazyTensorStorage(CAPACITY)
+        return TensorDictPrioritizedReplayBuffer(
+            storage=storage, alpha=0.7, beta=0.4, batch_size=4, transform=Scale(3.0)
+        )
+
+
+class SaveTransformed(Transformed, Save):
+    """A buffer with a transform is saved."""
+
+
+class LoadTransformed(Transformed, Load):
+    """A buffer with a transform is loaded."""
+
+
+class Packed:
+    """Of a buffer of records, in a directory of its own."""
+
+    folder: Path
+
+    def made(self) -> TensorDictPrioritizedReplayBuffer:
+        path = Path(tempfile.mkdtemp(), "ring")
+        storage: Any = LazyStackStorage(CAPACITY, max_bytes=2**16, scratch_dir=path)
+        return TensorDictPrioritizedReplayBuffer(storage=storage, alpha=0.7, beta=0.4, batch_size=4)
+
+    def remove(self) -> None:
+        for path in Path(self.folder, "tmp").iterdir():
+            shutil.rmtree(path)
+        super().remove()  # type: ignore[misc]
+
+
+class SavePacked(Packed, Save):
+    """A ring of records is saved as it lies."""
+
+    files = frozenset({"sampler/mintree.memmap", "writer/metadata.json"})
+
+
+class LoadPacked(Packed, Load):
+    """Such a save is loaded."""
+
+
+class LoadUnfinished(Load):
+    """A save whose process was killed between two of its files is finished by a load."""
+
+    saved = (NOW,)
+
+    def prepare(self) -> None:
+        super().prepare()
+        (self.target / "notes.txt").write_text("mine")
+        self.buffer.extend(items(11, 13))
+
+        def victim() -> None:
+            _core.arm("save.moved")
+            self.buffer.dumps(self.target)
+
+        assert ended(fork(victim)) == -signal.SIGKILL
+
+    def is_done(self) -> bool:
+        return numbers(self.other) == NOW
+
+    def again(self) -> None:
+        assert {*numbers(self.other)} <= {50, 51, 52, *NOW}
+        self.act()
+        assert numbers(self.other) == NOW
+
+
+class SaveMembers(Scenario):
+    """An ensemble is saved and loaded, with the states of its transforms."""
+
+    def prepare(self) -> None:
+        self.ensemble = self.made(5)
+
+    def made(self, count: int) -> ReplayBufferEnsemble:
+        parts = [
+            TensorDictReplayBuffer(
+                storage=LazyTensorStorage(CAPACITY), batch_size=2, transform=Scale(factor)
+            )
+            for factor in (3.0, 4.0)
+        ]
+        for part in parts:
+            part.extend(items(0, count))
+        return ReplayBufferEnsemble(*parts, batch_size=4)
+
+    def act(self) -> None:
+        self.ensemble.dumps(self.folder / "save")
+        self.require_a_save()
+
+    def require_a_save(self) -> None:
+        other = self.made(1)
+        other.loads(self.folder / "save")
+        for member in other.storage._members:
+            assert member[:]["a"].tolist() == list(range(5))
+            assert torch.equal(member[:]["b", "c"], items(0, 5)["b", "c"])
+
+    def is_done(self) -> bool:
+        self.require_a_save()
+        return True
+
+    def stop(self) -> None:
+        self.act()
+        self.remove()
+
+    def look_afterwards(self) -> None:
+        self.prepare()
+        self.act()
+        self.remove()
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder / "save")
+        left = files_below(self.folder)
+        assert left == ["tmp/"], left
+
+
+class Export(Scenario):
+    """Items become a file of Parquet, where nothing was."""
+
+    def prepare(self) -> None:
+        self.storage = LazyTensorStorage(CAPACITY)
+        self.storage.set(range(5), items(0, 5))
+
+    def act(self) -> None:
+        assert export(self.storage, self.folder / "parquet", "parquet") == 5
+
+    def again(self) -> None:
+        (self.folder / "parquet").unlink(missing_ok=True)
+        self.act()
+
+    def is_done(self) -> bool:
+        return (self.folder / "parquet").stat().st_size > 0
+
+    def stop(self) -> None:
+        self.again()  # sweeps what was left
+        self.remove()
+
+    def look_afterwards(self) -> None:
+        self.prepare()
+        self.stop()
+
+    def remove(self) -> None:
+        assert files_below(self.folder) == ["parquet", "tmp/"]
+
+
 SCENARIOS: dict[str, type[Scenario]] = {
-    scenario.__name__: scenario for scenario in (Save, SaveAgain, SaveWithin, Load, LoadInPlace)
+    scenario.__name__: scenario
+    for scenario in (
+        *(Save, SaveAgain, SaveWithin, Load, LoadInPlace, LoadUnfinished, SavePacked, LoadPacked),
+        *(SaveTransformed, LoadTransformed, SaveMembers, Export),
+    )
 }

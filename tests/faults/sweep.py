@@ -16,6 +16,7 @@ import json
 import random
 import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 import filelock  # noqa: F401 - the first lock loads it, and that is not what is looked at here
@@ -147,6 +148,8 @@ def main() -> None:
     if "--torch" in sys.argv:
         from tests.faults.checkpoint_scenarios import SCENARIOS as WITH_TORCH
 
+        with suppress(ModuleNotFoundError):
+            import pyarrow.parquet  # noqa: F401 - once, and not in each child
         SCENARIOS.update(WITH_TORCH)
     if "--broken" in sys.argv:
         from tests.faults.broken_scenarios import SCENARIOS as BROKEN

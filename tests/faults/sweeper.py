@@ -12,7 +12,10 @@ from tests.faults.injector import preloaded_environment
 from tests.faults.sweep import Found
 
 #: Those of checkpoint_scenarios.py, which only a process with torch can load.
-CHECKPOINTS = ("Save", "SaveAgain", "SaveWithin", "Load", "LoadInPlace")
+CHECKPOINTS = (
+    *("Save", "SaveAgain", "SaveWithin", "Load", "LoadInPlace", "LoadUnfinished"),
+    *("SavePacked", "LoadPacked", "SaveTransformed", "LoadTransformed", "SaveMembers", "Export"),
+)
 
 
 class Sweeper:

@@ -10,6 +10,7 @@ A chain of TorchRL's own (its ``Compose``) that is the only transform of a buffe
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,9 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
 
 def load_plainly(file: Path) -> Any:
     """What torch.save wrote."""
+    content = io.BytesIO(file.read_bytes())
     try:
-        return torch.load(file, weights_only=True)
+        return torch.load(content, weights_only=True)
     except Exception as error:
         raise ValueError(
             f"{file}: cannot be loaded without running code from it ({type(error).__name__}); the "
