@@ -261,6 +261,38 @@ class LoadUnfinished(Load):
         assert numbers(self.other) == NOW
 
 
+class SaveInPlace(Save):
+    """A buffer is described beside its own files, which stay where they are."""
+
+    saved = (BEFORE,)
+
+    def made(self) -> TensorDictPrioritizedReplayBuffer:
+        storage: Any = LazyMemmapStorage(
+            CAPACITY, scratch_dir=self.folder / "save" / "storage", existsok=True
+        )
+        return TensorDictPrioritizedReplayBuffer(storage=storage, alpha=0.7, beta=0.4, batch_size=4)
+
+    def require_a_save(self) -> None:
+        other = self.made()
+        if (self.folder / "save" / "buffer_metadata.json").exists():
+            other.loads(self.folder / "save")
+        assert numbers(other) == BEFORE  # whatever was said of it
+        other.close()
+
+    def is_done(self) -> bool:
+        self.require_a_save()
+        return {"buffer_metadata.json", "writer/metadata.json"} <= {
+            *files_below(self.folder / "save")
+        }
+
+    def look_afterwards(self) -> None:
+        self.require_a_save()
+        fresh = self.made()
+        fresh.dumps(self.folder / "save")
+        fresh.close()
+        self.remove()
+
+
 class SaveMembers(Scenario):
     """An ensemble is saved and loaded, with the states of its transforms."""
 
@@ -341,6 +373,6 @@ SCENARIOS: dict[str, type[Scenario]] = {
     scenario.__name__: scenario
     for scenario in (
         *(Save, SaveAgain, SaveWithin, Load, LoadInPlace, LoadUnfinished, SavePacked, LoadPacked),
-        *(SaveTransformed, LoadTransformed, SaveMembers, Export),
+        *(SaveTransformed, LoadTransformed, SaveInPlace, SaveMembers, Export),
     )
 }

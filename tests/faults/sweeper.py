@@ -14,7 +14,8 @@ from tests.faults.sweep import Found
 #: Those of checkpoint_scenarios.py, which only a process with torch can load.
 CHECKPOINTS = (
     *("Save", "SaveAgain", "SaveWithin", "Load", "LoadInPlace", "LoadUnfinished"),
-    *("SavePacked", "LoadPacked", "SaveTransformed", "LoadTransformed", "SaveMembers", "Export"),
+    *("SavePacked", "LoadPacked", "SaveTransformed", "LoadTransformed", "SaveInPlace"),
+    *("SaveMembers", "Export"),
 )
 
 

@@ -21,6 +21,7 @@ from tensordict import TensorDict
 from shmbuffer.replay.compat.folders import read_folder
 from shmbuffer.replay.transforms import Compose
 from shmbuffer.replay.values import OURS, damaged, read_json, reading, write_json
+from shmbuffer.replay.work_directory import located
 
 METADATA = "buffer_metadata.json"
 _PREFIX = "transforms."
@@ -74,7 +75,7 @@ def write_states(file: Path, chain: Compose) -> None:
             for key, value in state.items()
         }
     if content:
-        torch.save(content, file)
+        save_plainly(content, file)
 
 
 def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
@@ -100,9 +101,18 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
     return states
 
 
+def save_plainly(content: Any, file: Path) -> None:
+    """Write what `load_plainly` reads; by itself torch.save does not say why it cannot."""
+    data = io.BytesIO()
+    torch.save(content, data)
+    with located(file):
+        file.write_bytes(data.getbuffer())
+
+
 def load_plainly(file: Path) -> Any:
     """What torch.save wrote."""
-    content = io.BytesIO(file.read_bytes())
+    with located(file):
+        content = io.BytesIO(file.read_bytes())
     try:
         return torch.load(content, weights_only=True)
     except Exception as error:

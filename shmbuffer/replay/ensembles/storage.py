@@ -11,7 +11,7 @@ import torch
 
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpoints import apply_part, dump_part, read_part
-from shmbuffer.replay.compat.buffers import load_plainly
+from shmbuffer.replay.compat.buffers import load_plainly, save_plainly
 from shmbuffer.replay.ensembles.members import Ensemble
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.values import read_json, reading, write_json
@@ -42,7 +42,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         ]
         for at, transform in enumerate(storage._transforms or ()):
             if hasattr(transform, "state_dict"):
-                torch.save(transform.state_dict(), path / f"{at}_transform.pt")
+                save_plainly(transform.state_dict(), path / f"{at}_transform.pt")
         return moments
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
