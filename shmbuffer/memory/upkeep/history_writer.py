@@ -96,8 +96,9 @@ class HistoryWriter:
 
     def note_deaths(self, died: Sequence[Event]) -> None:
         """Notes those of these whose end is not noted yet; see the function."""
-        ring = self._events
-        data = os.pread(self._file.fd, ring.end - ring.begin, ring.begin)
+        ring, data = self._events, b""
+        while more := os.pread(self._file.fd, ring.end - (at := ring.begin + len(data)), at):
+            data += more
         rows, _ = ring.whole(data)
         events = history.events_of(rows)
         ends = history.open_ends(events)
