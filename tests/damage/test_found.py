@@ -118,6 +118,17 @@ def test_what_a_writer_had_begun_is_no_item_after_a_reboot(
         assert (first in found, second in found) == (not rebooted, not rebooted)
 
 
+@pytest.mark.parametrize("kind", ["rows", "records"])
+def test_a_ticket_that_nobody_can_have_reached_does_not_end_the_buffer(
+    specimens: Specimens, kind: str
+) -> None:
+    """After a reboot the head may be older than the words; but not by all tickets."""
+    specimen = specimens(kind, True)
+    last = cell(slots_cells(specimen), f"words[{specimen.schema.capacity - 1}]")
+    specimen.damage(last.becomes(2**64 - 1))
+    require_mended_or_refused(specimen)
+
+
 def test_an_empty_word_with_a_ticket_is_counted(specimen: Specimen) -> None:
     slot, (ticket, _) = next(iter(specimen.truth.items()))
     word = cell(slots_cells(specimen), f"words[{slot}]")

@@ -289,8 +289,9 @@ class _Repair:
         return retired
 
     def _refuse_impossible_words(self, trusted: bool) -> int:
-        """A ticket must be of its slot, and below ``head`` where a reboot did not make that old."""
+        """A ticket is of its slot, and below ``head``, or near it where a reboot made that old."""
         head, refused = int(self.control.runtime["head"][0]), 0
+        end = np.uint64(head if trusted else max(head + _LARGEST_GAP, _MANY_TICKETS))
         for piece in self._pieces():
             words = self.live.words[piece]
             tickets = slots.tickets(words).view(np.uint64)
@@ -298,8 +299,7 @@ class _Repair:
             first = tickets - laps * np.uint64(self.capacity)
             wrong = first != np.arange(piece.start, piece.stop, dtype=np.uint64)
             wrong |= slots.states(words) == SlotState.EMPTY
-            if trusted:
-                wrong |= tickets >= np.uint64(head)
+            wrong |= tickets >= end
             wrong &= words != 0
             self.live.words[piece][wrong] = 0
             _core.reached("recover.refused")
