@@ -36,12 +36,18 @@ def test_every_handle_sees_it_and_what_shows_the_buffer_does(engine: Engine) -> 
 
 
 def test_it_may_be_set_back_but_a_publish_only_raises_it(engine: Engine) -> None:
+    publish(engine, 1)
     consumer_version.store(engine.seat, 100)
     publish(engine, 1)
     assert consumer_version.read(engine.seat) == 100
     consumer_version.store(engine.seat, 1)
-    assert publish(engine, 2) == 2
-    assert consumer_version.read(engine.seat) == 2
+    assert publish(engine, 2) == 3
+    assert consumer_version.read(engine.seat) == 3
+
+
+def test_the_first_weights_are_newer_than_what_consumers_have(engine: Engine) -> None:
+    consumer_version.store(engine.seat, 100)
+    assert publish(engine, 1) == consumer_version.read(engine.seat) > 100
 
 
 def test_increments_of_several_processes_all_count(engine: Engine) -> None:
