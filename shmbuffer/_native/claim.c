@@ -126,7 +126,7 @@ static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *rin
         atomic_store_explicit(&words[row], writing, memory_order_release);
         CP_ROW(claimed.armed, write_mark);
         marked->gone += committed;
-        if (claimed.slots && !(in_place && committed)) note_run(ring, claimed, (struct shmb_run){run.slot, run.ticket, 1}, NULL);
+        if (claimed.slots && !(in_place && committed)) note_run(ring, claimed, run, NULL); /* of one row */
         for (uint64_t e = row * claimed.lanes, end = e + claimed.lanes; e < end; e++) {
             if (prioritized && mass[e] != 0) {
                 mass[e] = 0;

@@ -74,7 +74,7 @@ def publish(
         with seat.ground.lock(timeout):
             seat.require_there()
             if not directory.exists(layout.WEIGHTS):
-                # Where a file was removed, items tell of its versions, and are not to be the newer.
+                # Items may tell of versions of a file that was removed; these are newer.
                 weights_file.make(directory, leaves, consumer_version.read(seat))
         lock = _locked(directory, timeout)
     file, where = seat.weights, directory.path / layout.WEIGHTS

@@ -35,7 +35,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, CorruptBufferError
 from shmbuffer.memory.directory.locks import Lock, is_free
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.system.filesystem import free_memory_bytes
+from shmbuffer.memory.system.filesystem import free_memory_bytes, read_at
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
 
@@ -199,7 +199,7 @@ def _head_of(data: bytes, number: int) -> tuple[int, ...] | None:
 
 def _told(fd: int, number: int, where: Path) -> Partial | None:
     with explained(where):
-        head = _head_of(_read(fd, _HEAD.size, 0), number)
+        head = _head_of(read_at(fd, _HEAD.size, 0), number)
     if head is None:
         return None
     counts = [items for items, _, _ in _pieces(fd, where)]
@@ -215,21 +215,13 @@ def _pieces(fd: int, where: Path) -> Iterator[tuple[int, bytes, int]]:
     with explained(where):
         left = os.fstat(fd).st_size - at
         while left >= _PIECE.size:
-            front = _read(fd, _PIECE.size, at)
+            front = read_at(fd, _PIECE.size, at)
             if len(front) < _PIECE.size:  # somebody has cut it
                 return
             size, items, crc = _PIECE.unpack(front)
             left -= _PIECE.size + size
-            body = _read(fd, size, at + _PIECE.size) if left >= 0 else b""
+            body = read_at(fd, size, at + _PIECE.size) if left >= 0 else b""
             if left < 0 or _core.crc32c(body, _core.crc32c(front[:12])) != crc:
                 return
             at += _PIECE.size + size
             yield items, body, at
-
-
-def _read(fd: int, nbytes: int, at: int) -> bytes:
-    """So many bytes, or up to the end of the file."""
-    data = bytearray()
-    while len(data) < nbytes and (more := os.pread(fd, nbytes - len(data), at + len(data))):
-        data += more
-    return bytes(data)

@@ -119,6 +119,14 @@ def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
         raise OSError(errno.EIO, f"the file has {found} bytes after {nbytes} were allocated")
 
 
+def read_at(fd: int, nbytes: int, at: int) -> bytes:
+    """So many bytes of a file, or up to its end: one pread may return fewer."""
+    data = bytearray()
+    while len(data) < nbytes and (more := os.pread(fd, nbytes - len(data), at + len(data))):
+        data += more
+    return bytes(data)
+
+
 def allocate_part(fd: int, start: int, nbytes: int, *, free: int) -> None:
     """Give a part of a sparse file its room."""
     if nbytes > free:

@@ -26,6 +26,7 @@ from shmbuffer.memory.directory.files import NEW_HISTORY, Files
 from shmbuffer.memory.directory.locks import Lock
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.control import Control, Superblock
+from shmbuffer.memory.system.filesystem import read_at
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
@@ -96,9 +97,8 @@ class HistoryWriter:
 
     def note_deaths(self, died: Sequence[Event]) -> None:
         """Notes those of these whose end is not noted yet; see the function."""
-        ring, data = self._events, b""
-        while more := os.pread(self._file.fd, ring.end - (at := ring.begin + len(data)), at):
-            data += more
+        ring = self._events
+        data = read_at(self._file.fd, ring.end - ring.begin, ring.begin)
         rows, _ = ring.whole(data)
         events = history.events_of(rows)
         ends = history.open_ends(events)
