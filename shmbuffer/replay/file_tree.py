@@ -9,7 +9,6 @@ import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,20 +124,6 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
         return False
     where = os.readlink(f"/proc/self/fd/{other_folder}")
     raise OSError(number, os.strerror(number), os.path.join(where, other))
-
-
-def make_durably(path: Path) -> None:
-    """Make a directory with all above it, synced.
-
-    One above that cannot be synced, because it may not be read, belongs to another user.
-    """
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    if missing:
-        path.mkdir(mode=0o775, parents=True, exist_ok=True)  # less what umask takes
-        _core.reached("save.parents")
-    for folder in missing:
-        with suppress(PermissionError), Directory.open(folder.parent, anybodys=True) as above:
-            above.sync()
 
 
 def sync_tree(new: Directory) -> None:

@@ -55,10 +55,10 @@ from shmbuffer.replay.file_tree import (
     is_below,
     is_replaceable,
     list_of,
-    make_durably,
     sync_tree,
     walk,
 )
+from shmbuffer.replay.safe_files import make_folders, write_file
 from shmbuffer.replay.work_directory import (
     COMPLETE,
     MARK,
@@ -89,7 +89,7 @@ def publish(
     path = followed(path)
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is not a directory; a checkpoint is one")
-    make_durably(path.parent)
+    make_folders(path.parent)
     finish(path)
     with Directory.open(path.parent, anybodys=True) as above, ExitStack() as held:
         sweep(above, path.name)
@@ -100,7 +100,7 @@ def publish(
             within = within or (target is not None and not _gives_way(target, merge=merge))
         made = within and target is None
         if made:
-            make_durably(path)
+            make_folders(path)
             target = above.folder(path.name)
             held.enter_context(target)
         work = Work(target, MARK) if within and target is not None else _beside(above, path.name)
@@ -135,7 +135,7 @@ def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             with work.directory.folder(NEW) as new:
                 sync_tree(new)
             work.directory.rename(f"{NEW}/{name}", name, into=folder)
-            with suppress(PermissionError):  # as in `make_durably`
+            with suppress(PermissionError):  # as in `make_folders`
                 folder.sync()
         finally:
             work.leave()
@@ -259,7 +259,7 @@ def _replace(work: Work, name: str) -> bool:
             if not _exchanged(work, target, name):
                 return False
     _step("replaced")
-    with suppress(PermissionError):  # as in `make_durably`
+    with suppress(PermissionError):  # as in `make_folders`
         above.sync()
     return True
 
@@ -309,7 +309,7 @@ def _exchanged(work: Work, target: Directory, name: str) -> bool:
 def _write_manifest(work: Work, files: set[str]) -> None:
     text = json.dumps({"format": 1, "files": sorted(files - {MANIFEST})}, indent=1)
     with work.named():
-        (work.way / MANIFEST).write_text(text)
+        write_file(work.way / MANIFEST, text)
         _core.reached("save.listed")
 
 

@@ -21,7 +21,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,6 +41,7 @@ from shmbuffer.memory.system.filesystem import too_large
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.progress import is_of_callback
 from shmbuffer.memory.system.region import Directory
+from shmbuffer.replay.safe_files import make_folder, remove_tree
 
 MARK = ".shmbuffer-save"
 """The name of a work directory, or its end."""
@@ -126,9 +126,9 @@ class Work:
 
     def make_new(self) -> None:
         """Make the directory that is going to be published, empty."""
-        with explained(self.path / NEW):
-            os.mkdir(NEW, 0o775, dir_fd=self.directory.file.fd)  # less what umask takes
-            _core.reached("save.new")
+        with self.named():
+            make_folder(self.way, exist_ok=False)
+        _core.reached("save.new")
 
     def show(self, new: Directory) -> None:
         """Let others see whether it is complete, on the disk too, and nothing of ``new`` in it."""
@@ -182,7 +182,7 @@ class Work:
         """Remove it, unless it holds a complete save; the lock last, so that a death is swept."""
         with suppress(OSError, ShmBufferError):
             if self.mine and not self.directory.exists(COMPLETE):
-                shutil.rmtree(NEW, ignore_errors=True, dir_fd=self.directory.file.fd)
+                remove_tree(self.directory, NEW)
                 _core.reached("save.emptied")
                 if not self.directory.exists(NEW):  # else the next process that saves tries again
                     for name in (*self.directory.leftovers(COMPLETE), _OWNER):

@@ -12,7 +12,7 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.memory.system import beneath, region
-from shmbuffer.replay import file_tree, publication, work_directory
+from shmbuffer.replay import file_tree, publication, safe_files, work_directory
 from shmbuffer.replay.publication import publish
 
 pytestmark = pytest.mark.crash
@@ -26,7 +26,7 @@ def points() -> list[str]:
     """All of them, in source order."""
     text = "".join(
         Path(str(module.__file__)).read_text()
-        for module in (beneath, region, file_tree, work_directory, publication)
+        for module in (beneath, region, file_tree, safe_files, work_directory, publication)
     )
     steps = [f"save.{name}" for name in re.findall(r'_step\("([\w ]+)"\)', text)]
     return [*re.findall(r'reached\("((?:save|file|folder)\.\w+)"\)', text), *steps]

@@ -52,10 +52,15 @@ def require_own_directory(found: os.stat_result, where: Path) -> None:
         )
 
 
-def require_own_file(found: os.stat_result, where: Path) -> None:
-    """Raise UnsafePathError unless it is a regular file of ours with one name."""
+def require_regular_file(found: os.stat_result, where: Path) -> None:
+    """Raises UnsafePathError unless it is a regular file, whoever owns it."""
     if not stat.S_ISREG(found.st_mode):
         raise _another_kind(where, "a regular file")
+
+
+def require_own_file(found: os.stat_result, where: Path) -> None:
+    """Raise UnsafePathError unless it is a regular file of ours with one name."""
+    require_regular_file(found, where)
     if found.st_nlink != 1:
         raise UnsafePathError(
             f"{where}: the file has {found.st_nlink} names (hard links), as after `cp -al`, so that"

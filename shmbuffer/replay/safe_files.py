@@ -1,0 +1,130 @@
+"""Creates, reads and removes the files of saves, exports and data sets.
+
+    create_file, write_file, make_folder, make_folders   something new; never over what exists
+    open_file, read_file, require_plain                  what another program may have made
+    remove_file, remove_tree                             what we made
+    temporary_folder                                     a directory for the length of a block
+
+Modules above `memory.system` create, replace and remove files only through these functions,
+`publication` and `memory.system.region.Directory`. `tests/test_file_access.py` reads the sources
+and refuses any other way.
+
+Always true
+  1. No link is followed at the last part of a path, and nothing that exists is written to.
+  2. Only regular files are opened. A FIFO or a device is refused at once; opening it never waits.
+  3. Users other than the owner and the group cannot write to what is created here, whatever the
+     umask is.
+  4. A tree is removed below a directory that is held open, so that no link leads out of it.
+If the process dies here: a file may be incomplete. `publication` makes sure that no reader sees it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from shmbuffer._native import _core
+from shmbuffer.memory.system.path_checks import explained, require_regular_file
+from shmbuffer.memory.system.region import Directory
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would wait
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_MODE, _FOLDER_MODE = 0o664, 0o775  # the umask may take more
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Creates a file and opens it for writing; BufferExistsError if the name is taken."""
+    with explained(path):
+        return os.fdopen(os.open(path, _CREATE, _FILE_MODE), "w+b")
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Creates a file with this content; text is encoded as UTF-8."""
+    with create_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def make_folder(path: Path, *, exist_ok: bool = True) -> None:
+    """Makes a directory; UnsafePathError if something else than a directory has that name."""
+    with explained(path, wanted="a directory"):
+        try:
+            os.mkdir(path, _FOLDER_MODE)
+        except FileExistsError:
+            if not exist_ok:
+                raise
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path)) from None
+
+
+def make_folders(path: Path) -> None:
+    """Makes a directory with its missing parents, and syncs the directories that hold them.
+
+    A parent that may not be read cannot be synced. It belongs to another user and stays as it is.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing:
+        path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        _core.reached("save.parents")
+    for folder in missing:
+        with suppress(PermissionError), Directory.open(folder.parent, anybodys=True) as above:
+            above.sync()
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[int]:
+    """Yields the descriptor of a regular file that is opened for reading.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UnsafePathError: the path leads to a link, a FIFO, a device, a socket or a directory.
+    """
+    with _core.Descriptor() as opened:
+        with explained(path):
+            fd = opened.take(os.open, path, _READ)
+            require_regular_file(os.fstat(fd), path)
+        yield fd
+
+
+def read_file(path: Path) -> bytes:
+    """Reads a regular file; raises as `open_file` does."""
+    with open_file(path) as fd, open(fd, "rb", closefd=False) as file:
+        return file.read()
+
+
+def require_plain(path: Path) -> None:
+    """Raises UnsafePathError unless `path` is a regular file or a tree of nothing but such files.
+
+    To be called before a tree is given to a library that would follow links in it, or wait for the
+    other end of a FIFO.
+    """
+    with explained(path):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            require_regular_file(os.lstat(path), path)
+            return
+    for name in sorted(os.listdir(path)):
+        require_plain(path / name)
+
+
+def remove_file(path: Path) -> None:
+    """Removes a file, or a link itself."""
+    with explained(path):
+        os.unlink(path)
+
+
+def remove_tree(above: Directory, name: str) -> None:
+    """Removes a directory with all that is in it; what cannot be removed stays."""
+    shutil.rmtree(name, ignore_errors=True, dir_fd=above.file.fd)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yields a new directory of mode 0700, which is removed at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="shmbuffer-") as path:
+        yield Path(path)
