@@ -9,6 +9,7 @@ from typing import Any
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpoints import Loaded
+from shmbuffer.replay.safe_files import make_folder
 from shmbuffer.replay.values import read_json, reading, write_json
 
 _FILE = "shmbuffer.data_set.json"
@@ -19,7 +20,7 @@ class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
         """Write where the data set is, and its form; the moment is for the sampler."""
-        Path(path).mkdir(exist_ok=True)
+        make_folder(Path(path))
         write_json(Path(path) / _FILE, {"path": str(storage.path), **_form_of(storage)})
         moment: ItemSnapshot = storage.ring().copy_out([])
         return moment

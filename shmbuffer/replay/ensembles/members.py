@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shmbuffer.replay.checkpoints import apply_part, dump_part, read_part
+from shmbuffer.replay.safe_files import make_folders
 
 
 class Ensemble:
@@ -48,7 +49,7 @@ class Ensemble:
             member.load_state_dict(state_dict[str(at)])
 
     def _dump(self, directory: Path, moment: Any) -> Any:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folders(directory)
         for at, member in enumerate(self._members):
             dump_part(member, directory / str(at), None if moment is None else moment[at])
 

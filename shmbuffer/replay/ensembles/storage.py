@@ -13,6 +13,7 @@ from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpoints import apply_part, dump_part, read_part
 from shmbuffer.replay.compat.buffers import load_plainly, save_plainly
 from shmbuffer.replay.ensembles.members import Ensemble
+from shmbuffer.replay.safe_files import make_folders
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.values import read_json, reading, write_json
 
@@ -32,7 +33,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
         """Save each member; the results of their checkpointers, None for empty ones."""
         path = Path(path)
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
         members = storage._members
         empty = [at for at, member in enumerate(members) if not len(member)]
         write_json(path / _METADATA, {"empty_members": empty})
