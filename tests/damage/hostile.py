@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import uuid
@@ -13,13 +14,27 @@ from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory import removal
 from shmbuffer.memory.upkeep.check import check
 from shmbuffer.memory.upkeep.inspect import inspect
+from tests.crash.harness import ended, fork
 from tests.damage.judgement import answer
 from tests.damage.specimen import Specimen, contents
 
 #: A user id that is not ours, where we may give files away.
 _STRANGER = 12345
 
+_HANGS_S = 120
+
 Trap = Callable[[Path, Path], None]
+
+
+def ends_in_time(body: Callable[[], object]) -> int:
+    """Runs ``body`` in a child and returns its exit status, ``-SIGALRM`` if it never returned."""
+
+    def limited() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_HANGS_S)
+        body()
+
+    return ended(fork(limited))
 
 
 def _socket(path: Path) -> None:

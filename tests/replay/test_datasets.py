@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from shmbuffer import (
     load_dataset,
     prefill_replay_buffer,
 )
+from shmbuffer.errors import UnsafePathError
 from shmbuffer.extras import MissingExtra
 from shmbuffer.replay.datasets import minari as reader
 from tests.crash.harness import ended, fork
+from tests.damage.hostile import ends_in_time
 
 minari = pytest.importorskip("minari")
 gym = pytest.importorskip("gymnasium")
@@ -169,8 +172,8 @@ def test_who_is_killed_while_it_converts_leaves_nothing_that_counts(
 ) -> None:
     name, steps = collect(), reader._episodes
 
-    def until_killed(data: Any) -> Any:
-        for at, episode in enumerate(steps(data)):
+    def until_killed(*data: Any) -> Any:
+        for at, episode in enumerate(steps(*data)):
             if at == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield episode
@@ -190,9 +193,9 @@ def test_one_process_converts_and_the_others_wait(
     name, steps = collect(), reader._episodes
     began, begun = os.pipe()
 
-    def noted(data: Any) -> Any:
+    def noted(*data: Any) -> Any:
         os.write(begun, b"x")
-        yield from steps(data)
+        yield from steps(*data)
 
     monkeypatch.setattr(reader, "_episodes", noted)
     children = [fork(lambda: len(loaded(name, tmp_path)) and None) for _ in range(3)]
@@ -200,6 +203,160 @@ def test_one_process_converts_and_the_others_wait(
     assert os.read(began, 9) == b"x"
     os.close(began)
     os.close(begun)
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Makes a data set in HDF5 of two episodes of four steps; returns its name."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+    def made(observations: Any, space: Any, **columns: Any) -> str:
+        ends = np.arange(4) == 3
+        episode = {
+            "observations": observations,
+            "actions": np.zeros(4, np.int64),
+            "rewards": np.arange(4.0),
+            "terminations": ends,
+            "truncations": np.zeros(4, np.bool_),
+            **columns,
+        }
+        episodes = [minari.data_collector.EpisodeBuffer(id=at, **episode) for at in range(2)]
+        minari.create_dataset_from_buffers(
+            "made/short-v0",
+            episodes,
+            observation_space=space,
+            action_space=gym.spaces.Discrete(3),
+        )
+        return "minari:made/short-v0"
+
+    return made
+
+
+BOX = gym.spaces.Box(-9, 9, (), np.float64)
+LOSES = r"^minari:made/short-v0: "
+
+
+def test_an_observation_for_each_step_is_kept_and_the_last_one_repeated_with_a_warning(
+    record: Callable[..., str], tmp_path: Path
+) -> None:
+    name = record(np.arange(4.0), BOX)
+    said = (
+        rf"{LOSES}Column 'next.observation' is incomplete because .* last observation is repeated"
+    )
+    with pytest.warns(UserWarning, match=said):
+        data = loaded(name, tmp_path)[:]
+    assert data["observation"].tolist() == [0, 1, 2, 3] * 2
+    assert data["next", "observation"].tolist() == [1, 2, 3, 3] * 2
+    assert data["next", "done"].squeeze(-1).tolist() == [False, False, False, True] * 2
+
+
+def test_infos_of_the_steps_alone_are_kept_under_next(
+    record: Callable[..., str], tmp_path: Path
+) -> None:
+    name = record(np.arange(5.0), BOX, infos={"energy": np.arange(4)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = load_dataset(name, root=tmp_path / "root", batch_size=50, strict=True)[:]
+    assert data["next", "info", "energy"].tolist() == [0, 1, 2, 3] * 2
+    assert "info" not in data.keys()  # noqa: SIM118
+    assert data["next", "observation"].tolist() == [1, 2, 3, 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("observations", "space", "infos", "column", "why"),
+    [
+        (list("abcde"), gym.spaces.Text(9), None, "observation", "it is text, and"),
+        (
+            {"at": np.arange(5.0), "said": list("bcdef")},
+            gym.spaces.Dict({"at": BOX, "said": gym.spaces.Text(9)}),
+            None,
+            "observation.said",
+            "it is text, and",
+        ),
+        (np.arange(7.0), BOX, None, "observation", "it has 7 rows for 4 steps"),
+        (np.arange(5.0), BOX, {"a": {"note": list("abcde")}}, "info.a.note", "it is text"),
+        (np.arange(5.0), BOX, {"count": 3}, "info.count", "it has one value for an episode"),
+        (np.arange(5.0), BOX, {"last": np.arange(3)}, "info.last", "it has 3 rows for 4 steps"),
+    ],
+)
+def test_a_column_that_makes_no_batch_is_left_out_with_a_warning_or_refused(
+    record: Callable[..., str],
+    tmp_path: Path,
+    observations: Any,
+    space: Any,
+    infos: Any,
+    column: str,
+    why: str,
+) -> None:
+    name = record(observations, space, infos=infos)
+    said = rf"{LOSES}Column '{column}' is left out because {why}"
+    with pytest.raises(ValueError, match=said):
+        load_dataset(name, root=tmp_path / "root", batch_size=50, strict=True)
+    assert list((tmp_path / "root" / "minari").iterdir()) == [tmp_path / "root/minari/.lock"]
+    for _ in range(2):  # a conversion that is there already says it too
+        with pytest.warns(UserWarning, match=said) as warned:
+            data = loaded(name, tmp_path)[:]
+        assert len([one for one in warned if "made/short" in str(one.message)]) == 1
+        assert tuple(column.split(".")) not in data.keys(True)
+        assert data["next", "reward"].squeeze(-1).tolist() == [0, 1, 2, 3] * 2
+    with pytest.raises(ValueError, match=said):
+        load_dataset(name, root=tmp_path / "root", batch_size=50, strict=True)
+
+
+def test_rows_of_different_shapes_and_objects_are_named(tmp_path: Path) -> None:
+    episode = SimpleNamespace(
+        id=0,
+        rewards=[0.0, 1.0],
+        terminations=[False, True],
+        truncations=[False, False],
+        actions=([0, 1], [[0], [1, 2]]),
+        observations=np.array([[1], [1, 2], [1, 2, 3]], object),
+        infos={"day": np.array(["2000-01-01"] * 3, "datetime64[D]"), "none": None},
+    )
+    losses: dict[str, str] = {}
+    data = reader._steps_of(episode, losses)
+    assert losses == {
+        "action.1": "Column 'action.1' is left out because its rows have different shapes.",
+        "observation": "Column 'observation' is left out because its rows have different shapes.",
+        "info.day": "Column 'info.day' is left out because its rows are of type datetime64, and "
+        "tensors hold numbers.",
+    }
+    assert data["action", "0"].tolist() == [0, 1]
+
+
+def test_data_of_a_file_of_hdf5_that_are_in_another_file_are_not_read(
+    record: Callable[..., str], tmp_path: Path
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    name = record(np.arange(5.0), BOX)
+    (tmp_path / "precious").write_bytes(bytes(4 * 8))
+    os.mkfifo(tmp_path / "fifo")
+    file = tmp_path / "minari/made/short-v0/data/main_data.hdf5"
+
+    def external_bytes(group: Any) -> None:
+        group.create_dataset("rewards", (4,), "f8", external=[(tmp_path / "precious", 0, 32)])
+
+    def external_link(group: Any) -> None:
+        group["rewards"] = h5py.ExternalLink(tmp_path / "fifo", "/x")
+
+    def virtual(group: Any) -> None:
+        layout = h5py.VirtualLayout((4,), "f8")
+        layout[:] = h5py.VirtualSource(str(tmp_path / "fifo"), "x", (4,))
+        group.create_virtual_dataset("rewards", layout)
+
+    for number, put in enumerate((external_bytes, external_link, virtual)):
+        with h5py.File(file, "a") as opened:
+            del opened["episode_1"]["rewards"]
+            put(opened["episode_1"])
+            opened["episode_1"]["itself"] = opened["episode_1"]
+
+        def load() -> None:
+            with pytest.raises(UnsafePathError, match=r"episode_1/rewards are in another file"):
+                loaded(name, tmp_path)
+
+        assert ends_in_time(load) == 0, number
+        with h5py.File(file, "a") as opened:
+            del opened["episode_1"]["itself"]
 
 
 def test_it_is_mixed_with_what_is_collected(collect: Callable[..., str], tmp_path: Path) -> None:
@@ -216,6 +373,7 @@ def test_it_is_copied_by_its_name(
     collect: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     name = collect()
     from shmbuffer import LazyTensorStorage
 

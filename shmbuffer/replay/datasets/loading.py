@@ -10,6 +10,7 @@ from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.replay.datasets import minari, parquet
 from shmbuffer.replay.datasets.converted import converted
 from shmbuffer.replay.storages import ReadOnlyStorage
+from shmbuffer.replay.storages.read_only import report_losses
 from shmbuffer.replay.writers import ImmutableDatasetWriter
 
 _SOURCES = {"minari": minari.find, "parquet": parquet.find}
@@ -20,25 +21,35 @@ def load_dataset(
     *,
     root: str | os.PathLike[str] | None = None,
     priorities: str | os.PathLike[str] | None = None,
+    strict: bool = False,
     **kwargs: Any,
 ) -> TensorDictReplayBuffer:
-    """A data set as a buffer that is read and never written.
+    """Opens a data set as a buffer that is read and never written.
 
     Minari's data come as TorchRL has them: ``"observation"``, ``"action"``, ``"episode"``, and
     under ``"next"`` the observation that followed, ``"reward"``, ``"terminated"``, ``"truncated"``
-    and ``"done"``, ``[n, 1]`` each; ``"info"`` where it is numbers.
+    and ``"done"``, ``[n, 1]`` each; ``"info"`` if it is numbers. If an episode has no observation
+    after its last step, the last observation is repeated there. If its infos begin with the first
+    step, they are under ``"next"`` only.
+
+    A UserWarning names each column that is left out or incomplete, and the reason.
 
     Args:
         dataset_id: ``"minari:<id>"`` (the extra ``minari``), ``"parquet:<file>"`` (the extra
             ``parquet``), or the path of a directory for a `ReadOnlyStorage`.
-        root: where converted data sets are kept, each in a directory of its own, which is made once
-            for each version of the source; None: ``~/.cache/shmbuffer``.
+        root: a directory of yours where converted data sets are kept, each in a directory of its
+            own. It is made once for each version of the source; nothing removes it. None:
+            ``$XDG_CACHE_HOME/shmbuffer``, or ``~/.cache/shmbuffer`` without that variable.
         priorities: see `ReadOnlyStorage`.
+        strict: whether a column that is left out or incomplete is an error instead of a warning.
         **kwargs: of `TensorDictReplayBuffer`.
 
     Raises:
-        ValueError: no such source, or items that make no batch.
+        ValueError: no such source, items that make no batch, or, if ``strict``, a column that is
+            left out or incomplete.
         FileNotFoundError: it is not on this machine; nothing is fetched from elsewhere.
+        UnsafePathError: the root belongs to another user, or a file of the data set is a link, a
+            FIFO or a device. The path that you give may be a link.
         MissingExtra: the package that reads it is not installed; the message says how to.
 
     Cost: all bytes once, the first time; later a map for each leaf.
@@ -54,15 +65,18 @@ def load_dataset(
                 f"{', '.join(f'{each}:' for each in _SOURCES)}; give the path of a directory as a "
                 "pathlib.Path, also of a data set that TorchRL has fetched (its data_path)"
             )
-        path = converted(_SOURCES[source](name), Path(root) if root else None)
+        path, losses = converted(
+            _SOURCES[source](name), Path(root) if root else None, strict=strict
+        )
+        report_losses(dataset_id, losses, strict=strict)
     return TensorDictReplayBuffer(
-        storage=ReadOnlyStorage(path, priorities=priorities),
+        storage=ReadOnlyStorage(path, priorities=priorities, strict=strict),
         **{"writer": ImmutableDatasetWriter(), **kwargs},
     )
 
 
 def opened(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> ReplayBuffer:
-    """The buffer of a data set, which the user names: itself, a directory, or its name."""
+    """Returns the buffer of a data set, which the user names: itself, a directory, or its name."""
     if isinstance(dataset, (str, os.PathLike)):
         if isinstance(dataset, str) and batch_size is None and "batch_size" not in options:
             raise ValueError(

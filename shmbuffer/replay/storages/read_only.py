@@ -10,7 +10,8 @@ that are spawned or forked.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,15 +19,19 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import Ring, Schema
+from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.checkpointers.read_only import ReadOnlyStorageCheckpointer
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.form.tensors import take_rows
+from shmbuffer.replay.safe_files import require_plain
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.mover import DrawnElements, RowSample, draw_from, draw_into
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
+from shmbuffer.replay.values import read_json
 
 
 class ReadOnlyStorage(TensorStorage):
@@ -38,17 +43,22 @@ class ReadOnlyStorage(TensorStorage):
     Args:
         path: the directory: what ``dumps`` of a buffer or of a storage wrote, here or in TorchRL;
             or a TensorDict in files, as ``TensorDict.memmap`` and TorchRL's data sets lay it out.
+            The path may be a link, what lies in the directory may not.
         priorities: a directory for the priorities, which every process opens that is given it; they
             are there after a kill. None: in memory, of this process and those that it is passed to.
         device: where samples are sent.
         ndim: leading dimensions of the data that belong to the storage.
+        strict: whether a column that cannot be used is an error instead of a warning. These are
+            the columns under whose names a sample has keys of its own, such as ``"index"``.
 
     Raises:
         FileNotFoundError: there is no data set.
         BufferExistsError: it is the directory of a living buffer.
         SchemaMismatchError: ``priorities`` is the table of a data set of another size.
         CorruptBufferError: a file is too short, or cannot be read.
-        ValueError: an entry was pickled; nothing was unpickled.
+        UnsafePathError: something in the directory is a link, a FIFO or a device.
+        ValueError: an entry was pickled; nothing was unpickled. Or ``strict``, and a column cannot
+            be used.
 
     Cost: a map for each leaf; the table is made at once, 50 bytes an item.
 
@@ -80,10 +90,12 @@ class ReadOnlyStorage(TensorStorage):
         priorities: str | os.PathLike[str] | None = None,
         device: torch.device | str | None = "cpu",
         ndim: int = 1,
+        strict: bool = False,
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path = followed(path)
         self._location = Location(scratch_dir=priorities, shared_init=priorities is not None)
-        saved = Saved.of_data_set(self.path, ndim=ndim)
+        saved = _look_at(self.path, ndim)
+        report_losses(self.path, _unusable_columns(saved), strict=strict)
         record = saved.record
         super().__init__(None, record.slots * record.width, device=device, ndim=ndim)
         ring = self.engine().define(Schema((), record.slots, record.lanes, {"kind": "held"}))
@@ -100,7 +112,7 @@ class ReadOnlyStorage(TensorStorage):
         return self._settle(_ReadOnlyRows(ring, leaves, saved.columns(leaves)))
 
     def _attach_ring(self, ring: Ring) -> Rows:
-        return self._map(ring, Saved.of_data_set(self.path, ndim=self.ndim))
+        return self._map(ring, _look_at(self.path, self.ndim))
 
     @property
     def supports_conditional_update(self) -> bool:
@@ -148,6 +160,38 @@ class ReadOnlyStorage(TensorStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         return RingBacked.__getstate__(self)  # the files are mapped again where it arrives
+
+
+def _look_at(path: Path, ndim: int) -> Saved:
+    if path.exists():
+        require_plain(path)
+    return Saved.of_data_set(path, ndim=ndim)
+
+
+def _unusable_columns(saved: Saved) -> dict[str, str]:
+    """Returns a sentence for each column under whose name a sample has a key of its own."""
+    file = Path(saved.where) / "meta.json"
+    found = OWN_KEYS.intersection(read_json(file)) if file.exists() else ()
+    return {
+        key: f"Column {key!r} is left out because a sample has a key of its own under that name; "
+        "rename the column."
+        for key in sorted(found)
+    }
+
+
+def report_losses(
+    where: str | os.PathLike[str], losses: Mapping[str, str], *, strict: bool
+) -> None:
+    """Warns the caller's caller about columns that are left out or incomplete.
+
+    Raises:
+        ValueError: ``strict``, and there is such a column.
+    """
+    if losses:
+        message = f"{os.fspath(where)}: {' '.join(losses.values())}"
+        if strict:
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=3)
 
 
 class _ReadOnlyRows(HeldRows):
