@@ -122,7 +122,6 @@ def test_the_reader_of_python_sees_every_kind_of_store() -> None:
         "os.unlink",
         "posix_fallocate",
         "os.pwrite",
-        "write_text",
         "_core.format_mutex",
         "self.native.rebuild()",
     ):
