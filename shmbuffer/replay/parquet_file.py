@@ -28,7 +28,7 @@ import torch
 from shmbuffer.errors import FormatError, SchemaMismatchError, ShmBufferError
 from shmbuffer.extras import missing
 from shmbuffer.memory import Leaf
-from shmbuffer.replay.form import structure
+from shmbuffer.replay.form import cpu, structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype, torch_dtype_like
 from shmbuffer.replay.publication import publish_file
@@ -172,7 +172,7 @@ class _Column:
         """Arrow's."""
         if self._stored is torch.uint8 and self.count > 1:
             return pa.binary(self.count)
-        one = pa.from_numpy_dtype(torch.empty(0, dtype=self._stored).numpy().dtype)
+        one = pa.from_numpy_dtype(cpu.empty(0, dtype=self._stored).numpy().dtype)
         if self.count == 1:
             return one
         return pa.list_(pa.field("element", one, nullable=False), self.count)
@@ -192,7 +192,7 @@ class _Column:
     def tensor(self, path: Path, arrays: dict[str, Any], rows: int) -> torch.Tensor:
         """A tensor over Arrow's array."""
         if not self.count:
-            return torch.empty((rows, *self.shape), dtype=self._dtype)
+            return cpu.empty((rows, *self.shape), dtype=self._dtype)
         array = arrays.get(self.leaf.name)
         if array is None:
             raise SchemaMismatchError(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers import Sampler
 
 Number = int | float
@@ -134,7 +135,7 @@ class LinearScheduler(ParameterScheduler):
         _at_least_one("num_steps", num_steps)
         self.final_val: Any = final_value
         if isinstance(self.initial_val, torch.Tensor):
-            self.final_val = torch.as_tensor(final_value).to(self.initial_val)
+            self.final_val = cpu.as_tensor(final_value).to(self.initial_val)
         self.num_steps = num_steps
         self._delta = (self.final_val - self.initial_val) / num_steps
 

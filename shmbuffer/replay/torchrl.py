@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.pinned import pin
 
 __all__ = [
@@ -94,7 +95,7 @@ def find_start_stop_traj(
 def _row(cursor: Any) -> int:
     """The row that was written last."""
     try:
-        return int(cursor if isinstance(cursor, int) else torch.as_tensor(cursor).reshape(-1)[-1])
+        return int(cursor if isinstance(cursor, int) else cpu.as_tensor(cursor).reshape(-1)[-1])
     except (IndexError, TypeError, ValueError) as error:
         raise RuntimeError(
             f"find_start_stop_traj: cursor names a row, or some of which the last counts; "

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.packing import Packed, pack, unpack
 from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype
 
@@ -213,7 +214,7 @@ def _write(data: BinaryIO, content: Any) -> None:
 
 def _chunk(data: BinaryIO, nbytes: int) -> torch.Tensor:
     if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return cpu.empty(0, dtype=torch.uint8)
     return torch.frombuffer(_take(data, nbytes), dtype=torch.uint8)
 
 

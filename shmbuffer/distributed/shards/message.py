@@ -21,6 +21,7 @@ import torch
 
 from shmbuffer.distributed.runtime import require_ray
 from shmbuffer.memory.format.array_types import Bytes
+from shmbuffer.replay.form import cpu
 
 _LINE = 64
 _BYTES = np.dtype("<u8").itemsize
@@ -101,5 +102,5 @@ def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
 def _tensor(raw: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor over the bytes of a message."""
     if not raw.nbytes:
-        return torch.empty(shape, dtype=dtype)
+        return cpu.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).view(shape)

@@ -19,6 +19,7 @@ from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import Piece, joined
 from shmbuffer.distributed.shards.shares import Weighed, counts_of, effective_size, factors_of
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.rank import mixed
 
 SHARD = "shard"
@@ -164,7 +165,7 @@ class ShardBatches:
     ) -> tuple[Any, dict[str, Any]]:
         infos = self._weighed(begun, pieces)
         for info, (_, n, piece) in zip(infos, pieces, strict=True):
-            info[SHARD] = torch.full((n,), piece.identity)
+            info[SHARD] = cpu.full((n,), piece.identity, dtype=torch.int64)
         if len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]:  # drawn here
             data, info = pieces[0][2].data, infos[0]
         else:

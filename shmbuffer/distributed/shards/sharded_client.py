@@ -29,6 +29,7 @@ from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.raw_priorities import check_raw, reduced
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.buffers.data_path import priority_entry
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.rank import known_rank
 
@@ -277,7 +278,7 @@ class ShardedClient(Sampling, Limited):
                 "update_priority(index, priority) of a sharded buffer needs shard=, the entry "
                 f"{SHARD!r} of the sample, or an index as extend() returns it"
             )
-        index = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
+        index = torch.stack(index, -1) if isinstance(index, tuple) else cpu.as_tensor(index)
         where = index.reshape(-1, index.shape[-1]) if index.dim() > 1 else index.reshape(-1)
         count = len(where)
         raw = reduced(priority, count, self._face["reduction"])

@@ -19,6 +19,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.system import filesystem
 from shmbuffer.replay.compat.storages import files_of
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.leaves import Leaves
 
 if TYPE_CHECKING:  # storages import their checkpointers
@@ -84,5 +85,5 @@ def make_columns(
             columns.append(torch.frombuffer(mmap.mmap(fd, 0), dtype=dtype).view(shape))
         else:
             descriptor.close()
-            columns.append(torch.empty(shape, dtype=dtype))
+            columns.append(cpu.empty(shape, dtype=dtype))
     return columns, descriptors

@@ -23,7 +23,7 @@ from shmbuffer.replay.compat.folders import (
     shapes_of_objects,
 )
 from shmbuffer.replay.compat.storages import METADATA, pytree_columns, read_metadata
-from shmbuffer.replay.form import structure
+from shmbuffer.replay.form import cpu, structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.objects import OBJECT, Objects
 from shmbuffer.replay.form.tensors import dtype_name
@@ -189,7 +189,7 @@ def blank(column: Any) -> Any:
     shape = (1, *column.shape[1:])
     if isinstance(column, Objects):
         return Objects.of((), shape)
-    return torch.zeros(shape, dtype=column.dtype)
+    return cpu.zeros(shape, dtype=column.dtype)
 
 
 def _of_folder(

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.replay.compat.folders import TensorDictFolder, read_folder
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.values import damaged, read_json
 
@@ -80,5 +81,5 @@ def _plain(value: Any) -> Any:
         case "torch.device":
             return torch.device(str(content))
         case "torch.Tensor":
-            return torch.tensor(content)
+            return cpu.tensor(content)
     return content

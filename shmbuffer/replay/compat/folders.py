@@ -28,6 +28,7 @@ from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import LEAF, BranchNode, Node
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import LazyStackNode, ObjectNode, TensorClassNode, TensorDictNode
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.form.tensors import torch_dtype
@@ -154,7 +155,7 @@ def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
     if any(size < 0 for size in shape):
         raise damaged(file, f"cannot hold a tensor of shape {list(shape)}")
     if not nbytes:
-        return torch.empty(shape, dtype=dtype)
+        return cpu.empty(shape, dtype=dtype)
     with _core.Descriptor() as opened:
         fd = opened.take(os.open, file, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(fd).st_size

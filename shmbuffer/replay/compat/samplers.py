@@ -26,6 +26,7 @@ from shmbuffer.memory.format.priorities import are_priorities
 from shmbuffer.numpy.raw_priorities import from_zero
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import mapped, read_folder
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.values import OURS, read_json, reading, write_json
 
 _METADATA = "sampler_metadata.json"
@@ -132,7 +133,7 @@ def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
     held = torch.nonzero(~raw.isnan())[:, 0]
     places = loaded.places(held)
     fits = places < elements
-    result = torch.full((elements,), torch.nan, dtype=torch.float64)
+    result = cpu.full((elements,), torch.nan, dtype=torch.float64)
     result[places[fits]] = raw[held[fits]]
     return result
 
@@ -140,7 +141,10 @@ def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
 def write_numbers(directory: Path, state: dict[str, Any]) -> None:
     """Write a state that is flags, numbers, tensors of them, and None."""
     directory.mkdir(exist_ok=True)
-    TensorDict(state).memmap(directory)
+    numbers = {
+        key: value if value is None else cpu.as_tensor(value) for key, value in state.items()
+    }
+    TensorDict(numbers).memmap(directory)
 
 
 def read_pass(directory: Path) -> dict[str, Any]:
@@ -148,8 +152,8 @@ def read_pass(directory: Path) -> dict[str, Any]:
     with _reading_numbers(directory) as state:
         int(state["len_storage"]), bool(state["drop_last"]), bool(state["_ran_out"])
         for key in _ELEMENTS:
-            if (numbers := state.get(key)) is not None and torch.as_tensor(numbers).ndim != 1:
-                raise ValueError(f"{key} has {torch.as_tensor(numbers).ndim} dimensions")
+            if (numbers := state.get(key)) is not None and cpu.as_tensor(numbers).ndim != 1:
+                raise ValueError(f"{key} has {cpu.as_tensor(numbers).ndim} dimensions")
     return state
 
 

@@ -18,6 +18,7 @@ import torch
 
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.replay.compat.folders import described, mapped
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.values import OURS, read_json, read_state, reading, write_json, write_state
 
 _METADATA = "metadata.json"
@@ -84,7 +85,7 @@ def write_ranks(directory: Path, state: dict[str, Any], key: Any, reduction: str
     """Write the state of a `TensorDictMaxValueWriter`."""
     directory.mkdir(exist_ok=True)
     ranks = [[float(rank), index] for rank, index in state["_current_top_values"]]
-    values = torch.tensor(ranks, dtype=torch.float64).reshape(-1, 2)
+    values = cpu.tensor(ranks, dtype=torch.float64).reshape(-1, 2)
     values.numpy().tofile(directory / _RANKS)
     write_state(directory, state, "the state of the writer")
     write_json(

@@ -20,6 +20,7 @@ from shmbuffer.replay.ensembles.stacked_rows import BUFFER_IDS, routed, written_
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.ensembles.turns import Turns
 from shmbuffer.replay.ensembles.writer import WriterEnsemble, refusal
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers import Sampler
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.storage import ring_of
@@ -132,7 +133,7 @@ class Buffers(Changes):
         )
         of = None if streams is None else of_each(checked(streams), len(ids))
         written: list[tuple[torch.Tensor, torch.Tensor]] = []
-        tickets = torch.full((len(ids),), -1)
+        tickets = cpu.full((len(ids),), -1, dtype=torch.int64)
         with deadline.within(timeout):
             for at in range(len(self._members)):
                 rows = torch.nonzero(ids == at).flatten()
@@ -144,7 +145,7 @@ class Buffers(Changes):
                     before = 0 if ring is None else ring.head
                     written.append((rows, rb.extend(items[rows], **known)))
                     tickets[rows] = written_tickets(rb, before, written[-1][1])
-        index = torch.zeros(
+        index = cpu.zeros(
             (len(ids), *(written[0][1].shape[1:] if written else ())), dtype=torch.int64
         )
         for rows, where in written:

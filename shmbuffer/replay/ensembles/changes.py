@@ -19,6 +19,7 @@ from shmbuffer.replay.ensembles.ends import newest_of_streams, patch_of
 from shmbuffer.replay.ensembles.members import Ensemble
 from shmbuffer.replay.ensembles.stacked_rows import known_tickets, routes
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate, SliceSampler
 from shmbuffer.replay.writers import ImmutableDatasetWriter
 
@@ -167,7 +168,7 @@ def together(
     compared: bool,  # whether versions were
 ) -> ConditionalUpdateResult:
     """The result for ``count`` items from those for some rows each."""
-    updated, rejected = torch.zeros((2, count), dtype=torch.bool)
+    updated, rejected = cpu.zeros((2, count), dtype=torch.bool)
     for rows, result in results:
         updated[rows] = result.updated
         if result.version_rejected is not None:

@@ -23,6 +23,7 @@ from shmbuffer.replay.buffers.data_path.sample_info import with_info
 from shmbuffer.replay.datasets.loading import opened
 from shmbuffer.replay.ensembles.one_batch import OneBatch
 from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
+from shmbuffer.replay.ensembles.stacked_rows import filled
 from shmbuffer.replay.ensembles.turns import Row
 from shmbuffer.replay.ensembles.two_parts import OFFLINE, ONLINE, TwoParts
 from shmbuffer.replay.samplers import Sampler
@@ -304,8 +305,8 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         fillings, infos = self._fillings(), []
         for at, _, known in rows:
             where = known[INDEX] + at * self._start
-            filled = {key: torch.full(where.shape, value) for key, value in fillings.items()}
-            infos.append({**filled, **known, INDEX: where})
+            missing = {key: filled(where.shape, value) for key, value in fillings.items()}
+            infos.append({**missing, **known, INDEX: where})
         info = infos[0]
         if len(infos) > 1:
             info = {key: torch.cat([one[key] for one in infos]) for key in info}

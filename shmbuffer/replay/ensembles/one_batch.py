@@ -17,6 +17,7 @@ from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.buffers.data_path.plan import Plan
 from shmbuffer.replay.buffers.data_path.prefetch import Batch
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.sampler import draw_key
 
 Shares = Sequence[tuple[int, int]]
@@ -56,9 +57,9 @@ class OneBatch:
         """Draw; an index of buffer i begins at ``starts[i]``."""
         count = sum(share for _, share in shares)
         tensors, _ = self._leaves.outputs((count,))
-        index = torch.empty(count, dtype=torch.int64)
+        index = cpu.empty(count, dtype=torch.int64)
         tickets = torch.empty_like(index)
-        weights = torch.ones(count) if self._weighs else None
+        weights = cpu.ones(count, dtype=torch.float32) if self._weighs else None
         first = 0
         for at, share in shares:
             plan, end = self._plans[at], first + share

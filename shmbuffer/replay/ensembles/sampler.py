@@ -19,6 +19,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.ensembles.members import Ensemble
 from shmbuffer.replay.ensembles.stacked_rows import known_tickets, routes, stack_index, stack_rows
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers import PriorityUpdate, Sampler
 from shmbuffer.replay.samplers.sampler import ask_rank, drawn_by
 from shmbuffer.replay.values import read_state, write_state
@@ -84,7 +85,7 @@ class SamplerEnsemble(Ensemble, Sampler):
                 raise ValueError(f"p is numbers, {SAMPLEABLE!r} or None, got {value!r}")
             self._p: torch.Tensor | str | None = value
             return
-        weights = torch.as_tensor(value).detach().cpu()
+        weights = cpu.as_tensor(value).detach().cpu()
         weights = weights if weights.is_floating_point() else weights.float()
         if weights.shape != (len(self._members),):
             raise ValueError(
@@ -173,9 +174,9 @@ class SamplerEnsemble(Ensemble, Sampler):
             return list(range(count))
         p = self._p
         if p is None:
-            return drawn_by(self, torch.randint, len(storages), (count,)).tolist()
+            return drawn_by(self, cpu.randint, len(storages), (count,)).tolist()
         if isinstance(p, str):
-            p = torch.tensor(self._sampleable(storages, share), dtype=torch.float64)
+            p = cpu.tensor(self._sampleable(storages, share), dtype=torch.float64)
         if not bool(p.any()):
             raise EmptyBufferError(
                 "there is no buffer to choose: p is 0 for each of them"
@@ -196,7 +197,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         indices, infos, missing = [], [], count
         while True:
             index, info = sampler.sample(storage, missing)
-            part = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
+            part = torch.stack(index, -1) if isinstance(index, tuple) else cpu.as_tensor(index)
             indices.append(part)
             infos.append(info)
             missing -= len(part)

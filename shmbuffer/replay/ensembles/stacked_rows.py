@@ -7,7 +7,7 @@ data to write    ──▶ routed   ──▶ the buffer of each item
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shmbuffer.numpy.keys import INDEX
 from shmbuffer.replay.buffers.data_path.priority_entry import one_each
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.nodes import is_collection, unlocked
 from shmbuffer.replay.storages.storage import ring_of
@@ -24,7 +25,7 @@ BUFFER_IDS = "buffer_ids"
 
 def stack_index(buffer_ids: list[int], indices: list[torch.Tensor]) -> Any:
     """The index of a sample: a TensorDict ``[rows]`` with ``"buffer_ids"`` and ``"index"``."""
-    ids = torch.tensor(buffer_ids).unbind(0)
+    ids = cpu.tensor(buffer_ids).unbind(0)
     return stack_rows([{BUFFER_IDS: at, INDEX: i} for at, i in zip(ids, indices, strict=True)])
 
 
@@ -61,14 +62,20 @@ def stack_infos(
     indices, rows = [], []
     for info in infos:
         index = info[INDEX]
-        index = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
-        row = {key: torch.as_tensor(value) for key, value in info.items() if key != INDEX}
+        index = torch.stack(index, -1) if isinstance(index, tuple) else cpu.as_tensor(index)
+        row = {key: cpu.as_tensor(value) for key, value in info.items() if key != INDEX}
         for key, value in fillings.items():
             if key not in row:
-                row[key] = torch.full((len(index),), value)
+                row[key] = filled((len(index),), value)
         indices.append(index)
         rows.append(row)
     return stack_rows(rows).set(INDEX, stack_index(buffer_ids, indices))
+
+
+def filled(shape: Sequence[int], value: float) -> torch.Tensor:
+    """A tensor of weights or tickets, float32 or int64, that are all ``value``."""
+    dtype = torch.int64 if isinstance(value, int) else torch.float32
+    return cpu.full(tuple(shape), value, dtype=dtype)
 
 
 def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
@@ -112,7 +119,7 @@ def routes(
             f"sample has it under {INDEX!r}; got {type(index).__name__}"
         )
     values = {
-        name: None if value is None else torch.as_tensor(value) for name, value in entries.items()
+        name: None if value is None else cpu.as_tensor(value) for name, value in entries.items()
     }
     if isinstance(index, LazyStackedTensorDict):  # rows need not have one shape
         before = 0
@@ -152,8 +159,8 @@ def written_tickets(rb: Any, before: int, slots: torch.Tensor) -> torch.Tensor:
     """Tickets of a write from the ring's head before it; -1: none. Too low if others wrote."""
     ring = ring_of(rb._storage)
     if ring is None or not len(slots):
-        return torch.full((len(slots),), -1)
-    tickets = before + (slots[0] - before) % ring.capacity + torch.arange(len(slots))
+        return cpu.full((len(slots),), -1, dtype=torch.int64)
+    tickets = before + (slots[0] - before) % ring.capacity + cpu.arange(len(slots))
     if not torch.equal(tickets % ring.capacity, slots):  # a writer that chooses places
         return rb._writer.generations_of(slots)  # type: ignore[no-any-return]
     return tickets
@@ -178,7 +185,7 @@ def routed(
             )
         shape = [1] * data.batch_dims
         shape[dim] = count
-        numbers = torch.arange(count).reshape(shape).expand(data.batch_size)
+        numbers = cpu.arange(count).reshape(shape).expand(data.batch_size)
         return items, numbers.reshape(-1)
     numbers = data.get(key, None)
     if numbers is None:

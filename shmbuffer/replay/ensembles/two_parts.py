@@ -24,6 +24,7 @@ from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.changes import together
 from shmbuffer.replay.ensembles.ensemble import ReplayBufferEnsemble
 from shmbuffer.replay.ensembles.stacked_rows import BUFFER_IDS
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers import PriorityUpdate
 from shmbuffer.replay.storages.indexing import as_array, is_one
@@ -65,7 +66,7 @@ class TwoParts(ReplayBufferEnsemble):
         sliced = isinstance(index, slice) or index is Ellipsis
         places = torch.from_numpy(np.arange(end)[index if sliced else as_array(index)].copy())
         if sliced:
-            held = torch.ones(len(places), dtype=torch.bool)
+            held = cpu.ones(len(places), dtype=torch.bool)
             for rb, rows, local in self._by_part(places):
                 contains: Any = rb._storage.contains
                 held[rows] = contains(local)
@@ -87,7 +88,7 @@ class TwoParts(ReplayBufferEnsemble):
 
     def _routable(self, index: Any) -> TensorDict:
         """An index in the form of an ensemble's."""
-        places = torch.as_tensor(index)
+        places = cpu.as_tensor(index)
         places = one_each(places) if places.dim() > 1 else places.reshape(-1)
         ids = (places >= self._start).long()
         return TensorDict({BUFFER_IDS: ids, INDEX: places - ids * self._start}, [len(places)])
@@ -125,13 +126,13 @@ class TwoParts(ReplayBufferEnsemble):
     ) -> Any:
         """`ReplayBuffer.update_if_present` for items of the online part; others do not change."""
         patch = patch if isinstance(patch, TensorDictBase) else TensorDict(patch)
-        places = torch.as_tensor(index).reshape(-1)
+        places = cpu.as_tensor(index).reshape(-1)
         rows = torch.nonzero(places < self._start).flatten()
         if isinstance(version, torch.Tensor) and version.numel() > 1:
             version = version.reshape(-1)[rows]
         found = self.online_buffer.update_if_present(
             index=places[rows],
-            generation=torch.as_tensor(generation).reshape(-1)[rows],
+            generation=cpu.as_tensor(generation).reshape(-1)[rows],
             patch=TensorDict({key: value[rows] for key, value in patch.items(True, True)}),
             version_key=version_key,
             version=version,

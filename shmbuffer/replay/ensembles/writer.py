@@ -9,6 +9,7 @@ import torch
 from shmbuffer.replay.ensembles.members import Ensemble
 from shmbuffer.replay.ensembles.stacked_rows import BUFFER_IDS, routes
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.writers import ImmutableDatasetWriter, Writer
 from shmbuffer.replay.writers.writer import write_count_of
 
@@ -57,7 +58,7 @@ class WriterEnsemble(Ensemble, Writer):
 
     def generations_of(self, index: Any) -> torch.Tensor:
         """`Writer.generations_of` for an index of a write or a sample; flat."""
-        found = torch.full(index.get(BUFFER_IDS).shape, -1).reshape(-1)
+        found = cpu.full(index.get(BUFFER_IDS).shape, -1, dtype=torch.int64).reshape(-1)
         for part in routes(index, self._storage, {}):
             found[part.rows] = self._members[part.at].generations_of(part.where)
         return found

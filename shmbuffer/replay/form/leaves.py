@@ -21,7 +21,7 @@ from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.leaves import SchemaLeaves, length_of
 from shmbuffer.numpy.mismatch import not_a_tensor, refuse_leaf
 from shmbuffer.numpy.nodes import Node
-from shmbuffer.replay.form import structure
+from shmbuffer.replay.form import cpu, structure
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in
 from shmbuffer.replay.form.tensors import (
@@ -96,7 +96,8 @@ class Leaves(SchemaLeaves):
         shape = (*lead, *self.leaves[at].shape)
         if at in self.objects:
             return Objects.of((), shape)
-        return torch.zeros(shape, dtype=self.dtypes[at], device=device)
+        with cpu.lasting():
+            return torch.zeros(shape, dtype=self.dtypes[at], device=device)
 
     def match(self, data: Any, single: bool = False) -> tuple[list[int], list[Any], int]:
         """Check a batch: the addresses of its leaves, the objects that own them, its slots.

@@ -31,6 +31,7 @@ from shmbuffer.memory.record_format.grammar import DICTS, join, split
 from shmbuffer.numpy import labels
 from shmbuffer.numpy.arrays import PLAIN_KINDS
 from shmbuffer.numpy.records.containers import names_of
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.containers import made, take_of
 from shmbuffer.replay.form.tensors import dtype_name, tensor_of, torch_dtype, torch_dtype_like
 
@@ -127,7 +128,7 @@ class _Packer:
         if tensor.numel():
             self.chunks.append(compressed(self._compress, tensor))
         else:
-            self.chunks.append(torch.empty(0, dtype=torch.uint8))
+            self.chunks.append(cpu.empty(0, dtype=torch.uint8))
 
 
 class _Unpacker:
@@ -172,13 +173,13 @@ class _Unpacker:
         """What a chunk holds, or its bytes. Without a shape: so many as there are."""
         chunk = next(self._chunks)
         if not (chunk if shape is None else shape).numel():
-            return torch.empty(0 if shape is None else shape, dtype=dtype)
+            return cpu.empty(0 if shape is None else shape, dtype=dtype)
         found = expanded(self._decompress, chunk, dtype, shape, device)
         if shape is None:
             return found.cpu().reshape(-1)
         if found.dtype is dtype:
             return found.reshape(shape)
-        plain = torch.empty(shape, dtype=dtype)
+        plain = cpu.empty(shape, dtype=dtype)
         plain.view(-1).view(torch.uint8).copy_(found.reshape(-1))
         return plain
 

@@ -15,6 +15,7 @@ from torch.utils.dlpack import from_dlpack
 from shmbuffer._native import _core
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.numpy.arrays import is_plain
+from shmbuffer.replay.form import cpu
 
 _core.know_tensors(torch.Tensor)
 
@@ -32,11 +33,9 @@ def as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, np.generic):
         return torch.from_numpy(np.array(value))
     if isinstance(value, (list, tuple)):
-        return (
-            torch.as_tensor(value) if is_plain(value) else torch.stack(list(map(as_tensor, value)))
-        )
+        return cpu.as_tensor(value) if is_plain(value) else torch.stack(list(map(as_tensor, value)))
     if isinstance(value, _KNOWN):
-        return torch.as_tensor(value)
+        return cpu.as_tensor(value)
     if hasattr(type(value), "__dlpack__"):
         return from_dlpack(value)
     return as_tensor(np.asarray(value))
@@ -59,11 +58,11 @@ def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
     if not is_plain(value) or not torch.can_cast(tensor.dtype, wanted):
         return name, tensor
     try:
-        cast = torch.tensor(value, dtype=wanted)  # from the number: as_tensor may have rounded it
+        cast = cpu.tensor(value, dtype=wanted)  # from the number: as_tensor may have rounded it
     except RuntimeError:  # out of range
         return name, tensor
     if wanted.is_floating_point or wanted.is_complex:
-        held = cast.isfinite() | ~torch.tensor(value, dtype=torch.complex128).isfinite()
+        held = cast.isfinite() | ~cpu.tensor(value, dtype=torch.complex128).isfinite()
     else:
         held = cast == tensor
     if held.all():
@@ -73,8 +72,9 @@ def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
 
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of that form for ``torch.empty_like``, the cheapest allocation that torch offers."""
-    one = torch.empty((), dtype=dtype).expand(shape)  # one element, whatever the shape
-    return one if torch.empty_like(one).is_contiguous() else torch.empty(shape, dtype=dtype)
+    with cpu.lasting():
+        one = cpu.empty((), dtype=dtype).expand(shape)  # one element, whatever the shape
+        return one if torch.empty_like(one).is_contiguous() else cpu.empty(shape, dtype=dtype)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -22,6 +22,7 @@ from shmbuffer.numpy.records.decoder import writable
 from shmbuffer.numpy.records.forms import TreePath
 from shmbuffer.numpy.records.table import Column, Table, columns_of
 from shmbuffer.numpy.records.transfer import Expand
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.batches import stack_lazily
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.form.packing import Decompress
@@ -250,7 +251,7 @@ class Reading(decoder.Reading):
         assert dtype is not None
         if memory is self.data and self._sent is not None:
             return cutting.tensors(self._sent, starts, column.dims, dtype)
-        bytes_ = torch.from_numpy(memory) if memory.size else torch.empty(0, dtype=torch.uint8)
+        bytes_ = torch.from_numpy(memory) if memory.size else cpu.empty(0, dtype=torch.uint8)
         sent = bytes_.to(self.device or _CPU)
         if memory is self.data:
             self._sent = sent

@@ -14,6 +14,7 @@ from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.numpy.records.building import built
 from shmbuffer.numpy.records.table import Column, Table
 from shmbuffer.numpy.records.transfer import homes
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.records.building import APART, Batch, chunks_at, chunks_under
 from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.layers import Tensors, name_of
@@ -131,12 +132,14 @@ class Nesting(Joining):
         if offsets is None:
             ends = np.zeros(len(lengths) + 1, np.int64)
             np.cumsum(lengths, out=ends[1:])
-            offsets = self._offsets[key] = torch.from_numpy(ends).to(values.device)
-        made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
-            values,
-            offsets,
-            jagged_dim=dim + 1,
-            min_seqlen=int(lengths.min()),
-            max_seqlen=int(lengths.max()),
-        )
+            with cpu.lasting():
+                offsets = self._offsets[key] = torch.from_numpy(ends).to(values.device)
+        with cpu.within():
+            made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+                values,
+                offsets,
+                jagged_dim=dim + 1,
+                min_seqlen=int(lengths.min()),
+                max_seqlen=int(lengths.max()),
+            )
         return made

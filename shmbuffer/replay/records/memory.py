@@ -10,6 +10,7 @@ import torch
 from shmbuffer.memory.format.array_types import Bytes
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.memory import is_lent, lent
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.packing import Decompress, expanded
 from shmbuffer.replay.form.tensors import contiguous, torch_dtype, torch_dtype_like
 
@@ -18,7 +19,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor to be written whole; see `lent` for the memory of a large one."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not is_lent(nbytes):
-        return torch.empty(shape, dtype=dtype)
+        return cpu.empty(shape, dtype=dtype)
     memory = torch.from_numpy(lent(nbytes).reshape(*shape[:-1], -1))
     return memory if dtype is torch.uint8 else memory.view(dtype)
 

@@ -15,6 +15,7 @@ from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.memory.record_format.bounds import MAX_RAW_BYTES
 from shmbuffer.numpy.records.table import Column, Table
 from shmbuffer.numpy.records.transfer import homes
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
 from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.joining import Joining, Later, Leaf
@@ -125,7 +126,7 @@ class Padding(Joining):
             sources = homes(leaf.nbytes)[0] + whole.data_ptr()
             transfer.move(sources, leaf.nbytes, starts + out.data_ptr(), whole)
         rest = row_bytes - leaf.nbytes
-        filler = torch.full((int(rest.max()) // dtype.itemsize,), value, dtype=dtype)
+        filler = cpu.full((int(rest.max()) // dtype.itemsize,), value, dtype=dtype)
         from_filler = np.full(count, filler.data_ptr(), np.int64)
         transfer.move(from_filler, rest, starts + leaf.nbytes + out.data_ptr(), filler)
         return self.reading.sent(out)

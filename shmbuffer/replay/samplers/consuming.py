@@ -10,6 +10,7 @@ import torch
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.ledger import Taken
 from shmbuffer.numpy.keys import GENERATION, LEASE
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.taking import Consumes
 
 
@@ -87,7 +88,7 @@ class ConsumingSampler(Consumes):
             ConsumerError: the consumer was removed.
         """
         consumer = self.opened(storage)
-        slots = torch.empty(batch_size, dtype=torch.int64)
+        slots = cpu.empty(batch_size, dtype=torch.int64)
         tickets = torch.empty_like(slots)
         where = slots.data_ptr(), tickets.data_ptr()
         found, lease = consumer.take_at(batch_size, self._lease_s(), *where)

@@ -16,6 +16,7 @@ from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.numpy.raw_priorities import from_zero
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import moved, read_priorities, write_priorities
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.priority.priority_table import raw_of
 from shmbuffer.replay.samplers.priority.store import PriorityStore
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_key, in_storage
@@ -200,7 +201,7 @@ class PrioritizedSampler(PriorityStore):
         if raw is not None:
             if self.ring() is None:
                 self._keep_table(None)
-            raw = self._fitted(torch.as_tensor(raw).to("cpu", torch.float64, copy=True).numpy())
+            raw = self._fitted(cpu.as_tensor(raw).to("cpu", torch.float64, copy=True).numpy())
         alpha = from_zero("_alpha", state_dict["_alpha"])
         self._set(alpha, from_zero("_eps", state_dict["_eps"]))
         if raw is not None:

@@ -12,6 +12,7 @@ import torch
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.numpy.keys import WEIGHT_KEYS
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import drawn_by, lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
@@ -144,7 +145,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
                 f"priorities of all {len(rows)} items with room for it are 0, and eps is 0; draw "
                 "shorter slices, or use eps > 0"
             )
-        numbers = drawn_by(self, partial(torch.rand, dtype=torch.float64), count).numpy()
+        numbers = drawn_by(self, partial(cpu.rand, dtype=torch.float64), count).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
         at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may lead beyond the last one
         least = self._tree.p_min

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.sampler import (
     NOTHING_THERE,
     Sampler,
@@ -62,5 +61,5 @@ class RandomSampler(Sampler, metaclass=WithOrWithout):
         if not length:
             raise EmptyBufferError(NOTHING_THERE)
         ask_rank(self, storage)
-        index = drawn_by(self, torch.randint, length, (batch_size,))
+        index = drawn_by(self, cpu.randint, length, (batch_size,))
         return in_storage(storage, index), {}

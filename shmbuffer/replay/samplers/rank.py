@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.replay.form import cpu
 
 UNKNOWN = -1
 """Instead of a rank: the next draw finds it out."""
@@ -87,7 +88,7 @@ class Share(NamedTuple):
         ours: Ints = places[owner == self.rank]
         if shuffle:
             generator = torch.Generator().manual_seed(mixed(common, self.rank + 1))
-            ours = ours[torch.randperm(len(ours), generator=generator).numpy()]
+            ours = ours[cpu.randperm(len(ours), generator=generator).numpy()]
         if even:
             ours = ours[: np.bincount(owner, minlength=self.world_size).min()]
         return ours

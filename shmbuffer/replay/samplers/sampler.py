@@ -14,6 +14,7 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.numpy.raw_priorities import PriorityUpdate
 from shmbuffer.replay.checkpoints import Checkpoints
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.rank import UNKNOWN, mixed, rank_of_draws
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
@@ -191,7 +192,8 @@ def draw_key(sampler: Sampler, storage: Any) -> int:
     try:
         key, number = _scratch.key
     except AttributeError:
-        key = torch.empty((), dtype=torch.int64)
+        with cpu.lasting():
+            key = cpu.empty((), dtype=torch.int64)
         number = key.numpy()
         _scratch.key = key, number
     with _gate:
@@ -210,7 +212,7 @@ def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: An
 
 def random_numbers(sampler: Sampler, count: int) -> Ints:
     """Random numbers below 2**62; modulo the number of choices, the bias is below 2**-30."""
-    numbers: Ints = drawn_by(sampler, torch.randint, 2**62, (count,)).numpy()
+    numbers: Ints = drawn_by(sampler, cpu.randint, 2**62, (count,)).numpy()
     return numbers
 
 

@@ -13,6 +13,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.sampler import (
     ATTEMPTS,
     Sampler,
@@ -252,7 +253,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
                 following.shown = Shown.of(self._marks, bounds.entries)
             if following.shown is None:
                 return None
-            elements = torch.empty(count * steps, dtype=torch.int64)
+            elements = cpu.empty(count * steps, dtype=torch.int64)
             self._put(bounds.table, count, steps, elements.data_ptr())
             found = following.flags(elements, steps)
         if found is None:

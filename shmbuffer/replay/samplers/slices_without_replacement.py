@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.passes import Pass
 from shmbuffer.replay.samplers.sampler import drawn_by
 from shmbuffer.replay.samplers.slices import SliceSampler
@@ -135,7 +135,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
         def choose(table: Trajectories) -> Cuts:
             allowed = self._allowed(table, steps)
-            chosen = drawn_by(self, torch.randperm, len(allowed))[:count].numpy()
+            chosen = drawn_by(self, cpu.randperm, len(allowed))[:count].numpy()
             return Cuts(allowed[chosen], self._begins(table, allowed[chosen], steps))
 
         return self._draw(storage, steps, choose)

@@ -21,6 +21,7 @@ from shmbuffer.memory.format.ledger import Taken
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import read_integers, write_numbers
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 from shmbuffer.replay.samplers.labelled.item_claims import ItemClaims, together
 from shmbuffer.replay.samplers.labelled.versions import ConsumerVersion, versions_of
@@ -210,7 +211,7 @@ class StalenessAwareSampler(Consumes):
         parts = self._waiting(consumer, attempt, count, 1, lambda: why)
         elements, tickets, leases = together(parts)
         info = {
-            "staleness": torch.tensor([float(known[one]) for one in elements.tolist()]),
+            "staleness": cpu.tensor([known[one] for one in elements.tolist()], dtype=torch.float32),
             GENERATION: torch.from_numpy(tickets),
         }
         if self._took(consumer, parts):
@@ -327,7 +328,7 @@ class StalenessAwareSampler(Consumes):
         """What the user's function says of each, checked."""
         assert self.staleness_weight_fn is not None
         given = self.staleness_weight_fn(torch.from_numpy(staleness.astype(np.float32)))
-        weights: Floats = torch.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
+        weights: Floats = cpu.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
         if weights.shape != staleness.shape or not (weights >= 0).all():
             raise ValueError(
                 "staleness_weight_fn gives a weight for each number that it is given, which "

@@ -19,6 +19,7 @@ from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.format.ledger import Taken
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.checkpoints import Loaded
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
@@ -33,7 +34,7 @@ from shmbuffer.replay.values import write_state
 
 _BEGINS = ("is_init",)
 _REMEMBERED = 64  # batches that may be on their way
-_UNKNOWN = None, torch.zeros(0, dtype=torch.int64), 0
+_UNKNOWN = None, cpu.zeros(0, dtype=torch.int64), 0
 
 
 class StreamingSliceSampler(Consumes, SliceSampler):

@@ -13,6 +13,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import moved_pass, read_pass, write_numbers
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.passes import (
     Pass,
     described,
@@ -198,7 +199,7 @@ class SamplerWithoutReplacement(Sampler):
         if self.world_size is not None:
             self._begun += 1
         elif self.shuffle:
-            ours = ours[drawn_by(self, torch.randperm, len(ours)).numpy()]
+            ours = ours[drawn_by(self, cpu.randperm, len(ours)).numpy()]
         return ours
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
@@ -292,7 +293,7 @@ class SamplerWithoutReplacement(Sampler):
         left = state_dict["_sample_list"]
         order = None
         if left is not None:
-            order = torch.as_tensor(left).to("cpu", torch.int64, copy=True).numpy()
+            order = cpu.as_tensor(left).to("cpu", torch.int64, copy=True).numpy()
         self.drop_last = bool(state_dict["drop_last"])
         items, self._begun = int(state_dict["len_storage"]), int(state_dict.get("_begun", 0))
         self._pass = Pass(order, 0, items, items, bool(state_dict["_ran_out"]))

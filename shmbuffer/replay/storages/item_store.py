@@ -14,6 +14,7 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.replay.checkpointers.restoring import sources_in_state
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.structure import leaves_of
 from shmbuffer.replay.storages.indexing import Selection, is_one
@@ -103,7 +104,8 @@ def edits(changes: Changes, index: Any, count: int) -> Edit:
                 "they are; put another item in its place with rb[index] = item"
             )
         for path, value in changes.items():
-            item.set_(path, value if single or _is_alike(value) else value[row])
+            with cpu.within():  # a number becomes a tensor
+                item.set_(path, value if single or _is_alike(value) else value[row])
         return item
 
     return edit

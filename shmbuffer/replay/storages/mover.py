@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.priorities import are_priorities, largest_mass
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.storages.indexing import Selection, is_plain, select
 
 ATTEMPTS = 16
@@ -160,8 +161,8 @@ def require_priorities(ring: Ring, priorities: Floats) -> None:
 
 def draw_from(ring: Ring, count: int, key: int, beta: float | None) -> DrawnElements:
     """Draw elements, not copied."""
-    index = torch.empty(count, dtype=torch.int64)
-    weights = None if beta is None else torch.empty(count, dtype=torch.float32)
+    index = cpu.empty(count, dtype=torch.int64)
+    weights = None if beta is None else cpu.empty(count, dtype=torch.float32)
     drawn = index, torch.empty_like(index), weights
     draw_into(ring, None, drawn, key, beta)
     return drawn

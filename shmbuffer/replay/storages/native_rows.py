@@ -14,6 +14,7 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.numpy.mover import write_found
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.tensors import reads_elsewhere, template
 from shmbuffer.replay.storages.mover import DrawnElements, RowSample, draw_into, require_one_each
@@ -106,10 +107,11 @@ class NativeRows(Rows):
         leaves = self.leaves
         if self._has_no_outtake or leaves.lanes:
             return None
-        examples = tuple(
-            torch.empty(leaf.shape, dtype=dtype)
-            for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
-        )
+        with cpu.lasting():
+            examples = tuple(
+                cpu.empty(leaf.shape, dtype=dtype)
+                for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
+            )
         try:
             return self.ring.seat.take_out(examples, torch.Tensor)
         except (ValueError, RuntimeError, BufferError):  # a dtype or a torch that cannot do it
@@ -123,7 +125,8 @@ class NativeRows(Rows):
     def views(self) -> list[torch.Tensor]:
         """See `Rows.views`."""
         if self._views is None:
-            self._views = [self._view(at) for at in range(len(self.leaves.leaves))]
+            with cpu.lasting():
+                self._views = [self._view(at) for at in range(len(self.leaves.leaves))]
             spans = [
                 (view.data_ptr(), view.data_ptr() + view.numel() * view.element_size())
                 for view in self._views
@@ -141,6 +144,6 @@ class NativeRows(Rows):
         dtype = self.leaves.dtypes[at]
         shape = (self.ring.capacity, *self.leaves.lanes, *leaf.shape)
         if not leaf.nbytes:  # no bytes, no map
-            return torch.empty(shape, dtype=dtype)
+            return cpu.empty(shape, dtype=dtype)
         view = torch.frombuffer(self.ring.leaf(at), dtype=dtype).view(shape)
         return MemoryMappedTensor(view) if self._memory_mapped else view  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from shmbuffer.memory.format.recorded import of_storage
 from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.replay.checkpointers.record_image import RecordImage
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.storages.indexing import meant, ravel
 from shmbuffer.replay.storages.item_store import changes_of, edits
 from shmbuffer.replay.storages.list import ListStorage
@@ -189,7 +190,7 @@ class RecordList(ListStorage):
         held = tickets >= 0
         if any(one is None for one in column):
             raise KeyError(f"{'.'.join(path)!r} is not a number in each of the items")
-        found = [torch.as_tensor(one).cpu().numpy() for one in column]
+        found = [cpu.as_tensor(one).cpu().numpy() for one in column]
         first = found[0] if found else np.zeros(())
         numbers = np.zeros((len(elements), *first.shape), first.dtype)
         if found:
@@ -205,7 +206,7 @@ class RecordList(ListStorage):
     def state_dict(self) -> dict[str, Any]:
         """See `ListStorage.state_dict`."""
         if self.mover() is None:
-            nothing = {"_list": [], "_index": torch.empty(0, dtype=torch.int64)}
+            nothing = {"_list": [], "_index": cpu.empty(0, dtype=torch.int64)}
             return {**nothing, "_cursor": 0, "_capacity": self._max_size}
         return super().state_dict()
 

@@ -29,6 +29,7 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.storages.indexing import extent, is_plain, ravel, tickets_at
 from shmbuffer.replay.storages.mover import RowSample
 from shmbuffer.replay.storages.storage import Storage
@@ -228,7 +229,7 @@ class RingBacked(Storage):
         """
         mover = self._mover or self.mover()
         if mover is None:  # an empty list makes no ring
-            return torch.empty(0, dtype=torch.int64)
+            return cpu.empty(0, dtype=torch.int64)
         capacity = mover.ring.capacity
         start = first % capacity
         if mover.lanes:

@@ -20,6 +20,7 @@ from shmbuffer.replay.checkpointers.checkpointer import (
     lies_in,
 )
 from shmbuffer.replay.checkpoints import Checkpoints
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.mover import RowSample
@@ -187,7 +188,7 @@ class Storage(Checkpoints):
             self[index] = value
             return
         single, found = is_one(index), self.get(index)
-        places = [int(index)] if single else torch.arange(len(self))[index].tolist()
+        places = [int(index)] if single else cpu.arange(len(self))[index].tolist()
         for at, item in enumerate([found] if single else list(found)):
             changed = item.clone()
             changed.set_(path, value if single else value[at])

@@ -30,6 +30,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shmbuffer.replay.form import cpu
+
 Bytes = NDArray[np.void]
 """``[rows]``; each value is all of a row."""
 
@@ -51,10 +53,10 @@ class Episodes:
         self.lanes = math.prod(self.shape[1:])
         self.shift = int(shift) % self.slots or self.slots
         self.is_full = bool(is_full)
-        time = torch.arange(self.slots)
+        time = cpu.arange(self.slots)
         first = self.shift if self.is_full else 0
         slots = (time + first) % self.slots
-        self.elements = (slots * self.lanes + torch.arange(self.lanes)[:, None]).reshape(-1)
+        self.elements = (slots * self.lanes + cpu.arange(self.lanes)[:, None]).reshape(-1)
         """Element index (slot * lanes + lane) of each row: int64 ``[rows]``."""
         last = self.slots - 1 if self.is_full else self.shift - 1
         self.holds = (time <= last).repeat(self.lanes)
@@ -75,7 +77,7 @@ class Episodes:
     @cached_property
     def steps(self) -> torch.Tensor:
         """Place of each row's observation among those that are kept: int64 ``[rows]``."""
-        return torch.arange(self.rows) + self.ends.cumsum(0) - self.ends.long()
+        return cpu.arange(self.rows) + self.ends.cumsum(0) - self.ends.long()
 
     @property
     def kept(self) -> int:
@@ -88,11 +90,11 @@ class Episodes:
         last = self.ends.clone()
         last.view(self.lanes, self.slots)[:, -1] = True
         at = last.nonzero()[:, 0]
-        return torch.diff(at, prepend=torch.tensor([-1])), self.ends[at]
+        return torch.diff(at, prepend=cpu.tensor([-1])), self.ends[at]
 
     def cuts(self, root: Bytes, after: Bytes) -> torch.Tensor:
         """Rows that do not end and that the next row does not continue: bool ``[rows]``."""
-        found = torch.zeros(self.rows, dtype=torch.bool)
+        found = cpu.zeros(self.rows, dtype=torch.bool)
         asked = (self.holds & ~self.ends).nonzero()[:, 0]
         for rows in torch.split(asked, max(1, CHUNK_BYTES // root.itemsize)):
             here, there = self.elements[rows].numpy(), self.elements[rows + 1].numpy()
@@ -127,7 +129,7 @@ def rows_of(tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([part.as_subclass(torch.Tensor) for part in parts])
     item = parts[0].shape[1:]
     rows = sum(part.shape[0] for part in parts)
-    flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    flat = cpu.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     return flat[: rows * item.numel()].view(rows, *item)
 
 

@@ -13,6 +13,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
 from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.ted.entries import (
     CUT_SHAPE,
     CUTS,
@@ -112,7 +113,7 @@ class TED2Flat(Roles):
         episodes.end(self._ended(found, episodes))
         usual = self._is_usual(found, episodes)
         kept = self._kept(found, usual)
-        cuts = torch.zeros(episodes.rows, dtype=torch.bool)
+        cuts = cpu.zeros(episodes.rows, dtype=torch.bool)
         for entry in kept:
             if entry.after is not None:
                 root, after = (as_bytes(leaf, episodes.rows) for leaf in (entry.leaf, entry.after))
@@ -189,7 +190,7 @@ class TED2Flat(Roles):
         ]
         output = assemble(constants, self._batch(episodes))
         output.memmap_(None if path is None else str(path))
-        rows = torch.arange(episodes.rows)
+        rows = cpu.arange(episodes.rows)
         items = episodes.holds.nonzero()[:, 0]
         elements = episodes.elements[items]
         ends = episodes.ends.nonzero()[:, 0]
@@ -198,7 +199,7 @@ class TED2Flat(Roles):
             both = entry.after is not None
             tensor = _made(output, entry, shape, mapped=path is not None)
             if tensor is None:
-                tensor = plain[entry.path] = torch.zeros(shape, dtype=entry.leaf.dtype)
+                tensor = plain[entry.path] = cpu.zeros(shape, dtype=entry.leaf.dtype)
             target = as_bytes(rows_of(tensor), episodes.kept if both else episodes.rows)
             if used:  # there may be old bytes where no item goes
                 target[:] = np.zeros(1, target.dtype)
@@ -245,7 +246,8 @@ def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> 
     dense = not isinstance(shape, torch.Tensor)
     if dense and not mapped and (entry.leaf.dtype.is_complex or not entry.leaf.numel()):
         return None
-    return output.make_memmap(entry.path, shape, dtype=entry.leaf.dtype)
+    with cpu.within():
+        return output.make_memmap(entry.path, shape, dtype=entry.leaf.dtype)
 
 
 def _flattened(objects: Any, dims: int) -> list[Any]:

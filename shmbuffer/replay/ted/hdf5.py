@@ -8,6 +8,7 @@ import torch
 from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
 
 from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.ted.entries import ROOT, assemble, dotted, entries, flat_path
 from shmbuffer.replay.ted.episodes import rows_of
@@ -93,7 +94,8 @@ class H5Combine:
 def _joined(parts: list[Any], path: KeyPath) -> torch.Tensor:
     shapes = [_shape(part, path) for part in parts]
     dtype = parts[0].get(path).dtype
-    nested: torch.Tensor = MemoryMappedTensor.empty(torch.tensor(shapes), dtype=dtype)
+    with cpu.within():
+        nested: torch.Tensor = MemoryMappedTensor.empty(cpu.tensor(shapes), dtype=dtype)
     rows = rows_of(nested)
     start = 0
     for part, shape in zip(parts, shapes, strict=True):

@@ -11,6 +11,7 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.ted.entries import (
     CUTS,
@@ -68,7 +69,7 @@ class Flat2TED(Roles):
         plan = self._plan(found, episodes, usual)
         if out is None:
             target = {
-                path: torch.zeros((*episodes.shape, *leaf.shape[1:]), dtype=leaf.dtype)
+                path: cpu.zeros((*episodes.shape, *leaf.shape[1:]), dtype=leaf.dtype)
                 for path, (leaf, _) in plan.items()
             }
         else:
@@ -96,7 +97,7 @@ class Flat2TED(Roles):
             )
         episodes.end(flags_of(done, episodes.rows))
         if (cuts := saved.get(CUTS)) is not None:
-            where = torch.zeros(episodes.rows, dtype=torch.bool)
+            where = cpu.zeros(episodes.rows, dtype=torch.bool)
             where[cuts.as_subclass(torch.Tensor)] = True
             episodes.end(where)
         return saved
@@ -106,7 +107,7 @@ class Flat2TED(Roles):
     ) -> dict[KeyPath, tuple[torch.Tensor, torch.Tensor]]:
         """Where each entry of the items comes from: a leaf, and its row for each row."""
         plan: dict[KeyPath, tuple[torch.Tensor, torch.Tensor]] = {}
-        rows = torch.arange(episodes.rows)
+        rows = cpu.arange(episodes.rows)
         # Of a ring that has not gone round, TorchRL may leave out the last of what holds no item.
         needed = int(episodes.steps[episodes.holds].max()) + 2
         for path, leaf in found.items():
@@ -126,7 +127,7 @@ class Flat2TED(Roles):
             elif path in self._flags:
                 plan[NEXT, *path] = leaf, rows
                 if usual:
-                    plan[path] = torch.zeros(1, dtype=leaf.dtype).expand(leaf.shape), rows
+                    plan[path] = cpu.zeros(1, dtype=leaf.dtype).expand(leaf.shape), rows
             elif path in self._rewards:
                 plan[NEXT, *path] = leaf, rows
             elif count == episodes.rows:

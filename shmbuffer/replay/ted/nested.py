@@ -8,6 +8,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor
 
 from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.ted.entries import CUTS, dotted
 from shmbuffer.replay.ted.episodes import Episodes, rows_of
 from shmbuffer.replay.ted.flat import CompactEntry, TED2Flat
@@ -53,7 +54,7 @@ class TED2Nested(TED2Flat):
             )
         rows, closed = episodes.trajectories
         rows = rows if entry.after is None else rows + closed
-        return torch.cat([rows[:, None], torch.tensor(item).long().expand(len(rows), -1)], 1)
+        return torch.cat([rows[:, None], cpu.tensor(item).long().expand(len(rows), -1)], 1)
 
     def _objects(self, objects: list[Any], episodes: Episodes) -> NonTensorStack:
         rows = episodes.trajectories[0].tolist()
@@ -86,7 +87,7 @@ class Nested2TED(Flat2TED):
             else:
                 rows[path] = rows_of(leaf) if leaf.is_nested else leaf.flatten(0, 1)
         if CUTS in saved and self._end in saved:
-            last = torch.tensor([len(part) for part in saved[self._end].unbind(0)]).cumsum(0) - 1
+            last = cpu.tensor([len(part) for part in saved[self._end].unbind(0)]).cumsum(0) - 1
             flags = rows_of(saved[CUTS]).as_subclass(torch.Tensor).reshape(len(last), -1)
             rows[CUTS] = last[flags[:, 0]]
         return super()._rows(rows, episodes)

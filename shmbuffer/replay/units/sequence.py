@@ -20,6 +20,7 @@ from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.indices import ravel, unravel
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX
 from shmbuffer.numpy.raw_priorities import reduced
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.units.anchors import Anchors, AnchorTrajectories, OfTrajectories, at_least
 from shmbuffer.replay.units.unit import Expanded
@@ -143,12 +144,12 @@ class Sequence(OfTrajectories):
         lanes = lanes_of(anchors.storage)
         said: dict[Any, torch.Tensor] = {
             _ANCHOR: torch.stack(unravel(drawn, lanes), -1) if lanes else drawn,
-            _NUMBER: torch.arange(count),
+            _NUMBER: cpu.arange(count),
         }
         for key, value in info.items():
             # What a slice sampler says of the last step of a slice is not said of a window's.
             if isinstance(key, str) and key not in (GENERATION, INDEX):
-                said[key] = torch.as_tensor(value)
+                said[key] = cpu.as_tensor(value)
         said = {
             key: value.repeat_interleave(total, 0) if value.dim() else value
             for key, value in said.items()

@@ -21,6 +21,7 @@ from shmbuffer.memory.format.recorded import REDUCTIONS
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.writers import read_ranks, write_ranks
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.writers.ranks import Rank, rank_of, ranks_of
 from shmbuffer.replay.writers.writer import Writer
@@ -131,7 +132,7 @@ class TensorDictMaxValueWriter(Writer):
             one of the same batch.
         """
         ranks = ranks_of(data, self._rank_key, self._reduction)
-        index = torch.full((len(ranks),), -1, dtype=torch.int64)
+        index = cpu.full((len(ranks),), -1, dtype=torch.int64)
         with self._turn:
             self._begin()
             accepted, row_at = 0, {}  # the row that each slot ends up with
@@ -143,8 +144,8 @@ class TensorDictMaxValueWriter(Writer):
                 row_at[self._take(rank)] = row
                 room = max(0, room - 1)
             if row_at:
-                slots = torch.tensor(list(row_at), dtype=torch.int64)
-                rows = list(row_at.values())
+                slots = cpu.tensor(list(row_at), dtype=torch.int64)
+                rows = cpu.tensor(list(row_at.values()), dtype=torch.int64)
                 index[rows] = slots
                 chosen = [data[row] for row in rows] if isinstance(data, list) else data[rows]
                 self._write(slots, chosen)

@@ -13,6 +13,7 @@ from shmbuffer.numpy.indices import unravel
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.writers import Cursor, read_cursor, write_cursor
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.storages.storage import ring_of
@@ -56,7 +57,7 @@ class RoundRobinWriter(Writer):
             first, count = storage.append(data, single)
             return storage.written(first, count, single=single)
         start, count = self._own_cursor, 1 if single else length_of(data)
-        index = start if single else (start + torch.arange(count)) % storage.max_size
+        index = start if single else (start + cpu.arange(count)) % storage.max_size
         if count:
             storage.set(index, data)
         self._own_cursor = (start + count) % storage.max_size
@@ -70,15 +71,15 @@ class RoundRobinWriter(Writer):
             ``index``; with lanes int64 ``[n * lanes, ndim]``.
         """
         storage = self._storage
-        slots = index if isinstance(index, int) else torch.as_tensor(index)
+        slots = index if isinstance(index, int) else cpu.as_tensor(index)
         storage.set(slots, data)
-        places = torch.as_tensor(slots).reshape(-1)
+        places = cpu.as_tensor(slots).reshape(-1)
         self._own_count += len(places)
         lanes = lanes_of(storage)
         if not lanes:
             return slots
         width = math.prod(lanes)
-        elements = places[:, None] * width + torch.arange(width)
+        elements = places[:, None] * width + cpu.arange(width)
         return torch.stack(unravel(elements.reshape(-1), lanes), -1)
 
     @property

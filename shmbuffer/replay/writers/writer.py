@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shmbuffer.replay.checkpoints import Checkpoints
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.storages.storage import ring_of
 
@@ -58,7 +59,7 @@ class Writer(Checkpoints):
             Tickets, int64 of the shape of the slots; -1 without an item, and everywhere unless
             `tracks_generations`.
         """
-        slots = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
+        slots = cpu.as_tensor(index[0] if isinstance(index, tuple) else index)
         ndim = getattr(self._storage, "ndim", 1)
         if ndim > 1 and slots.dim() > 1 and slots.shape[-1] == ndim:
             slots = slots[..., 0]

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.system import deadline
@@ -29,6 +28,7 @@ from shmbuffer.replay.buffers.data_path.parts import ring_backed
 from shmbuffer.replay.buffers.data_path.prefetch import Batch, Order
 from shmbuffer.replay.buffers.flow.consuming import Consuming
 from shmbuffer.replay.eager import FRAMES, eager
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.taking import consumes
 
 
@@ -186,7 +186,7 @@ class Sampling(Consuming):
             if found is not None:
                 return found
         if self.dim_extend and np.ndim(priority) > 1:
-            priority = swap_dims(torch.as_tensor(priority), self.dim_extend).flatten()
+            priority = swap_dims(cpu.as_tensor(priority), self.dim_extend).flatten()
         if generation is None:
             return self._sampler.update_priority(index, priority, storage=self._storage)
         return self._sampler.update_priority(

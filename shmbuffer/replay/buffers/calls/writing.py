@@ -13,6 +13,7 @@ from shmbuffer.memory.system import deadline
 from shmbuffer.replay.buffers.calls.access import swap_dims
 from shmbuffer.replay.buffers.data_path import streams as by_stream
 from shmbuffer.replay.buffers.data_path.parts import Parts
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.tensor import TensorStorage
@@ -55,7 +56,7 @@ class Writing(Parts):
             data = self._taken_in(self._named(data, single), single)
         if data is None:  # a transform keeps all back, or the list is empty
             ndim = self._storage.ndim
-            return torch.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
+            return cpu.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
         if plan.fast_write is not None and update_priority is None:
             index = plan.fast_write.write(data, single, streams) if changed else None
             if index is None:

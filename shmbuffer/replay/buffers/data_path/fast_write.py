@@ -22,6 +22,7 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.nodes import as_dict
 from shmbuffer.numpy.raw_priorities import as_raw
 from shmbuffer.numpy.rows import intake_form, priority_of
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.native_rows import NativeRows
@@ -109,4 +110,4 @@ def _examples(leaves: Leaves) -> Iterator[tuple[Any, Any, Any]]:
     """For each leaf an array, a number and a tensor of its dtype."""
     for array, dtype in zip(leaves.arrays, leaves.dtypes, strict=True):
         known = (None, None) if array is None else (np.zeros((2, 3), array), array.type())
-        yield (*known, torch.empty((), dtype=dtype))
+        yield (*known, cpu.empty((), dtype=dtype))

@@ -15,6 +15,7 @@ from shmbuffer.memory.format.leaf import Key
 from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.numpy.raw_priorities import reduced
 from shmbuffer.replay.eager import FRAMES
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import entry_at, is_collection
 from shmbuffer.replay.form.tensors import as_tensor
 
@@ -35,7 +36,7 @@ def in_items(items: Sequence[Any], key: Key, how: str) -> Floats | None:
     found = [item.get(key, None) for item in items if is_collection(item)]
     if len(found) < len(items) or not items or any(one is None for one in found):
         return None
-    return np.concatenate([reduced(torch.as_tensor(one), 1, how) for one in found])
+    return np.concatenate([reduced(cpu.as_tensor(one), 1, how) for one in found])
 
 
 def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:

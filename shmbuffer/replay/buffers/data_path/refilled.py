@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay.buffers.data_path.sample_info import SampleInfo
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
 
@@ -62,7 +63,7 @@ class Refilled:
             form = (info.weight_dtype, lead)
             self.shown = self.weights = _entry(out, weight_keys, form)
             if info.weight_dtype is not torch.float32:
-                self.weights = torch.empty(lead, dtype=torch.float32)
+                self.weights = cpu.empty(lead, dtype=torch.float32)
         self.addresses = tuple(leaf.data_ptr() for leaf in self.leaves)
         self._note(out)
         self._tensors = [*self.leaves, self.index, self.tickets]
@@ -157,7 +158,7 @@ def _entry(data: TensorDict, names: tuple[str, ...], form: _Form) -> torch.Tenso
         and not value.is_conj()
         and not value.is_neg()
     ):
-        value = torch.empty(shape, dtype=dtype)
+        value = cpu.empty(shape, dtype=dtype)
     found: torch.Tensor = value
     for name in names:
         if data._tensordict.get(name) is not found:

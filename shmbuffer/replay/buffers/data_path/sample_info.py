@@ -10,6 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX, WEIGHT_KEYS
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.deferred import amended
 from shmbuffer.replay.form.nodes import unlocked
 from shmbuffer.replay.storages.tensor import TensorStorage
@@ -78,7 +79,7 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
             for key, value in info.items():
                 entry = torch.stack(value, -1) if isinstance(value, tuple) else value
                 if not isinstance(entry, torch.Tensor):
-                    entry = torch.as_tensor(entry)
+                    entry = cpu.as_tensor(entry)
                 tail = 1 if isinstance(value, tuple) else 0
                 while entry.dim() - tail < dims:
                     entry = entry.unsqueeze(entry.dim() - tail)
@@ -120,7 +121,7 @@ def _places(
 def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:
     """Set row i of each entry in item i, of any shape."""
     for key, values in info.items():
-        rows = torch.as_tensor(values).unbind(0)
+        rows = cpu.as_tensor(values).unbind(0)
         for item, row in zip(items, rows, strict=True):
             if type(item) is TensorDict and type(key) is str and not item._batch_size:
                 entry = row if item._device is None else row.to(item._device)

@@ -19,6 +19,7 @@ from shmbuffer.errors import ConsumerError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, NO_ITEM
 from shmbuffer.replay.checkpoints import Loaded
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.values import read_values, reading, write_values
 
 _CONSUMERS = "shmbuffer.consumers"
@@ -61,7 +62,7 @@ def read_consumed(directory: Path) -> list[dict[str, Any]]:
             if not isinstance(one["name"], str) or one["done"].dtype is not torch.int64:
                 raise ValueError("a consumer has no name, or no items that it is done with")
             one["times"], one["holds"] = int(one["times"]), bool(one["holds"])
-            none = torch.zeros(0, dtype=torch.int64)  # of saves before these two
+            none = cpu.zeros(0, dtype=torch.int64)  # of saves before these two
             begun, acks = one.setdefault("begun", none), one.setdefault("acks", none)
             if {begun.dtype, acks.dtype} != {torch.int64} or begun.shape != acks.shape:
                 raise ValueError("a consumer has no counts of acknowledgements")

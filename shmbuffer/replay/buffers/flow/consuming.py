@@ -20,6 +20,7 @@ from shmbuffer.numpy.keys import GENERATION, INDEX, LEASE
 from shmbuffer.replay.buffers.data_path.parts import Parts
 from shmbuffer.replay.buffers.data_path.prefetch import Batch
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.deferred import is_as_made, to_come
 from shmbuffer.replay.samplers.taking import Consumes, consumes
 from shmbuffer.replay.storages.storage import ring_of
@@ -170,7 +171,7 @@ def _first_of_item(batch: Any, key: str) -> torch.Tensor:
             f"ack: there is no entry {key!r}; give it a batch of sample(lease=...), or the info of "
             "sample(lease=..., return_info=True)"
         ) from None
-    rows = torch.as_tensor(found)
+    rows = cpu.as_tensor(found)
     if rows.ndim < 2:
         return rows.reshape(-1)
     return rows.reshape(len(rows), -1)[:, 0]

@@ -13,6 +13,7 @@ from shmbuffer.memory.weights import TIMEOUT_S, Weights
 from shmbuffer.numpy.arrays import NO_ARRAY, is_array
 from shmbuffer.replay.buffers.data_path.parts import Parts, ring_backed
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.tensors import as_tensor, contiguous, dtype_name, torch_dtype
 
 
@@ -79,7 +80,7 @@ class Publishing(Parts):
         tensors = [
             torch.from_numpy(part).view(torch_dtype(leaf.dtype)).reshape(leaf.shape)
             if leaf.nbytes  # torch cannot view an empty tensor as another dtype
-            else torch.empty(leaf.shape, dtype=torch_dtype(leaf.dtype))
+            else cpu.empty(leaf.shape, dtype=torch_dtype(leaf.dtype))
             for leaf, part in zip(leaves, found.parts(), strict=True)
         ]
         return Weights(found.version, found.step, weights.nested(leaves, tensors))

@@ -18,6 +18,7 @@ from shmbuffer.memory.flow.status import TooOld
 from shmbuffer.memory.format.ledger import RESERVATIONS
 from shmbuffer.memory.format.record_batch import join
 from shmbuffer.memory.system.deadline import within
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
@@ -336,7 +337,7 @@ class _Room:
 
 def _nothing() -> torch.Tensor:
     """The index of no items."""
-    return torch.zeros(0, dtype=torch.int64)
+    return cpu.zeros(0, dtype=torch.int64)
 
 
 def _rows(data: Any, which: NDArray[np.bool_]) -> Any:
@@ -364,4 +365,4 @@ def _joined(batches: list[Any]) -> Any:
         return [item for batch in batches for item in batch]
     if isinstance(first, np.ndarray):
         return np.concatenate([np.asarray(batch) for batch in batches])
-    return torch.cat([torch.as_tensor(b) if isinstance(b, np.ndarray) else b for b in batches])
+    return torch.cat([cpu.as_tensor(b) if isinstance(b, np.ndarray) else b for b in batches])

@@ -19,6 +19,7 @@ from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.record_format.chunks import Codec
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import entry_at, is_collection
 from shmbuffer.replay.samplers.slicing.single_entries import as_numbers
 from shmbuffer.replay.storages.item_store import ItemStore
@@ -184,7 +185,7 @@ def _stacked(column: Sequence[Any] | NDArray[Any], held: Flags) -> NDArray[Any]:
     if isinstance(column, np.ndarray):
         values = column.reshape(len(column), -1)
     else:
-        parts = [as_numbers(torch.as_tensor(value)).reshape(-1) for value in column]
+        parts = [as_numbers(cpu.as_tensor(value)).reshape(-1) for value in column]
         if len({len(part) for part in parts}) > 1:
             raise ValueError("an entry that names versions or groups has one shape in all items")
         values = np.stack(parts)

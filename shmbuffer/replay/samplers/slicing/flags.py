@@ -16,6 +16,7 @@ import torch
 
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.slicing.marks import Marks
 from shmbuffer.replay.samplers.slicing.single_entries import Entries, LeafEntries
 
@@ -89,7 +90,7 @@ class Shown:
         """The flags of slices, and tickets; None if an item is gone."""
         count = elements.numel()
         found: dict[Any, torch.Tensor] = {
-            key: torch.empty((count, *shape), dtype=torch.bool) for key, shape in self._forms
+            key: cpu.empty((count, *shape), dtype=torch.bool) for key, shape in self._forms
         }
         tickets, at = torch.empty_like(elements), self._at
         at[:, 2] = [out.data_ptr() for out in found.values()]

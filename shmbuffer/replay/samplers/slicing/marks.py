@@ -8,6 +8,7 @@ import torch
 
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.slicing.cuts import SliceRows
 from shmbuffer.replay.samplers.slicing.single_entries import Entries
 
@@ -55,7 +56,7 @@ class Marks(NamedTuple):
         marks: dict[Any, torch.Tensor] = {}
         if self.truncated is not None:
             forms = [stored[path] for path in self.paths[:3] if path in stored]
-            form = forms[0] if forms else torch.zeros(len(elements), 1, dtype=torch.bool)
+            form = forms[0] if forms else cpu.zeros(len(elements), 1, dtype=torch.bool)
             nothing = torch.zeros_like(form)
             last = torch.from_numpy(found.last)
             truncated = stored.get(self.truncated, nothing)

@@ -20,6 +20,7 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.nodes import LEAF
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import entry_at
 from shmbuffer.replay.form.tensors import as_tensor, take_rows
 from shmbuffer.replay.storages.record_store import RecordStore
@@ -217,7 +218,7 @@ def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
         return torch.stack(there) if there and len(there) == len(parts) else None
     found = entry_at(data, path)
     if isinstance(found, (np.ndarray, np.generic, bool, int, float)):
-        found = torch.as_tensor(found)
+        found = cpu.as_tensor(found)
     return found.detach().cpu() if isinstance(found, torch.Tensor) else None
 
 

@@ -19,6 +19,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE
 from shmbuffer.replay.samplers.slicing.following import Following
 from shmbuffer.replay.samplers.slicing.race import Race
@@ -208,5 +209,5 @@ def as_bits(elements: Ints) -> torch.Tensor:
 
 def of_bits(bits: Any) -> Ints:
     """The numbers again, int64."""
-    given = torch.as_tensor(bits).cpu().numpy().astype(np.uint8)
+    given = cpu.as_tensor(bits).cpu().numpy().astype(np.uint8)
     return np.flatnonzero(np.unpackbits(given, bitorder="little"))
