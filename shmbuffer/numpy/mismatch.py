@@ -85,8 +85,10 @@ def no_names(data: Any) -> str:
 def not_a_tensor(data: Any, why: Exception | None = None) -> str:
     """The message for data that a tensor storage cannot hold, and why."""
     reason = "" if why is None else f" ({why})"
+    shape = getattr(data, "shape", None)  # what has no memory cannot be printed
+    what = repr(data)[:60] if shape is None else f"a {type(data).__name__} of {list(shape)}"
     return (
-        f"{repr(data)[:60]} in the data is not a tensor{reason}; tensor storages hold tensors, "
+        f"{what} in the data is not a tensor{reason}; tensor storages hold tensors, "
         "arrays and numbers, and a LazyTensorStorage also text and objects that are entries of a "
         "TensorDict. Leave it out, encode it as a tensor, or use a ListStorage"
     )

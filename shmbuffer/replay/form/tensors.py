@@ -25,8 +25,7 @@ _KNOWN = (bool, int, float, complex, np.generic, np.ndarray)
 def as_tensor(value: Any) -> torch.Tensor:
     """A tensor over the same memory where that is possible."""
     if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_nested or value.is_meta:
-            raise TypeError("a sparse, nested or meta tensor has no numbers in a row")
+        require_memory(value)
         return value
     if isinstance(value, np.ndarray) and not _fits_torch(value):
         return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), order="C"))
@@ -143,9 +142,34 @@ def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> Non
         into.view(signed)[index] = rows.view(signed)
 
 
+def require_memory(tensor: torch.Tensor) -> None:
+    """Raises TypeError for a tensor without numbers in a row in memory that can be read."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        raise TypeError("a sparse, nested or meta tensor has no numbers in a row")
+    if not tensor.numel():
+        return
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    try:
+        held = tensor.untyped_storage().nbytes() if tensor.data_ptr() else 0
+    except (RuntimeError, NotImplementedError):  # of a subclass without storage
+        held = 0
+    if held < needed:
+        raise TypeError(
+            f"a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: it is fake, "
+            "functional, or its storage was freed"
+        )
+
+
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as one whose bytes in a row are its numbers: on the CPU, without flags."""
-    return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    """Copies a tensor to the CPU, without flags, unless its bytes are its numbers in order there.
+
+    Raises:
+        TypeError: it has no memory that can be read; see `require_memory`.
+    """
+    plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    require_memory(plain)
+    return plain
 
 
 class _Reads(threading.local):

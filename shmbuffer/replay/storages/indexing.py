@@ -18,6 +18,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.numpy import indices
+from shmbuffer.replay.form.tensors import require_memory
 
 
 class Selection(NamedTuple):
@@ -145,7 +146,11 @@ def _is_coordinates(index: Any, lanes: tuple[int, ...]) -> bool:
 def as_array(index: Any) -> NDArray[Any]:
     """A list, range, array or tensor of numbers or booleans as an array."""
     if isinstance(index, torch.Tensor):
-        return index.numpy() if index.is_cpu else index.cpu().numpy()
+        if not index.is_cpu or not index.data_ptr():
+            require_memory(index)
+            index = index.cpu()
+        array: NDArray[Any] = index.numpy()
+        return array
     return np.asarray(index)
 
 

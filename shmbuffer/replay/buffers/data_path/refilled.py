@@ -22,6 +22,7 @@ from shmbuffer.replay.buffers.data_path.sample_info import SampleInfo
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
+from shmbuffer.replay.form.tensors import require_memory
 
 _KEPT = 16  # samples to remember
 
@@ -64,6 +65,9 @@ class Refilled:
             self.shown = self.weights = _entry(out, weight_keys, form)
             if info.weight_dtype is not torch.float32:
                 self.weights = cpu.empty(lead, dtype=torch.float32)
+        for tensor in (*self.leaves, self.index, self.tickets, self.weights):
+            if tensor is not None:
+                require_memory(tensor)
         self.addresses = tuple(leaf.data_ptr() for leaf in self.leaves)
         self._note(out)
         self._tensors = [*self.leaves, self.index, self.tickets]
