@@ -66,6 +66,7 @@ from shmbuffer.replay.work_directory import (
     Work,
     in_use,
     is_being_published,
+    is_part,
     sweep,
     sweep_one,
 )
@@ -89,7 +90,14 @@ def publish(
     path = followed(path)
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is not a directory; a checkpoint is one")
-    make_folders(path.parent)
+    if not is_part(path):
+        make_folders(path.parent)
+    elif not path.parent.is_dir():
+        raise BufferNotFoundError(
+            f"{path.parent}: is not there; the save that this is a part of has ended, or this "
+            "machine does not see its directory: save again, into a directory that all see",
+            path=path.parent,
+        )
     finish(path)
     with Directory.open(path.parent, anybodys=True) as above, ExitStack() as held:
         sweep(above, path.name)
@@ -374,13 +382,13 @@ def _roll_forward(work: Work, target: Directory) -> None:
             new.rename(name, name, into=target)
             _step("moved")
     for name in remove:
-        above = os.path.dirname(name) or "."
-        changed.add(above)
         with suppress(UnsafePathError):  # what lies behind a link is not of this save
             target.unlink(name)
+        above = [*map(str, Path(name).parents)][:-1]  # without "."
+        changed |= {*above}
         with suppress(OSError, ShmBufferError):  # other things are in there
-            if above != ".":
-                target.rmdir(above)
+            for place in above:
+                target.rmdir(place)
         _step("removed")
     for each in changed:
         with suppress(FileNotFoundError, UnsafePathError):

@@ -198,6 +198,16 @@ class Work:
             self.directory.close()
 
 
+def shared_way(path: Path) -> Path:
+    """Where other processes reach what `publish` is going to publish within ``path``."""
+    return path / MARK / NEW
+
+
+def is_part(path: Path) -> bool:
+    """Whether this is a place in a work directory, for a part of what is published from there."""
+    return any(name.endswith(MARK) for name in path.parent.parts)
+
+
 def is_being_published(path: Path) -> bool:
     """Whether some files at ``path`` may be of another save than the others, right now.
 

@@ -1,18 +1,21 @@
-"""Saves of a buffer of several shards: each is saved by its keeper, then the list of them.
+"""Saves of a buffer of several shards: each is saved by its keeper into one common work directory.
 
-    <path>/shards-<random>/<node>/   the save of a shard; see `replay.buffers.saving`
-    <path>/shards.json               which folder is the save, and its nodes: replaced at the end
+    <path>/.shmbuffer-save/checkpoint/shards-<random>/<node>/   written by keepers, on other nodes
+    <path>/shards-<random>/<node>/   the published save of a shard
+    <path>/shards.json               the name of that folder, and the nodes whose shards are in it
 
-An incomplete save leaves the previous one as it was; the next save removes its files.
+`publication.publish` locks the work directory, syncs it, moves its files to their places, and
+removes the files of the previous save that its own list names. A second save to the same path is
+refused meanwhile.
+If a process dies here: the previous save or the new one is there. A keeper that answers too late
+finds the work directory gone, and saves nothing.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
+import re
 import secrets
-import shutil
-import tempfile
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -28,10 +31,13 @@ from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import ring_in
 from shmbuffer.replay.compat.buffers import METADATA
-from shmbuffer.replay.values import read_json, reading, write_json
+from shmbuffer.replay.publication import finish, publish
+from shmbuffer.replay.safe_files import make_folder, require_plain, temporary_folder
+from shmbuffer.replay.values import damaged, read_json, reading, write_json
+from shmbuffer.replay.work_directory import shared_way
 
 LIST = "shards.json"
-_FOLDER = "shards-"
+_FOLDER = re.compile("shards-[0-9a-f]+")
 _RENEW_S = 2.0  # between two messages to the gate
 _CHUNK = 4096  # items that are moved at once
 
@@ -39,32 +45,33 @@ _CHUNK = 4096  # items that are moved at once
 def save_shards(
     members: Members, path: Any, *, consistent: bool = False, without: Collection[str] = ()
 ) -> None:
-    """See `ShardedClient.dumps`."""
+    """Saves all shards that were written to; see `ShardedClient.dumps`."""
     known = {*(member.node for member in members), *members.missing_nodes()}
     if strange := sorted(set(without) - known):
         raise ValueError(
             f"without={strange}: shards are on {', '.join(sorted(known))}; nothing was saved"
         )
     members.require_all("saved", without, "; without=[node, ...] leaves out nodes that are gone")
-    target = Path(path).absolute()
-    target.mkdir(parents=True, exist_ok=True)
     written = [one for one in members if one.node not in without and one.totals.length]
     if not written:
         raise RuntimeError("nothing was written to any shard yet, so there is nothing to save")
-    folder = target / f"{_FOLDER}{secrets.token_hex(4)}"
-    if consistent:
-        with Gate(members) as gate:
-            _save_at_once(written, folder, gate)
-    else:
-        for member in written:
-            member.whole("dumps", folder / member.node)
-    listed = target / f"{LIST}.{os.getpid()}"
     nodes = sorted(member.node for member in written)
-    write_json(listed, {"folder": folder.name, "nodes": nodes})
-    listed.replace(target / LIST)
-    for other in target.glob(f"{_FOLDER}*"):
-        if other != folder:
-            shutil.rmtree(other)
+    if strange := [node for node in nodes if not _is_plain(node)]:
+        raise ValueError(
+            f"the shards of {strange}: these names of nodes cannot be names of directories, so "
+            "nothing was saved; give the nodes other names (ray start --node-name)"
+        )
+    target, folder = Path(path).absolute(), f"shards-{secrets.token_hex(4)}"
+    with publish(target, within=True) as directory:
+        make_folder(directory / folder)
+        place = shared_way(target) / folder  # other processes cannot use ``directory``
+        if consistent:
+            with Gate(members) as gate:
+                _save_at_once(written, place, gate)
+        else:
+            for member in written:
+                member.whole("dumps", place / member.node)
+        write_json(directory / LIST, {"folder": folder, "nodes": nodes})
 
 
 def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
@@ -92,24 +99,41 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
 
 
 def saves_of_nodes(members: Members, path: Any) -> dict[str, Path]:
-    """The save of each node, before anything is changed."""
+    """Returns the save of each node; all is checked before anything is changed."""
     source = Path(path).absolute()
-    if not (source / LIST).exists():
-        raise FileNotFoundError(f"{source / LIST}: not there, so no sharded buffer was saved there")
-    with reading(source / LIST):
-        found = read_json(source / LIST)
-        source, nodes = source / str(found["folder"]), list[str](found["nodes"])
+    finish(source)
+    folder, nodes = _read_list(source / LIST)
     members.require_all("loaded")
-    if away := [node for node in nodes if not (source / node / METADATA).is_file()]:
+    if away := [node for node in nodes if not (folder / node / METADATA).is_file()]:
         raise FileNotFoundError(
-            f"{source}: this node sees no save of the shards of {', '.join(away)}; load from a "
+            f"{folder}: this node sees no save of the shards of {', '.join(away)}; load from a "
             "directory that all nodes see. Nothing was changed"
         )
-    return {node: source / node for node in nodes}
+    require_plain(folder)
+    return {node: folder / node for node in nodes}
+
+
+def _read_list(file: Path) -> tuple[Path, list[str]]:
+    """Reads the list of a save: the folder of the shards, and the names of their nodes."""
+    found = read_json(file, missing="no sharded buffer was saved there")
+    with reading(file):
+        folder, nodes = found["folder"], found["nodes"]
+    if not (isinstance(folder, str) and _FOLDER.fullmatch(folder)):
+        raise damaged(file, f"the folder {folder!r:.80} is not one of a sharded save")
+    if not (isinstance(nodes, list) and nodes and all(map(_is_plain, nodes))):
+        raise damaged(file, f"{nodes!r:.80} is not a list of the names of nodes")
+    if len(set(nodes)) < len(nodes):
+        raise damaged(file, f"{nodes!r:.80} names a node more than once")
+    return file.parent / folder, nodes
+
+
+def _is_plain(node: Any) -> bool:
+    """Whether a node's name can be the name of a directory that no other file has."""
+    return isinstance(node, str) and node not in ("", ".", "..") and not {"/", "\0"} & set(node)
 
 
 def load_shards(members: Members, saves: dict[str, Path], parts: Any) -> None:
-    """See `ShardedClient.loads`."""
+    """Loads these saves into the shards; see `ShardedClient.loads`."""
     ours = {member.node: member for member in members}
     if set(saves) == set(ours):
         for node, path in saves.items():
@@ -131,8 +155,8 @@ def load_shards(members: Members, saves: dict[str, Path], parts: Any) -> None:
 def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:
     """The items of a saved shard, the oldest first, in chunks, with their priorities."""
     cls, args, kwargs = parts
-    with tempfile.TemporaryDirectory(prefix="shmbuffer-") as directory:
-        storage = partial(kwargs["storage"], scratch_dir=Path(directory) / "buffer")
+    with temporary_folder() as directory:
+        storage = partial(kwargs["storage"], scratch_dir=directory / "buffer")
         buffer = cls(*args, **{**kwargs, "storage": storage})
         try:
             if len(buffer.transform):

@@ -1,0 +1,287 @@
+"""Saves of several shards: what they remove, who may save, and which lists are refused. No Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.distributed.shards.saving import LIST, save_shards, saves_of_nodes
+from shmbuffer.errors import (
+    BufferInUseError,
+    BufferNotFoundError,
+    CorruptBufferError,
+    UnsafePathError,
+)
+from shmbuffer.replay.compat.buffers import METADATA
+from shmbuffer.replay.file_tree import MANIFEST
+from shmbuffer.replay.publication import publish
+from tests.crash.test_save_points import points
+from tests.memory.programs import needs_root
+
+NODES = ("a", "10.0.0.2")
+OLD = dict.fromkeys(NODES, "old")
+NEW = dict.fromkeys(NODES, "new")
+
+
+class Shard:
+    """A member whose keeper is in this process, and whose save is two files."""
+
+    class totals:  # noqa: N801 - as the attribute of `Member`
+        length = 1
+
+    def __init__(self, node: str, content: str, during: Callable[[Path], None]) -> None:
+        self.node, self.content, self.during = node, content, during
+
+    def whole(self, name: str, path: Path) -> None:
+        assert name == "dumps"
+        self.during(path)
+        with publish(path) as directory:
+            (directory / METADATA).write_text("{}")
+            (directory / "storage").mkdir()
+            (directory / "storage" / "items").write_text(self.content)
+
+
+class Shards(list[Shard]):
+    """The members, all of which answer."""
+
+    def missing_nodes(self) -> list[str]:
+        return []
+
+    def require_all(self, *_: Any) -> None:
+        pass
+
+
+def shards(contents: dict[str, str], during: Callable[[Path], None] = lambda _: None) -> Any:
+    return Shards(Shard(node, content, during) for node, content in contents.items())
+
+
+def loaded(path: Path) -> dict[str, str]:
+    """What each node loads."""
+    saves = saves_of_nodes(shards(NEW), path)
+    return {node: (save / "storage" / "items").read_text() for node, save in saves.items()}
+
+
+def require_only_one_save(path: Path, *foreign: str) -> None:
+    """Neither files of another save nor a work directory is there."""
+    folder = json.loads((path / LIST).read_text())["folder"]
+    assert sorted(os.listdir(path)) == sorted([folder, LIST, MANIFEST, *foreign])
+    assert sorted(os.listdir(path / folder)) == sorted(NODES)
+
+
+def test_a_save_replaces_the_previous_one_and_nothing_else(tmp_path: Path) -> None:
+    path, away = tmp_path / "runs" / "run", tmp_path / "away"
+    save_shards(shards(OLD), path)
+    assert loaded(path) == OLD
+    away.mkdir()
+    (away / "precious").write_text("mine")
+    (path / "shards-raw").mkdir()
+    (path / "shards-raw" / "precious").write_text("mine")
+    (path / "shards-0a1b2c3d").mkdir()
+    (path / "shards-x").write_text("mine")
+    (path / "shards-12345678").symlink_to(away)
+    for contents in (NEW, OLD):
+        save_shards(shards(contents), path)
+        assert loaded(path) == contents
+        require_only_one_save(path, "shards-raw", "shards-0a1b2c3d", "shards-x", "shards-12345678")
+    assert os.listdir(path.parent) == ["run"]
+    assert (path / "shards-raw" / "precious").read_text() == "mine"
+    assert (away / "precious").read_text() == "mine"
+
+
+@needs_root
+def test_another_users_directory_is_refused_and_no_link_in_it_is_followed(tmp_path: Path) -> None:
+    path, victim = tmp_path / "run", tmp_path / "victim"
+    victim.write_text("mine")
+    path.mkdir()
+    for name in (LIST, f"{LIST}.{os.getpid()}", MANIFEST, ".shmbuffer-save"):
+        (path / name).symlink_to(victim)
+    os.chown(path, 65534, 65534)
+    path.chmod(0o777)
+    before = sorted(os.listdir(path))
+    with pytest.raises(UnsafePathError, match=r"run: belongs to uid 65534.*; use a directory of"):
+        save_shards(shards(NEW), path)
+    assert sorted(os.listdir(path)) == before
+    assert victim.read_text() == "mine"
+
+
+def test_a_directory_where_everybody_can_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(UnsafePathError, match=r"everybody can write there .*`chmod o-w"):
+        save_shards(shards(NEW), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_save_at_the_same_time_is_refused_and_harms_neither(tmp_path: Path) -> None:
+    path, refused = tmp_path / "run", []
+
+    def save_too(_: Path) -> None:
+        with pytest.raises(BufferInUseError, match=rf"process {os.getpid()} is saving here right"):
+            save_shards(shards(dict.fromkeys(NODES, "other")), path)
+        refused.append(loaded(path))
+
+    save_shards(shards(OLD), path)
+    save_shards(shards(NEW, save_too), path)
+    assert refused == [OLD, OLD]  # once while each keeper saved
+    assert loaded(path) == NEW
+    require_only_one_save(path)
+
+
+def test_a_keeper_that_cannot_save_leaves_the_previous_save(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        if path.name == NODES[1]:
+            raise RuntimeError("the shard of that node does not answer")
+
+    save_shards(shards(OLD), tmp_path)
+    with pytest.raises(RuntimeError, match="does not answer"):
+        save_shards(shards(NEW, fail), tmp_path)
+    assert loaded(tmp_path) == OLD
+    require_only_one_save(tmp_path)
+
+
+def test_a_keeper_that_answers_after_its_save_has_ended_saves_nothing(tmp_path: Path) -> None:
+    late = []
+    save_shards(shards(OLD, late.append), tmp_path)
+    for path in late:
+        with pytest.raises(BufferNotFoundError, match="the save that this is a part of has ended"):
+            shards(NEW)[0].whole("dumps", path)
+    assert loaded(tmp_path) == OLD
+    require_only_one_save(tmp_path)
+
+
+def test_a_node_whose_name_is_no_name_of_a_directory_is_refused(tmp_path: Path) -> None:
+    for node in ("../away", "rack/1", "..", ""):
+        with pytest.raises(ValueError, match="cannot be names of directories, so nothing was"):
+            save_shards(shards({"a": "new", node: "new"}), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_users_may_not_write_to_a_save_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        save_shards(shards(NEW), tmp_path / "runs" / "run")
+    finally:
+        os.umask(before)
+    found = [*(tmp_path / "runs").rglob("*")]
+    assert len(found) > 2 * len(NODES)
+    assert not [one for one in found if one.lstat().st_mode & stat.S_IWOTH]
+
+
+DAMAGED = {
+    "no nodes": ('{"folder": "FOLDER", "nodes": []}', "not a list of the names of nodes"),
+    "a number": ('{"folder": "FOLDER", "nodes": [3]}', "not a list of the names of nodes"),
+    "a text": ('{"folder": "FOLDER", "nodes": "ab"}', "not a list of the names of nodes"),
+    "a way out": ('{"folder": "FOLDER", "nodes": ["../x"]}', "not a list of the names of nodes"),
+    "an absolute node": ('{"folder": "FOLDER", "nodes": ["/x"]}', "not a list of the names"),
+    "twice": ('{"folder": "FOLDER", "nodes": ["a", "a"]}', "names a node more than once"),
+    "an absolute folder": ('{"folder": "/x", "nodes": ["a"]}', "is not one of a sharded save"),
+    "another folder": ('{"folder": "../run", "nodes": ["a"]}', "is not one of a sharded save"),
+    "no folder": ('{"folder": 3, "nodes": ["a"]}', "is not one of a sharded save"),
+    "half of it": ('{"nodes": ["a"]}', "cannot be read"),
+    "a list": ("[]", "not a dict"),
+    "noise": ("\0", "is not JSON"),
+}
+
+
+@pytest.mark.parametrize(("text", "why"), DAMAGED.values(), ids=list(DAMAGED))
+def test_a_damaged_list_is_refused_and_named(tmp_path: Path, text: str, why: str) -> None:
+    save_shards(shards(OLD), tmp_path)
+    folder = json.loads((tmp_path / LIST).read_text())["folder"]
+    (tmp_path / LIST).write_text(text.replace("FOLDER", folder))
+    with pytest.raises(CorruptBufferError, match=rf"{LIST}: .*{why}.*; take another copy"):
+        saves_of_nodes(shards(NEW), tmp_path)
+
+
+def test_a_list_without_its_shards_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"{LIST}: not there, so no sharded buffer"):
+        saves_of_nodes(shards(NEW), tmp_path)
+    save_shards(shards({**OLD, "c": "old"}), tmp_path)
+    folder = json.loads((tmp_path / LIST).read_text())["folder"]
+    (tmp_path / folder / "c").rename(tmp_path / folder / "d")
+    with pytest.raises(FileNotFoundError, match=r"no save of the shards of c; .*Nothing was ch"):
+        saves_of_nodes(shards(NEW), tmp_path)
+
+
+def to_another_directory(place: Path, away: Path) -> None:
+    place.rename(away)
+    place.symlink_to(away)
+
+
+def to_a_fifo(place: Path, away: Path) -> None:
+    (place / "storage" / "items").unlink()
+    os.mkfifo(place / "storage" / "items")
+
+
+@pytest.mark.parametrize("trap", [to_another_directory, to_a_fifo])
+def test_a_link_or_a_fifo_in_a_save_is_refused_before_a_keeper_reads_it(
+    tmp_path: Path, trap: Callable[[Path, Path], None]
+) -> None:
+    path = tmp_path / "run"
+    save_shards(shards(OLD), path)
+    trap(saves_of_nodes(shards(NEW), path)["a"], tmp_path / "away")
+    with pytest.raises(UnsafePathError, match="a regular file was expected, and this is a"):
+        saves_of_nodes(shards(NEW), path)
+
+
+class Written(Shard):
+    """A member whose keeper is elsewhere: it passes no crash point of this process."""
+
+    def whole(self, name: str, path: Path) -> None:
+        (path / "storage").mkdir(parents=True)
+        (path / METADATA).write_text("{}")
+        (path / "storage" / "items").write_text(self.content)
+
+
+def save(path: Path, contents: dict[str, str]) -> None:
+    members: Any = Shards(Written(*each, lambda _: None) for each in contents.items())
+    save_shards(members, path)
+
+
+def is_killed_at(path: Path, point: str, passing: int) -> bool:
+    """Whether a process that saves came by."""
+    pid = os.fork()
+    if not pid:
+        try:
+            _core.arm(point, after=passing)
+            save(path, NEW)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+#: Points that are passed by a save that is exchanged for another one, with strange umasks, without
+#: directories above, or if another process puts something there meanwhile.
+NOT_PASSED = {
+    *("save.within", "save.returned", "save.closed", "save.parents", "save.mode", "save.exchanged"),
+    *("folder.mode", "folder.parents", "save.replaced"),
+}
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+def test_a_save_of_shards_that_is_killed_anywhere_leaves_the_old_one_or_the_new_one(
+    tmp_path: Path,
+) -> None:
+    path, passed = tmp_path / "run", set()
+    save(path, OLD)
+    (path / "shards-x").write_text("mine")
+    for point in points():
+        for passing in range(2):
+            save(path, OLD)
+            if not is_killed_at(path, point, passing):
+                break
+            passed.add(point)
+            assert loaded(path) in (OLD, NEW), f"killed at {point}, passing {passing}"
+            save(path, NEW)
+            assert loaded(path) == NEW
+            require_only_one_save(path, "shards-x")
+    assert set(points()) - passed == NOT_PASSED
+    assert os.listdir(tmp_path) == ["run"]
+    assert (path / "shards-x").read_text() == "mine"
