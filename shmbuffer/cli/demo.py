@@ -8,7 +8,6 @@ import importlib.util
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from shmbuffer.cli import arguments, console, demo_nodes, exits, learning_curve
 from shmbuffer.cli.learning_curve import Curve
 from shmbuffer.cli.progress_bar import ProgressBar
-from shmbuffer.errors import BufferExistsError
+from shmbuffer.errors import BufferExistsError, ShmBufferError
 from shmbuffer.extras import missing
+from shmbuffer.replay.safe_files import make_folders, temporary_folder
 from shmbuffer.watch import tables, terminal, units
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ def run(args: argparse.Namespace) -> int:
 def _directory(given: Path | None) -> contextlib.AbstractContextManager[str | os.PathLike[str]]:
     """A directory for one run: the user's, which is kept, or a temporary one."""
     if given is None:
-        return tempfile.TemporaryDirectory(prefix="shmbuffer-demo-", ignore_cleanup_errors=True)
+        return temporary_folder()
     if given.exists() and any(given.iterdir()):
         raise BufferExistsError(f"{given}: not empty; give the demo a directory of its own")
-    given.mkdir(parents=True, exist_ok=True)
+    make_folders(given)
     return contextlib.nullcontext(given)
 
 
@@ -244,8 +244,8 @@ def _draw(curve: Curve, path: Path) -> str | None:
     """Saves the picture, or draws it in the terminal; returns where it was saved."""
     try:
         saved = learning_curve.save(curve, path)
-    except OSError as error:
-        print(f"{path}: no picture: {error.strerror or error}")
+    except (OSError, ShmBufferError) as error:
+        print(f"no picture: {error}")
         saved = None
     if saved is None:
         print(learning_curve.draw(curve))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shmbuffer.replay.publication import publish_file
+
 WIDTH, HEIGHT = 64, 12  # of the drawing in the terminal, in characters
 
 
@@ -45,7 +47,8 @@ def save(curve: Curve, path: Path) -> Path | None:
     axes.set(title=curve.title, xlabel="steps", ylabel="mean return")
     axes.set_ylim(bottom=0)
     axes.legend(loc="lower right", framealpha=1)
-    figure.savefig(path, format="png", dpi=120)
+    with publish_file(path) as beside:
+        figure.savefig(beside, format="png", dpi=120)
     return path.absolute()
 
 

@@ -71,10 +71,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
+    from shmbuffer.replay.publication import publish_file
+    from shmbuffer.replay.safe_files import write_file
     from shmbuffer.watch import report
 
     try:
-        return report.save(look, found, path)
+        content = report.picture(look, found, path.suffix.lower().removeprefix("."))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
@@ -83,6 +85,9 @@ def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
             "plot",
             name=error.name,
         ) from error
+    with publish_file(path) as beside:
+        write_file(beside, content)
+    return path.absolute()
 
 
 def _json(look: Look, found: list[Finding], path: Path | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from shmbuffer import ReplayBuffer
+from shmbuffer.replay.safe_files import create_file, make_folders, read_file
 
 SIGNED = (
     "observation",
@@ -53,7 +54,7 @@ class Ledger:
     """The items of one life of collector ``index``, and how many of them it has acknowledged."""
 
     def __init__(self, directory: Path, index: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folders(directory)
         self.source, self._file = _first_free(directory, index)
         self._signed = 0
 
@@ -68,13 +69,13 @@ class Ledger:
 
     def acknowledge(self) -> None:
         """Notes, after ``extend``, that all signed items are in the buffer, for later processes."""
-        os.write(self._file, ACKNOWLEDGEMENT.pack(self._signed))
+        os.write(self._file.fileno(), ACKNOWLEDGEMENT.pack(self._signed))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+        self._file.close()
 
 
 def stamps(rows: TensorDictBase) -> torch.Tensor:
@@ -150,12 +151,11 @@ def examine_each(replays: Sequence[ReplayBuffer], ledgers: Path) -> dict[int, Ev
     return found
 
 
-def _first_free(directory: Path, index: int) -> tuple[int, int]:
+def _first_free(directory: Path, index: int) -> tuple[int, BinaryIO]:
     """Returns the number and the open file of an unused ledger."""
     for source in range(index * LIVES, (index + 1) * LIVES):
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
-            return source, os.open(directory / f"{source}.ledger", flags, 0o644)
+            return source, create_file(directory / f"{source}.ledger")
         except FileExistsError:
             continue
     raise RuntimeError(f"{directory}: collector {index} has been started {LIVES} times")
@@ -165,7 +165,7 @@ def acknowledged(directory: Path) -> dict[int, int]:
     """Returns, for each writer, how many of its items it knows to be in the buffer."""
     counts = {}
     for path in directory.glob("*.ledger"):
-        written = path.read_bytes()
+        written = read_file(path)
         end = len(written) // ACKNOWLEDGEMENT.size * ACKNOWLEDGEMENT.size
         last = written[max(0, end - ACKNOWLEDGEMENT.size) : end]
         counts[int(path.stem)] = ACKNOWLEDGEMENT.unpack(last)[0] if last else 0

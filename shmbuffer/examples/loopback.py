@@ -12,17 +12,17 @@ from __future__ import annotations
 import os
 import secrets
 import select
-import shutil
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from shmbuffer.distributed.runtime import living_nodes, require_ray
+from shmbuffer.replay.safe_files import make_folders, temporary_folder
 
 _ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
@@ -49,8 +49,9 @@ class Loopback:
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
         # In /tmp, because the names of its sockets may not be long.
-        self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        (Path(tempfile.gettempdir()) / "ray").mkdir(exist_ok=True)  # where Ray notes the address
+        self._undo = ExitStack()
+        self._folder = str(self._undo.enter_context(temporary_folder(Path("/tmp"))))
+        make_folders(Path(tempfile.gettempdir(), "ray"))  # where Ray notes the address
         self._nodes: dict[str, Any] = {}
         self._cluster: Any = Cluster()
         try:
@@ -113,7 +114,7 @@ class Loopback:
         """End the cluster, and remove its files."""
         self._ray.shutdown()
         self._cluster.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._undo.close()
         for name, value in self._environment.items():
             os.environ.pop(name, None)
             if value is not None:

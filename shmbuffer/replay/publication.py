@@ -133,6 +133,10 @@ def publish(
 def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a file that appears at ``path`` when the block ends without an error."""
     above, name = os.path.split(os.path.abspath(path))
+    if not os.path.isdir(above):
+        raise FileNotFoundError(
+            f"{path}: the directory {above} is not there; make it, or choose another path"
+        )
     with Directory.open(os.path.realpath(above), anybodys=True) as folder:
         sweep(folder, name)
         work = _beside(folder, name)

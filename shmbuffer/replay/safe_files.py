@@ -124,7 +124,11 @@ def remove_tree(above: Directory, name: str) -> None:
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yields a new directory of mode 0700, which is removed at the end of the block."""
-    with tempfile.TemporaryDirectory(prefix="shmbuffer-") as path:
+def temporary_folder(above: Path | None = None) -> Iterator[Path]:
+    """Yields a new directory of mode 0700, which is removed at the end of the block.
+
+    It lies in ``above``, or where `tempfile` and TMPDIR say. What other processes still write there
+    at the end may stay.
+    """
+    with tempfile.TemporaryDirectory("", "shmbuffer-", above, ignore_cleanup_errors=True) as path:
         yield Path(path)

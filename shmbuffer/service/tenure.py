@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, get_args
@@ -22,6 +22,7 @@ from shmbuffer.memory import Engine, RateLimiter
 from shmbuffer.memory.directory import cleanup, removal
 from shmbuffer.memory.directory.locks import Lock
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.beneath import remove_if_empty
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.memory.system.progress import hearing
@@ -64,7 +65,7 @@ class Tenure:
         with ExitStack() as undo:
             if scratch_dir is None:
                 path = cleanup.temporary_directory()
-                undo.callback(_remove_if_empty, path)
+                undo.callback(remove_if_empty, path)
             else:
                 path = Path(scratch_dir)
                 refuse_while_imported(path)
@@ -147,8 +148,3 @@ def _say_what_limits(path: Path, kept: RateLimiter) -> None:
         path,
         ", ".join(values),
     )
-
-
-def _remove_if_empty(path: Path) -> None:
-    with suppress(OSError):
-        path.rmdir()

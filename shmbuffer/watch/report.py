@@ -10,9 +10,9 @@ The panels are in charts.py; an empty one says why. Needs matplotlib.
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.watch import charts, tables, units
@@ -49,13 +49,14 @@ _FORMS = ((600.0, "%H:%M:%S"), (2 * 86400.0, "%H:%M"), (float("inf"), "%d %b"))
 """Formats of times on an axis, up to a number of seconds that it spans."""
 
 
-def save(look: Look, findings: Sequence[Finding], path: Path) -> Path:
-    """Draws the picture into a file, in the format of its suffix; returns its path."""
+def picture(look: Look, findings: Sequence[Finding], form: str) -> bytes:
+    """Draws the picture and returns the content of its file; ``form``: "png", "svg" or "pdf"."""
     import matplotlib as mpl
 
+    content = io.BytesIO()
     with mpl.rc_context(_STYLE):
-        draw(look, findings).savefig(path, dpi=120)
-    return path.absolute()
+        draw(look, findings).savefig(content, format=form, dpi=120)
+    return content.getvalue()
 
 
 def draw(look: Look, findings: Sequence[Finding]) -> Figure:

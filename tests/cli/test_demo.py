@@ -135,13 +135,26 @@ def test_without_matplotlib_the_curve_is_drawn_in_the_terminal(
     assert "| at 15,000: all killed" in out
 
 
+def test_the_learning_curve_replaces_a_link_and_does_not_follow_it(
+    outcome: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture, other = tmp_path / "curve.png", tmp_path / "other"
+    other.write_text("mine")
+    picture.symlink_to(other)
+    assert main(["demo", "--picture", str(picture)]) == exits.DONE
+    assert other.read_text() == "mine"
+    assert not picture.is_symlink()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_picture_that_cannot_be_saved_does_not_spoil_the_run(
     outcome: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
     assert main(["demo", "--picture", "missing/curve.png"]) == exits.DONE
     out = capsys.readouterr().out
-    assert "missing/curve.png: no picture: No such file or directory" in out
+    assert "no picture: missing/curve.png: the directory" in out
     assert "| at 15,000: all killed" in out
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -429,6 +431,26 @@ def test_without_matplotlib_it_says_what_to_install(
         f"is not installed: {command('plot')}\n"
     )
     assert main(["plot", str(closed), "--json"]) == 0
+
+
+def test_a_picture_replaces_a_link_and_other_users_may_not_write_to_it(
+    closed: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    picture, other = folder / "a.png", folder / "other"
+    other.write_text("mine")
+    picture.symlink_to(other)
+    before = os.umask(0)
+    try:
+        assert main(["plot", str(closed), "-o", str(picture)]) == 0
+    finally:
+        os.umask(before)
+    assert other.read_text() == "mine"
+    assert stat.S_ISREG(picture.lstat().st_mode)
+    assert not picture.lstat().st_mode & stat.S_IWOTH
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(os.listdir(folder)) == ["a.png", "other"]
 
 
 def test_a_picture_that_cannot_be_written_is_an_error(

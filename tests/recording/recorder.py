@@ -64,7 +64,7 @@ def plot(folder: Path, picture: Path) -> None:
     look = look_at(str(folder / "run" / "replay"), None)
     shown = dataclasses.replace(look, found={**look.found, "path": "run/replay"})
     picture.parent.mkdir(parents=True, exist_ok=True)
-    report.save(shown, findings.judge(shown), picture)
+    picture.write_bytes(report.picture(shown, findings.judge(shown), "png"))
     with Image.open(picture) as drawn:  # 256 colours take a third of the space
         fewer = drawn.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     fewer.save(picture, optimize=True)

@@ -36,8 +36,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn
 
-from shmbuffer._native import _core
 from shmbuffer.memory.directory.locks import INIT_LOCK
+from shmbuffer.memory.system.beneath import make_temporary, remove_if_empty
 from shmbuffer.memory.system.identity import UNKNOWN_BOOT, Identity, current, prove_dead
 
 PREFIX = "shmbuffer-"
@@ -126,11 +126,7 @@ def temporary_directory() -> Path:
     """Make a directory, 0700, where `tempfile` and TMPDIR say, with this process in its name."""
     me = current()
     maker = f"{os.geteuid()}-{me.pid_namespace:x}-{me.pid}-{me.start_time}-"
-    path = Path(tempfile.mkdtemp(prefix=PREFIX + maker))
-    _core.reached("folder.made")
-    path.chmod(0o700)  # an odd umask may have taken bits away
-    _core.reached("folder.mode")
-    return path
+    return make_temporary(PREFIX + maker)
 
 
 def left_behind() -> Iterator[Path]:
@@ -166,24 +162,13 @@ def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]
         return removed
     for path in left:
         try:
-            if _remove_if_empty(path) or (is_abandoned(path) and remove(path)):
+            if remove_if_empty(path) or (is_abandoned(path) and remove(path)):
                 removed.append(path)
         except FileNotFoundError:
             pass  # another janitor was faster
         except Exception:
             _log.warning("%s: seems to be abandoned, but was not removed", path, exc_info=True)
     return removed
-
-
-def _remove_if_empty(path: Path) -> bool:
-    try:
-        path.rmdir()
-        _core.reached("folder.removed")
-    except FileNotFoundError:
-        raise
-    except OSError:
-        return False
-    return True
 
 
 def _remove_all() -> None:

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ from shmbuffer.memory.format.layout import Flag
 from shmbuffer.memory.format.native import Mapped
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.system import filesystem
+from shmbuffer.memory.system.beneath import remove_if_empty
 from shmbuffer.memory.system.filesystem import free_memory_bytes, space_error
 from shmbuffer.memory.system.path_checks import explained, not_durable
 from shmbuffer.memory.system.region import Directory
@@ -265,9 +265,7 @@ class Files:
         self.directory.rmdir(layout.PRIVATE)
         _core.reached("remove.private")
         if created_directory:
-            with suppress(OSError):
-                self.path.rmdir()
-                _core.reached("folder.removed")
+            remove_if_empty(self.path)
         return found
 
     def close(self) -> None:

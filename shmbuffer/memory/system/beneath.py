@@ -9,7 +9,9 @@ on it, whatever O_NOFOLLOW says about the last part.
 from __future__ import annotations
 
 import os
+import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,6 +65,23 @@ def make_with_parents(where: Path) -> bool:
         for folder in (where, *missing):
             _sync_if_possible(folder.parent)
     return created
+
+
+def make_temporary(prefix: str) -> Path:
+    """Makes a directory of mode 0700 with a random name, where `tempfile` and TMPDIR say."""
+    while True:
+        path = Path(tempfile.gettempdir(), f"{prefix}{secrets.token_hex(4)}").absolute()
+        if make_folder(path, 0o700):
+            return path
+
+
+def remove_if_empty(where: Path) -> bool:
+    """Removes a directory if it is empty and may be removed; returns whether that was done."""
+    with suppress(OSError):
+        where.rmdir()
+        _core.reached("folder.removed")
+        return True
+    return False
 
 
 def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:

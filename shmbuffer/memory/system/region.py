@@ -102,9 +102,7 @@ class Directory:
         except BaseException:
             file.close()
             if created:
-                with suppress(OSError):
-                    where.rmdir()
-                    _core.reached("folder.removed")
+                beneath.remove_if_empty(where)
             raise
 
     def make(self, name: str, *, mode: int = 0o700) -> bool:
