@@ -66,7 +66,7 @@ from shmbuffer.replay.work_directory import (
     Work,
     in_use,
     is_being_published,
-    is_part,
+    make_folder_of,
     sweep,
     sweep_one,
 )
@@ -90,14 +90,7 @@ def publish(
     path = followed(path)
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is not a directory; a checkpoint is one")
-    if not is_part(path):
-        make_folders(path.parent)
-    elif not path.parent.is_dir():
-        raise BufferNotFoundError(
-            f"{path.parent}: is not there; the save that this is a part of has ended, or this "
-            "machine does not see its directory: save again, into a directory that all see",
-            path=path.parent,
-        )
+    make_folder_of(path)
     finish(path)
     with Directory.open(path.parent, anybodys=True) as above, ExitStack() as held:
         sweep(above, path.name)

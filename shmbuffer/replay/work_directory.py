@@ -41,7 +41,7 @@ from shmbuffer.memory.system.filesystem import too_large
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.progress import is_of_callback
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.replay.safe_files import make_folder, remove_tree
+from shmbuffer.replay.safe_files import make_folder, make_folders, remove_tree
 
 MARK = ".shmbuffer-save"
 """The name of a work directory, or its end."""
@@ -203,9 +203,20 @@ def shared_way(path: Path) -> Path:
     return path / MARK / NEW
 
 
-def is_part(path: Path) -> bool:
-    """Whether this is a place in a work directory, for a part of what is published from there."""
-    return any(name.endswith(MARK) for name in path.parent.parts)
+def make_folder_of(path: Path) -> None:
+    """Makes the directory that a save is put into.
+
+    One within a work directory is only made by the process that saves there: this save is a part of
+    that one, and may come too late.
+    """
+    if not any(name.endswith(MARK) for name in path.parent.parts):
+        make_folders(path.parent)
+    elif not path.parent.is_dir():
+        raise BufferNotFoundError(
+            f"{path.parent}: is not there; the save that this is a part of has ended, or this "
+            "machine does not see its directory: save again, into a directory that all see",
+            path=path.parent,
+        )
 
 
 def is_being_published(path: Path) -> bool:

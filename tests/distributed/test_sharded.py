@@ -355,7 +355,12 @@ def test_a_save_loads_on_the_same_nodes_and_on_others(
         assert where == "c"
         assert two.shards[shard] == "b"
         assert path == "its owner runs on the node b"
-    for use in (two.client, two.sample, lambda: len(two), lambda: two.extend(items(0, 1))):
+    for use in (
+        two.client,
+        lambda: two.sample(8),
+        lambda: len(two),
+        lambda: two.extend(items(0, 1)),
+    ):
         with pytest.raises(BufferClosedError):
             use()
     (second / "c").rename(second / "d")

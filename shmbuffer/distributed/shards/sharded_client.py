@@ -311,30 +311,21 @@ class ShardedClient(Sampling, Limited):
         self._members.refresh(all_of_them=True)
 
     def dumps(self, path: Any, *, consistent: bool = False, without: Collection[str] = ()) -> None:
-        """Save a snapshot of each shard, and the list of them.
-
-        The keepers write into one work directory in ``path``. When all of them have finished, the
-        save is synced and takes the place of the previous one. If a process dies, or the power
-        fails, the previous save is there, or this one.
+        """Save a snapshot of each shard; an error or a crash leaves the previous save or this one.
 
         Args:
-            path: a directory that all nodes see under this name, made if needed. A previous save
-                in it is replaced, other files stay. Each shard is saved into a subdirectory with
-                the name of its node.
+            path: a directory that all nodes see under this name; other files in it stay.
             consistent: save all shards at the same moment: writers wait until all are saved. If a
                 write is in the save, all writes before it are, in all shards. Priorities go on
                 changing.
             without: names of nodes whose shards are left out because they will not come back.
 
         Raises:
-            RuntimeError: a shard does not answer, or nothing was written; an earlier save stays
-                valid.
-            ValueError: a node of ``without`` has no shard, or a node's name cannot be the name of
-                a directory.
+            RuntimeError: a shard does not answer, or nothing was written.
+            ValueError: a node of ``without`` has no shard, or a node's name has a slash in it.
             BufferInUseError: another process is saving there.
             UnsafePathError: the directory belongs to another user, or everybody can write to it.
-            BufferNotFoundError: a node does not see the directory; an earlier save stays valid.
-            SpaceError, OSError: no room, or no permission; an earlier save stays valid.
+            OSError: a node does not see the directory; no room, or no permission.
         """
         self._members.refresh(all_of_them=True)
         save_shards(self._members, path, consistent=consistent, without=without)
@@ -351,9 +342,8 @@ class ShardedClient(Sampling, Limited):
 
         Raises:
             FileNotFoundError: there is no list of shards, or not every shard that it names.
-            CorruptBufferError: the list is damaged; nothing was changed.
-            UnsafePathError: the save contains a link, a FIFO or a device; nothing was changed.
-            RuntimeError: a shard does not answer; nothing was changed.
+            CorruptBufferError, UnsafePathError: the list is damaged, or the save contains a link.
+            RuntimeError: a shard does not answer; nothing was changed, as after the other errors.
         """
         self._begun.clear()
         self._members.refresh(all_of_them=True)
