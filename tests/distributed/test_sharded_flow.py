@@ -330,10 +330,11 @@ def test_a_keeper_that_dies_in_a_save_of_one_moment_leaves_the_one_before(
     rb.set_rate(None)
     for one in peers.values():
         assert ray.get(one.write.remote(1, 10, LONG)) == 10
-    rb.dumps(tmp_path, consistent=True)
-    before = (tmp_path / "shards.json").read_bytes()
+    path, folder = tmp_path / "save", tmp_path / "given up"
+    rb.dumps(path, consistent=True)
+    before = (path / "shards.json").read_bytes()
     rb._members.refresh(all_of_them=True)
-    keeper, folder = pid_of(rb, "c"), tmp_path / "shards-of-one-that-dies"
+    keeper = pid_of(rb, "c")
     killer = threading.Timer(1.0, kill, [keeper])
     with Gate(rb._members) as gate:
         stop(keeper)  # it saves nothing any more
@@ -343,10 +344,10 @@ def test_a_keeper_that_dies_in_a_save_of_one_moment_leaves_the_one_before(
     killer.join()
     rb.extend(items(10, 10), timeout=LONG)  # the gate is open
     wait_until(lambda: not rb.stats()["missing"])
-    assert (tmp_path / "shards.json").read_bytes() == before
-    assert (tmp_path / json.loads(before)["folder"] / "c").is_dir()
-    rb.dumps(tmp_path, consistent=True)
-    assert len(list(tmp_path.glob("shards-*"))) == 1
+    assert (path / "shards.json").read_bytes() == before
+    assert (path / json.loads(before)["folder"] / "c").is_dir()
+    rb.dumps(path, consistent=True)
+    assert len(list(path.glob("shards-*"))) == 1
 
 
 def test_a_keeper_that_dies_with_an_order_for_its_quota_is_in_step_when_it_is_back(
