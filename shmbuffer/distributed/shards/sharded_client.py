@@ -315,9 +315,8 @@ class ShardedClient(Sampling, Limited):
 
         Args:
             path: a directory that all nodes see under this name; other files in it stay.
-            consistent: save all shards at the same moment: writers wait until all are saved. If a
-                write is in the save, all writes before it are, in all shards. Priorities go on
-                changing.
+            consistent: save all shards at the same moment, while writers wait. If a write is in
+                the save, so are all writes before it. Priorities go on changing.
             without: names of nodes whose shards are left out because they will not come back.
 
         Raises:
