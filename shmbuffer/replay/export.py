@@ -1,32 +1,56 @@
-"""The items of a buffer for other programs: the oldest first, some at a time, priorities left out.
+"""Exports the items of a buffer for other programs: the oldest first, without priorities.
 
-parquet      a leaf a column; see `parquet_file`
-hdf5         a leaf a dataset ``[items, *shape]``, nested keys as groups
-tensordict   a directory for ``TensorDict.load_memmap``
+    parquet      one column per leaf; see `parquet_file`
+    hdf5         one dataset ``[items, *lanes, *shape]`` per leaf, with nested keys as groups
+    tensordict   a directory for ``TensorDict.load_memmap``
+
+Items are written in batches of bounded size. Items that are overwritten meanwhile are left out.
+
+If the process dies here: nothing is at the target. What it wrote lies in a work directory (see
+`publication`), which the next export to the same target removes.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.extras import missing
+from shmbuffer.memory import Schema
+from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
 from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay import parquet_file
-from shmbuffer.replay.form.tensors import torch_dtype
+from shmbuffer.replay.form.tensors import contiguous
+from shmbuffer.replay.publication import publish, publish_file
+from shmbuffer.replay.safe_files import create_file, make_folder, write_file
+from shmbuffer.replay.storages.rows import Rows
+
+_NOT_LOADED = frozenset(name for name in ITEMSIZES if name.startswith("float8"))
+"""The dtypes for which `TensorDict.load_memmap` has no name, up to tensordict 0.15."""
 
 
 def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
-    """Write the items of a storage of tensors to ``path``, where nothing is yet; how many.
+    """Writes the items of a storage of tensors to a new file or directory; returns their number.
 
-    The file or directory appears as a whole. ``kind`` is ``"parquet"``, ``"hdf5"`` or
-    ``"tensordict"``. What others overwrite meanwhile is left out.
+    The file or directory appears complete, with its content on the disk, or not at all.
+
+    Args:
+        storage: a storage of tensors.
+        path: the file or directory. Nothing may have this name yet.
+        kind: ``"parquet"``, ``"hdf5"`` or ``"tensordict"``.
+
+    Raises:
+        FileExistsError: the name is taken.
+        FileNotFoundError: the directory above it does not exist.
+        EmptyBufferError: there are no items.
+        TypeError: the items are not tensors of one form, or the format has no such type.
+        MissingExtra: the package that writes the format is not installed.
     """
     target = Path(path)
     if os.path.lexists(target):
@@ -35,36 +59,32 @@ def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
         raise FileNotFoundError(f"{target.parent}: no such directory; make it first")
     if not len(storage):
         raise EmptyBufferError(f"{target}: there is nothing to export yet; nothing was written")
-    if kind == "parquet":
-        return parquet_file.write(storage, target, "none")
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        count = {"hdf5": _hdf5, "tensordict": _tensordict}[kind](storage, beside)
-        beside.rename(target)
-        return count
-    finally:
-        if beside.is_dir():
-            shutil.rmtree(beside)
-        beside.unlink(missing_ok=True)
+    rows = parquet_file.rows_of(storage, target)
+    write: Callable[[Rows, Path], int] = _WRITERS[kind]
+    return write(rows, target)
 
 
-def _hdf5(storage: Any, path: Path) -> int:
+def _parquet(rows: Rows, target: Path) -> int:
+    return parquet_file.write_rows(rows, target, "none")
+
+
+def _hdf5(rows: Rows, target: Path) -> int:
     try:
         import h5py  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise missing("HDF5 files need h5py", "h5", name=error.name) from error
-    rows, count = parquet_file.rows_of(storage, path), 0
-    for leaf in rows.leaves.leaves:
-        if torch_dtype(leaf.dtype) is torch.bfloat16 or leaf.dtype.startswith("float8"):
-            raise TypeError(
-                f"{path}: HDF5 has no type for the {leaf.dtype} of {leaf.name!r}; export it to "
-                "Parquet or a TensorDict"
-            )
-    with h5py.File(path, "w") as file:
+    _refuse_dtypes(rows, target, RAW, "HDF5 has no type for")
+    names = ["/".join(leaf.path) or "data" for leaf in rows.leaves.leaves]
+    count = 0
+    with (
+        parquet_file.errors_located(target),
+        publish_file(target) as beside,
+        h5py.File(beside, "w") as file,
+    ):
         for tensors in parquet_file.in_order_of_age(rows):
             end = count + len(tensors[0])
-            for leaf, tensor in zip(rows.leaves.leaves, tensors, strict=True):
-                name, array = "/".join(leaf.path) or "data", tensor.numpy()
+            for name, tensor in zip(names, tensors, strict=True):
+                array = contiguous(tensor).numpy()
                 if not count:
                     open_ended = (None, *array.shape[1:])
                     file.create_dataset(name, data=array, maxshape=open_ended, chunks=True)
@@ -72,27 +92,52 @@ def _hdf5(storage: Any, path: Path) -> int:
                     file[name].resize(end, 0)
                     file[name][count:end] = array
             count = end
+        _require_items(count, target)
     return count
 
 
-def _tensordict(storage: Any, path: Path) -> int:
-    rows, count = parquet_file.rows_of(storage, path), 0
+def _tensordict(rows: Rows, target: Path) -> int:
     if rows.leaves.node is LEAF:
         raise TypeError(
-            f"{path}: an item is one tensor, which no TensorDict names; export it to HDF5"
+            f"{target}: an item is one tensor, which no TensorDict names; export it to HDF5"
         )
-    room, whole = rows.ring.length // rows.ring.width, TensorDict()
-    for tensors in parquet_file.in_order_of_age(rows):
-        batch = TensorDict({}, [len(tensors[0])])
-        for leaf, tensor in zip(rows.leaves.leaves, tensors, strict=True):
-            batch.set(leaf.path, tensor)
-        if not count:
-            whole = batch[:1].expand(room).memmap_like(path)
-        whole[count : count + len(batch)] = batch
-        count += len(batch)
-    if count < room:  # some was written over meanwhile
-        kept = path.with_name(f"{path.name}.kept")
-        whole[:count].memmap(kept)
-        shutil.rmtree(path)
-        kept.rename(path)
+    why = "TensorDict.load_memmap does not read"
+    _refuse_dtypes(rows, target, _NOT_LOADED, why)
+    leaves, count = rows.leaves.leaves, 0
+    with parquet_file.errors_located(target), publish(target) as folder:
+        with ExitStack() as opened:
+            files = []
+            for leaf in leaves:
+                for above in reversed(Path(leaf.file).parents):
+                    make_folder(folder / above)
+                files.append(opened.enter_context(create_file(folder / leaf.file)))
+            for tensors in parquet_file.in_order_of_age(rows):
+                for file, tensor in zip(files, tensors, strict=True):
+                    file.write(contiguous(tensor).view(-1).view(torch.uint8).numpy().data)
+                count += len(tensors[0])
+        _require_items(count, target)
+        for name, content in Schema(leaves, count, rows.lanes).meta_files().items():
+            write_file(folder / name, content)
     return count
+
+
+def _refuse_dtypes(rows: Rows, target: Path, refused: Collection[str], why: str) -> None:
+    """Raises TypeError for the first leaf of a dtype that the format does not have."""
+    for leaf in rows.leaves.leaves:
+        if leaf.dtype in refused:
+            raise TypeError(
+                f"{target}: {why} the {leaf.dtype} of {leaf.name!r}; export it to Parquet. Nothing "
+                "was written"
+            )
+
+
+def _require_items(count: int, target: Path) -> None:
+    """Raises EmptyBufferError if every item was overwritten before it was read."""
+    if not count:
+        raise EmptyBufferError(
+            f"{target}: other processes have overwritten every item before it was read, so nothing "
+            "was written; export again, or use a larger buffer"
+        )
+
+
+_WRITERS = {"parquet": _parquet, "hdf5": _hdf5, "tensordict": _tensordict}

@@ -53,8 +53,13 @@ _AS = {
 
 def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
     """Write every item, the oldest first; see `ReplayBuffer.to_parquet`."""
+    _arrow()
+    return write_rows(rows_of(storage, path), Path(path), compression)
+
+
+def write_rows(rows: Rows, path: Path, compression: str) -> int:
+    """Writes all rows into a file that appears complete; returns their number."""
     pa, pq = _arrow()
-    rows = rows_of(storage, path)
     columns = [_Column(leaf, rows.lanes) for leaf in rows.leaves.leaves]
     form = {
         "format": 1,
@@ -73,7 +78,7 @@ def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
     schema = pa.schema(fields, metadata={_KEY: json.dumps(form).encode()})
     count = 0
     with (
-        _located(Path(path)),
+        errors_located(path),
         publish_file(path) as beside,
         pq.ParquetWriter(
             beside, schema, compression=compression, use_dictionary=False, write_statistics=False
@@ -91,8 +96,11 @@ def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
 
 
 @contextmanager
-def _located(path: Path) -> Iterator[None]:
-    """Have an error say where; one of Arrow that only says "error closing file", the cause, too."""
+def errors_located(path: Path) -> Iterator[None]:
+    """Adds the path to an OSError that lacks it, and the cause to an error of a library.
+
+    Arrow, for one, only says "error closing file".
+    """
     try:
         with located(path):
             yield

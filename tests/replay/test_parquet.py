@@ -100,6 +100,15 @@ def test_every_dtype_comes_back_bit_for_bit(
     assert bits(again) == bits(leaf)
 
 
+def test_a_single_item_is_written_whatever_its_dtype(tmp_path: Path) -> None:
+    leaf = torch.tensor([1 + 2j])
+    rb = buffer()
+    rb.extend(TensorDict({"x": leaf}, [1]))
+    assert rb[:]["x"].view(torch.float32).tolist() == [1.0, 2.0]
+    rb.to_parquet(tmp_path / "x.parquet")
+    assert torch.equal(TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:]["x"], leaf)
+
+
 def test_a_column_is_what_other_programs_read(tmp_path: Path) -> None:
     rb = buffer()
     rb.extend(rows(0, ITEMS))

@@ -73,7 +73,10 @@ def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of that form for ``torch.empty_like``, the cheapest allocation that torch offers."""
     with cpu.lasting():
         one = cpu.empty((), dtype=dtype).expand(shape)  # one element, whatever the shape
-        return one if torch.empty_like(one).is_contiguous() else cpu.empty(shape, dtype=dtype)
+        made = torch.empty_like(one)
+        # A tensor of one element would keep strides of 0, with which torch refuses `view(dtype)`.
+        fits = made.is_contiguous() and 0 not in made.stride()
+        return one if fits else cpu.empty(shape, dtype=dtype)
 
 
 def torch_dtype(name: str) -> torch.dtype:
