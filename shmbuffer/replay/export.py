@@ -24,6 +24,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.extras import missing
 from shmbuffer.memory import Schema
 from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
+from shmbuffer.memory.format.names import require_file_names
 from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay import parquet_file
 from shmbuffer.replay.form.tensors import contiguous
@@ -74,7 +75,9 @@ def _hdf5(rows: Rows, target: Path) -> int:
     except ModuleNotFoundError as error:
         raise missing("HDF5 files need h5py", "h5", name=error.name) from error
     _refuse_dtypes(rows, target, RAW, "HDF5 has no type for")
-    names = ["/".join(leaf.path) or "data" for leaf in rows.leaves.leaves]
+    paths = [leaf.path for leaf in rows.leaves.leaves]
+    require_file_names(paths, f"{target}: leaf", slashes=False)
+    names = list(map("/".join, paths))
     count = 0
     with (
         parquet_file.errors_located(target),
@@ -104,6 +107,7 @@ def _tensordict(rows: Rows, target: Path) -> int:
     why = "TensorDict.load_memmap does not read"
     _refuse_dtypes(rows, target, _NOT_LOADED, why)
     leaves, count = rows.leaves.leaves, 0
+    require_file_names([leaf.path for leaf in leaves], f"{target}: leaf")
     with parquet_file.errors_located(target), publish(target) as folder:
         with ExitStack() as opened:
             files = []

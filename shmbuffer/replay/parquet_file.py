@@ -28,6 +28,8 @@ import torch
 from shmbuffer.errors import FormatError, SchemaMismatchError, ShmBufferError
 from shmbuffer.extras import missing
 from shmbuffer.memory import Leaf
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.names import require_file_names
 from shmbuffer.replay.form import cpu, structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype, torch_dtype_like
@@ -61,6 +63,7 @@ def write_rows(rows: Rows, path: Path, compression: str) -> int:
     """Writes all rows into a file that appears complete; returns their number."""
     pa, pq = _arrow()
     columns = [_Column(leaf, rows.lanes) for leaf in rows.leaves.leaves]
+    require_file_names([one.leaf.path for one in columns], f"{path}: leaf")
     form = {
         "format": 1,
         "structure": rows.leaves.node.to_json(),
@@ -134,12 +137,11 @@ class File:
             raise FormatError(f"{path}: not a Parquet file ({error}); check the path") from error
         self.rows = int(self._file.metadata.num_rows)
         form = (self._file.schema_arrow.metadata or {}).get(_KEY)
+        self.lanes: tuple[int, ...] = ()
         if form is None:
-            empty = self._file.schema_arrow.empty_table()
-            by_path = {
-                leaf.path: leaf for leaf in (_leaf_of(path, field) for field in _flat(empty).schema)
-            }
-            self.lanes: tuple[int, ...] = ()
+            columns = _flat(self._file.schema_arrow.empty_table()).schema
+            require_file_names((_path_of(one.name) for one in columns), f"{path}: column")
+            by_path = {leaf.path: leaf for leaf in (_leaf_of(path, one) for one in columns)}
             node = structure.of_schema({"kind": "tensordict"}, list(by_path), str(path))
             leaves = tuple(by_path[key] for key in node.paths())
         else:
@@ -149,7 +151,9 @@ class File:
                     raise ValueError(f"format {known['format']!r} is of another version")
                 leaves = tuple(map(Leaf.from_json, known["leaves"]))
                 self.lanes = tuple(int(size) for size in known["lanes"])
-                node = structure.from_json(known["structure"])
+                paths = [leaf.path for leaf in leaves]
+                node = structure.of_schema(known["structure"], paths, str(path))
+                require_file_names(paths, f"{path}: column")
         self._leaves = Leaves(node, leaves, self.lanes, str(path))
         self._columns = [_Column(leaf, self.lanes) for leaf in leaves]
         self.chunk = _chunk(self._columns)
@@ -265,6 +269,11 @@ def _flat(table: Any) -> Any:
     return table
 
 
+def _path_of(name: str) -> KeyPath:
+    """The nested key of a column: dots nest."""
+    return tuple(name.split("."))
+
+
 def _leaf_of(path: Path, field: Any) -> Leaf:
     """What a column of another program's is."""
     kind, shape = field.type, []
@@ -272,7 +281,7 @@ def _leaf_of(path: Path, field: Any) -> Leaf:
         shape.append(kind.list_size)
         kind = kind.value_type
     if str(kind).startswith("fixed_size_binary"):
-        return Leaf(tuple(field.name.split(".")), "uint8", (kind.byte_width,))
+        return Leaf(_path_of(field.name), "uint8", (kind.byte_width,))
     try:
         dtype = torch_dtype_like(np.dtype(kind.to_pandas_dtype()))
     except (NotImplementedError, TypeError):
@@ -284,7 +293,7 @@ def _leaf_of(path: Path, field: Any) -> Leaf:
             leaf=field.name,
             found=str(field.type),
         )
-    return Leaf(tuple(field.name.split(".")), dtype_name(dtype), tuple(shape))
+    return Leaf(_path_of(field.name), dtype_name(dtype), tuple(shape))
 
 
 def _arrow() -> tuple[Any, Any]:

@@ -21,10 +21,9 @@ from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory.format.layout import LEDGER, PAGE, RECORDS, SLOTS
 from shmbuffer.memory.format.leaf import ITEMSIZES, MAX_DEPTH, Leaf, size_of, sizes_of
+from shmbuffer.memory.format.names import require_file_names
 from shmbuffer.memory.format.sharing import NOT_SHARED, Sharing
 
-#: tensordict's own entries in a meta.json; a key of that name would be overwritten by them.
-RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
 MAX_LEAVES = 4096
 MAX_ELEMENTS = 2**40
 MAX_RECORD_BYTES = 2**46
@@ -63,10 +62,9 @@ class Schema:
             )
         if len(self.leaves) > MAX_LEAVES:
             raise SchemaMismatchError(f"{len(self.leaves)} leaves, {MAX_LEAVES} are the limit")
-        leaves: set[tuple[str, ...]] = set()
-        folders: set[tuple[str, ...]] = set()
         for leaf in self.leaves:
-            self._check_leaf(leaf, leaves, folders)
+            self._check_leaf(leaf)
+        require_file_names(leaf.path for leaf in self.leaves)
 
     def _check_records(self) -> None:
         if not self.record_bytes:
@@ -80,9 +78,7 @@ class Schema:
                 record_bytes=self.record_bytes,
             )
 
-    def _check_leaf(
-        self, leaf: Leaf, leaves: set[tuple[str, ...]], folders: set[tuple[str, ...]]
-    ) -> None:
+    def _check_leaf(self, leaf: Leaf) -> None:
         if leaf.dtype not in ITEMSIZES:
             raise SchemaMismatchError(
                 f"leaf '{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it",
@@ -92,33 +88,11 @@ class Schema:
             raise SchemaMismatchError(
                 f"leaf '{leaf.name}' has an impossible path or shape", leaf=leaf.name
             )
-        if not all(map(_is_nameable, leaf.path)):
-            raise SchemaMismatchError(
-                f"leaf {leaf.name!r}: a key is too long for the name of a file, or no text; "
-                "rename it",
-                leaf=leaf.name,
-            )
         if max(leaf.nbytes, 1) * self.elements >= 2**62:
             raise SchemaMismatchError(
                 f"leaf '{leaf.name}' ({leaf}) asks for impossible sizes: {self.elements} elements",
                 leaf=leaf.name,
             )
-        reserved = next((part for part in leaf.path if part in RESERVED), None)
-        if reserved is None and leaf.path[0] == ".shmbuffer":
-            reserved = leaf.path[0]
-        if reserved is None:  # a folder cannot have the name of a file that may lie beside it
-            reserved = next(filter(_is_file_name, leaf.path[:-1]), None)
-        if reserved is not None or "" in leaf.path or "." in leaf.path or ".." in leaf.path:
-            raise SchemaMismatchError(
-                f"leaf '{leaf.name}': the key {reserved or leaf.path!r} is reserved on disk; "
-                "rename it",
-                leaf=leaf.name,
-            )
-        above = {leaf.path[:n] for n in range(1, len(leaf.path))}
-        if leaf.path in leaves or leaf.path in folders or not above.isdisjoint(leaves):
-            raise SchemaMismatchError(f"leaf '{leaf.name}' is there twice", leaf=leaf.name)
-        leaves.add(leaf.path)
-        folders |= above
 
     @property
     def width(self) -> int:
@@ -305,14 +279,3 @@ def difference_of(
         if path not in known:
             return f"leaf '{leaf.name}' ({leaf}) is not a leaf of {here}"
     return None
-
-
-def _is_nameable(key: str) -> bool:
-    try:
-        return len(quote(key, safe="")) + len(".memmap") <= 255
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-
-
-def _is_file_name(key: str) -> bool:
-    return key == "meta.json" or key.endswith(".memmap")

@@ -19,7 +19,7 @@ from shmbuffer.replay.checkpointers.ring_backed import RingStorageCheckpointer, 
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
-from shmbuffer.replay.compat.folders import require_no_pickle
+from shmbuffer.replay.compat.folders import require_nameable, require_no_pickle
 from shmbuffer.replay.compat.storages import pytree_metadata, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
@@ -120,6 +120,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         """Write what the save hooks returned."""
         saved_path = data.saved_path if data.is_memmap() else None
         if saved_path is None or os.path.realpath(saved_path) != os.path.realpath(path):
+            require_nameable(data, str(path))
             data.memmap(path, copy_existing=True)  # else a hook has written it there
         require_no_pickle(path)
 

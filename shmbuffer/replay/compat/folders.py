@@ -22,14 +22,23 @@ from urllib.parse import quote
 
 import numpy as np
 import torch
+from tensordict import is_non_tensor
 
 from shmbuffer._native import _core
 from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.names import require_file_name
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import LEAF, BranchNode, Node
 from shmbuffer.replay.form import cpu
-from shmbuffer.replay.form.nodes import LazyStackNode, ObjectNode, TensorClassNode, TensorDictNode
+from shmbuffer.replay.form.nodes import (
+    LazyStackNode,
+    ObjectNode,
+    TensorClassNode,
+    TensorDictNode,
+    fields,
+    is_collection,
+)
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.values import damaged, read_json, reading
@@ -89,6 +98,7 @@ def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> No
         for key, entry in sorted(meta.items()):
             if not isinstance(entry, dict):
                 continue
+            require_file_name((*at, key), f"{path / 'meta.json'}: leaf")
             if "type" in entry:
                 _add_nested(folder, items, path, (*at, key), dims)
             elif "dtype" in entry:
@@ -107,7 +117,7 @@ def _add_nested(
 ) -> None:
     key = at[-1]
     inner = path / quote(key, safe="")
-    if not inner.exists() and is_file_name(key):
+    if not inner.exists() and "/" not in key:
         inner = path / key  # as older versions of tensordict wrote it
     meta = read_json(inner / "meta.json")
     kind = str(meta.get("_type", ""))
@@ -135,12 +145,7 @@ def described(entry: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...]]:
 
 def _file_of(path: Path, key: str) -> Path:
     file = path / f"{quote(key, safe='')}.memmap"
-    return path / f"{key}.memmap" if is_file_name(key) and not file.exists() else file
-
-
-def is_file_name(key: str) -> bool:
-    """Whether a key can be the name of a file."""
-    return "/" not in key and "\0" not in key and key not in (".", "..")
+    return path / f"{key}.memmap" if "/" not in key and not file.exists() else file
 
 
 def _class_name(kind: str) -> str:
@@ -165,6 +170,19 @@ def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
         flags, protection = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         content = mmap.mmap(fd, nbytes, flags=flags, prot=protection)
     return torch.frombuffer(content, dtype=dtype).view(shape)
+
+
+def require_nameable(data: Any, what: str, above: KeyPath = ()) -> None:
+    """Raises SchemaMismatchError unless every entry of a TensorDict can lie in a directory.
+
+    To be called before tensordict writes: up to 0.12, it takes a name for a path as it is.
+    """
+    for key, value in fields(data).items():
+        nested = is_collection(value) and not is_non_tensor(value)
+        folder = nested or is_non_tensor(value)
+        require_file_name((*above, key), f"{what}: leaf", folder=folder)
+        if nested:
+            require_nameable(value, what, (*above, key))
 
 
 def require_no_pickle(path: Path) -> None:
@@ -195,6 +213,8 @@ def write_folder(
         return write_folder(path / "_tensordict", inner, forms, lead)
     meta: dict[str, Any] = {}
     for key, child in node.pairs if isinstance(node, BranchNode) else ():
+        is_folder = isinstance(child, BranchNode)
+        require_file_name((str(key),), f"{path}: leaf", folder=is_folder)
         if isinstance(child, BranchNode):
             meta[key] = {"type": type(child).__name__.removesuffix("Node")}
             files += write_folder(path / quote(str(key), safe=""), child, forms, lead)

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.names import require_file_name
 from shmbuffer.numpy.nodes import LEAF, Node
-from shmbuffer.replay.compat.folders import described, is_file_name, mapped, write_folder
+from shmbuffer.replay.compat.folders import described, mapped, write_folder
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.values import read_json, reading
@@ -56,12 +56,7 @@ def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
 def _pytree_names(leaves: Leaves) -> list[str]:
     """The names of a PyTree's tensors in TorchRL's layout, in the order of the leaves."""
     for path in leaves.node.paths():
-        for key in path:
-            if not is_file_name(key) or not key:
-                raise SchemaMismatchError(
-                    f"{leaves.where}: the key {key!r} cannot be the name of a file in a "
-                    "checkpoint; rename it"
-                )
+        require_file_name(path, f"{leaves.where}: leaf", slashes=False)
     return [_pytree_name(path) for path in leaves.node.paths()]
 
 

@@ -30,6 +30,7 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.directory.locks import Lock
 from shmbuffer.memory.system.path_checks import followed
 from shmbuffer.memory.system.region import Directory
+from shmbuffer.replay.compat.folders import require_nameable
 from shmbuffer.replay.publication import publish
 from shmbuffer.replay.safe_files import write_file
 from shmbuffer.replay.storages.read_only import report_losses
@@ -138,6 +139,7 @@ def _write(source: FoundDataset, path: Path, *, strict: bool) -> None:
         if strict:
             report_losses(f"{source.kind}:{source.name}", source.losses, strict=True)
         if files is None:
+            require_nameable(batch, f"{source.kind}:{source.name}")
             files = batch[:1].expand(source.items, *batch.batch_size[1:]).memmap_like(path)
             form = _form_of(batch)
         if _form_of(batch) != form:

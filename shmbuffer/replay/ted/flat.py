@@ -13,6 +13,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
 from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.names import require_file_names
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.ted.entries import (
     CUT_SHAPE,
@@ -183,6 +184,9 @@ class TED2Flat(Roles):
         episodes: Episodes,
         path: str | os.PathLike[str] | None,
     ) -> TensorDict:
+        if path is not None:
+            names = [*(name for name in constants if name != ROOT), *(entry.path for entry in kept)]
+            require_file_names(names, f"{path}: entry")
         used = path is not None and any(Directory(path).glob("**/*.memmap"))
         shapes = [
             self._shape(entry, episodes, tuple(entry.leaf.shape[len(episodes.shape) :]))

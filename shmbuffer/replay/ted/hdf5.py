@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
 
-from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.leaf import RAW, KeyPath
+from shmbuffer.memory.format.names import require_file_name
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import fields
+from shmbuffer.replay.form.tensors import dtype_name
 from shmbuffer.replay.ted.entries import ROOT, assemble, dotted, entries, flat_path
 from shmbuffer.replay.ted.episodes import rows_of
 from shmbuffer.replay.ted.flat import TED2Flat
@@ -33,16 +35,12 @@ class H5Split(TED2Flat):
         if ROOT[0] in fields(data):
             split[ROOT[0]] = TensorDict()
         for path, leaf in entries(data).items():
-            if slashed := [name for name in path if "/" in name]:
-                raise ValueError(
-                    f"H5Split: the name {slashed[0]!r} has a slash in it, which HDF5 takes for a "
-                    "path; rename the entry, or use a NestedStorageCheckpointer"
-                )
+            require_file_name(path, "H5Split: entry", slashes=False)
             if isinstance(leaf, torch.Tensor):
-                if leaf.dtype == torch.bfloat16:
+                if dtype_name(leaf.dtype) in RAW:
                     raise TypeError(
-                        f"H5Split: entry {dotted(path)!r} is bfloat16, for which HDF5 has no type; "
-                        "convert it, or use a NestedStorageCheckpointer"
+                        f"H5Split: entry {dotted(path)!r} is {dtype_name(leaf.dtype)}, for which "
+                        "HDF5 has no type; convert it, or use a NestedStorageCheckpointer"
                     )
                 for number, part in enumerate(leaf.unbind(0)):
                     split[(f"{PREFIX}{number:0{width}}", *path)] = part

@@ -1,0 +1,104 @@
+"""Names of leaves that become names of files, datasets or columns.
+
+A key is the name of a file below the directory of a buffer, a save or a data set. We
+percent-encode it; tensordict 0.12 and HDF5 take it as it is. So the rule does not rely on the
+encoding, and is applied before any library is given a name.
+
+Always true: a key that has passed leads to nothing outside of its directory, encoded or not, and
+no two leaves share a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+from urllib.parse import quote
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory.format.leaf import MAX_DEPTH, KeyPath
+
+RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
+"""The entries of tensordict in a meta.json, which would overwrite a key of that name."""
+
+_NAME_BYTES = 255  # NAME_MAX of Linux
+
+
+def require_file_name(
+    path: KeyPath, what: str = "leaf", *, folder: bool = False, slashes: bool = True
+) -> None:
+    """Raises SchemaMismatchError unless a nested key can be the name of a file below a directory.
+
+    Args:
+        path: the nested key, from the root.
+        what: what has this name, and where, for the message: ``"x.parquet: column"``.
+        folder: whether the last key is the name of a directory, as the keys before it are.
+        slashes: whether a key may contain a slash. HDF5 takes it for a path.
+    """
+    if len(path) > MAX_DEPTH:
+        _refuse(path, what, f"it is nested {len(path)} keys deep, and {MAX_DEPTH} are the limit")
+    for depth, key in enumerate(path, 1):
+        if "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
+            why = "leads out of the directory of the files, or is no name for a file"
+        elif not slashes and "/" in key:
+            why = "has a slash in it, which would be taken for a path"
+        elif not _is_nameable(key):
+            why = "is too long for the name of a file, or no text"
+        elif (
+            key in RESERVED
+            or (depth == 1 and key == ".shmbuffer")
+            # a directory cannot have the name of a file that may lie beside it
+            or (_is_name_of_file(key) and (folder or depth < len(path)))
+        ):
+            why = "is reserved on disk"
+        else:
+            continue
+        _refuse(path, what, f"the key {key!r} {why}")
+
+
+def require_file_names(
+    paths: Iterable[KeyPath], what: str = "leaf", *, slashes: bool = True
+) -> None:
+    """Raises SchemaMismatchError unless these leaves can lie in one directory.
+
+    Each has to pass `require_file_name`, and none can also hold other leaves.
+    """
+    leaves: set[KeyPath] = set()
+    folders: dict[KeyPath, KeyPath] = {}  # with a leaf in each
+    for path in paths:
+        require_file_name(path, what, slashes=slashes)
+        if path in leaves:
+            raise SchemaMismatchError(
+                f"{what} {_dotted(path)!r} is there twice; rename one", leaf=_dotted(path)
+            )
+        above = [path[:depth] for depth in range(1, len(path))]
+        outer = next(filter(leaves.__contains__, above), None)
+        inner = folders.get(path)
+        if outer is not None or inner is not None:
+            name = _dotted(path if outer is None else outer)
+            within = _dotted(path if inner is None else inner)
+            raise SchemaMismatchError(
+                f"{what} {name!r} is a tensor, and {within!r} would be an entry in it; rename one",
+                leaf=within,
+            )
+        leaves.add(path)
+        folders.update(dict.fromkeys(above, path))
+
+
+def _refuse(path: KeyPath, what: str, why: str) -> NoReturn:
+    name = _dotted(path)
+    raise SchemaMismatchError(f"{what} {name!r}: {why}; rename it", leaf=name)
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(path)
+
+
+def _is_nameable(key: str) -> bool:
+    try:
+        return len(quote(key, safe="")) + len(".memmap") <= _NAME_BYTES
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+def _is_name_of_file(key: str) -> bool:
+    return key == "meta.json" or key.endswith(".memmap")
