@@ -5,35 +5,42 @@
     reward     float32[1]       float: one number a row
     shmbuffer                   under this key of the file: dtypes, shapes, and the form of an item
 
-Arrow is handed the memory of a batch, and a batch is made over Arrow's memory. dtypes that Arrow
-has not are stored as integers or floats of the same bits. A file of another program has columns of
-numbers, of fixed-size lists and of structs of these; dots in a name nest.
+Arrow is handed the memory of a batch, and a batch is made over Arrow's memory; `parquet_columns`
+does both. Dots in the names of another program nest. A folder of part files is one data set.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
-import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import FormatError, SchemaMismatchError, ShmBufferError
-from shmbuffer.extras import missing
 from shmbuffer.memory import Leaf
-from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.names import require_file_names
-from shmbuffer.replay.form import cpu, structure
+from shmbuffer.memory.format.schema import difference_of
+from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
-from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype, torch_dtype_like
+from shmbuffer.replay.parquet_columns import (
+    Column,
+    arrow,
+    flattened,
+    leaf_of,
+    lengths_of_lists,
+    path_of,
+)
 from shmbuffer.replay.publication import publish_file
+from shmbuffer.replay.safe_files import require_plain
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.values import reading
@@ -42,27 +49,18 @@ from shmbuffer.replay.work_directory import located
 _KEY = b"shmbuffer"
 _BATCH_BYTES = 2**26
 """Of the rows that are read, or written, at once."""
-_AS = {
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), torch.uint8),
-    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz"), torch.uint8),
-    "bfloat16": torch.int16,
-    "complex32": torch.float16,
-    "complex64": torch.float32,
-    "complex128": torch.float64,
-}
-"""dtypes that Arrow has not, and what has the same bits there."""
 
 
 def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
     """Write every item, the oldest first; see `ReplayBuffer.to_parquet`."""
-    _arrow()
+    arrow()
     return write_rows(rows_of(storage, path), Path(path), compression)
 
 
 def write_rows(rows: Rows, path: Path, compression: str) -> int:
     """Writes all rows into a file that appears complete; returns their number."""
-    pa, pq = _arrow()
-    columns = [_Column(leaf, rows.lanes) for leaf in rows.leaves.leaves]
+    pa, pq = arrow()
+    columns = [Column(leaf, rows.lanes) for leaf in rows.leaves.leaves]
     require_file_names([one.leaf.path for one in columns], f"{path}: leaf")
     form = {
         "format": 1,
@@ -125,128 +123,169 @@ def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
     return rows
 
 
-class File:
-    """An open file of columns; SchemaMismatchError if one is not of numbers or fixed-size lists."""
+class _Items(NamedTuple):
+    """What the items of a file are."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        path = self._path = Path(path)
-        pa, pq = _arrow()
-        try:
-            self._file = pq.ParquetFile(path, memory_map=True)
-        except pa.ArrowInvalid as error:
-            raise FormatError(f"{path}: not a Parquet file ({error}); check the path") from error
-        self.rows = int(self._file.metadata.num_rows)
-        form = (self._file.schema_arrow.metadata or {}).get(_KEY)
-        self.lanes: tuple[int, ...] = ()
-        if form is None:
-            columns = _flat(self._file.schema_arrow.empty_table()).schema
-            require_file_names((_path_of(one.name) for one in columns), f"{path}: column")
-            by_path = {leaf.path: leaf for leaf in (_leaf_of(path, one) for one in columns)}
-            node = structure.of_schema({"kind": "tensordict"}, list(by_path), str(path))
-            leaves = tuple(by_path[key] for key in node.paths())
-        else:
-            with reading(path):
-                known = json.loads(form)
-                if known["format"] != 1:
-                    raise ValueError(f"format {known['format']!r} is of another version")
-                leaves = tuple(map(Leaf.from_json, known["leaves"]))
-                self.lanes = tuple(int(size) for size in known["lanes"])
-                paths = [leaf.path for leaf in leaves]
-                node = structure.of_schema(known["structure"], paths, str(path))
-                require_file_names(paths, f"{path}: column")
-        self._leaves = Leaves(node, leaves, self.lanes, str(path))
-        self._columns = [_Column(leaf, self.lanes) for leaf in leaves]
+    leaves: tuple[Leaf, ...]
+    form: dict[str, Any]  # the tree over the leaves, as JSON
+    lanes: tuple[int, ...]
+
+
+class File:
+    """Items in the columns of a Parquet file, or of a folder of part files.
+
+    Args:
+        path: the file, or a folder: its ``*.parquet`` files, also in folders below, are one data
+            set, in the order of their names. Numbers in names are compared as numbers.
+        rename: new names for columns of another program, by their names in the file.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no part file in the folder.
+        FormatError: a file is not a Parquet file.
+        SchemaMismatchError: a column is not of numbers or lists of them, has a name that an item
+            cannot have, or differs between part files.
+        ValueError: ``rename`` names no column.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], rename: Mapping[str, str] | None = None
+    ) -> None:
+        arrow()
+        path, self._rename = Path(path), dict(rename or {})
+        self.files = part_files(path)
+        self.rows = 0
+        schemas = []
+        # Lists of another program have a length in every row. The first row says which it is.
+        lengths: dict[str, list[int]] = {}
+        for file in self.files:
+            part = _open(file)
+            if part.metadata.num_rows and not self.rows:
+                lengths = lengths_of_lists(file, part)
+            self.rows += int(part.metadata.num_rows)
+            schemas.append(part.schema_arrow)
+        items = self._items_of(self.files[0], schemas[0], lengths)
+        for file, schema in zip(self.files[1:], schemas[1:], strict=True):
+            other = self._items_of(file, schema, lengths)
+            if other != items:
+                why = difference_of(items.leaves, other.leaves, self.files[0].name, "this file")
+                raise SchemaMismatchError(
+                    f"{file}: {why or 'its items have another form'}; the part files of a data set "
+                    "have the same columns. Convert this file, or move it away"
+                )
+        self.lanes = items.lanes
+        self._leaves = Leaves(structure.from_json(items.form), items.leaves, self.lanes, str(path))
+        self._columns = [Column(leaf, self.lanes) for leaf in items.leaves]
         self.chunk = _chunk(self._columns)
 
     def batches(self, rows: int) -> Iterator[Any]:
         """The items in their order, so many at once; a batch lies over what was read."""
-        pa, _ = _arrow()
-        for batch in self._file.iter_batches(rows):
-            table = _flat(pa.Table.from_batches([batch]))
-            arrays = {name: table[name].combine_chunks() for name in table.column_names}
-            tensors = [one.tensor(self._path, arrays, len(batch)) for one in self._columns]
-            yield self._leaves.build(tensors, (len(batch), *self.lanes))
+        pa, _ = arrow()
+        for file in self.files:
+            first = 0
+            for batch in _open(file).iter_batches(rows):
+                table = flattened(pa.Table.from_batches([batch]))
+                arrays = {
+                    self._rename.get(name, name): table[name].combine_chunks()
+                    for name in table.column_names
+                }
+                tensors = [one.tensor(file, arrays, len(batch), first) for one in self._columns]
+                yield self._leaves.build(tensors, (len(batch), *self.lanes))
+                first += len(batch)
 
-
-class _Column:
-    """One leaf, ``[rows, *lanes, *shape]``."""
-
-    def __init__(self, leaf: Leaf, lanes: tuple[int, ...]) -> None:
-        self.leaf = leaf
-        self.shape = (*lanes, *leaf.shape)
-        self._dtype = torch_dtype(leaf.dtype)
-        self._stored = _AS.get(leaf.dtype, self._dtype)
-        # numbers in a row, as they are stored
-        self.count = math.prod(self.shape) * (self._dtype.itemsize // self._stored.itemsize)
-        self.nbytes = self.count * self._stored.itemsize
-
-    def type(self, pa: Any) -> Any:
-        """Arrow's."""
-        if self._stored is torch.uint8 and self.count > 1:
-            return pa.binary(self.count)
-        one = pa.from_numpy_dtype(cpu.empty(0, dtype=self._stored).numpy().dtype)
-        if self.count == 1:
-            return one
-        return pa.list_(pa.field("element", one, nullable=False), self.count)
-
-    def array(self, pa: Any, tensor: torch.Tensor) -> Any:
-        """Arrow's array over a tensor; booleans are packed."""
-        flat = contiguous(tensor).view(-1)
-        numbers = (flat if self._stored is self._dtype else flat.view(self._stored)).numpy()
-        kind = self.type(pa)
-        if pa.types.is_fixed_size_binary(kind):
-            return pa.FixedSizeBinaryArray.from_buffers(
-                kind, len(tensor), [None, pa.py_buffer(numbers)]
+    def _items_of(self, file: Path, schema: Any, lengths: dict[str, list[int]]) -> _Items:
+        """Returns what the items of a file are."""
+        what = f"{file}: column"
+        form = (schema.metadata or {}).get(_KEY)
+        if form is not None:
+            if self._rename:
+                raise ValueError(
+                    f"{file}: was written by to_parquet, whose columns are not renamed when they "
+                    "are read; leave rename= out"
+                )
+            with reading(file):
+                known = json.loads(form)
+                if known["format"] != 1:
+                    raise ValueError(f"format {known['format']!r} is of another version")
+                leaves = tuple(map(Leaf.from_json, known["leaves"]))
+                lanes = tuple(int(size) for size in known["lanes"])
+                paths = [leaf.path for leaf in leaves]
+                node = structure.of_schema(known["structure"], paths, str(file))
+                require_file_names(paths, what)
+                return _Items(leaves, node.to_json(), lanes)
+        columns = list(flattened(schema.empty_table()).schema)
+        if unknown := self._rename.keys() - {one.name for one in columns}:
+            raise ValueError(
+                f"{file}: rename= names a column {min(unknown)!r}, and there are "
+                f"{', '.join(repr(one.name) for one in columns)}; correct the name"
             )
-        values = pa.array(numbers)
-        return values if self.count == 1 else pa.FixedSizeListArray.from_arrays(values, type=kind)
+        names = [self._rename.get(one.name, one.name) for one in columns]
+        for name in names:
+            if (root := path_of(name)[0]) in OWN_KEYS:
+                raise SchemaMismatchError(
+                    f"{what} {name!r}: a sample has an entry {root!r} of its own, which would take "
+                    f"the place of the column; load it under another name, with "
+                    f"rename={{{name!r}: 'stored_{name.lstrip('_')}'}}",
+                    leaf=name,
+                )
+        require_file_names(map(path_of, names), what)
+        by_path = {
+            path_of(name): leaf_of(file, one, path_of(name), lengths.get(one.name, []))
+            for name, one in zip(names, columns, strict=True)
+        }
+        node = structure.of_schema({"kind": "tensordict"}, list(by_path), str(file))
+        return _Items(tuple(by_path[key] for key in node.paths()), node.to_json(), ())
 
-    def tensor(self, path: Path, arrays: dict[str, Any], rows: int) -> torch.Tensor:
-        """A tensor over Arrow's array."""
-        if not self.count:
-            return cpu.empty((rows, *self.shape), dtype=self._dtype)
-        array = arrays.get(self.leaf.name)
-        if array is None:
+
+def part_files(path: Path) -> list[Path]:
+    """Returns a Parquet file, or those of a folder in their order; none is a link or a FIFO."""
+    if not path.is_dir():
+        path = followed(path)
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: there is no such file; check the path")
+        require_plain(path)
+        return [path]
+    files = []
+    for file in path.rglob("*.parquet"):
+        below = file.relative_to(path)
+        if any(name.startswith((".", "_")) for name in below.parts) or file.is_dir():
+            continue  # unfinished, or a list of the others, by the convention of Spark and Dask
+        if partition := next((name for name in below.parts[:-1] if "=" in name), None):
             raise SchemaMismatchError(
-                f"{path}: there is no column {self.leaf.name!r}, which an item has",
-                leaf=self.leaf.name,
+                f"{path}: the folder {partition!r} of its part files is the value of a column that "
+                "is not in them; write the column into the files, or load each such folder"
             )
-        while hasattr(array, "flatten") and hasattr(array.type, "list_size"):
-            array = _whole(path, self.leaf.name, array).flatten()
-        _whole(path, self.leaf.name, array)
-        if self._dtype is torch.bool:  # packed there
-            found = torch.from_numpy(array.to_numpy(zero_copy_only=False).astype(np.bool_))
-        else:
-            size = self.nbytes * rows
-            at = array.offset * (size // max(1, len(array)))
-            found = torch.frombuffer(_memory(array.buffers()[1], at, size), dtype=self._stored)
-        return found.view(self._dtype).view(rows, *self.shape)
-
-
-def _memory(buffer: Any, at: int, size: int) -> Any:
-    """Some bytes of Arrow's, which stay as long as they are looked at."""
-    memory = (ctypes.c_char * size).from_address(buffer.address + at)
-    memory.owner = buffer  # type: ignore[attr-defined] # ctypes' arrays have attributes
-    return memory
-
-
-def _whole(path: Path, name: str, array: Any) -> Any:
-    if array.null_count:
-        raise SchemaMismatchError(
-            f"{path}: column {name!r} has {array.null_count} rows without a value, and an item has "
-            "all of its entries; fill them, or leave the column out",
-            leaf=name,
+        require_plain(file)
+        files.append(file)
+    if not files:
+        raise FileNotFoundError(
+            f"{path}: there is no file *.parquet in this folder; check the path"
         )
-    return array
+    return sorted(files, key=_order_of)
 
 
-def _chunk(columns: list[_Column]) -> int:
+def _order_of(file: Path) -> list[tuple[bool, int, str]]:
+    """Sorts ``part.10`` behind ``part.2``."""
+    return [
+        (text.isdigit(), int(text) if text.isdigit() else 0, text)
+        for text in re.split("([0-9]+)", str(file))
+    ]
+
+
+def _open(path: Path) -> Any:
+    pa, pq = arrow()
+    try:
+        return pq.ParquetFile(path, memory_map=True)
+    except pa.ArrowInvalid as error:
+        raise FormatError(f"{path}: not a Parquet file ({error}); check the path") from error
+
+
+def _chunk(columns: list[Column]) -> int:
     return max(1, min(2**17, _BATCH_BYTES // max(1, sum(one.nbytes for one in columns))))
 
 
 def in_order_of_age(rows: Rows) -> Iterator[list[torch.Tensor]]:
     """All items ``[n, ...]``, validated; what is written over meanwhile is left out."""
-    chunk = _chunk([_Column(leaf, rows.lanes) for leaf in rows.leaves.leaves])
+    chunk = _chunk([Column(leaf, rows.lanes) for leaf in rows.leaves.leaves])
     tickets, width = rows.ring.live.tickets(), rows.ring.width
     slots = np.flatnonzero(tickets >= 0)
     slots = slots[np.argsort(tickets[slots], kind="stable")]
@@ -260,48 +299,3 @@ def in_order_of_age(rows: Rows) -> Iterator[list[torch.Tensor]]:
             shaped = [tensor[torch.from_numpy(kept)] for tensor in shaped]
         if kept.any():
             yield shaped
-
-
-def _flat(table: Any) -> Any:
-    """A table, with what is in structs as columns of their own, with dots in their names."""
-    while any(str(field.type).startswith("struct") for field in table.schema):
-        table = table.flatten()
-    return table
-
-
-def _path_of(name: str) -> KeyPath:
-    """The nested key of a column: dots nest."""
-    return tuple(name.split("."))
-
-
-def _leaf_of(path: Path, field: Any) -> Leaf:
-    """What a column of another program's is."""
-    kind, shape = field.type, []
-    while hasattr(kind, "list_size"):
-        shape.append(kind.list_size)
-        kind = kind.value_type
-    if str(kind).startswith("fixed_size_binary"):
-        return Leaf(_path_of(field.name), "uint8", (kind.byte_width,))
-    try:
-        dtype = torch_dtype_like(np.dtype(kind.to_pandas_dtype()))
-    except (NotImplementedError, TypeError):
-        dtype = None
-    if dtype is None:
-        raise SchemaMismatchError(
-            f"{path}: column {field.name!r} is {field.type}; columns are numbers, fixed-size lists "
-            "of them, fixed-size binaries, and structs of these: convert it, or leave it out",
-            leaf=field.name,
-            found=str(field.type),
-        )
-    return Leaf(_path_of(field.name), dtype_name(dtype), tuple(shape))
-
-
-def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise missing(
-            "to read and write files of Parquet needs pyarrow", "parquet", name=error.name
-        ) from error
-    return pyarrow, pyarrow.parquet

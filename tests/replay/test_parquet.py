@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from shmbuffer import (
     SchemaMismatchError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    UnsafePathError,
+    load_dataset,
 )
 from shmbuffer.extras import MissingExtra
 from shmbuffer.memory.format.schema import ITEMSIZES
@@ -272,7 +274,13 @@ def test_lists_structs_and_numbers_of_another_program_become_items(tmp_path: Pat
     ("column", "said"),
     [
         (pa.array(["a", "b"]), r"column 'x' is string; columns are numbers"),
-        (pa.array([[1], [1, 2]]), r"column 'x' is list<.*; columns are numbers"),
+        (pa.array([["a"], ["b"]]), r"column 'x' is list<.*; columns are numbers"),
+        (pa.array([[1], [1, 2]]), r"column 'x' has a list of 2 in row 1, and 1 are expected"),
+        (pa.array([[], [1], [1]]), r"column 'x' has a list of 1 in row 1, and 0 are expected"),
+        (pa.array([[[1], [2]], [[3], []]]), r"column 'x' has a list of 0 in row 1, and 1 are exp"),
+        (pa.array([None, [1]]), r"column 'x' has 1 rows without a value"),
+        (pa.array([[1], None]), r"column 'x' has 1 rows without a value"),
+        (pa.array([[1], [None]]), r"column 'x' has 1 rows without a value"),
         (pa.array([1, None]), r"column 'x' has 1 rows without a value"),
         (pa.array([[1, 2], None], pa.list_(pa.int64(), 2)), r"column 'x' has 1 rows without"),
         (pa.array([[1, None], [1, 2]], pa.list_(pa.int64(), 2)), r"column 'x' has 1 rows without"),
@@ -284,6 +292,237 @@ def test_a_column_that_is_no_part_of_an_item_is_named(
     pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet")
     with pytest.raises(SchemaMismatchError, match=rf"x\.parquet: {said}"):
         TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
+def test_lists_of_one_length_are_the_shape_of_an_entry(tmp_path: Path, kind: Any) -> None:
+    number = torch.arange(24.0, dtype=torch.float64)
+    table = pa.table(
+        {
+            "observation.state": pa.array(number.view(8, 3).tolist(), kind(pa.float64())),
+            "image": pa.array(number.view(8, 3, 1).tolist(), kind(kind(pa.uint8()))),
+            "none": pa.array([[]] * 8, kind(pa.int32())),
+            "id": range(8),
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
+    data = TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:]
+    assert torch.equal(data["observation", "state"], number.view(8, 3))
+    assert torch.equal(data["image"], number.view(8, 3, 1).to(torch.uint8))
+    assert (data["none"].shape, data["none"].dtype) == ((8, 0), torch.int32)
+    assert data["id"].tolist() == list(range(8))
+
+
+def test_the_row_of_a_list_of_another_length_is_counted_from_the_start_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_file, "_BATCH_BYTES", 1)
+    for part, lengths in enumerate([[2, 2], [2, 2, 2, 3]]):
+        column = pa.array([[0] * length for length in lengths])
+        pq.write_table(pa.table({"x": column}), tmp_path / f"{part}.parquet")
+    with pytest.raises(
+        SchemaMismatchError, match=r"1\.parquet: column 'x' has a list of 3 in row 3"
+    ):
+        TensorDictReplayBuffer.from_parquet(tmp_path)
+
+
+def test_a_name_that_a_sample_uses_is_refused_and_can_be_changed(tmp_path: Path) -> None:
+    file, columns = tmp_path / "x.parquet", ("index", "_weight", "priority_weight", "index_lease")
+    names = {name: f"stored_{name.lstrip('_')}" for name in columns}
+    for name, new in names.items():
+        pq.write_table(pa.table({"x": [0.5, 1.5], name: [100, 101]}), file)
+        said = rf"x\.parquet: column '{name}': a sample .* rename=\{{'{name}': '{new}'\}}"
+        with pytest.raises(SchemaMismatchError, match=said):
+            TensorDictReplayBuffer.from_parquet(file)
+        with pytest.raises(SchemaMismatchError, match=said):
+            load_dataset(f"parquet:{file}", root=tmp_path / "root")
+        read = TensorDictReplayBuffer.from_parquet(file, rename={name: new}, batch_size=2)
+        assert read[:][new].tolist() == [100, 101]
+        assert set(read.sample()[new].tolist()) <= {100, 101}
+    pq.write_table(pa.table({"x": [0.5], "index.of": [1]}), file)
+    with pytest.raises(
+        SchemaMismatchError, match=r"column 'index\.of': a sample has an entry 'index'"
+    ):
+        TensorDictReplayBuffer.from_parquet(file)
+
+
+def test_a_data_set_is_converted_for_each_renaming(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "index": [7], "c": [3]}), tmp_path / "x.parquet")
+    name, root = f"parquet:{tmp_path / 'x.parquet'}", tmp_path / "root"
+    for new in ({"index": "at"}, {"index": "at", "a": "c", "c": "a"}, {"index": "next.at"}):
+        data = load_dataset(name, root=root, rename=new)[:]
+        key = tuple(new["index"].split("."))
+        assert (data[key].item(), data[new.get("a", "a")].item()) == (7, 1)
+
+
+def test_a_renaming_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": [1], "b": [2]}), file)
+    read = TensorDictReplayBuffer.from_parquet
+    with pytest.raises(ValueError, match=r"rename= names a column 'z', and there are 'a', 'b'"):
+        read(file, rename={"z": "y"})
+    with pytest.raises(SchemaMismatchError, match=r"x\.parquet: column 'b' is there twice"):
+        read(file, rename={"a": "b"})
+    with pytest.raises(SchemaMismatchError, match=r"x\.parquet: column '\.\./a': .* leads out"):
+        read(file, rename={"a": "../a"})
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    rb.to_parquet(file)
+    with pytest.raises(ValueError, match=r"x\.parquet: was written by to_parquet, .*leave rename="):
+        read(file, rename={"id": "a"})
+    with pytest.raises(ValueError, match="rename= is for columns of Parquet files"):
+        load_dataset(tmp_path, rename={"id": "a"})
+
+
+def test_columns_of_which_one_would_lie_in_the_other_are_named(tmp_path: Path) -> None:
+    columns = {"action": [1.0], "action.joint": [2.0]}
+    for table in (pa.table(columns), pa.table(dict(reversed(columns.items())))):
+        pq.write_table(table, tmp_path / "x.parquet")
+        with pytest.raises(SchemaMismatchError, match=r"'action' is a tensor, and 'action\.joint'"):
+            TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
+        read = TensorDictReplayBuffer.from_parquet(
+            tmp_path / "x.parquet", rename={"action": "action.all"}
+        )
+        assert read[:]["action", "all"].tolist() == [1.0]
+
+
+# -- folders of part files -------------------------------------------------------------------------
+
+
+def write_parts(folder: Path, names: Sequence[str]) -> None:
+    """Writes two items into each part file, numbered in this order."""
+    for at, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"x": [2 * at, 2 * at + 1]}), folder / name)
+
+
+def test_the_part_files_of_a_folder_are_one_data_set_in_the_order_of_their_names(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    write_parts(data, [f"chunk-{at // 4:03}/part.{at}.parquet" for at in range(12)])
+    for ignored in (".part.crc.parquet", "_metadata.parquet", "_temporary/0/x.parquet", "notes"):
+        (data / ignored).parent.mkdir(parents=True, exist_ok=True)
+        (data / ignored).write_text("no Parquet")
+    assert TensorDictReplayBuffer.from_parquet(data)[:]["x"].tolist() == list(range(24))
+    first = load_dataset(f"parquet:{data}", root=tmp_path / "root")
+    assert first[:]["x"].tolist() == list(range(24))
+    pq.write_table(pa.table({"x": [24]}), data / "chunk-002" / "part.12.parquet")
+    second = load_dataset(f"parquet:{data}", root=tmp_path / "root")
+    assert second[:]["x"].tolist() == list(range(25))
+
+
+def test_a_part_file_without_rows_has_no_items(tmp_path: Path) -> None:
+    for at, items in enumerate([[], [[1, 2], [3, 4]], []]):
+        column = pa.array(items, pa.list_(pa.int64()))
+        pq.write_table(pa.table({"x": column}), tmp_path / f"{at}.parquet")
+    assert TensorDictReplayBuffer.from_parquet(tmp_path)[:]["x"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_what_we_wrote_in_parts_is_read_in_its_form(tmp_path: Path) -> None:
+    rb = buffer()
+    for at in range(2):
+        rb.empty()
+        rb.extend(rows(10 * at, 10))
+        rb.to_parquet(tmp_path / f"{at}.parquet")
+    assert (TensorDictReplayBuffer.from_parquet(tmp_path)[:] == rows(0, 20)).all()
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"x": [1.5]}, r"leaf 'x' is int64\[\], this file has float64\[\]"),
+        ({"y": [1]}, r"leaf 'x' \(int64\[\]\) is missing in this file"),
+        ({"x": [1], "y": [1]}, r"leaf 'y' \(int64\[\]\) is not a leaf of a\.parquet"),
+    ],
+)
+def test_part_files_of_different_columns_are_refused(
+    tmp_path: Path, other: dict[str, Any], said: str
+) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table(other), tmp_path / "b.parquet")
+    with pytest.raises(SchemaMismatchError, match=rf"b\.parquet: {said}"):
+        TensorDictReplayBuffer.from_parquet(tmp_path)
+
+
+def test_a_folder_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
+    read = TensorDictReplayBuffer.from_parquet
+    with pytest.raises(FileNotFoundError, match=rf"{tmp_path}: there is no file \*\.parquet"):
+        read(tmp_path)
+    write_parts(tmp_path, ["year=2026/x.parquet"])
+    with pytest.raises(SchemaMismatchError, match=r"the folder 'year=2026' .* is the value of a"):
+        read(tmp_path)
+    assert read(tmp_path / "year=2026")[:]["x"].tolist() == [0, 1]
+
+
+def test_a_part_file_that_is_a_fifo_or_a_link_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.parquet")
+    read = TensorDictReplayBuffer.from_parquet
+    for path in (tmp_path, tmp_path / "a.parquet"):
+        with pytest.raises(UnsafePathError, match=r"a\.parquet"):
+            read(path)
+    (tmp_path / "a.parquet").unlink()
+    write_parts(tmp_path / "elsewhere", ["b.parquet"])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "b.parquet").symlink_to(tmp_path / "elsewhere" / "b.parquet")
+    with pytest.raises(UnsafePathError, match=r"b\.parquet"):
+        read(tmp_path / "folder")
+    assert read(tmp_path / "folder" / "b.parquet")[:]["x"].tolist() == [0, 1]
+
+
+# -- what others make of ours, and what they make ours of ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "made_up"),
+    [
+        ('"dtype": "int64", "shape": []', '"dtype": "int64", "shape": [1000]'),
+        ('"dtype": "int64", "shape": []', '"dtype": "float64", "shape": []'),
+        ('"dtype": "float32", "shape": [3]', '"dtype": "float32", "shape": [3000]'),
+        ('"dtype": "uint8", "shape": [3, 4]', '"dtype": "uint8", "shape": [3, 4096]'),
+    ],
+)
+def test_no_memory_beyond_a_column_is_read_whatever_the_file_says_of_it(
+    tmp_path: Path, known: str, made_up: str
+) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    rb.to_parquet(tmp_path / "x.parquet")
+    table = pq.read_table(tmp_path / "x.parquet")
+    form = table.schema.metadata[b"shmbuffer"].decode()
+    assert known in form
+    changed = {b"shmbuffer": form.replace(known, made_up).encode()}
+    pq.write_table(table.replace_schema_metadata(changed), tmp_path / "x.parquet")
+    with pytest.raises(SchemaMismatchError, match=r"x\.parquet: column .* and an item has"):
+        TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("reader", ["pandas", "duckdb"])
+def test_other_programs_read_every_dtype(tmp_path: Path, reader: str) -> None:
+    library = pytest.importorskip(reader)
+    number = torch.arange(12)
+    data = {}
+    for name in sorted(ITEMSIZES):
+        leaf = (number % 2 if name == "bool" else number).to(getattr(torch, name))
+        data |= {f"{name}_one": leaf, f"{name}_many": leaf.view(12, 1, 1).expand(12, 1, 2).clone()}
+    rb = buffer(12)
+    rb.extend(TensorDict(data, [12]))
+    rb.to_parquet(tmp_path / "x.parquet")
+    if reader == "pandas":
+        found = library.read_parquet(tmp_path / "x.parquet").to_dict("list")
+    else:
+        with library.connect() as connection:
+            result = connection.execute("select * from read_parquet(?)", [f"{tmp_path}/x.parquet"])
+            names = [column[0] for column in result.description]
+            found = dict(zip(names, zip(*result.fetchall(), strict=True), strict=True))
+    assert set(found) == set(data)
+    for name in ("bool", "float16", "float32", "float64", "int8", "int64", "uint16", "uint64"):
+        one, many = data[f"{name}_one"].tolist(), data[f"{name}_many"].flatten(1).tolist()
+        assert list(found[f"{name}_one"]) == one
+        assert [list(row) for row in found[f"{name}_many"]] == many
+    assert list(found["uint8_one"]) == list(range(12))
+    assert [bytes(row) for row in found["uint8_many"]] == [bytes([at, at]) for at in range(12)]
 
 
 def test_a_column_of_ours_that_somebody_dropped_is_named(tmp_path: Path) -> None:

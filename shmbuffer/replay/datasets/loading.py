@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.replay.datasets import minari, parquet
-from shmbuffer.replay.datasets.converted import converted
+from shmbuffer.replay.datasets.converted import FoundDataset, converted
 from shmbuffer.replay.storages import ReadOnlyStorage
 from shmbuffer.replay.storages.read_only import report_losses
 from shmbuffer.replay.writers import ImmutableDatasetWriter
 
-_SOURCES = {"minari": minari.find, "parquet": parquet.find}
+_SOURCES: dict[str, Callable[..., FoundDataset]] = {"minari": minari.find, "parquet": parquet.find}
 
 
 def load_dataset(
@@ -22,6 +23,7 @@ def load_dataset(
     root: str | os.PathLike[str] | None = None,
     priorities: str | os.PathLike[str] | None = None,
     strict: bool = False,
+    rename: Mapping[str, str] | None = None,
     **kwargs: Any,
 ) -> TensorDictReplayBuffer:
     """Opens a data set as a buffer that is read and never written.
@@ -35,13 +37,15 @@ def load_dataset(
     A UserWarning names each column that is left out or incomplete, and the reason.
 
     Args:
-        dataset_id: ``"minari:<id>"`` (the extra ``minari``), ``"parquet:<file>"`` (the extra
-            ``parquet``), or the path of a directory for a `ReadOnlyStorage`.
+        dataset_id: ``"minari:<id>"`` (the extra ``minari``), ``"parquet:<file>"`` or
+            ``"parquet:<folder>"`` (the extra ``parquet``), or the path of a directory for a
+            `ReadOnlyStorage`.
         root: a directory of yours where converted data sets are kept, each in a directory of its
             own. It is made once for each version of the source; nothing removes it. None:
             ``$XDG_CACHE_HOME/shmbuffer``, or ``~/.cache/shmbuffer`` without that variable.
         priorities: see `ReadOnlyStorage`.
         strict: whether a column that is left out or incomplete is an error instead of a warning.
+        rename: new names for columns of Parquet files; see `ReplayBuffer.from_parquet`.
         **kwargs: of `TensorDictReplayBuffer`.
 
     Raises:
@@ -57,6 +61,11 @@ def load_dataset(
     Source: ``torchrl.data.datasets.load_dataset``.
     """
     path = Path(dataset_id)
+    if rename and not str(dataset_id).startswith("parquet:"):
+        raise ValueError(
+            f"{dataset_id}: rename= is for columns of Parquet files, and this is another kind of "
+            "data set; leave it out"
+        )
     if isinstance(dataset_id, str):
         source, colon, name = dataset_id.partition(":")
         if not colon or source not in _SOURCES:
@@ -65,9 +74,8 @@ def load_dataset(
                 f"{', '.join(f'{each}:' for each in _SOURCES)}; give the path of a directory as a "
                 "pathlib.Path, also of a data set that TorchRL has fetched (its data_path)"
             )
-        path, losses = converted(
-            _SOURCES[source](name), Path(root) if root else None, strict=strict
-        )
+        found = _SOURCES[source](name, **({"rename": rename} if rename else {}))
+        path, losses = converted(found, Path(root) if root else None, strict=strict)
         report_losses(dataset_id, losses, strict=strict)
     return TensorDictReplayBuffer(
         storage=ReadOnlyStorage(path, priorities=priorities, strict=strict),

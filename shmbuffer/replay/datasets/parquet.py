@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from shmbuffer.memory.system.path_checks import followed
 from shmbuffer.replay.datasets.converted import FoundDataset, identity_of
-from shmbuffer.replay.parquet_file import File
+from shmbuffer.replay.parquet_file import File, part_files
 from shmbuffer.replay.safe_files import open_file
 
 _END_BYTES = 8  # the length of the footer, and the magic number
 
 
-def find(name: str) -> FoundDataset:
-    """Finds a file on this machine; the path may be a link to it."""
+def find(name: str, rename: Mapping[str, str] | None = None) -> FoundDataset:
+    """Finds a file or a folder of part files on this machine; the path may be a link to it."""
     path = followed(name)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: there is no such file; check the path")
-    identity = _identity(path)
-    file = File(path)
+    identity = _identity(path, rename)
+    file = File(path, rename)
     return FoundDataset(
         kind="parquet",
         name=str(path),
         identity=identity,
-        identify=lambda: _identity(path),
+        identify=lambda: _identity(path, rename),
         items=file.rows,
         batches=lambda: file.batches(file.chunk),
         losses={},
     )
 
 
-def _identity(path: Path) -> str:
-    with open_file(path) as fd:
+def _identity(path: Path, rename: Mapping[str, str] | None) -> str:
+    files = part_files(path)
+    metadata = json.dumps(sorted((rename or {}).items())).encode()
+    return identity_of(files, metadata + b"".join(map(_footer, files)))
+
+
+def _footer(file: Path) -> bytes:
+    """Returns the metadata of a Parquet file, which are at its end."""
+    with open_file(file) as fd:
         size = os.fstat(fd).st_size
         end = os.pread(fd, _END_BYTES, max(0, size - _END_BYTES))
         footer = min(size, int.from_bytes(end[:4], "little") + _END_BYTES)
-        return identity_of([path], os.pread(fd, footer, size - footer))
+        return os.pread(fd, footer, size - footer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from shmbuffer.replay import parquet_file
@@ -51,25 +51,35 @@ class Columnar(Parts):
         path: str | os.PathLike[str],
         *,
         storage: Storage | Callable[[int], Storage] | None = None,
+        rename: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Self:
-        """A buffer with the items of a Parquet file, in order; needs the extra ``parquet``.
+        """Makes a buffer with the items of a Parquet file, in order; needs the extra ``parquet``.
 
         Args:
-            path: the file, of `to_parquet` or another program: columns of numbers, fixed-size lists
-                or binaries, or structs of these. A dot in a name nests.
+            path: the file, from `to_parquet` or another program. A column holds numbers, lists of
+                numbers, fixed-size binaries, or structs of these; all lists of a column have one
+                length, which becomes the shape. A dot in a name nests. Of a folder, all
+                ``*.parquet`` files in it and in folders below are read in the order of their names
+                (``part.2`` before ``part.10``), except those that begin with a dot or underscore.
             storage: for the items, or a function of their number that makes one; None is a
                 `LazyTensorStorage`.
+            rename: new names for columns of another program, by their names in the file:
+                ``{"index": "stored_index"}`` for LeRobot's column, whose name is that of an entry
+                of each sample.
             **options: of the buffer.
 
         Raises:
-            FileNotFoundError: no such file.
-            SchemaMismatchError: another type of column, or rows without a value.
+            FileNotFoundError: no such file, or no part file in the folder.
+            SchemaMismatchError: a column has another type, lists of several lengths, rows without
+                a value, or a name that no entry can have; or part files have different columns.
+                The message names the file and the column.
+            ValueError: ``rename`` names a column that is not there.
             MissingExtra: see `to_parquet`.
 
         Cost: all bytes once; 64 MiB of memory besides the storage.
         """
-        file = parquet_file.File(path)
+        file = parquet_file.File(path, rename)
         ndim = 1 + len(file.lanes)
         items = file.rows * math.prod(file.lanes)
         if storage is None:
