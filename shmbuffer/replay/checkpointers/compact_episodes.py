@@ -82,6 +82,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
 
     Raises:
         ImportError: h5py is not there; ``pip install shmbuffer[h5]``.
+        ValueError: ``checkpoint_file`` leads out of the directory of the save.
 
     Source: ``torchrl.data.H5StorageCheckpointer``; see `H5Split`.
     """
@@ -96,6 +97,11 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         **kwargs: Any,
     ) -> None:
         super().__init__()
+        if Path(checkpoint_file).name != checkpoint_file or checkpoint_file in ("", ".."):
+            raise ValueError(
+                f"H5StorageCheckpointer(checkpoint_file={checkpoint_file!r}): the file lies in the "
+                "directory of the save; give a name without folders"
+            )
         _h5py()  # fails now, not at the first checkpoint
         names = {**kwargs, **_given(done_keys=done_keys, reward_keys=reward_keys)}
         self._save_hooks = [TED2Nested(**names), H5Split()]
