@@ -1,7 +1,8 @@
 """Creates, reads and removes the files of saves, exports and data sets.
 
     create_file, write_file, make_folder, make_folders   something new; never over what exists
-    open_file, read_file, require_plain                  what another program may have made
+    exists, open_file, open_binary, read_file            what another program may have made
+    require_plain                                        the same, before a library reads it
     remove_file, remove_tree                             what we made
     temporary_folder                                     a directory for the length of a block
 
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shmbuffer._native import _core
+from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory.system.path_checks import explained, require_regular_file
 from shmbuffer.memory.system.region import Directory
 
@@ -86,16 +88,35 @@ def open_file(path: Path) -> Iterator[int]:
         UnsafePathError: the path leads to a link, a FIFO, a device, a socket or a directory.
     """
     with _core.Descriptor() as opened:
-        with explained(path):
-            fd = opened.take(os.open, path, _READ)
-            require_regular_file(os.fstat(fd), path)
+        try:
+            with explained(path):
+                fd = opened.take(os.open, path, _READ)
+                require_regular_file(os.fstat(fd), path)
+        except BufferNotFoundError as error:  # its message tells how to make a buffer
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
         yield fd
+
+
+@contextmanager
+def open_binary(path: Path) -> Iterator[BinaryIO]:
+    """Yields a regular file that is opened for reading; raises as `open_file` does."""
+    with open_file(path) as fd, open(fd, "rb", closefd=False) as file:
+        yield file
 
 
 def read_file(path: Path) -> bytes:
     """Reads a regular file; raises as `open_file` does."""
-    with open_file(path) as fd, open(fd, "rb", closefd=False) as file:
+    with open_binary(path) as file:
         return file.read()
+
+
+def exists(path: Path) -> bool:
+    """Returns whether anything has this name, also a link that leads nowhere."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def require_plain(path: Path) -> None:

@@ -31,6 +31,7 @@ from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.packing import Packed, pack, unpack
 from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype
+from shmbuffer.replay.safe_files import exists, open_binary, read_file
 
 OURS = "shmbuffer"
 """Our key in TorchRL's JSON files."""
@@ -75,7 +76,7 @@ def reading(file: Path) -> Iterator[None]:
 
 def read_array(file: Path) -> NDArray[Any]:
     """The array in a ``.npy`` file. `fromfile` would turn an interrupt into a TypeError."""
-    found: NDArray[Any] = np.load(io.BytesIO(file.read_bytes()), allow_pickle=False)
+    found: NDArray[Any] = np.load(io.BytesIO(read_file(file)), allow_pickle=False)
     return found
 
 
@@ -92,7 +93,7 @@ def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
 def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> Any:
     """A JSON file."""
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(read_file(file))
     except FileNotFoundError as error:
         if missing is None:
             raise
@@ -125,7 +126,7 @@ def write_state(directory: Path, state: dict[str, Any], what: str) -> None:
 
 def read_state(directory: Path) -> dict[str, Any] | None:
     """What `write_state` wrote; None if it did not."""
-    if not (directory / f"{_STATE}.jsonl").exists():
+    if not exists(directory / f"{_STATE}.jsonl"):
         return None
     with reading(directory / f"{_STATE}.jsonl"):
         (state,) = read_values(directory, _STATE, allow_pickle=False)
@@ -186,7 +187,7 @@ def read_values(
 ) -> Iterator[Any]:
     """The values that `write_values` wrote; tensors are on the CPU."""
     where = directory / f"{name}.jsonl"
-    with open(where, encoding="utf-8") as lines, open(directory / f"{name}.data", "rb") as data:
+    with open_binary(where) as lines, open_binary(directory / f"{name}.data") as data:
         forms: list[Any] = []
         with reading(where):
             if json.loads(next(lines)) != {"format": 1}:

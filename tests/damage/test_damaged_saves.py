@@ -259,6 +259,7 @@ FOUND: list[tuple[str, str, tuple[Any, ...], Any]] = [
     ("rows", "sampler/sampler_metadata.json", ("_alpha",), 2**40),
     ("rows", "sampler/sampler_metadata.json", ("shmbuffer", "max_priority"), -1),
     ("rows", "storage/meta.json", ("b",), None),
+    ("rows", "storage/meta.json", ("..",), {"type": "TensorDict"}),
     ("rows", "storage/b/meta.json", ("c", "shape"), []),
     ("rows", "storage/storage_metadata.json", ("is_pytree",), True),
     ("rows", "storage/storage_metadata.json", ("shmbuffer", "structure"), True),

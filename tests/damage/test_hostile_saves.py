@@ -1,27 +1,55 @@
 """A save that somebody prepared, and what others put beside one.
 
-Nothing outside of the save is read as ours, emptied, moved, written over or removed, and no path is
-blocked for good.
+Nothing outside of the save is read as ours, emptied, moved, written over or removed, no path is
+blocked for good, and no load waits for a file that never ends.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import signal
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import h5py
+import numpy as np
 import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
 
+from shmbuffer import (
+    CompressedListStorage,
+    ConsumingSampler,
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    NestedStorageCheckpointer,
+    PrioritizedSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    StreamingSliceSampler,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+)
 from shmbuffer.errors import CorruptBufferError, ShmBufferError, UnsafePathError
 from shmbuffer.replay import publication
+from shmbuffer.replay.compat.storages import METADATA
 from shmbuffer.replay.file_tree import MANIFEST
 from shmbuffer.replay.publication import finish, publish, publish_file
+from shmbuffer.replay.values import pack_plainly
+from tests.damage.hostile import ROOT_TRAPS, TRAPS
+from tests.damage.test_damaged_saves import end
 from tests.memory.programs import as_nobody, in_fork, needs_root
+from tests.replay.episodes import stream
 from tests.replay.test_publication import save, tree
 
 WORK = ".shmbuffer-save"
@@ -382,3 +410,229 @@ def test_a_link_of_another_user_in_a_shared_directory_is_not_followed(
             call()
     os.chown(public, 65534, -1)  # what is in their own directory is theirs to say
     finish(way)
+
+
+class Scaled(torch.nn.Module):
+    """A transform with a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, data: Any) -> Any:
+        return data
+
+
+def steps(first: int) -> TensorDict:
+    return stream(6, seed=first)
+
+
+def rows_with_everything() -> Any:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(8),
+        sampler=PrioritizedSampler(8, 0.7, 0.4),
+        generator=torch.Generator().manual_seed(1),
+        batch_size=4,
+        prefetch=2,
+    )
+    rb.append_transform(Scaled())
+    return rb
+
+
+def labelled(first: int) -> TensorDict:
+    data = steps(first)
+    data["text"] = NonTensorStack(*[f"{first + i}" for i in range(6)])
+    return data
+
+
+def tree_of_tensors() -> Any:
+    return ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+
+
+def objects(storage: Callable[[int], Any]) -> Any:
+    return ReplayBuffer(storage=storage(8), batch_size=4, collate_fn=lambda batch: batch)
+
+
+def records(**options: Any) -> Any:
+    storage = LazyStackStorage(8, max_bytes=2**16, shared_init=True)
+    return TensorDictReplayBuffer(storage=storage, batch_size=4, **options)
+
+
+def of_tensordicts(**options: Any) -> Any:
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, **options)
+
+
+def of_episodes(checkpointer: Any) -> Any:
+    return of_tensordicts(checkpointer=checkpointer)
+
+
+#: Of each kind of save: the buffer, what it is given, and the files that a load does not need.
+SAVES: dict[str, tuple[Callable[[], Any], Callable[[int], Any], set[str]]] = {
+    "rows, with everything": (
+        rows_with_everything,
+        labelled,
+        {"sampler/sumtree.memmap", "sampler/mintree.memmap"},
+    ),
+    "rows of a pytree": (
+        tree_of_tensors,
+        lambda first: (torch.arange(first, first + 6), {"k": torch.ones(6, 2)}),
+        set(),
+    ),
+    "rows with a consumer": (lambda: of_tensordicts(sampler=ConsumingSampler()), steps, set()),
+    "rows with a pass": (lambda: of_tensordicts(sampler=SamplerWithoutReplacement()), steps, set()),
+    "rows with windows": (
+        lambda: of_tensordicts(
+            sampler=StreamingSliceSampler(slice_len=2, traj_key=("collector", "traj_ids"))
+        ),
+        steps,
+        set(),
+    ),
+    "rows with ranks": (
+        lambda: of_tensordicts(writer=TensorDictMaxValueWriter(rank_key="action")),
+        steps,
+        {"writer/current_top_values.memmap"},
+    ),
+    "records": (records, steps, set()),
+    "records with a consumer": (lambda: records(sampler=ConsumingSampler()), steps, set()),
+    "list": (
+        lambda: objects(ListStorage),
+        lambda first: [{"x": torch.ones(first + i), "z": np.arange(3)} for i in range(6)],
+        set(),
+    ),
+    "compressed": (
+        lambda: objects(CompressedListStorage),
+        lambda first: [{"x": torch.ones(first + i), "s": "t"} for i in range(6)],
+        set(),
+    ),
+    "flat episodes": (lambda: of_episodes(FlatStorageCheckpointer()), steps, set()),
+    "nested episodes": (lambda: of_episodes(NestedStorageCheckpointer()), steps, set()),
+    "episodes in HDF5": (lambda: of_episodes(H5StorageCheckpointer()), steps, set()),
+}
+
+
+def content(rb: Any) -> tuple[Any, ...]:
+    """The items of a buffer, in a form that can be compared."""
+    packed = pack_plainly(rb[:])
+    return packed.form, packed.values, [chunk.tolist() for chunk in packed.chunks]
+
+
+def load_with_traps(saved: Path, victim: Path, kind: str, trap: str, log: Path) -> None:
+    """Loads a save with a trap in the place of each file; to be called in a child.
+
+    The log names the file while its load runs, and has the unexpected results at the end.
+    """
+    make, data, _ = SAVES[kind]
+    target, wrong, unread = None, [], set()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for file in sorted(str(one.relative_to(saved)) for one in saved.rglob("*") if one.is_file()):
+        copy = saved.with_name("copy")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(saved, copy)
+        (TRAPS | ROOT_TRAPS)[trap](copy / file, victim)
+        if target is None:
+            target = make()
+            target.extend(data(20))
+            before = content(target)
+        log.write_text(file)
+        signal.alarm(120)  # ends the child, also within a call of the system
+        try:
+            target.loads(copy)
+        except (UnsafePathError, CorruptBufferError) as error:
+            if str(copy / file) not in str(error) or content(target) != before:
+                wrong.append(f"{file}: {error}")
+        else:
+            unread.add(file)
+            end(target)
+            target = None
+        finally:
+            signal.alarm(0)
+    if target is not None:
+        end(target)
+    log.write_text(json.dumps({"wrong": wrong, "unread": sorted(unread)}))
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("kind", SAVES)
+@pytest.mark.parametrize(
+    "trap",
+    [
+        *("a link", "a link to itself", "a FIFO", "a directory", "a socket"),
+        pytest.param("a device", marks=needs_root),  # /dev/zero, which can be read without end
+    ],
+)
+def test_what_replaces_a_file_of_a_save_is_refused_at_once_and_the_buffer_keeps_its_items(
+    tmp_path: Path, kind: str, trap: str
+) -> None:
+    make, data, unread = SAVES[kind]
+    rb = make()
+    rb.extend(data(1))
+    if rb._sampler is not None and kind != "rows with ranks":
+        rb.sample()
+    rb.dumps(tmp_path / "saved", extra={"step": torch.ones(2)})
+    end(rb)
+    log, most = tmp_path / "log", resource.getrlimit(resource.RLIMIT_AS)[1]
+
+    def child() -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        room = pages * resource.getpagesize() + 2**32  # what reads a device to its end fails
+        resource.setrlimit(resource.RLIMIT_AS, (room, most))
+        load_with_traps(tmp_path / "saved", tmp_path / "victim", kind, trap, log)
+
+    assert in_fork(child) == 0, log.read_text()
+    found = json.loads(log.read_text())
+    assert found["wrong"] == []
+    assert set(found["unread"]) == unread | {MANIFEST}
+
+
+def test_a_save_reads_no_file_outside_of_its_directory(tmp_path: Path) -> None:
+    """The names of the tensors of a PyTree are in its metadata."""
+    outside = tmp_path / "outside"
+    outside.with_suffix(".memmap").write_bytes(bytes(48))
+    rb = tree_of_tensors()
+    rb.extend(torch.arange(6))
+    rb.dumps(tmp_path / "saved")
+    for name in (str(outside), "...outside"):
+        about = {"device": "cpu", "dtype": "torch.int64", "shape": [6]}
+        metadata = {"is_pytree": True, "len": 6, "metadata": {name: about}}
+        (tmp_path / "saved" / "storage" / METADATA).write_text(json.dumps(metadata))
+        with pytest.raises(CorruptBufferError, match=f"{METADATA}: .*outside.* not the name of a"):
+            tree_of_tensors().loads(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("way", ["external storage", "an external link", "a virtual dataset"])
+def test_an_hdf5_file_of_a_save_takes_no_data_from_other_files(tmp_path: Path, way: str) -> None:
+    rb = of_episodes(H5StorageCheckpointer())
+    rb.extend(steps(1))
+    rb.dumps(tmp_path / "saved")
+    file = tmp_path / "saved" / "storage" / "checkpoint.h5"
+    with h5py.File(file, "r+") as content:
+        if way == "external storage":
+            os.mkfifo(tmp_path / "fifo")
+            content.create_dataset("x", (8,), "u1", external=[(tmp_path / "fifo", 0, 8)])
+        elif way == "an external link":
+            content["x"] = h5py.ExternalLink(tmp_path / "other.h5", "/x")
+        else:
+            layout = h5py.VirtualLayout((8,), "u1")
+            layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "x", (8,))
+            content.create_virtual_dataset("x", layout)
+    with pytest.raises(CorruptBufferError, match=r"checkpoint.h5: .*x .*(in another|to the) file"):
+        of_episodes(H5StorageCheckpointer()).loads(tmp_path / "saved")
+
+
+def test_the_path_of_a_save_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "saved")
+    (tmp_path / "link.h5").symlink_to(tmp_path / "storage.h5")
+    for checkpointer in (None, FlatStorageCheckpointer(), H5StorageCheckpointer()):
+        rb, other = of_episodes(checkpointer), of_episodes(checkpointer)
+        rb.extend(steps(1))
+        rb.dumps(tmp_path / "saved")
+        other.loads(tmp_path / "link")
+        assert content(other) == content(rb)
+        (tmp_path / "link to it").symlink_to(tmp_path / "saved" / "storage")
+        again = of_episodes(checkpointer)
+        again.storage.checkpointer.loads(again.storage, tmp_path / "link to it")
+        assert content(again) == content(rb)
+        (tmp_path / "link to it").unlink()
+    rb.storage.checkpointer.dumps(rb.storage, tmp_path / "storage.h5")
+    again.storage.checkpointer.loads(again.storage, tmp_path / "link.h5")
+    assert content(again) == content(rb)

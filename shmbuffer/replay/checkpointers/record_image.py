@@ -11,6 +11,7 @@ writing, and are never in memory as a whole.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from shmbuffer.memory import ItemSnapshot, RecordBatch, Records
 from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.extents import padded
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, gather
+from shmbuffer.replay.safe_files import exists, open_file, read_file
 from shmbuffer.replay.values import damaged, read_array, reading
 
 if TYPE_CHECKING:  # storages import their checkpointers
@@ -77,14 +79,14 @@ class RecordImage:
         with _core.Descriptor() as memory:
             fd = memory.take(os.memfd_create, "shmbuffer-records", os.MFD_CLOEXEC)
             moment, table = _copied(records, fd, "memory")
-            data = np.fromfile(f"/proc/self/fd/{fd}", np.uint8, os.fstat(fd).st_size)
+            data = _mapped(fd, mmap.ACCESS_WRITE)
         return cls.of_table(data, table, dictionary), moment
 
     @classmethod
     def in_files(cls, folder: Path) -> RecordImage | None:
         """What `write_records` wrote; its bytes are a map of the file. None if it was not there."""
         where = folder / _DATA
-        if not (folder / _TABLE).exists():
+        if not exists(folder / _TABLE):
             return None
         with reading(folder / _TABLE):
             table = read_array(folder / _TABLE)
@@ -93,11 +95,10 @@ class RecordImage:
                 raise ValueError(f"the items are {found}, not int64[n, 3]")
             if len(table) and (table[0, 0] < 0 or (np.diff(table[:, 0]) < 1).any()):
                 raise ValueError("the slots of the items are not in order")
-        with reading(where):
-            size = where.stat().st_size
-            data = np.memmap(where, np.uint8, "r") if size else np.empty(0, np.uint8)
+        with reading(where), open_file(where) as fd:
+            data = _mapped(fd, mmap.ACCESS_READ)
         file = folder / _DICTIONARY
-        dictionary = file.read_bytes() if file.exists() else None
+        dictionary = read_file(file) if exists(file) else None
         return cls.of_table(data, table, dictionary, str(where))
 
     @classmethod
@@ -199,6 +200,14 @@ def write_records(folder: Path, records: Records, dictionary: bytes | None) -> I
     if dictionary is not None:
         (folder / _DICTIONARY).write_bytes(dictionary)
     return moment
+
+
+def _mapped(fd: int, access: int) -> Bytes:
+    """Maps a file as an array, which stays valid after the file is closed."""
+    size = os.fstat(fd).st_size
+    if not size:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(mmap.mmap(fd, size, access=access), np.uint8)
 
 
 def _copied(records: Records, descriptor: int, where: str) -> tuple[ItemSnapshot, Ints]:

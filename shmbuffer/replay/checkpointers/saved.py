@@ -27,6 +27,7 @@ from shmbuffer.replay.form import cpu, structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.objects import OBJECT, Objects
 from shmbuffer.replay.form.tensors import dtype_name
+from shmbuffer.replay.safe_files import exists
 from shmbuffer.replay.values import damaged, reading
 
 
@@ -101,16 +102,16 @@ class Saved:
 
         BufferExistsError for the directory of a living buffer, FileNotFoundError without data.
         """
-        folder = path / "storage" if (path / "storage" / METADATA).exists() else path
+        folder = path / "storage" if exists(path / "storage" / METADATA) else path
         if (folder / CONTROL).exists():
             raise BufferExistsError(
                 f"{folder}: is a buffer that processes may be writing to, and no data set; "
                 "attach() to it, or dumps() it and open what that has written",
                 path=str(folder),
             )
-        if (folder / METADATA).exists():
+        if exists(folder / METADATA):
             return cls.in_files(folder, ndim=ndim, allow_pickle=False)
-        if not (folder / "meta.json").exists():
+        if not exists(folder / "meta.json"):
             raise FileNotFoundError(
                 f"{folder}: there is no data set here: neither what dumps() writes, nor a "
                 "TensorDict in files (TensorDict.memmap)"

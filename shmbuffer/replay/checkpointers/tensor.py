@@ -20,10 +20,12 @@ from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import require_nameable, require_no_pickle
-from shmbuffer.replay.compat.storages import pytree_metadata, read_metadata
+from shmbuffer.replay.compat.storages import METADATA, pytree_metadata, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
+from shmbuffer.replay.safe_files import exists, require_plain
+from shmbuffer.replay.values import damaged, reading
 
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.replay.storages.rows import Rows
@@ -126,15 +128,21 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
 
     def _read(self, path: Path) -> tuple[Any, int]:
         """What `_write` wrote, for the load hooks, and the length."""
+        folder = Path(os.path.realpath(path))  # the path itself may be a link, its files may not
+        require_plain(folder)
         require_no_pickle(path)
-        return TensorDict.load_memmap(path), int(read_metadata(path)["len"])
+        with reading(folder / "meta.json"):
+            try:
+                data = TensorDict.load_memmap(folder)
+            except IsADirectoryError as error:
+                raise damaged(error.filename, "is a directory, not a file") from error
+        return data, int(read_metadata(path)["len"])
 
     def _record(self, path: Path) -> SavedStorage | None:
         """What we have remembered beside the data; None where others wrote them."""
-        try:
-            return SavedStorage.read(path, read_metadata(path))
-        except (FileNotFoundError, NotADirectoryError):  # the data are in a file of their own
+        if not exists(path / METADATA):  # the data are in a file of their own
             return None
+        return SavedStorage.read(path, read_metadata(path))
 
     # -- hooks ---------------------------------------------------------------------------------
 

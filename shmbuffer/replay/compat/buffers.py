@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.replay.compat.folders import read_folder
+from shmbuffer.replay.safe_files import exists, read_file
 from shmbuffer.replay.transforms import Compose
 from shmbuffer.replay.values import OURS, damaged, read_json, reading, write_json
 from shmbuffer.replay.work_directory import located
@@ -53,7 +54,7 @@ def write_generator(path: Path, state: torch.Tensor, device: torch.device) -> No
 def read_generator(path: Path) -> tuple[torch.Tensor, torch.device] | None:
     """The state of a generator, and its device; None if none was saved."""
     file = path / "meta.json"
-    if not file.exists():
+    if not exists(file):
         return None
     with reading(file):
         device = torch.device(str(read_json(file)["device"]))
@@ -80,7 +81,7 @@ def write_states(file: Path, chain: Compose) -> None:
 
 def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
     """What `write_states`, or TorchRL, wrote, for ``load_state_dict``; None without a file."""
-    if not file.exists():
+    if not exists(file):
         return None
     content = load_plainly(file)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -112,7 +113,7 @@ def save_plainly(content: Any, file: Path) -> None:
 def load_plainly(file: Path) -> Any:
     """What torch.save wrote."""
     with located(file):
-        content = io.BytesIO(file.read_bytes())
+        content = io.BytesIO(read_file(file))
     try:
         return torch.load(content, weights_only=True)
     except Exception as error:

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from shmbuffer.replay.compat.folders import TensorDictFolder, read_folder
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.tensors import torch_dtype
+from shmbuffer.replay.safe_files import exists
 from shmbuffer.replay.values import damaged, read_json
 
 if TYPE_CHECKING:  # storages import their checkpointers
@@ -28,7 +29,7 @@ _ZLIB = 0x78  # the first byte of what TorchRL compresses below Python 3.14
 
 def is_of_torchrl(path: Path) -> bool:
     """Whether TorchRL saved a ``CompressedListStorage`` there."""
-    return (path / _METADATA).exists()
+    return exists(path / _METADATA)
 
 
 def read_items(path: Path, codec: PackedCodec) -> list[tuple[Any] | None]:

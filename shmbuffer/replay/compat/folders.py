@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from tensordict import is_non_tensor
 
-from shmbuffer._native import _core
 from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.names import require_file_name
@@ -41,6 +40,7 @@ from shmbuffer.replay.form.nodes import (
 )
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.form.tensors import torch_dtype
+from shmbuffer.replay.safe_files import exists, open_file
 from shmbuffer.replay.values import damaged, read_json, reading
 
 _TENSORDICT, _LAZY_STACK = (
@@ -87,7 +87,7 @@ def read_folder(path: Path, dims: int = 1) -> TensorDictFolder:
 def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> Node:
     """The tree of the directory that is nested at a key, whose content is added to ``folder``."""
     meta = read_json(path / "meta.json")
-    if (path / "_tensordict" / "meta.json").exists():
+    if exists(path / "_tensordict" / "meta.json"):
         node = _node_of(folder, path / "_tensordict", at, dims)
         assert isinstance(node, TensorDictNode)
         name = _class_name(str(meta.get("_type", "")))
@@ -116,13 +116,15 @@ def _add_nested(
     folder: TensorDictFolder, items: dict[str, Node], path: Path, at: KeyPath, dims: int
 ) -> None:
     key = at[-1]
+    if key in ("", ".", ".."):
+        raise ValueError(f"{key!r} is not the name of a directory")
     inner = path / quote(key, safe="")
     if not inner.exists() and "/" not in key:
         inner = path / key  # as older versions of tensordict wrote it
     meta = read_json(inner / "meta.json")
     kind = str(meta.get("_type", ""))
     if "NonTensor" in kind or meta.get("_is_non_tensor"):
-        if any((inner / name).exists() for name in _PICKLES) or "data" not in meta:
+        if any(exists(inner / name) for name in _PICKLES) or "data" not in meta:
             folder.refused.append(".".join(at))
         else:
             folder.values[at] = meta["data"]
@@ -145,7 +147,7 @@ def described(entry: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...]]:
 
 def _file_of(path: Path, key: str) -> Path:
     file = path / f"{quote(key, safe='')}.memmap"
-    return path / f"{key}.memmap" if "/" not in key and not file.exists() else file
+    return path / f"{key}.memmap" if "/" not in key and not exists(file) else file
 
 
 def _class_name(kind: str) -> str:
@@ -161,8 +163,7 @@ def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
         raise damaged(file, f"cannot hold a tensor of shape {list(shape)}")
     if not nbytes:
         return cpu.empty(shape, dtype=dtype)
-    with _core.Descriptor() as opened:
-        fd = opened.take(os.open, file, os.O_RDONLY | os.O_CLOEXEC)
+    with open_file(file) as fd:
         found = os.fstat(fd).st_size
         if found < nbytes:
             why = f"has {found} bytes, {nbytes} belong there, so it was cut short"
@@ -263,7 +264,7 @@ def write_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) ->
     (folder / key / "meta.json").write_text(
         f'{{"_type": "{_STACK}", "stack_dim": 0, "device": null, "data": {data}}}'
     )
-    meta = json.loads((folder / "meta.json").read_bytes())
+    meta = read_json(folder / "meta.json")
     (folder / "meta.json").write_text(json.dumps({at[-1]: {"type": "NonTensorStack"}, **meta}))
 
 

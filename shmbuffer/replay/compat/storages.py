@@ -92,6 +92,9 @@ def pytree_columns(
             names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
         if not names:
             raise ValueError("there is no tensor")
+        for name in names.values():
+            if not all(part and is_file_name(part) for part in name.split("/")):
+                raise ValueError(f"{name!r} is not the name of a file below this directory")
         return node, {
             key: mapped(path / f"{name}.memmap", *described(metadata[name.replace("/", ".")]))
             for key, name in names.items()

@@ -19,6 +19,7 @@ import torch
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.replay.compat.folders import described, mapped
 from shmbuffer.replay.form import cpu
+from shmbuffer.replay.safe_files import exists
 from shmbuffer.replay.values import OURS, read_json, read_state, reading, write_json, write_state
 
 _METADATA = "metadata.json"
@@ -71,7 +72,7 @@ def read_counts(directory: Path) -> Any:
     if (directory / "0").is_dir():
         numbers = sorted(int(each.name) for each in directory.iterdir() if each.name.isdigit())
         return [read_counts(directory / str(number)) for number in numbers]
-    if not (directory / _METADATA).exists():
+    if not exists(directory / _METADATA):
         return None
     found = read_json(directory / _METADATA)
     try:
