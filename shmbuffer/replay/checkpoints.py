@@ -17,6 +17,7 @@ from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.format.layout import CONTROL
 from shmbuffer.memory.system.progress import OnProgress, hearing
 from shmbuffer.replay.publication import finish, publish
+from shmbuffer.replay.safe_files import make_folder
 from shmbuffer.replay.values import read_state, write_state
 
 _OURS = f"{__name__.partition('.')[0]}."
@@ -126,7 +127,7 @@ class Checkpoints(Saves):
         """Write plain files into ``directory``; a storage on a ring returns the moment."""
         state = self.state_dict()  # type: ignore[attr-defined] # every part has it
         if state:
-            directory.mkdir(exist_ok=True)
+            make_folder(directory)
             write_state(directory, state, f"the state of this {type(self).__name__}")
 
     def _has_files_in(self, path: Path) -> bool:
@@ -150,7 +151,7 @@ class Checkpoints(Saves):
 def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
     """Save a part of a buffer, with its own ``dumps`` where it has one; returns as `_dump`."""
     if has_its_own(part, "dumps"):
-        directory.mkdir(exist_ok=True)
+        make_folder(directory)
         return part.dumps(directory)
     return part._dump(directory, moment)
 

@@ -2,9 +2,9 @@
 
     create_file, write_file, make_folder, make_folders   something new; never over what exists
     exists, open_file, open_binary, read_file            what another program may have made
-    require_plain                                        the same, before a library reads it
+    require_plain, require_own_content                   the same, before a library reads it
     remove_file, remove_tree                             what we made
-    temporary_folder                                     a directory for the length of a block
+    temporary_folder, unnamed_file                       what is gone when it is closed
 
 Modules above `memory.system` create, replace and remove files only through these functions,
 `publication` and `memory.system.region.Directory`. `tests/test_file_access.py` reads the sources
@@ -29,10 +29,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNotFoundError
+from shmbuffer.errors import BufferNotFoundError, UnsafePathError
 from shmbuffer.memory.system.path_checks import explained, require_regular_file
 from shmbuffer.memory.system.region import Directory
 
@@ -133,6 +133,34 @@ def require_plain(path: Path) -> None:
         require_plain(path / name)
 
 
+def require_own_content(path: Path) -> None:
+    """Raises UnsafePathError if a file of HDF5 says that some of its data are in other files.
+
+    HDF5 would read these, whatever they are: bytes of any file, or a FIFO, which has no end.
+    """
+    import h5py  # type: ignore[import-untyped]
+
+    with h5py.File(path, "r") as opened:
+        groups, seen = [opened["/"]], set()
+        while groups:
+            group = groups.pop()
+            seen.add(h5py.h5o.get_info(group.id).addr)
+            for name in group:
+                link = group.get(name, getlink=True)
+                member = group[name] if isinstance(link, h5py.HardLink) else None
+                if isinstance(member, h5py.Group):
+                    if h5py.h5o.get_info(member.id).addr not in seen:
+                        groups.append(member)
+                elif isinstance(link, h5py.ExternalLink) or (
+                    isinstance(member, h5py.Dataset) and (member.external or member.is_virtual)
+                ):
+                    raise UnsafePathError(
+                        f"{path}: the data of {group.name.rstrip('/')}/{name} are in another file, "
+                        "which was not opened; copy them into this one (h5repack, or h5copy)",
+                        path=path,
+                    )
+
+
 def remove_file(path: Path) -> None:
     """Removes a file, or a link itself."""
     with explained(path):
@@ -142,6 +170,11 @@ def remove_file(path: Path) -> None:
 def remove_tree(above: Directory, name: str) -> None:
     """Removes a directory with all that is in it; what cannot be removed stays."""
     shutil.rmtree(name, ignore_errors=True, dir_fd=above.file.fd)
+
+
+def unnamed_file(folder: Path) -> BinaryIO:
+    """Opens a new file of this user on the disk of a directory, which has no name there."""
+    return cast(BinaryIO, tempfile.TemporaryFile(dir=folder, prefix=".shmbuffer-"))
 
 
 @contextmanager

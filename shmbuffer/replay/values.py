@@ -31,7 +31,7 @@ from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.packing import Packed, pack, unpack
 from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype
-from shmbuffer.replay.safe_files import exists, open_binary, read_file
+from shmbuffer.replay.safe_files import create_file, exists, open_binary, read_file, write_file
 
 OURS = "shmbuffer"
 """Our key in TorchRL's JSON files."""
@@ -80,6 +80,12 @@ def read_array(file: Path) -> NDArray[Any]:
     return found
 
 
+def write_array(file: Path, array: NDArray[Any]) -> None:
+    """Writes a ``.npy`` file."""
+    with create_file(file) as target:
+        np.lib.format.write_array(target, array, allow_pickle=False)
+
+
 def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
     """The error for a file of a save, or a directory of it, that is not what it should be."""
     return CorruptBufferError(
@@ -113,7 +119,7 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
             return value.item()
         raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
 
-    file.write_text(json.dumps(content, default=plain))
+    write_file(file, json.dumps(content, default=plain))
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -156,15 +162,15 @@ def write_values(
     """Write values, one after the other."""
     forms: dict[str, int] = {}
     with (
-        open(directory / f"{name}.jsonl", "w", encoding="utf-8") as lines,
-        open(directory / f"{name}.data", "wb") as data,
+        create_file(directory / f"{name}.jsonl") as lines,
+        create_file(directory / f"{name}.data") as data,
     ):
-        lines.write('{"format": 1}\n')
+        lines.write(b'{"format": 1}\n')
         for number, packed in enumerate(map(packing, values)):
             form = json.dumps(packed.form)
             if form not in forms:
                 forms[form] = len(forms)
-                lines.write(f'{{"form": {form}}}\n')
+                lines.write(f'{{"form": {form}}}\n'.encode())
             for chunk in packed.chunks:
                 _write(data, chunk.numpy().data)
             words = [
@@ -175,7 +181,7 @@ def write_values(
                 for value in packed.values
             ]
             sizes = [chunk.numel() for chunk in packed.chunks]
-            lines.write(json.dumps([forms[form], words, sizes]) + "\n")
+            lines.write(json.dumps([forms[form], words, sizes]).encode() + b"\n")
 
 
 def read_values(

@@ -615,7 +615,7 @@ def test_an_hdf5_file_of_a_save_takes_no_data_from_other_files(tmp_path: Path, w
             layout = h5py.VirtualLayout((8,), "u1")
             layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "x", (8,))
             content.create_virtual_dataset("x", layout)
-    with pytest.raises(CorruptBufferError, match=r"checkpoint.h5: .*x .*(in another|to the) file"):
+    with pytest.raises(UnsafePathError, match=r"checkpoint.h5: the data of /x are in another file"):
         of_episodes(H5StorageCheckpointer()).loads(tmp_path / "saved")
 
 

@@ -190,12 +190,12 @@ def test_damage_is_named(damage: Any, message: str, tmp_path: Path) -> None:
 def test_pickle_is_neither_written_nor_read_unless_it_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"value 1 holds <.*Thing.* of type Thing"):
         write_values(tmp_path, "x", [1, {"a": Thing(2)}], allow_pickle=False, what="value")
-    write_values(tmp_path, "x", [Trap(tmp_path / "trapped")], allow_pickle=True, what="value")
+    write_values(tmp_path, "y", [Trap(tmp_path / "trapped")], allow_pickle=True, what="value")
     with pytest.raises(ValueRefusedError, match="loading them runs code from the file"):
-        list(read_values(tmp_path, "x", allow_pickle=False))
+        list(read_values(tmp_path, "y", allow_pickle=False))
     assert not (tmp_path / "trapped").exists()
-    write_values(tmp_path, "x", [Thing(1), {Thing: {1, 2}}], allow_pickle=True, what="value")
-    assert list(read_values(tmp_path, "x", allow_pickle=True)) == [Thing(1), {Thing: {1, 2}}]
+    write_values(tmp_path, "z", [Thing(1), {Thing: {1, 2}}], allow_pickle=True, what="value")
+    assert list(read_values(tmp_path, "z", allow_pickle=True)) == [Thing(1), {Thing: {1, 2}}]
 
 
 # -- storages --------------------------------------------------------------------------------------

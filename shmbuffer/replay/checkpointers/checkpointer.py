@@ -52,10 +52,14 @@ class StorageCheckpointerBase:
         self._load_hooks.append(hook)
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> Any:
-        """Write ``storage`` into the directory ``path``, which is made if it is not there.
+        """Writes ``storage`` into the directory ``path``, which is made if it is not there.
 
         Returns:
             None, or the `ItemSnapshot` that was written, where the storage lies on a ring.
+
+        Raises:
+            BufferExistsError: the directory has a file of that name already; ``storage.dumps``
+                replaces an earlier save.
         """
         raise NotImplementedError(f"{type(self).__name__} has no dumps()")
 

@@ -15,10 +15,10 @@ from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.publication import publish_file
-from shmbuffer.replay.safe_files import exists, open_file
+from shmbuffer.replay.safe_files import exists, open_file, require_own_content
 from shmbuffer.replay.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from shmbuffer.replay.ted.entries import LENGTH, ROOT, NestedKey, entries, shape_of
-from shmbuffer.replay.values import damaged, reading
+from shmbuffer.replay.values import reading
 
 _MARK = "shmbuffer"
 """Attribute of an HDF5 file that we wrote. TorchRL writes over such a file as a whole, and leaves
@@ -164,8 +164,8 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         where = self._file(path)
         if not exists(where):
             raise FileNotFoundError(f"{where}: not there, so no episodes were saved in that file")
-        with open_file(where):  # HDF5 would wait for a FIFO
-            _require_contained(where)
+        with open_file(where), reading(where):  # HDF5 itself would wait for a FIFO
+            require_own_content(where)
         file = PersistentTensorDict.from_h5(where)
         return file, int(file[LENGTH[0]])
 
@@ -177,30 +177,6 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
 
 def _given(**names: Any) -> dict[str, Any]:
     return {name: value for name, value in names.items() if value is not None}
-
-
-def _require_contained(where: Path) -> None:
-    """Raises CorruptBufferError if an HDF5 file takes data from other files.
-
-    HDF5 would follow its links and external storage to any path, also to that of a FIFO.
-    """
-    h5py = _h5py()
-
-    def require(group: Any) -> None:
-        for key in group:
-            link = group.get(key, getlink=True)
-            if isinstance(link, h5py.ExternalLink):
-                raise damaged(where, f"{group.name}/{key} is a link to the file {link.filename!r}")
-            if isinstance(link, h5py.SoftLink):
-                continue  # what it leads to within this file is looked at under its own name
-            found = group[key]
-            if isinstance(found, h5py.Group):
-                require(found)
-            elif isinstance(found, h5py.Dataset) and (found.external or found.is_virtual):
-                raise damaged(where, f"{found.name} has its data in another file")
-
-    with reading(where), h5py.File(where, "r") as file:
-        require(file)
 
 
 def _h5py() -> Any:

@@ -22,6 +22,7 @@ from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat import compressed
 from shmbuffer.replay.compat.storages import METADATA, read_metadata
 from shmbuffer.replay.form.packing import Packed
+from shmbuffer.replay.safe_files import make_folder
 from shmbuffer.replay.values import damaged, pack_plainly, read_values, unpack_plainly, write_values
 
 _ITEMS = "shmbuffer.list"
@@ -69,7 +70,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
             ValueError: a save hook gave another number of items.
         """
         path = Path(path)
-        path.mkdir(exist_ok=True)
+        make_folder(path)
         ring = self._ring_of(storage)
         if ring.records is not None and not self._save_hooks:
             moment = write_records(path, ring.records, storage.engine().seat.dictionary())

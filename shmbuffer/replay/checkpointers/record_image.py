@@ -26,8 +26,8 @@ from shmbuffer.memory import ItemSnapshot, RecordBatch, Records
 from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.extents import padded
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, gather
-from shmbuffer.replay.safe_files import exists, open_file, read_file
-from shmbuffer.replay.values import damaged, read_array, reading
+from shmbuffer.replay.safe_files import create_file, exists, open_file, read_file, write_file
+from shmbuffer.replay.values import damaged, read_array, reading, write_array
 
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.replay.storages.record_codec import RecordCodec
@@ -193,12 +193,11 @@ class RecordImage:
 def write_records(folder: Path, records: Records, dictionary: bytes | None) -> ItemSnapshot:
     """Write the records of a ring; the moment that was written."""
     target = folder / _DATA
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with _core.Descriptor() as file:
-        moment, table = _copied(records, file.take(os.open, target, flags, 0o644), str(target))
-    np.save(folder / _TABLE, table, allow_pickle=False)
+    with create_file(target) as file:
+        moment, table = _copied(records, file.fileno(), str(target))
+    write_array(folder / _TABLE, table)
     if dictionary is not None:
-        (folder / _DICTIONARY).write_bytes(dictionary)
+        write_file(folder / _DICTIONARY, dictionary)
     return moment
 
 

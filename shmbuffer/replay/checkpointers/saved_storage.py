@@ -28,7 +28,7 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.replay.compat.storages import METADATA, metadata_of
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.tickets import Tickets
-from shmbuffer.replay.values import OURS, read_array, reading, write_json
+from shmbuffer.replay.values import OURS, read_array, reading, write_array, write_json
 
 TENSORS, LIST = "tensors", "a list of objects"
 """Kinds of storages."""
@@ -149,9 +149,9 @@ class SavedStorage:
         if self.tickets is not None and self.sources is not None:
             used = slice(self.extent)
             writers = layout.writer_of(self.sources[used]).astype(np.int64)
-            np.save(folder / _ITEMS, runs_of(self.tickets[used], writers), allow_pickle=False)
+            write_array(folder / _ITEMS, runs_of(self.tickets[used], writers))
         if streams is not None:
-            np.save(folder / _STREAMS, streams, allow_pickle=False)
+            write_array(folder / _STREAMS, streams)
         write_json(folder / METADATA, content)
 
     @classmethod

@@ -24,7 +24,7 @@ from shmbuffer.replay.compat.storages import METADATA, pytree_metadata, read_met
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
-from shmbuffer.replay.safe_files import exists, require_plain
+from shmbuffer.replay.safe_files import exists, make_folder, require_plain
 from shmbuffer.replay.values import damaged, reading
 
 if TYPE_CHECKING:  # storages import their checkpointers
@@ -115,7 +115,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
 
     def _folder(self, path: Path) -> Path | None:
         """The directory for files beside the data; made if it is not there. None: there is none."""
-        path.mkdir(exist_ok=True)
+        make_folder(path)
         return path
 
     def _write(self, data: Any, path: Path, length: int) -> None:
@@ -196,9 +196,9 @@ def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, An
     ndim = 1 + len(leaves.lanes)
     found = Leaves.of_data(data, ndim=ndim, where=str(folder))
     values, (count,) = found.values(data)
-    columns, descriptors = make_columns(found, count, folder)
-    for descriptor in descriptors.values():
-        descriptor.close()
+    columns, files = make_columns(found, count, folder)
+    for file in files.values():
+        file.close()
     for column, value in zip(columns, values, strict=True):
         column.copy_(value)
     return pytree_metadata(found, count), found.node.to_json()

@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.replay.compat.folders import read_folder
-from shmbuffer.replay.safe_files import exists, read_file
+from shmbuffer.replay.safe_files import exists, read_file, write_file
 from shmbuffer.replay.transforms import Compose
 from shmbuffer.replay.values import OURS, damaged, read_json, reading, write_json
 from shmbuffer.replay.work_directory import located
@@ -107,7 +107,7 @@ def save_plainly(content: Any, file: Path) -> None:
     data = io.BytesIO()
     torch.save(content, data)
     with located(file):
-        file.write_bytes(data.getbuffer())
+        write_file(file, data.getvalue())
 
 
 def load_plainly(file: Path) -> Any:

@@ -40,8 +40,8 @@ from shmbuffer.replay.form.nodes import (
 )
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.form.tensors import torch_dtype
-from shmbuffer.replay.safe_files import exists, open_file
-from shmbuffer.replay.values import damaged, read_json, reading
+from shmbuffer.replay.safe_files import exists, make_folder, open_file, remove_file, write_file
+from shmbuffer.replay.values import damaged, read_json, reading, write_json
 
 _TENSORDICT, _LAZY_STACK = (
     {
@@ -116,8 +116,6 @@ def _add_nested(
     folder: TensorDictFolder, items: dict[str, Node], path: Path, at: KeyPath, dims: int
 ) -> None:
     key = at[-1]
-    if key in ("", ".", ".."):
-        raise ValueError(f"{key!r} is not the name of a directory")
     inner = path / quote(key, safe="")
     if not inner.exists() and "/" not in key:
         inner = path / key  # as older versions of tensordict wrote it
@@ -205,11 +203,11 @@ def write_folder(
     lead: tuple[int, ...],
 ) -> list[Path]:
     """Write each ``meta.json``. The file of each leaf, not made yet; of objects the directory."""
-    path.mkdir(exist_ok=True)
+    make_folder(path)
     files: list[Path] = []
     if isinstance(node, TensorClassNode) and not shapes_of_objects(node):
         name = node.about["class"].replace(":", ".")
-        (path / "meta.json").write_text(json.dumps({"_type": f"<class '{name}'>"}))
+        write_json(path / "meta.json", {"_type": f"<class '{name}'>"})
         inner = TensorDictNode(node.items, node.batch)
         return write_folder(path / "_tensordict", inner, forms, lead)
     meta: dict[str, Any] = {}
@@ -230,7 +228,7 @@ def write_folder(
         meta |= {"shape": [*lead, *node.batch], "device": "cpu", **_TENSORDICT}
     elif isinstance(node, LazyStackNode):
         meta = {**_LAZY_STACK, "stack_dim": len(lead) + node.dim, "stack_dim_name": None}
-    (path / "meta.json").write_text(json.dumps(meta))
+    write_json(path / "meta.json", meta)
     return files
 
 
@@ -260,12 +258,12 @@ def write_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) ->
         return
     *above, key = (quote(part, safe="") for part in at)
     folder = folder.joinpath(*above)
-    (folder / key).mkdir()
-    (folder / key / "meta.json").write_text(
-        f'{{"_type": "{_STACK}", "stack_dim": 0, "device": null, "data": {data}}}'
-    )
+    make_folder(folder / key, exist_ok=False)
+    text = f'{{"_type": "{_STACK}", "stack_dim": 0, "device": null, "data": {data}}}'
+    write_file(folder / key / "meta.json", text)
     meta = read_json(folder / "meta.json")
-    (folder / "meta.json").write_text(json.dumps({at[-1]: {"type": "NonTensorStack"}, **meta}))
+    remove_file(folder / "meta.json")
+    write_json(folder / "meta.json", {at[-1]: {"type": "NonTensorStack"}, **meta})
 
 
 def objects_of(data: Any, shape: tuple[int, ...]) -> Objects:

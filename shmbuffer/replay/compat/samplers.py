@@ -27,6 +27,7 @@ from shmbuffer.numpy.raw_priorities import from_zero
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import mapped, read_folder
 from shmbuffer.replay.form import cpu
+from shmbuffer.replay.safe_files import create_file, make_folder
 from shmbuffer.replay.values import OURS, read_json, reading, write_json
 
 _METADATA = "sampler_metadata.json"
@@ -51,13 +52,13 @@ def write_priorities(
     beside_ring: bool = False,
 ) -> None:
     """Write the state of a `PrioritizedSampler`."""
-    directory.mkdir(exist_ok=True)
+    make_folder(directory)
     nothing, elements, left = torch.finfo(dtype).max, weighed.elements, capacity
     # A third less to write; masses are enough without the storage's files.
     from_masses = beside_ring and elements <= capacity and weighed.alpha >= _LEAST_ALPHA
     names = (*_TREES, _RAW) if elements and not from_masses else _TREES
     with ExitStack() as stack:
-        sums, least, *own = [stack.enter_context(open(directory / name, "wb")) for name in names]
+        sums, least, *own = [stack.enter_context(create_file(directory / name)) for name in names]
         for mass, raw in weighed.pieces:
             for file in own:
                 file.write(raw.data)
@@ -65,8 +66,8 @@ def write_priorities(
             held = mass > 0
             sums.write(mass.data)
             least.write((mass if held.all() else np.where(held, mass, nothing)).data)
-        np.zeros(left).tofile(sums)
-        np.full(left, nothing).tofile(least)
+        sums.write(np.zeros(left).data)
+        least.write(np.full(left, nothing).data)
     largest = weighed.max_priority
     write_json(
         directory / _METADATA,
@@ -140,7 +141,7 @@ def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
 
 def write_numbers(directory: Path, state: dict[str, Any]) -> None:
     """Write a state that is flags, numbers, tensors of them, and None."""
-    directory.mkdir(exist_ok=True)
+    make_folder(directory)
     numbers = {
         key: value if value is None else cpu.as_tensor(value) for key, value in state.items()
     }

@@ -21,6 +21,7 @@ from shmbuffer.numpy.nodes import LEAF, Node
 from shmbuffer.replay.compat.folders import described, mapped, write_folder
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
+from shmbuffer.replay.safe_files import make_folder
 from shmbuffer.replay.values import read_json, reading
 
 METADATA = "storage_metadata.json"
@@ -49,7 +50,8 @@ def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
         return write_folder(path, leaves.node, forms, lead)
     files = [path / f"{name}.memmap" for name in _pytree_names(leaves)]
     for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(file.relative_to(path).parents):
+            make_folder(path / folder)
     return files
 
 
@@ -93,7 +95,7 @@ def pytree_columns(
         if not names:
             raise ValueError("there is no tensor")
         for name in names.values():
-            if not all(part and is_file_name(part) for part in name.split("/")):
+            if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
                 raise ValueError(f"{name!r} is not the name of a file below this directory")
         return node, {
             key: mapped(path / f"{name}.memmap", *described(metadata[name.replace("/", ".")]))

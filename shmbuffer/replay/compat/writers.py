@@ -19,7 +19,7 @@ import torch
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.replay.compat.folders import described, mapped
 from shmbuffer.replay.form import cpu
-from shmbuffer.replay.safe_files import exists
+from shmbuffer.replay.safe_files import exists, make_folder, write_file
 from shmbuffer.replay.values import OURS, read_json, read_state, reading, write_json, write_state
 
 _METADATA = "metadata.json"
@@ -34,12 +34,12 @@ def write_cursor(
     directory: Path, cursor: int, count: int, width: int, tickets: Ints | None
 ) -> None:
     """Write cursor and count of a writer that goes round."""
-    directory.mkdir(exist_ok=True)
+    make_folder(directory)
     content: dict[str, Any] = {"cursor": cursor, "write_count": count // width}
     if tickets is not None:
         slots = len(tickets)
         generation = np.where(tickets < 0, 0, tickets // slots + 1)
-        generation.astype(np.int64).tofile(directory / _GENERATION)
+        write_file(directory / _GENERATION, generation.astype(np.int64).tobytes())
         content |= {"generation_shape": [slots], "generation_dtype": "torch.int64"}
     write_json(directory / _METADATA, {**content, OURS: {"format": 1, "write_count": count}})
 
@@ -84,10 +84,10 @@ def read_counts(directory: Path) -> Any:
 
 def write_ranks(directory: Path, state: dict[str, Any], key: Any, reduction: str) -> None:
     """Write the state of a `TensorDictMaxValueWriter`."""
-    directory.mkdir(exist_ok=True)
+    make_folder(directory)
     ranks = [[float(rank), index] for rank, index in state["_current_top_values"]]
     values = cpu.tensor(ranks, dtype=torch.float64).reshape(-1, 2)
-    values.numpy().tofile(directory / _RANKS)
+    write_file(directory / _RANKS, values.numpy().tobytes())
     write_state(directory, state, "the state of the writer")
     write_json(
         directory / _METADATA,

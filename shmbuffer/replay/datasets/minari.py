@@ -19,11 +19,10 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from shmbuffer.errors import UnsafePathError
 from shmbuffer.extras import missing
 from shmbuffer.memory.system.path_checks import followed
 from shmbuffer.replay.datasets.converted import FoundDataset, identity_of
-from shmbuffer.replay.safe_files import read_file, require_plain
+from shmbuffer.replay.safe_files import read_file, require_own_content, require_plain
 
 _METADATA, _HDF5 = "metadata.json", "main_data.hdf5"
 
@@ -66,37 +65,9 @@ def _episodes(data: Any, losses: dict[str, str]) -> Iterator[TensorDict]:
     """Yields each episode as steps ``[n]``, in the order of their numbers."""
     file = Path(data.storage.data_path) / _HDF5
     if file.exists():
-        _require_own_content(file)
+        require_own_content(file)
     for episode in data.iterate_episodes():
         yield _steps_of(episode, losses)
-
-
-def _require_own_content(file: Path) -> None:
-    """Raises UnsafePathError if a file of HDF5 says that some of its data are in other files.
-
-    HDF5 would read these, whatever they are: bytes of any file, or a FIFO, which has no end.
-    """
-    import h5py  # type: ignore[import-untyped]
-
-    with h5py.File(file, "r") as opened:
-        groups, seen = [opened["/"]], set()
-        while groups:
-            group = groups.pop()
-            seen.add(h5py.h5o.get_info(group.id).addr)
-            for name in group:
-                link = group.get(name, getlink=True)
-                member = group[name] if isinstance(link, h5py.HardLink) else None
-                if isinstance(member, h5py.Group):
-                    if h5py.h5o.get_info(member.id).addr not in seen:
-                        groups.append(member)
-                elif isinstance(link, h5py.ExternalLink) or (
-                    isinstance(member, h5py.Dataset) and (member.external or member.is_virtual)
-                ):
-                    raise UnsafePathError(
-                        f"{file}: the data of {group.name.rstrip('/')}/{name} are in another file, "
-                        "which was not opened; copy them into this one (h5repack, or h5copy)",
-                        path=file,
-                    )
 
 
 def _steps_of(episode: Any, losses: dict[str, str]) -> TensorDict:

@@ -20,6 +20,7 @@ from shmbuffer.memory.format.ledger import Taken
 from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.form import cpu
+from shmbuffer.replay.safe_files import make_folder
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
@@ -377,7 +378,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
                 self._windows.forget()
 
     def _dump(self, directory: Path, moment: Any) -> None:
-        directory.mkdir(exist_ok=True)
+        make_folder(directory)
         write_state(directory, self._state(moment), "the state of this StreamingSliceSampler")
 
     def _apply(self, saved: dict[str, Any] | None, loaded: Loaded | None) -> None:

@@ -56,6 +56,7 @@ from shmbuffer.replay.compat.buffers import (
 from shmbuffer.replay.compat.writers import read_counts
 from shmbuffer.replay.extra import read_extra, require_plain, write_extra
 from shmbuffer.replay.publication import finish, publish
+from shmbuffer.replay.safe_files import make_folder
 from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.values import reading
@@ -128,7 +129,7 @@ class Saving(Saves, Parts):
         ):
             moment: Any
             if in_place:
-                (directory / "storage").mkdir()
+                make_folder(directory / "storage", exist_ok=False)
                 self._storage._dump_in_place(directory / "storage")
                 moment = LIVE_READS
             else:

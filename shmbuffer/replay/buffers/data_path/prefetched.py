@@ -20,6 +20,7 @@ from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.buffers.data_path.prefetch import Draws, Made, Order
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.form.packing import Packed, pack
+from shmbuffer.replay.safe_files import remove_file
 from shmbuffer.replay.samplers import Sampler
 from shmbuffer.replay.values import read_values, reading, write_values
 
@@ -40,7 +41,7 @@ def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sam
         )
     except TypeError:
         for file in directory.glob(f"{_AHEAD}.*"):
-            file.unlink()
+            remove_file(file)
         return False
     return True
 
