@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,14 +22,19 @@ from shmbuffer import (
     ConsumingSampler,
     EmptyBufferError,
     LazyMemmapStorage,
+    LazyStackStorage,
     PromptGroupSampler,
     RateLimitTimeout,
     StalenessAwareSampler,
     StreamingSliceSampler,
     TensorDictReplayBuffer,
 )
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.flow import consumer
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.layout import Side
+from shmbuffer.replay.samplers.slicing import shared_windows
+from tests.crash.harness import ended, fork
 
 SIZE, CAPACITY = 4, 32
 """Items of a group, and of a window."""
@@ -37,6 +44,12 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "fresh": lambda: StalenessAwareSampler(consumer="learners"),
     "windows": lambda: StreamingSliceSampler(slice_len=SIZE, consumer="learners"),
 }
+STORAGES: dict[str, Callable[[Path], Any]] = {
+    "rows": lambda path: LazyMemmapStorage(CAPACITY, scratch_dir=path, shared_init=True),
+    "records": lambda path: LazyStackStorage(
+        CAPACITY, max_bytes=2**20, scratch_dir=path, shared_init=True
+    ),
+}
 
 
 @pytest.fixture(params=[*SAMPLERS])
@@ -45,9 +58,13 @@ def kind(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def learner(path: Path, kind: str, batch_size: int = 2 * SIZE) -> TensorDictReplayBuffer:
-    storage = LazyMemmapStorage(CAPACITY, scratch_dir=path, shared_init=True)
-    return TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS[kind](), batch_size=batch_size)
+def learner(
+    path: Path, kind: str, batch_size: int = 2 * SIZE, form: str = "rows"
+) -> TensorDictReplayBuffer:
+    sampler = SAMPLERS[kind]()
+    return TensorDictReplayBuffer(
+        storage=STORAGES[form](path), sampler=sampler, batch_size=batch_size
+    )
 
 
 def units(first: int, count: int) -> TensorDict:
@@ -209,3 +226,89 @@ def test_what_came_back_is_found_without_a_look_at_every_item(
         rb.ack(mine)
         assert rb.ack(rb.sample(lease=100.0)) == (2 * SIZE, 0)
         assert rb.consumers()[0].behind == 0
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("form", [*STORAGES])
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new buffer", "a buffer with items"])
+def test_a_loaded_buffer_gives_its_consumer_what_the_save_had_left(
+    tmp_path: Path, kind: str, form: str, is_new: bool
+) -> None:
+    with learner(tmp_path / "saved", kind, form=form) as rb:
+        rb.extend(units(0, 6))
+        done = rb.sample()["number"].tolist()
+        rb.dumps(tmp_path / "save")
+    with learner(tmp_path / "loaded", kind, form=form) as rb:
+        if not is_new:
+            rb.extend(units(10, 4))
+            assert len(rb.sample()) == 2 * SIZE
+        rb.loads(tmp_path / "save")
+        assert rb.can_sample()
+        found = [int(number) for batch in rb for number in batch["number"]]
+        assert sorted(done + found) == [*range(6 * SIZE)]
+        rb.extend(units(6, 2))
+        assert sorted(rb.sample()["number"].tolist()) == [*range(6 * SIZE, 8 * SIZE)]
+
+
+def taken_by_a_killed_learner(path: Path, kind: str, count: int) -> list[int]:
+    """The numbers of items that a learner held under an endless lease when it was killed."""
+    hear, tell = os.pipe()
+
+    def holds() -> None:
+        torch.manual_seed(1)  # not as this process: samplers would warn of equal draws
+        rb = learner(path, kind, count)
+        batch = rb.sample(lease=math.inf)
+        os.write(tell, bytes(batch["number"].tolist()))
+        signal.pause()
+
+    pid = fork(holds)
+    os.close(tell)
+    found = [*os.read(hear, 100)]
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid) == -signal.SIGKILL
+    os.close(hear)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["consuming", "windows"])
+def test_what_a_killed_learner_held_is_given_before_newer_items(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "LOOK_S", 0.0)
+    monkeypatch.setattr(consumer, "_RARELY", 0)
+    monkeypatch.setattr(shared_windows, "LOOK_S", 0.0)
+    with learner(tmp_path, kind, SIZE) as rb:
+        rb.extend(units(0, 6))
+        assert rb.sample()["number"].tolist() == [0, 1, 2, 3]
+        assert taken_by_a_killed_learner(tmp_path, kind, SIZE) == [4, 5, 6, 7]
+        assert rb.sample()["number"].tolist() == [4, 5, 6, 7]
+        require_quiet(rb)
+
+
+def test_a_learner_looks_for_dead_holders_at_most_ten_times_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, looks = [1000.0], []
+    monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    with learner(tmp_path, "consuming", SIZE) as rb, learner(tmp_path, "consuming", 1) as other:
+        rb.extend(units(0, 8))
+        other.sample(lease=math.inf)
+        monkeypatch.setattr(Seat, "reap_if_dead", lambda *asked: looks.append(asked[1:]))
+        for _ in range(3):
+            rb.sample()
+        seat = other.storage.engine().seat
+        assert looks == [(seat.entry, seat.incarnation)]
+        now_s[0] += 0.1
+        rb.sample()
+        assert len(looks) == 2
+
+
+def test_a_learner_that_only_asks_finds_what_a_killed_one_held(tmp_path: Path, kind: str) -> None:
+    with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as writer:
+        writer.extend(units(0, 2))
+        assert rb.can_sample()
+        held = taken_by_a_killed_learner(tmp_path, kind, 2 * SIZE)
+        end = time.monotonic() + 50
+        while not rb.can_sample():
+            assert time.monotonic() < end
+        assert sorted(rb.sample()["number"].tolist()) == sorted(held)

@@ -24,12 +24,15 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory.flow.waiting import Calls
+from shmbuffer.memory.flow.waiting import LOOK_S, Calls
 from shmbuffer.memory.format import ledger
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.layout import Alone, Side
 from shmbuffer.memory.format.ledger import HELD_HERE, Acknowledged, Standings, Taken
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, nanoseconds
+
+_RARELY = 50
+"""A look for dead holders takes at most one part in so many of a learner's time."""
 
 _own = threading.local()
 
@@ -77,7 +80,7 @@ class Consumer:
         self.name = name
         self.which = which  # place in the ledger
         self.number = number
-        self._lease = np.zeros(1, np.uint64)
+        self._next_look_s = 0.0  # for dead holders
 
     @property
     def is_there(self) -> bool:
@@ -114,6 +117,7 @@ class Consumer:
         given = self.which, self.number, count
         lease_ns = nanoseconds(lease_s)
         self._calls.sides.draws_here()
+        self._end_leases_of_the_dead()
         lease = self._to_be_noted()
         where = slots, tickets, address(lease)
 
@@ -194,6 +198,26 @@ class Consumer:
             self.give_back(int(lease[0]))
             raise
 
+    def _end_leases_of_the_dead(self) -> None:
+        """Looks every 0.1 s whether the clients that hold leases still live, and reaps the dead.
+
+        Their items are then given before all others. A sample that has to wait looks by itself.
+
+        Cost: 0.1 µs. A look takes some 100 µs for each client that holds leases, beside ours.
+        """
+        began_s, seat = time.monotonic(), self._seat
+        if began_s < self._next_look_s or seat.mapped is None or not seat.is_ours():
+            return
+        content, capacity = seat.mapped.ledger, self._calls.schema.capacity
+        are_open = bool(ledger.consumers(content)["open_leases"][self.which])
+        leases = ledger.open_leases(content, self.which, capacity) if are_open else None
+        if leases is not None:
+            holders = {*leases[["entry", "incarnation"]].tolist()}
+            for entry, incarnation in holders.intersection(seat.registry.live()):
+                seat.reap_if_dead(entry, incarnation)
+        ended_s = time.monotonic()
+        self._next_look_s = ended_s + max(LOOK_S, _RARELY * (ended_s - began_s))
+
     def is_over(self) -> bool:
         """Whether nobody writes, and nobody has said that this is to be waited for."""
         seat = self._seat
@@ -234,6 +258,7 @@ class Consumer:
 
         Cost: 2 µs; where leases have ended, the slots between the first and the last item of each.
         """
+        self._end_leases_of_the_dead()
         given = "returned", self.which, self.number, known.ctypes.data
         if not self._calls.ask(*given, 0, 0, 0):
             return np.empty(0, np.int64), np.empty(0, np.int64)

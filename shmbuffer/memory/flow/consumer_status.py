@@ -6,9 +6,6 @@ import math
 import time
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from shmbuffer._native import _core
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format import ledger
 from shmbuffer.memory.format.control import Control
@@ -79,14 +76,11 @@ def status(content: Any, capacity: int, head: int, entries: Any) -> list[Consume
     """Of every consumer that there is; looked at without a lock."""
     if memoryview(content).nbytes < ledger.HEAD.itemsize:
         return []  # something else has cut the file off
-    parts, found = _core.parts(capacity), []
-    reaches = int(np.frombuffer(content, ledger.HEAD, 1)["bytes"][0])
+    found = []
     for which, one in enumerate(ledger.consumers(content).copy()):
-        start = parts["consumers"] + which * parts["each"]
-        if one["state"] != ledger.CONSUMES or reaches < start + parts["each"]:
+        used = ledger.open_leases(content, which, capacity)
+        if one["state"] != ledger.CONSUMES or used is None:
             continue
-        leases = np.frombuffer(content, ledger.LEASE, ledger.LEASES, start)
-        used = leases[(leases["id"] > 0).nonzero()[0]]
         floor = min(int(one["floor"]), head)
         found.append(
             ConsumerStatus(

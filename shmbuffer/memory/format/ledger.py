@@ -143,3 +143,13 @@ def end_reservations(mapped: _core.Map, runtime: NDArray[Any]) -> None:
 def consumers(content: Any) -> Any:
     """The consumers in a ledger that is mapped, live."""
     return np.frombuffer(content, CONSUMER, CONSUMERS)
+
+
+def open_leases(content: Any, which: int, capacity: int) -> Any:
+    """A copy of the leases in use of one consumer; None if the ledger has no room for it yet."""
+    parts, reaches = _core.parts(capacity), int(np.frombuffer(content, HEAD, 1)["bytes"][0])
+    start = parts["consumers"] + which * parts["each"]
+    if reaches < start + parts["each"]:
+        return None
+    leases = np.frombuffer(content, LEASE, LEASES, start)
+    return leases[leases["id"].nonzero()[0]]

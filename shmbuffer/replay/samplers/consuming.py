@@ -72,9 +72,6 @@ class ConsumingSampler(Consumes):
         super().__init__(consumer, int(max_sample_count), start)
         self.max_sample_count = int(max_sample_count)
 
-    def _empty(self) -> None:
-        self.reopen()  # a load makes the consumer again
-
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:

@@ -374,6 +374,7 @@ class PromptGroupSampler(Consumes):
     def _empty(self) -> None:
         self._index.forget()
         self._warned = False
+        super()._empty()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Nothing: what there is of groups lies in the storage."""

@@ -343,6 +343,7 @@ class StalenessAwareSampler(Consumes):
 
     def _empty(self) -> None:
         self._index.forget()
+        super()._empty()
 
     def state_dict(self) -> dict[str, Any]:
         """``consumer_version`` and ``max_staleness``."""

@@ -94,9 +94,9 @@ class Consumes(Sampler):
             raise EmptyBufferError(NOTHING_THERE)
         return found
 
-    def reopen(self) -> None:
-        """The consumer was made again, by a load."""
-        self._found = self._of = None
+    def _empty(self) -> None:
+        self._found = self._of = None  # a load removes the consumer and opens it again
+        super()._empty()
 
     @contextmanager
     def taking(self, lease_s: float | None) -> Iterator[Taking]:

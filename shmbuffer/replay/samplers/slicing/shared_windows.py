@@ -15,6 +15,7 @@ import numpy as np
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.flow.waiting import LOOK_S
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import DONE, LEASES, TO_GIVE, Taken
@@ -61,6 +62,7 @@ class SharedWindows:
         self._parts: list[tuple[Taken, WindowItems]] = []
         self._known = np.zeros(LEASES, np.uint64)  # leases of which what they had is back
         self._looked_s, self._looked_at, self._pause_s = 0.0, 0, _SHORT_S
+        self._asked_s = 0.0  # when it was last asked which leases have ended
 
     def begin(self, consumer: Consumer) -> None:
         """Before the first item is followed: what is done comes in no window."""
@@ -126,9 +128,11 @@ class SharedWindows:
         """
         steps, (most, least) = self._windows.steps, wanted
         self.release(consumer)
-        is_far = ring.head - self._looked_at >= ring.capacity // 4
-        if is_far or time.monotonic() - self._looked_s >= _EVERY_S:
+        now_s, is_far = time.monotonic(), ring.head - self._looked_at >= ring.capacity // 4
+        if is_far or now_s - self._looked_s >= _EVERY_S:
             self._look(ring, consumer, table)
+        if now_s - self._asked_s >= LOOK_S:
+            self._take_returned(consumer)
         while True:
             if self._waiting < most:
                 self._search(ring, consumer, table)
@@ -195,7 +199,14 @@ class SharedWindows:
 
     def _search(self, ring: Ring, consumer: Consumer, table: Trajectories) -> None:
         """More windows: whose leases have ended; and, now and then, all that others do."""
+        self._take_returned(consumer)
+        if time.monotonic() - self._looked_s >= self._pause_s:
+            self._look(ring, consumer, table)
+
+    def _take_returned(self, consumer: Consumer) -> None:
+        """Puts windows whose leases have ended before the others."""
         slots, tickets = consumer.returned(self._known)
+        self._asked_s = time.monotonic()
         if len(slots):
             given = self._all_given()
             order = np.argsort(slots)
@@ -203,8 +214,6 @@ class SharedWindows:
             found = slots[order[at]], tickets[order[at]]
             is_back = (found[0] == given.elements) & (found[1] == given.tickets)
             self._put_back(given, is_back.all(1))
-        if time.monotonic() - self._looked_s >= self._pause_s:
-            self._look(ring, consumer, table)
 
     def _all_given(self) -> WindowItems:
         none = self._back.some(slice(0))
