@@ -24,8 +24,6 @@ static int end_book(struct shmb_ring *ring, int status) {
     return status;
 }
 
-static uint64_t now_ns(void) { return (uint64_t)shmb_clock_ns(CLOCK_BOOTTIME); }
-
 static uint64_t deadline_of(uint64_t now, uint64_t lease_ns) { return lease_ns > UINT64_MAX - now ? UINT64_MAX : now + lease_ns; }
 
 /* The place that it begins with: of all that is there, or of nothing. */
@@ -96,7 +94,7 @@ static void note_turn(struct shmb_ring *ring, const struct shmb_book *book, uint
 int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t least,
                  uint64_t lease_ns, int64_t *slots, int64_t *tickets, uint64_t *lease_id, uint64_t *given) {
     struct shmb_book book;
-    uint64_t next, again = 0, now = now_ns();
+    uint64_t next, again = 0, now = shmb_boot_ns();
     bool before;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
@@ -131,7 +129,7 @@ int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shm
                       const int64_t *tickets, const int64_t *sizes, uint64_t groups, uint64_t lease_ns, unsigned char *kept,
                       uint64_t *lease_id, uint64_t *given) {
     struct shmb_book book;
-    uint64_t total = 0, again = 0, items = 0, now = now_ns();
+    uint64_t total = 0, again = 0, items = 0, now = shmb_boot_ns();
     bool before;
     for (uint64_t group = 0; group < groups; group++) total += (uint64_t)sizes[group];
     *lease_id = *given = 0;
@@ -175,7 +173,7 @@ int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shm
 int shmb_drop_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const int64_t *slots,
                     const int64_t *tickets, uint64_t items, uint64_t *dropped) {
     struct shmb_book book;
-    uint64_t now = now_ns();
+    uint64_t now = shmb_boot_ns();
     bool before;
     *dropped = 0;
     int status = lock_book(ring, call, whose, &book);
@@ -229,7 +227,7 @@ int shmb_looks_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb
     *stuck = false;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
-    *stuck = shmb_is_stuck(ring, &book, missing, now_ns());
+    *stuck = shmb_is_stuck(ring, &book, missing, shmb_boot_ns());
     shmb_unlock(ring);
     return SHMB_OK;
 }
@@ -240,7 +238,7 @@ int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb
     struct shmb_book book;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
-    note_turn(ring, &book, now_ns());
+    note_turn(ring, &book, shmb_boot_ns());
     status = shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE);
     shmb_unlock(ring);
     if (*since) shmb_refusal.blocker.progress = (uint32_t)*since;
@@ -254,7 +252,7 @@ int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct sh
     uint64_t next;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
-    *there = shmb_choose_items(ring, &book, wanted, now_ns(), NULL, NULL, &next);
+    *there = shmb_choose_items(ring, &book, wanted, shmb_boot_ns(), NULL, NULL, &next);
     shmb_unlock(ring);
     return SHMB_OK;
 }
@@ -265,7 +263,7 @@ int shmb_look_returned(struct shmb_ring *ring, struct shmb_call *call, struct sh
     struct shmb_book book;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
-    *found = shmb_returned(ring, &book, now_ns(), known, slots, tickets, room);
+    *found = shmb_returned(ring, &book, shmb_boot_ns(), known, slots, tickets, room);
     shmb_unlock(ring);
     return SHMB_OK;
 }
@@ -278,7 +276,7 @@ int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct s
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), floor = shmb_move_floor(ring, &book);
     *there = book.consumer->holds && atomic_load_explicit(&ring->runtime->pending, memory_order_relaxed) == 0 &&
-             shmb_is_to_give(ring, &book, floor, now_ns());
+             shmb_is_to_give(ring, &book, floor, shmb_boot_ns());
     if (*there) {
         uint64_t slot = floor % ring->capacity, word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
         bool reserved = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed) != 0;
@@ -293,7 +291,7 @@ int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct s
 int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
                    int64_t *tickets, uint64_t *notes) {
     struct shmb_book book;
-    uint64_t now = now_ns(), ticket;
+    uint64_t now = shmb_boot_ns(), ticket;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
     shmb_move_floor(ring, &book);

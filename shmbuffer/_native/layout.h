@@ -122,7 +122,7 @@ struct shmb_runtime {
     unsigned char unused[1264];
     _Atomic uint64_t reserved;       /* slots of the reservations that are open */
     _Atomic uint64_t reserved_bytes; /* of the byte ring, of the same */
-    _Atomic uint64_t next_expiry;    /* CLOCK_BOOTTIME, in ns, before which no reservation ends by time; 0: none does */
+    _Atomic uint64_t next_expiry;    /* the boot clock, in ns, before which no reservation ends by time; 0: none does */
     _Atomic uint64_t next_reservation; /* number of the last one */
     _Atomic uint64_t refused;          /* elements that were too old for the consumer's version */
     struct shmb_ages ages[2];          /* beside limiters */
@@ -181,8 +181,8 @@ struct shmb_reservation {
     _Atomic uint32_t state; /* enum shmb_reservation_state */
     uint64_t rows;          /* slots */
     uint64_t bytes;         /* of the byte ring; 0: unknown */
-    uint64_t expires_ns;    /* CLOCK_BOOTTIME; UINT64_MAX: it ends with its holder only */
-    uint64_t since_ns;      /* CLOCK_BOOTTIME, for display */
+    uint64_t expires_ns;    /* the boot clock (shmb_boot_ns); UINT64_MAX: it ends with its holder only */
+    uint64_t since_ns;      /* the boot clock, for display */
     uint32_t flags;         /* enum shmb_reservation_flag */
     uint32_t pad;
 };
@@ -312,10 +312,10 @@ struct shmb_lease {
     _Atomic uint64_t id;   /* unique in the directory; id mod SHMB_LEASES is its place; 0: not in use */
     uint32_t entry, pad;   /* of the holder */
     uint64_t incarnation;  /* of the holder */
-    uint64_t deadline_ns;  /* CLOCK_BOOTTIME; UINT64_MAX: until the holder dies */
+    uint64_t deadline_ns;  /* the boot clock; UINT64_MAX: until the holder dies */
     uint64_t first, end;   /* places that its items lie between */
     uint64_t left;         /* items that are under it */
-    uint64_t taken_ns;     /* CLOCK_BOOTTIME */
+    uint64_t taken_ns;     /* the boot clock */
 };
 
 /* Of one slot: what was noted for another ticket counts as nothing. */

@@ -356,7 +356,7 @@ struct shmb_lease *shmb_begin_lease(struct shmb_ring *ring, const struct shmb_bo
     CP(consume_noted);
     lease->left = 0;
     CP(consume_noted);
-    lease->taken_ns = (uint64_t)shmb_clock_ns(CLOCK_BOOTTIME);
+    lease->taken_ns = shmb_boot_ns();
     CP(consume_noted);
     atomic_store_explicit(&lease->id, id, memory_order_relaxed);
     CP(consume_lent);

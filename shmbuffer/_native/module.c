@@ -248,6 +248,17 @@ static PyObject *core_begin_life(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
     return PyLong_FromUnsignedLongLong(shmb_life());
 }
 
+static PyObject *core_set_boot_offset(PyObject *Py_UNUSED(module), PyObject *given) {
+    int64_t offset_ns = PyLong_AsLongLong(given);
+    if (offset_ns == -1 && PyErr_Occurred()) return NULL;
+    shmb_set_boot_offset(offset_ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_boot_ns(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    return PyLong_FromUnsignedLongLong(shmb_boot_ns());
+}
+
 static PyObject *core_close_in_child(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
     shmb_descriptors_of_parent();
     Py_RETURN_NONE;
@@ -437,6 +448,8 @@ static PyMethodDef methods[] = {
     {"newest", shmb_core_newest, METH_VARARGS,
      "newest(weights, copies, nbytes, than, out): copy out what is newer; (version, step, time_ns, pid), or a status."},
     {"close_in_child", core_close_in_child, METH_NOARGS, "close_in_child(): close every Descriptor that is not inherited."},
+    {"set_boot_offset", core_set_boot_offset, METH_O, "set_boot_offset(ns): by which our time namespace shifts CLOCK_BOOTTIME."},
+    {"boot_ns", core_boot_ns, METH_NOARGS, "boot_ns(): CLOCK_BOOTTIME of the initial time namespace, in ns."},
     {"begin_life", core_begin_life, METH_NOARGS, "begin_life(): number of this process, another one after fork."},
     {NULL, NULL, 0, NULL},
 };

@@ -34,6 +34,16 @@ int64_t shmb_clock_ns(clockid_t clock) {
 
 int64_t shmb_now_ns(void) { return shmb_clock_ns(CLOCK_MONOTONIC); }
 
+static _Atomic int64_t boot_offset_ns; /* by which the time namespace of this process shifts CLOCK_BOOTTIME */
+
+void shmb_set_boot_offset(int64_t offset_ns) { atomic_store_explicit(&boot_offset_ns, offset_ns, memory_order_relaxed); }
+
+/* The clock by which leases and reservations end. It goes on while the machine sleeps, and processes in all time namespaces read the
+ * same from it. */
+uint64_t shmb_boot_ns(void) {
+    return (uint64_t)(shmb_clock_ns(CLOCK_BOOTTIME) - atomic_load_explicit(&boot_offset_ns, memory_order_relaxed));
+}
+
 /* Dates what was stored by a call that is no write, sample or update. */
 void shmb_touch(struct shmb_runtime *runtime) {
     atomic_store_explicit(&runtime->touched_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);

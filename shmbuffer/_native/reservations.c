@@ -15,8 +15,6 @@
 
 _Thread_local struct shmb_hold shmb_hold;
 
-uint64_t shmb_boot_ns(void) { return (uint64_t)shmb_clock_ns(CLOCK_BOOTTIME); }
-
 static inline bool was_ever_used(const struct shmb_ring *ring) {
     return atomic_load_explicit(&ring->runtime->next_reservation, memory_order_relaxed) != 0 && shmb_has_reservations(ring);
 }

@@ -30,7 +30,6 @@ static inline uint32_t shmb_standing(const struct shmb_reservation *held) {
 }
 
 /* reservations.c: under the mutex */
-uint64_t shmb_boot_ns(void);
 bool shmb_has_reservations(const struct shmb_ring *ring);
 bool shmb_holds(const struct shmb_ring *ring, const struct shmb_reservation *held, uint64_t id);
 int shmb_look_at_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes);

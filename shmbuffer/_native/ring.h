@@ -253,6 +253,8 @@ uint64_t shmb_life(void); /* of this process; another value after fork */
 void shmb_life_begin(void);
 int64_t shmb_now_ns(void);
 int64_t shmb_clock_ns(clockid_t clock);
+uint64_t shmb_boot_ns(void);
+void shmb_set_boot_offset(int64_t offset_ns);
 void shmb_touch(struct shmb_runtime *runtime);
 
 /* weights.c: see weights.h */

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any, NamedTuple
 
+from shmbuffer._native import _core
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format import ledger
 from shmbuffer.memory.format.control import Control
@@ -107,7 +107,7 @@ def _held(lease: Any, entries: Any) -> HeldItems:
     number = int(lease["entry"]) % len(entries)
     entry = entries[number]
     alive = entry["state"] == EntryState.LIVE and entry["incarnation"] == lease["incarnation"]
-    now, deadline = time.clock_gettime_ns(time.CLOCK_BOOTTIME), int(lease["deadline_ns"])
+    now, deadline = _core.boot_ns(), int(lease["deadline_ns"])
     ends = math.inf if deadline == 2**64 - 1 else max(0, deadline - now) / 1e9
     held_s = max(0, now - int(lease["taken_ns"])) / 1e9
     ends = ends if alive else 0.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format import layout, ledger
 from shmbuffer.memory.format.ledger import ReservationState
@@ -70,4 +70,4 @@ def told(found: list[Holder]) -> str:
 
 def now_ns() -> int:
     """The clock that reservations end by: it goes on while the machine sleeps."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return _core.boot_ns()

@@ -25,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shmbuffer._native import _core
+
 UNKNOWN_BOOT = bytes(16)
 
 _PROC = Path("/proc")
@@ -69,6 +71,41 @@ def boot_id() -> bytes:
         return bytes.fromhex(text.strip().replace("-", ""))
     except (OSError, ValueError):
         return UNKNOWN_BOOT
+
+
+def boot_offset_ns() -> int | None:
+    """By how much the time namespace of this process shifts its CLOCK_BOOTTIME; None if unknown.
+
+    The kernel also shifts the start times that it shows to readers in such a namespace.
+    """
+    try:
+        namespace = (_PROC / "self/ns/time").stat().st_ino
+    except FileNotFoundError:  # a kernel without time namespaces
+        return 0
+    except OSError:
+        return None
+    if namespace == _INITIAL_TIME_NAMESPACE:
+        return 0
+    try:
+        # The file tells of the namespace that our children will be in; ours, if that is the same.
+        if (_PROC / "self/ns/time_for_children").stat().st_ino != namespace:
+            return None
+        offsets = (_PROC / "self/timens_offsets").read_text("ascii").splitlines()
+    except OSError:
+        return None
+    for clock, seconds, nanoseconds in map(str.split, offsets):
+        if clock in ("boottime", "7"):
+            return int(seconds) * 10**9 + int(nanoseconds)
+    return None
+
+
+def _set_boot_clock() -> None:
+    # Where the offset is unknown the clock stays as it is, and a lease may end too early or late.
+    _core.set_boot_offset(boot_offset_ns() or 0)
+
+
+_set_boot_clock()
+os.register_at_fork(after_in_child=_set_boot_clock)  # it may be in another namespace
 
 
 def prove_dead(
@@ -159,7 +196,7 @@ def _look_at_ourselves() -> Identity:
         namespace = (_PROC / "self/ns/pid").stat().st_ino
     except OSError:
         namespace = 0
-    seen = _state_and_start("self") if _start_times_compare() else None
+    seen = _state_and_start("self") if boot_offset_ns() == 0 else None
     return Identity(os.getpid(), seen[1] if seen else 0, boot_id(), namespace)
 
 
@@ -198,26 +235,3 @@ def _proc_is_ours() -> bool:
         return False
     pids = [line.split()[1:] for line in status.split(b"\n") if line.startswith(b"NSpid:")]
     return all(len(found) == 1 for found in pids)
-
-
-def _start_times_compare() -> bool:
-    """Whether we see the start times that other processes see of themselves.
-
-    The kernel shifts them for readers in a time namespace whose boot time has an offset.
-    """
-    try:
-        namespace = (_PROC / "self/ns/time").stat().st_ino
-    except FileNotFoundError:  # a kernel without time namespaces
-        return True
-    except OSError:
-        return False
-    if namespace == _INITIAL_TIME_NAMESPACE:
-        return True
-    try:
-        # The file tells of the namespace that our children will be in; ours, if that is the same.
-        if (_PROC / "self/ns/time_for_children").stat().st_ino != namespace:
-            return False
-        offsets = (_PROC / "self/timens_offsets").read_text("ascii").splitlines()
-    except OSError:
-        return False
-    return any(line.split() in (["boottime", "0", "0"], ["7", "0", "0"]) for line in offsets)

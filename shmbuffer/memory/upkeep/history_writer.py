@@ -167,8 +167,7 @@ def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:
 
 
 def _stamp(recorder: int) -> dict[str, int]:
-    since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # also while the machine is suspended
-    return {"time_ns": time.time_ns(), "boottime_ns": since_boot, "recorder": recorder}
+    return {"time_ns": time.time_ns(), "boottime_ns": _core.boot_ns(), "recorder": recorder}
 
 
 def _locked(directory: Directory) -> Lock:

@@ -18,6 +18,7 @@ from shmbuffer.memory.flow.consumers import Consumers
 from shmbuffer.memory.format.layout import Side
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, HELD_THERE, TO_GIVE
 from shmbuffer.memory.system.deadline import within
+from tests.memory.programs import finished, heard, needs_root, program, tell
 from tests.memory.rows import Maker, ring_of, write
 
 
@@ -353,3 +354,39 @@ def test_a_writer_is_told_of_nobody_who_has_given_back_what_it_held(make_files: 
     done_but_for(consumer, 8, left=2)
     with pytest.raises(RateLimitTimeout, match="nobody holds any of them; sample"), within(0.1):
         write(ring, [8])
+
+
+IN_ANOTHER_TIME = """
+import sys
+from shmbuffer.memory import Engine
+with Engine.open(sys.argv[1], None) as engine:
+    consumer = engine.ring().consumers.open("a")
+    there = consumer.available(1)
+    consumer.take(1, 600.0)
+    print(there, flush=True)
+    input()
+"""
+
+
+@needs_root
+def test_a_lease_ends_at_the_same_time_in_all_time_namespaces(make_files: Maker) -> None:
+    engine = make_files()
+    ring = ring_of(engine)
+    write(ring, range(4))
+    consumer = ring.consumers.open("a")
+    consumer.take(3, 600.0)
+    shifted = "unshare", "--time", "--boottime=86400", "--fork"
+    with program(IN_ANOTHER_TIME, engine.seat.where, before=shifted) as process:
+        try:
+            line = heard(process)
+        except AssertionError as error:
+            if "unshare failed" in str(error):
+                pytest.skip(str(error))
+            raise
+        assert line.split() == ["1"], "it was given nothing that this process holds"
+        (status,) = ring.consumers.status()
+        assert [lease.items for lease in status.leases] == [3, 1]
+        assert all(0 < lease.ends_in_s <= 600 for lease in status.leases)
+        assert all(0 <= lease.held_s < 3600 for lease in status.leases)
+        tell(process, "")
+        finished(process)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from shmbuffer._native import _core
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import (
     UNKNOWN_BOOT,
@@ -325,19 +327,42 @@ def test_a_shifted_clock_of_boot_makes_start_times_unknown(offset: int) -> None:
         assert (who(output).start_time == 0) == (offset != 0)
 
 
-def test_an_unknown_clock_of_boot_makes_start_times_unknown(fake_proc: Path) -> None:
-    assert identity._start_times_compare()  # a kernel without time namespaces
+def test_the_offset_of_the_clock_of_boot_is_that_of_the_time_namespace(fake_proc: Path) -> None:
+    assert identity.boot_offset_ns() == 0  # a kernel without time namespaces
     (fake_proc / "self/ns").mkdir()
     (fake_proc / "self/ns/time").touch()
-    assert not identity._start_times_compare()
+    assert identity.boot_offset_ns() is None
     (fake_proc / "self/ns/time_for_children").touch()
-    assert not identity._start_times_compare()  # our children will be in another one
+    assert identity.boot_offset_ns() is None  # our children will be in another one
     (fake_proc / "self/ns/time_for_children").unlink()
     os.link(fake_proc / "self/ns/time", fake_proc / "self/ns/time_for_children")
     (fake_proc / "self/timens_offsets").write_text("monotonic 5 0\nboottime 0 0\n")
-    assert identity._start_times_compare()
-    (fake_proc / "self/timens_offsets").write_text("monotonic 0 0\nboottime 0 1\n")
-    assert not identity._start_times_compare()
+    assert identity.boot_offset_ns() == 0
+    (fake_proc / "self/timens_offsets").write_text("monotonic 0 0\nboottime -7 999999999\n")
+    assert identity.boot_offset_ns() == -6_000_000_001
+
+
+def test_an_unknown_offset_makes_start_times_unknown(
+    fake_proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for offset_ns, is_known in ((0, True), (1, False), (None, False)):
+        monkeypatch.setattr(identity, "boot_offset_ns", lambda told=offset_ns: told)
+        monkeypatch.setattr(identity, "_state_and_start", lambda pid: ("R", 1234))
+        assert (identity._look_at_ourselves().start_time != 0) == is_known
+
+
+def test_the_clock_of_leases_is_that_of_the_initial_time_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for offset_ns in (0, 10**9, -(10**9)):
+        monkeypatch.setattr(identity, "boot_offset_ns", lambda told=offset_ns: told)
+        identity._set_boot_clock()
+        try:
+            before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            shown = _core.boot_ns()
+            assert before <= shown + offset_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        finally:
+            _core.set_boot_offset(0)
 
 
 def test_this_test_really_waits_for_children() -> None:
