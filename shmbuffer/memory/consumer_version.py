@@ -18,9 +18,9 @@ from typing import Any
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.format import layout
 
-LIMIT = 2**62
-"""Versions are smaller, so that differences of two of them fit in 64 bits."""
+LIMIT = layout.VERSIONS
 
 
 class _Change(IntEnum):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 import resource
 import signal
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tensordict import TensorDict
 from shmbuffer import (
     BufferClosedError,
     ConsumingSampler,
+    CorruptBufferError,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
@@ -31,13 +34,18 @@ from shmbuffer import (
     ShmBufferError,
     SpaceError,
     TensorDictReplayBuffer,
+    UnsafePathError,
     attach,
 )
 from shmbuffer._native import _core
 from shmbuffer.memory import consumer_version
+from shmbuffer.memory.directory import partials
+from shmbuffer.memory.directory.partials import Partial, PartialFile
 from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.upkeep.inspect import inspect
+from shmbuffer.replay.records.encoder import Encoder
 from tests.crash.harness import ended, fork
+from tests.memory.programs import in_a_tmpfs, needs_root
 
 CAPACITY = 16
 
@@ -566,6 +574,29 @@ def test_an_append_that_found_no_room_can_be_repeated(rb: Any, limit: int) -> No
     assert (numbers(rb), partial_files(rb)) == ([0, 1, 10, 11], [])
 
 
+@needs_root
+def test_an_append_to_a_full_tmpfs_says_how_much_room_that_has(tmp_path: Path) -> None:
+    def run() -> None:
+        storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "rows", shared_init=True)
+        with TensorDictReplayBuffer(storage=storage, batch_size=4) as rb:
+            rb.extend(steps(0, 2))
+            room = rb.reserve(2)
+            room.append(steps(10, 1))
+            with (tmp_path / "full").open("wb") as file, pytest.raises(OSError, match="No space"):
+                file.write(bytes(16 * 2**20))
+            with pytest.raises(SpaceError) as caught:
+                room.append(torch.zeros(10**5))
+            found = re.fullmatch(
+                rf"{tmp_path}/rows/.shmbuffer/partials/1: needs 40\d{{4}} bytes, (\d+) bytes are "
+                r"free; make room, make the buffer smaller, or choose another place",
+                str(caught.value),
+            )
+            assert found is not None, str(caught.value)
+            assert int(found[1]) < 40_000
+
+    in_a_tmpfs(tmp_path, b"size=16m", run)
+
+
 def test_an_append_that_could_not_be_noted_is_not_committed_twice(
     rb: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -630,6 +661,121 @@ def test_pieces_need_a_directory_and_items_that_are_known(tmp_path: Path) -> Non
     other = TensorDictReplayBuffer(storage=storage, batch_size=2)
     with other, pytest.raises(ShmBufferError, match="this one has no items yet"):
         other.reserve(2).append(steps(0, 1))
+
+
+def rollout_of_a_killed_process(records: Any, nbytes: int | None, size: int = 0) -> Partial:
+    kept = []
+
+    def rolls_out() -> None:
+        kept.append(records.reserve(1, bytes=nbytes))
+        kept[0].append([TensorDict({"tokens": torch.zeros(size, dtype=torch.uint8)}, [])])
+
+    killed(rolls_out)
+    (found,) = records.partials()
+    return found
+
+
+def reserved_bytes(rb: Any) -> int:
+    return int(rb.storage.engine().seat.control.runtime["reserved_bytes"][0])
+
+
+def test_a_resumed_rollout_has_the_bytes_of_the_dead_process(records: Any) -> None:
+    queue(records)
+    records.extend([TensorDict({"tokens": torch.zeros(10, dtype=torch.uint8)}, [])])
+    partial = rollout_of_a_killed_process(records, 40_000, size=100)
+    assert (partial.nbytes, 100 < partial.appended_bytes < 300) == (40_000, True)
+    room = records.resume(partial)
+    assert reserved_bytes(records) == 40_000
+    others = [TensorDict({"tokens": torch.zeros(5_000, dtype=torch.uint8)}, [])]
+    for _ in range(5):
+        records.extend(others, timeout=0.05)
+    with pytest.raises(RateLimitTimeout, match="bytes more do not fit"):
+        records.extend(others, timeout=0.05)
+    whole = [TensorDict({"tokens": torch.zeros(39_000, dtype=torch.uint8)}, [])]
+    assert len(room.commit(whole, whole=True, timeout=0.05)) == 1
+
+
+@pytest.mark.parametrize(("nbytes", "least", "most"), [(2_000, 9_000, 9_500), (None, 0, 0)])
+def test_a_resumed_rollout_has_room_for_its_pieces_if_bytes_were_reserved(
+    records: Any, nbytes: int | None, least: int, most: int
+) -> None:
+    records.extend([TensorDict({"tokens": torch.zeros(10, dtype=torch.uint8)}, [])])
+    room = records.resume(rollout_of_a_killed_process(records, nbytes, size=9_000))
+    assert least <= reserved_bytes(records) <= most
+    room.commit()
+    assert len(records) == 2
+
+
+def write_partial(rb: Any, number: int, rows: int = 2, nbytes: int = 0, version: int = 3) -> Path:
+    """A file with a head whose checksum is right, and one piece."""
+    directory = rb.storage.engine().seat.ground.directory
+    with PartialFile.make(directory, number, rows, nbytes, version) as file:
+        file.append(Encoder().encode(steps(20, 1), single=True).body(0), 1)
+    return Path(rb.storage.scratch_dir) / f".shmbuffer/partials/{number}"
+
+
+def sparse(rb: Any, number: int) -> Path:
+    """A file of 8 TiB, of which the disk holds a page."""
+    path, size = write_partial(rb, number), 2**43
+    with path.open("r+b") as file:
+        file.seek(partials._HEAD.size)
+        file.write(struct.pack("<QII", size, 1, 0))
+        file.truncate(partials._HEAD.size + 16 + size)
+    return path
+
+
+def named(rb: Any, number: int) -> Path:
+    path = write_partial(rb, 1)
+    return path.rename(path.with_name(str(number)))
+
+
+def fifo(rb: Any, number: int) -> Path:
+    path = write_partial(rb, number)
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    return path
+
+
+HOSTILE: dict[str, tuple[Callable[[Any], Path], int, str]] = {
+    "items": (
+        lambda rb: write_partial(rb, 5, rows=2**63),
+        5,
+        "9,223,372,036,854,775,808 items are reserved, and the buffer has room for 16",
+    ),
+    "no items": (lambda rb: write_partial(rb, 5, rows=0), 5, "0 items are reserved"),
+    "bytes": (
+        lambda rb: write_partial(rb, 5, nbytes=2**60),
+        5,
+        "bytes are reserved, and the buffer has room for 0",
+    ),
+    "version": (lambda rb: write_partial(rb, 5, version=2**63), 5, "of version 9,223,372,036,"),
+    "size": (lambda rb: sparse(rb, 5), 5, "a piece of 8.0 TiB"),
+    "number": (lambda rb: named(rb, 10**37), 10**37, "no reservation has such a number"),
+    "kind": (lambda rb: fifo(rb, 5), 5, "a regular file was expected, and this is a FIFO"),
+}
+
+
+@pytest.mark.parametrize("kind", [*HOSTILE])
+def test_a_file_that_is_no_rollout_of_the_buffer_is_named_and_stops_no_other(
+    rb: Any, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, number, problem = HOSTILE[kind]
+    path = make(rb)
+    room = rb.reserve(2)
+    room.append(steps(10, 1))
+    room._let_go()
+    (found,) = rb.partials()
+    assert found.id == room.id
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{path}: ")
+    assert problem in record.getMessage()
+    with pytest.raises((CorruptBufferError, UnsafePathError)) as caught:
+        rb.resume(number)
+    assert str(caught.value) == record.getMessage()
+    assert inspect(rb.storage.scratch_dir)["partials"] == 2
+    assert reserved(rb) == 0
+    rb.resume(found).commit()
+    assert numbers(rb) == [0, 1, 10]
 
 
 # Looking at it.

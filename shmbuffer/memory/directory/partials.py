@@ -32,17 +32,21 @@ from pathlib import Path
 from typing import Self
 
 from shmbuffer._native import _core
-from shmbuffer.errors import AttachTimeout, CorruptBufferError
+from shmbuffer.errors import AttachTimeout, CorruptBufferError, UnsafePathError
 from shmbuffer.memory.directory.locks import Lock, is_free
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.system.filesystem import free_memory_bytes, read_at
+from shmbuffer.memory.format.ledger import RESERVATIONS
+from shmbuffer.memory.system.filesystem import human_size, memory_bytes, read_at
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
 
 _MAGIC = b"SHMPART\x01"
 _HEAD = struct.Struct("<8sQQQQQQII")
 _PIECE = struct.Struct("<QII")
-_PATIENCE_S = 0.2  # somebody who lists the folder tests the lock for some microseconds
+_PATIENCE_S = 0.2  # another process that lists the folder tests the lock for some microseconds
+_CHUNK_BYTES = 2**20  # of a piece, read at once for its checksum
+_NO_VERSION = 2**64 - 1
+_NUMBERS = 2**64 // RESERVATIONS  # a number and its place in the ledger have 64 bits together
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Partial:
     pieces: int
     items: int  # in all pieces
     reserved: int  # items that were reserved for them
-    nbytes: int  # of the byte ring; 0: nobody has said
+    nbytes: int  # reserved in the byte ring; 0: unknown
+    appended_bytes: int  # of all pieces
     version: int | None  # of the policy, as it was reserved with
     pid: int  # of the process that reserved
     age_s: float  # since then
@@ -91,7 +96,7 @@ class PartialFile:
                     "remove it, or go on with it (resume)",
                     path=str(partial._where),
                 )
-            given = 2**64 - 1 if version is None else version
+            given = _NO_VERSION if version is None else version
             head = _HEAD.pack(
                 *(_MAGIC, number, rows, nbytes, given, os.getpid(), time.time_ns(), 0, 0)
             )[:-8]
@@ -104,7 +109,12 @@ class PartialFile:
 
     @classmethod
     def take(cls, directory: Directory, number: int) -> Self | None:
-        """The file of somebody who is gone; None: it is gone, or somebody holds it."""
+        """The file of somebody who is gone; None: it is gone, or somebody holds it.
+
+        Raises:
+            CorruptBufferError: no reservation can have this number.
+        """
+        _require_number(directory, number)
         lock = Lock()
         try:
             lock.hold(directory, _name(number), timeout=_PATIENCE_S, purpose="goes on", make=False)
@@ -126,12 +136,17 @@ class PartialFile:
 
     def read(self) -> Iterator[tuple[int, bytes]]:
         """(items, body) of each piece, up to the first that is not whole."""
-        for items, body, _ in _pieces(self._lock.fd, self._where):
+        for items, size, at in _pieces(self._lock.fd, self._where):
+            with explained(self._where):
+                try:
+                    body = read_at(self._lock.fd, size, at)
+                except MemoryError:
+                    raise _too_large(self._where, size) from None
             yield items, body
 
     def cut(self) -> int:
         """Takes away what is behind the last whole piece, of a write that ended early; its end."""
-        ends = [end for _, _, end in _pieces(self._lock.fd, self._where)]
+        ends = [at + size for _, size, at in _pieces(self._lock.fd, self._where)]
         return self._truncate(ends[-1] if ends else _HEAD.size)
 
     def remove(self) -> None:
@@ -158,7 +173,7 @@ class PartialFile:
 
     def _write(self, data: bytes, at: int) -> None:
         rest, end = memoryview(data), at + len(data)
-        with explained(self._where, needed=len(data), free=free_memory_bytes):
+        with explained(self._where, needed=len(data)):
             while rest:
                 rest = rest[os.pwrite(self._lock.fd, rest, end - len(rest)) :]
                 _core.reached("partial.written")
@@ -174,19 +189,61 @@ def numbers(directory: Directory) -> list[int]:
 
 
 def orphans(directory: Directory) -> list[int]:
-    """Of those that nobody holds."""
-    return [number for number in numbers(directory) if is_free(directory, _name(number))]
+    """Of those that no process holds, also of files that `look` refuses."""
+    return [number for number in numbers(directory) if not _is_held(directory, number)]
 
 
 def look(directory: Directory, number: int) -> Partial | None:
-    """A file that nobody holds, without taking it; None: it is gone, or has no head."""
+    """A file that nobody holds, without taking it; None: it is gone, or has no head.
+
+    Raises:
+        CorruptBufferError: it cannot be of a reservation of this buffer.
+        UnsafePathError: it is no regular file of this user.
+    """
+    _require_number(directory, number)
     with suppress(FileNotFoundError), directory.open_file(_name(number), writable=False) as file:
         return _told(file.fd, number, directory.path / _name(number))
     return None
 
 
+def require_possible(directory: Directory, partial: Partial, items: int, nbytes: int) -> None:
+    """Raises CorruptBufferError if more is reserved than a buffer of this size can hold."""
+    for what, reserved, most in (
+        ("items", partial.reserved, items),
+        ("bytes", partial.nbytes, nbytes),
+    ):
+        if reserved > most:
+            raise _impossible(
+                directory.path / _name(partial.id),
+                f"{reserved:,} {what} are reserved, and the buffer has room for {most:,}",
+            )
+
+
+def _is_held(directory: Directory, number: int) -> bool:
+    try:
+        return not is_free(directory, _name(number))
+    except UnsafePathError:
+        return False
+
+
 def _name(number: int) -> str:
     return f"{layout.PARTIALS}/{number}"
+
+
+def _require_number(directory: Directory, number: int) -> None:
+    if not 0 < number < _NUMBERS:
+        raise _impossible(directory.path / _name(number), "no reservation has such a number")
+
+
+def _impossible(where: Path, problem: str) -> CorruptBufferError:
+    return CorruptBufferError(
+        f"{where}: {problem}; the file is damaged, or of another buffer: remove it",
+        path=str(where),
+    )
+
+
+def _too_large(where: Path, size: int) -> CorruptBufferError:
+    return _impossible(where, f"a piece of {human_size(size)} does not fit into the memory")
 
 
 def _head_of(data: bytes, number: int) -> tuple[int, ...] | None:
@@ -202,26 +259,48 @@ def _told(fd: int, number: int, where: Path) -> Partial | None:
         head = _head_of(read_at(fd, _HEAD.size, 0), number)
     if head is None:
         return None
-    counts = [items for items, _, _ in _pieces(fd, where)]
     number, rows, nbytes, version, pid, made_ns = head
-    age_s = max(0.0, (time.time_ns() - made_ns) / 1e9)
-    known = None if version == 2**64 - 1 else version
-    return Partial(number, len(counts), sum(counts), rows, nbytes, known, pid, age_s)
+    if not rows or layout.VERSIONS <= version < _NO_VERSION:
+        raise _impossible(where, f"{rows:,} items are reserved, of version {version:,}")
+    pieces = [(items, size) for items, size, _ in _pieces(fd, where)]
+    return Partial(
+        id=number,
+        pieces=len(pieces),
+        items=sum(items for items, _ in pieces),
+        reserved=rows,
+        nbytes=nbytes,
+        appended_bytes=sum(size for _, size in pieces),
+        version=None if version == _NO_VERSION else version,
+        pid=pid,
+        age_s=max(0.0, (time.time_ns() - made_ns) / 1e9),
+    )
 
 
-def _pieces(fd: int, where: Path) -> Iterator[tuple[int, bytes, int]]:
-    """(items, body, end) of each piece, up to the first that is not whole."""
+def _pieces(fd: int, where: Path) -> Iterator[tuple[int, int, int]]:
+    """(items, size, where it begins) of each piece, up to the first that is not whole."""
     at = _HEAD.size
     with explained(where):
-        left = os.fstat(fd).st_size - at
-        while left >= _PIECE.size:
+        end = os.fstat(fd).st_size
+        while end - at >= _PIECE.size:
             front = read_at(fd, _PIECE.size, at)
-            if len(front) < _PIECE.size:  # somebody has cut it
+            if len(front) < _PIECE.size:  # another process has cut it
                 return
             size, items, crc = _PIECE.unpack(front)
-            left -= _PIECE.size + size
-            body = read_at(fd, size, at + _PIECE.size) if left >= 0 else b""
-            if left < 0 or _core.crc32c(body, _core.crc32c(front[:12])) != crc:
+            at += _PIECE.size
+            if size > end - at:
                 return
-            at += _PIECE.size + size
-            yield items, body, at
+            if size > memory_bytes():  # of a process here that had it in memory
+                raise _too_large(where, size)
+            if _checksum(fd, at, size, front[:12]) != crc:
+                return
+            yield items, size, at
+            at += size
+
+
+def _checksum(fd: int, at: int, size: int, front: bytes) -> int:
+    """Of a piece, without having all of it in memory; of what is there, if the file was cut."""
+    crc, end = _core.crc32c(front), at + size
+    while at < end and (chunk := read_at(fd, min(_CHUNK_BYTES, end - at), at)):
+        crc = _core.crc32c(chunk, crc)
+        at += len(chunk)
+    return crc

@@ -51,6 +51,8 @@ ARCHITECTURE = ARCHITECTURES.get(platform.machine(), 0)
 INCARNATIONS = 2**38
 #: Of each client, from 0 on.
 STREAMS = 2**24
+#: Versions of the policy are smaller, so that differences of two of them fit in 64 bits.
+VERSIONS = 2**62
 _HAS_STREAM, _STREAM_SHIFT, _WRITER = np.uint64(2**63), np.uint64(39), np.uint64(2**39 - 1)
 
 #: Of slots, and of wholes, where observations are stored once: a slot's word has 31 bits for each.

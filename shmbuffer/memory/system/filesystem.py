@@ -14,6 +14,7 @@ import errno
 import os
 import resource
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,7 +87,10 @@ def require_safe(fd: int, where: Path) -> None:
 
 def free_bytes(fd: int) -> int:
     """How much an unprivileged process may still write to the file system of an open file."""
-    room = os.fstatvfs(fd)
+    return _free_bytes(os.fstatvfs(fd))
+
+
+def _free_bytes(room: os.statvfs_result) -> int:
     if room.f_blocks == 0:  # ramfs, and tmpfs mounted with size=0
         return UNLIMITED
     return room.f_bavail * room.f_frsize
@@ -94,12 +98,21 @@ def free_bytes(fd: int) -> int:
 
 def free_memory_bytes() -> int:
     """How much memory the kernel says it can still give to processes, swap included."""
+    return _memory_bytes("MemAvailable", "SwapFree")
+
+
+def memory_bytes() -> int:
+    """How much memory and swap the machine has. A process has no more."""
+    return _memory_bytes("MemTotal", "SwapTotal")
+
+
+def _memory_bytes(*names: str) -> int:
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     except OSError:
         return UNLIMITED
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    return (kib["MemAvailable"] + kib["SwapFree"]) * 1024
+    return sum(kib[name] for name in names) * 1024
 
 
 def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
@@ -138,12 +151,23 @@ def allocate_part(fd: int, start: int, nbytes: int, *, free: int) -> None:
 def space_error(
     what: Path | str,
     needed: int,
-    free: int,
+    free: int | Callable[[], int] | None,
     *,
     why: int = errno.ENOSPC,
     sparse_allowed: bool = False,
 ) -> SpaceError:
-    """The error for something that does not fit, with the two numbers that matter."""
+    """The error for something that does not fit, with the two numbers that matter.
+
+    Args:
+        what: that does not fit: a path, or what is to be made at one.
+        needed: its bytes; 0: unknown, or none, as of a directory.
+        free: how many bytes there are; None: those of the file system at the path ``what``.
+        why: the error of the system.
+        sparse_allowed: ``reserve=False`` would help.
+    """
+    if needed == 0 and why == errno.EFBIG:
+        return too_large(what)
+    free = _free_at(Path(what)) if free is None else free if isinstance(free, int) else free()
     match why:
         case errno.EFBIG:
             advice = f"but {_largest_file()}"
@@ -157,12 +181,24 @@ def space_error(
             advice = "make room, make the buffer smaller, or choose another place"
     if sparse_allowed:
         advice += "; reserve=False makes sparse files, whose writers die of SIGBUS on a full disk"
+    if needed:
+        problem = f"needs {human_size(needed)}, {human_size(free)} are free"
+    else:
+        problem = f"does not fit there, and {human_size(free)} are free"
     return SpaceError(
-        f"{what}: needs {human_size(needed)}, {human_size(free)} are free; {advice}",
+        f"{what}: {problem}; {advice}",
         path=what,
         needed_bytes=needed,
         free_bytes=free,
     )
+
+
+def _free_at(path: Path) -> int:
+    """`free_bytes`, of the file system that a path would lie on."""
+    for folder in (path, *path.parents):
+        with suppress(OSError):
+            return _free_bytes(os.statvfs(folder))
+    return 0
 
 
 def too_large(what: Path | str) -> SpaceError:

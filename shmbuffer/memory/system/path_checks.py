@@ -106,9 +106,16 @@ def explained(
     *,
     wanted: str = "a regular file",
     needed: int = 0,
-    free: Callable[[], int] = lambda: 0,
+    free: Callable[[], int] | None = None,
 ) -> Iterator[None]:
-    """Turn an OSError of the body into the error of ours that it means."""
+    """Turn an OSError of the body into the error of ours that it means.
+
+    Args:
+        where: the file or directory that the body opens, makes or changes.
+        wanted: what it has to be.
+        needed: bytes that the body takes.
+        free: how many there are; None: what the file system at ``where`` has.
+    """
     try:
         yield
     except ShmBufferError:
@@ -133,9 +140,9 @@ def explained(
             case errno.ELOOP | errno.ENOTDIR | errno.EISDIR | errno.ENXIO:
                 meaning = _another_kind(where, wanted)
             case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-                meaning = space_error(where, needed, free(), why=error.errno)
+                meaning = space_error(where, needed, free, why=error.errno)
             case errno.ENOMEM if needed:
-                meaning = space_error(where, needed, free(), why=error.errno)
+                meaning = space_error(where, needed, free, why=error.errno)
             case _:  # of a descriptor the system does not say where, and of a name only its end
                 what = str(error.strerror)
                 if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -36,7 +36,7 @@ from shmbuffer.errors import (
 from shmbuffer.memory.directory import locks
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.region import Directory
-from tests.memory.programs import as_nobody, in_fork, needs_root, program
+from tests.memory.programs import as_nobody, in_a_tmpfs, in_fork, needs_root, program
 
 NOBODY = 65534
 
@@ -445,6 +445,22 @@ def test_a_handled_error_keeps_no_variables_alive(directory: Directory) -> None:
         assert caller()() is None
     finally:
         gc.enable()
+
+
+@needs_root
+def test_a_disk_that_takes_no_more_names_is_explained(tmp_path: Path) -> None:
+    def run() -> None:
+        with Directory.open(tmp_path) as directory:
+            for make in (lambda: directory.make("folder"), lambda: directory.create("f/file", 1)):
+                with pytest.raises(SpaceError) as caught:
+                    make()
+                assert re.fullmatch(
+                    r".*: does not fit there, and .* are free; but the disk says that it is full: "
+                    r"look at `df -i`, or choose another one",
+                    str(caught.value),
+                ), str(caught.value)
+
+    in_a_tmpfs(tmp_path, b"nr_inodes=1", run)
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,12 @@ class Reservation:
         items: int,
         granted: NDArray[np.uint64],
         version: int | None,
+        nbytes: int = 0,  # reserved in the byte ring; 0: unknown
         partial: PartialFile | None = None,
     ) -> None:
         self._engine = engine
         self._rb = rb
+        self._nbytes = nbytes
         self._room = _Room(engine, granted)
         self._over = ""  # how it ended here
         self._partial = None if partial is None else self._kept(partial)
@@ -237,7 +239,7 @@ class Reservation:
                 "keep them in the process until commit"
             )
         assert self.id is not None
-        partial = PartialFile.make(directory, self.id, self.items, 0, self.version)
+        partial = PartialFile.make(directory, self.id, self.items, self._nbytes, self.version)
         try:
             ring.reservations.note_partial(name)
         except BaseException:

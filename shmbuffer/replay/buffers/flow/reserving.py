@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.errors import ReservationLostError, ShmBufferError
+from shmbuffer.errors import (
+    CorruptBufferError,
+    ReservationLostError,
+    ShmBufferError,
+    UnsafePathError,
+)
 from shmbuffer.memory import Engine, Ring, consumer_version
 from shmbuffer.memory.directory import partials
 from shmbuffer.memory.directory.partials import Partial, PartialFile
 from shmbuffer.memory.system.deadline import require_time, within
+from shmbuffer.memory.system.region import Directory
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.replay.buffers.data_path.parts import Parts, shareable
 from shmbuffer.replay.buffers.flow.reservation import Reservation
+
+_log = logging.getLogger(__name__)
+
+_BESIDE_TENSORS = 200
+"""Bytes of an item in the byte ring beside its tensors, about; see `Reserving.reserve`."""
 
 
 class Reserving(Parts):
@@ -77,7 +89,7 @@ class Reserving(Parts):
         nbytes = 0 if bytes is None else _whole("bytes", bytes)
         granted = np.zeros(1, np.uint64)
         # Made before the grant, so that an interrupt behind it ends the reservation.
-        room = Reservation(self, engine, n, granted, version)
+        room = Reservation(self, engine, n, granted, version, nbytes)
         if ring is not None:
             with within(timeout):
                 self._reserve(engine, ring, n, nbytes, lease, granted)
@@ -86,7 +98,9 @@ class Reserving(Parts):
     def partials(self) -> list[Partial]:
         """Rollouts whose process died, or closed its handle, before `commit`; see `resume`.
 
-        Cost: a look at each file.
+        A file that cannot be one of them is left out, and a warning is logged that names it.
+
+        Cost: each file is read.
         """
         engine, ring = self._shared_ring()
         directory = engine.seat.ground.directory
@@ -96,7 +110,13 @@ class Reserving(Parts):
         self._forget_done(engine, ring)
         found = []
         for number in partials.orphans(directory):
-            partial = partials.look(directory, number)
+            try:
+                partial = partials.look(directory, number)
+                if partial is not None:
+                    _require_possible(directory, ring, partial)
+            except (CorruptBufferError, UnsafePathError) as error:
+                _log.warning("%s", error)
+                continue
             if partial is None or not partial.pieces or ring.reservations.is_done(number):
                 self._see_off(engine, ring, number)
             else:
@@ -106,7 +126,8 @@ class Reserving(Parts):
     def resume(self, partial: Partial | int, timeout: float | None = None) -> Reservation:
         """Continue the rollout of a dead process, as the only one; see `Reservation.pieces`.
 
-        It reserves as much room as the dead process had.
+        It reserves as much room as the dead process had, in items and in bytes. If bytes were
+        reserved, and the appended pieces need more, it reserves room for the pieces.
 
         Args:
             partial: one of `partials`, or its id.
@@ -114,6 +135,7 @@ class Reserving(Parts):
 
         Raises:
             ReservationLostError: it is committed, gone, or continued by another process.
+            CorruptBufferError: the file cannot be of a reservation of this buffer.
             RateLimitTimeout, RateLimitError: as `reserve`; the pieces stay for others.
         """
         number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
@@ -135,10 +157,13 @@ class Reserving(Parts):
                     f"{engine.where}: resume({number}): its items were committed; take another one "
                     "of partials()"
                 )
+            assert directory is not None
+            _require_possible(directory, ring, told)
             file.cut()
             granted = np.zeros(1, np.uint64)
-            room = Reservation(self, engine, told.reserved, granted, told.version, file)
-            given = told.reserved, told.nbytes
+            nbytes = _bytes_of(ring, told)
+            room = Reservation(self, engine, told.reserved, granted, told.version, nbytes, file)
+            given = told.reserved, nbytes
             with within(timeout):
                 ring.reservations.reserve(*given, number=number, name=granted)
         except BaseException:
@@ -191,6 +216,23 @@ class Reserving(Parts):
                 if told is None or not told.pieces or ring.reservations.is_done(number):
                     file.remove()
                     ring.reservations.is_done(number, forget=True)
+
+
+def _require_possible(directory: Directory, ring: Ring, partial: Partial) -> None:
+    """CorruptBufferError if the buffer cannot have room for what the file says was reserved."""
+    partials.require_possible(directory, partial, ring.capacity, _max_bytes(ring))
+
+
+def _max_bytes(ring: Ring) -> int:
+    return 0 if ring.records is None else ring.records.max_bytes
+
+
+def _bytes_of(ring: Ring, partial: Partial) -> int:
+    """The bytes to reserve for a rollout: those that were reserved, or that its pieces need."""
+    if not partial.nbytes:
+        return 0  # unknown, so that any number may be committed
+    needed = partial.appended_bytes + _BESIDE_TENSORS * partial.items
+    return max(partial.nbytes, min(needed, _max_bytes(ring)))
 
 
 def _whole(name: str, value: Any) -> int:
