@@ -5,7 +5,8 @@
                              newest = version ◀──look, copy out, look again── newest
 
 A publisher waits for another publisher, and for nobody else; a reader waits for nobody. The file
-is made by the first publish, and a handle maps it when it first finds it. Nothing here needs torch:
+is made by the first publish, and a handle maps it when it first finds it. If the file is removed,
+and made again by the next publish, readers notice it within a second. Nothing here needs torch:
 tensors are leaves with addresses, and what is read is bytes.
 """
 
@@ -35,6 +36,7 @@ TIMEOUT_S = 5.0
 """How long a publisher waits for another one, which takes milliseconds."""
 
 _STEPS = 2**63
+_LOOK_S = 1.0  # between two looks whether the file that is mapped still has its name
 
 
 class Weights(NamedTuple):
@@ -93,16 +95,16 @@ def publish(
 
 def newest(seat: Seat, than: int | None = None) -> Copied | None:
     """The newest weights, copied out; None if they are not newer than ``than``."""
-    file = seat.weights or _file_of(seat)
+    file = _file_of(seat)
     require_linked(seat)
     return None if file is None else file.copy(0 if than is None else than)
 
 
 def stats(seat: Seat) -> dict[str, int | float]:
     """``weights_version`` and ``weights_age_s`` of the newest; zeros where there are none."""
-    file, found = seat.weights, {"version": 0, "at_s": 0.0}
+    file, found = None, {"version": 0, "at_s": 0.0}
     try:
-        if file is None and seat.ground.directory is not None:
+        if seat.ground.directory is not None:
             file = _file_of(seat)
         if file is not None:
             found = file.stamp()
@@ -199,12 +201,17 @@ def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> 
 
 def _file_of(seat: Seat) -> WeightsFile | None:
     """The file, mapped; None if nobody has published."""
-    if seat.weights is None:
-        seat.require_open()
-        directory = _directory_of(seat)
-        if os.access(layout.WEIGHTS, os.F_OK, dir_fd=directory.file.fd):
-            seat.weights = weights_file.opened(directory)
-    return seat.weights
+    file, now_s = seat.weights, time.monotonic()
+    if file is not None and now_s - file.looked_s < _LOOK_S:
+        return file
+    seat.require_open()
+    directory = _directory_of(seat)
+    if file is None or not file.has_its_name(directory):
+        is_there = os.access(layout.WEIGHTS, os.F_OK, dir_fd=directory.file.fd)
+        file = seat.weights = weights_file.opened(directory) if is_there else None
+    if file is not None:
+        file.looked_s = now_s
+    return file
 
 
 def _directory_of(seat: Seat) -> Directory:

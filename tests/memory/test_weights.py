@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,33 @@ def test_a_file_that_was_removed_is_made_again_of_other_tensors(engine: Engine) 
     found = newest(engine, before)
     assert found is not None
     assert found.state_dict["w"].tolist() == [1, 1, 1]
+
+
+def test_a_reader_goes_on_with_the_file_that_replaced_a_removed_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(
+        weights, "time", SimpleNamespace(monotonic=lambda: now_s[0], time=time.time)
+    )
+    before = publish(engine, 1)
+    with Engine.open(path_of(engine), None) as reader:
+        assert number_in(newest(reader)) == 1
+        file_of(engine).unlink()
+        now_s[0] += 1.0
+        assert newest(reader) is None, "no weights until the next publish"
+        assert reader.stats()["weights_version"] == 0
+        version = weights.publish_arrays(engine.seat, {"w": np.ones(3)}, 5)
+        found = newest(reader, before)
+        assert found is not None
+        assert (found.version, found.state_dict["w"].tolist()) == (version, [1, 1, 1])
+        file_of(engine).unlink()
+        later = weights.publish_arrays(engine.seat, {"w": np.zeros(3)}, 6)
+        assert newest(reader, version) is None, "it looks once a second"
+        now_s[0] += 1.0
+        found = newest(reader, version)
+        assert found is not None
+        assert (found.version, found.step) == (later, 6)
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,9 @@ def test_what_does_not_go_together_is_refused() -> None:
     wrong = 3
     with pytest.raises(TypeError, match="consumer is a name, a str; got 3"):
         ConsumingSampler(consumer=wrong)
+    wrong = None
+    with pytest.raises(TypeError, match="consumer is None, and each item is consumed by name; giv"):
+        ConsumingSampler(consumer=wrong)
     lanes = ReplayBuffer(storage=storage(4, ndim=2), batch_size=1)
     lanes.extend(torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"1-dimensional storages, got storage\.ndim=2"):

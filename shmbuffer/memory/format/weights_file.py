@@ -82,8 +82,8 @@ class WeightsForm:
         if difference is not None:
             raise SchemaMismatchError(
                 f"{where}: {difference}; the first publish has fixed what the weights are made "
-                "of: publish the same tensors, or remove that file while no process has the "
-                "buffer open",
+                "of: publish the same tensors, or remove that file; readers then have no "
+                "weights until the next publish",
                 path=str(where),
             )
         by_path = {leaf.path: at for leaf, at in zip(leaves, addresses, strict=True)}
@@ -124,6 +124,7 @@ class WeightsFile:
         if found.st_size < layout.PAGE:
             raise _foreign(where)
         self.identity = (found.st_dev, found.st_ino)
+        self.looked_s = 0.0  # when it was last seen under its name
         with explained(where, needed=found.st_size, free=free_memory_bytes):
             mapped: Any = _core.Map(file, found.st_size, writable)
         head, self.form = _read(memoryview(mapped), where)
@@ -132,6 +133,14 @@ class WeightsFile:
         page = np.frombuffer(mapped, np.uint8)[: _HEAD.itemsize].view(_HEAD)
         self._newest: memoryview = page["newest"].data
         self._stamps = page["stamps"].view(layout.STAMP)
+
+    def has_its_name(self, directory: Directory) -> bool:
+        """Whether the directory still has this file, and not a newer one, or none."""
+        try:
+            found = directory.stat(layout.WEIGHTS)
+        except BufferNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == self.identity
 
     @property
     def newest(self) -> int:

@@ -42,7 +42,7 @@ class ConsumingSampler(Consumes):
             with the next that is written, ``"newest"``.
 
     Raises:
-        TypeError: ``max_sample_count`` is no int.
+        TypeError: ``max_sample_count`` is no int, or ``consumer`` no str.
         ValueError: it is below 1.
 
     Cost: a native call for the draw, and one for the acknowledgement; 16 bytes a slot and consumer.
@@ -69,6 +69,11 @@ class ConsumingSampler(Consumes):
             raise TypeError("max_sample_count must be a positive integer.")
         if max_sample_count < 1:
             raise ValueError("max_sample_count must be a positive integer.")
+        if consumer is None:
+            raise TypeError(
+                "ConsumingSampler: consumer is None, and each item is consumed by name; give a "
+                "name, or leave it out, or use a RandomSampler to draw items again and again"
+            )
         super().__init__(consumer, int(max_sample_count), start)
         self.max_sample_count = int(max_sample_count)
 
