@@ -16,12 +16,12 @@ from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.memory.format.ledger import Taken
-from shmbuffer.numpy.keys import GENERATION, LEASE
+from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.samplers.labelled import within
 from shmbuffer.replay.samplers.labelled.group_keys import Keys
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
-from shmbuffer.replay.samplers.labelled.item_claims import ItemClaims, together
-from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
+from shmbuffer.replay.samplers.labelled.item_claims import ItemClaims
+from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
 from shmbuffer.replay.samplers.taking import Consumes
 
 _STRATEGIES = ("random", "recency", "reward", "variance")
@@ -196,21 +196,14 @@ class PromptGroupSampler(Consumes):
         groups, wanted = self._shape(batch_size)
         if self.consumer is not None:
             return self._claimed(storage, groups, wanted)
-        index = self._index
-        with index.lock:
-            for attempt in range(ATTEMPTS):
-                ring = self._look(storage)
-                if attempt > 1 and ring is not None:
-                    ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
-                elements = self._choose(draw_key(self, storage), groups, wanted)
-                tickets = None if ring is None else index.tickets(elements)
-                if ring is None or tickets is not None:
-                    break
-            else:
-                raise RuntimeError(
-                    f"groups were written over each of the {ATTEMPTS} times that they were chosen; "
-                    "make the buffer larger, or write slower"
-                )
+
+        def draw(ring: Ring | None) -> tuple[Ints, Ints | None] | None:
+            elements = self._choose(draw_key(self, storage), groups, wanted)
+            tickets = None if ring is None else self._index.tickets(elements)
+            return None if ring is not None and tickets is None else (elements, tickets)
+
+        look = lambda: self._look(storage)  # noqa: E731
+        elements, tickets = self._index.unchanged(look, draw, "groups")
         info = {}
         if tickets is not None and storage.shared:
             info[GENERATION] = torch.from_numpy(tickets)
@@ -244,11 +237,7 @@ class PromptGroupSampler(Consumes):
         parts = self._waiting(
             consumer, attempt, groups, wanted, lambda: f"{why} ({self._others()})"
         )
-        elements, tickets, leases = together(parts)
-        info = {GENERATION: torch.from_numpy(tickets)}
-        if self._took(consumer, parts):
-            info[LEASE] = torch.from_numpy(leases)
-        return torch.from_numpy(elements), info
+        return self._delivered(consumer, parts)
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `Sampler.can_sample`: with ``group_size``, there are whole groups enough."""

@@ -18,14 +18,14 @@ from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.memory.format.ledger import Taken
-from shmbuffer.numpy.keys import GENERATION, LEASE
+from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import read_integers, write_numbers
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
-from shmbuffer.replay.samplers.labelled.item_claims import ItemClaims, together
+from shmbuffer.replay.samplers.labelled.item_claims import ItemClaims
 from shmbuffer.replay.samplers.labelled.versions import ConsumerVersion, versions_of
-from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, in_storage
+from shmbuffer.replay.samplers.sampler import draw_key, in_storage
 from shmbuffer.replay.samplers.taking import Consumes
 
 _LARGEST = 2**62
@@ -166,23 +166,13 @@ class StalenessAwareSampler(Consumes):
         self.bind(storage)
         if self.consumer is not None:
             return self._claimed(storage, batch_size)
-        index = self._index
-        with index.lock:
-            for attempt in range(ATTEMPTS):
-                ring = index.look(storage)
-                if attempt > 1 and ring is not None:
-                    ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
-                drawn = self._drawn(ring, draw_key(self, storage), batch_size)
-                if drawn is not None:
-                    break
-            else:
-                raise RuntimeError(
-                    f"items were written over each of the {ATTEMPTS} times that they were chosen; "
-                    "make the buffer larger, or write slower"
-                )
-        elements, staleness, tickets = drawn
+        elements, staleness, tickets = self._index.unchanged(
+            lambda: self._index.look(storage),
+            lambda ring: self._drawn(ring, draw_key(self, storage), batch_size),
+            "items",
+        )
         info = {"staleness": staleness}
-        if ring is not None and storage.shared:
+        if tickets is not None and storage.shared:
             info[GENERATION] = tickets
         return in_storage(storage, elements), info
 
@@ -209,14 +199,9 @@ class StalenessAwareSampler(Consumes):
 
         why = "was given every item that is fresh enough"
         parts = self._waiting(consumer, attempt, count, 1, lambda: why)
-        elements, tickets, leases = together(parts)
-        info = {
-            "staleness": cpu.tensor([known[one] for one in elements.tolist()], dtype=torch.float32),
-            GENERATION: torch.from_numpy(tickets),
-        }
-        if self._took(consumer, parts):
-            info[LEASE] = torch.from_numpy(leases)
-        return torch.from_numpy(elements), info
+        elements, info = self._delivered(consumer, parts)
+        stale = [known[one] for one in elements.tolist()]
+        return elements, {"staleness": cpu.tensor(stale, dtype=torch.float32), **info}
 
     def _some(self, key: int, version: int, more: int) -> tuple[Ints, Ints]:
         """So many elements, or all that may be ours, and how stale each is."""
@@ -244,8 +229,8 @@ class StalenessAwareSampler(Consumes):
 
     def _drawn(
         self, ring: Ring | None, key: int, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Elements, staleness and tickets; None where one has been written over meanwhile."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
+        """Elements, staleness and tickets (None without a ring); None if one was written over."""
         index, version = self._index, self.consumer_version
         chosen, stale = np.empty(count, np.int64), np.empty(count, np.float32)
         held: Ints | None = np.empty(count, np.int64)
@@ -256,10 +241,11 @@ class StalenessAwareSampler(Consumes):
         if there is None:
             chosen, whole = self._choose(key, version, count)
             stale = whole.astype(np.float32)
-            held = np.empty(0, np.int64) if ring is None else index.tickets(chosen)
-        if there is False or held is None:
+            held = None if ring is None else index.tickets(chosen)
+        if there is False or (held is None and ring is not None):
             return None
-        return torch.from_numpy(chosen), torch.from_numpy(stale), torch.from_numpy(held)
+        tickets = None if held is None else torch.from_numpy(held)
+        return torch.from_numpy(chosen), torch.from_numpy(stale), tickets
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `Sampler.can_sample`: an item is fresh enough."""

@@ -17,7 +17,7 @@ from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.format.ledger import Taken
-from shmbuffer.numpy.keys import GENERATION, LEASE
+from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.safe_files import make_folder
@@ -216,10 +216,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
 
         why = "was given every complete window"
         parts, (index, info) = self._waiting(consumer, attempt, count, steps, lambda: why), found
-        if self._took(consumer, parts):
-            each = [np.full(len(part.slots), part.lease) for part in parts]
-            info[LEASE] = torch.from_numpy(np.concatenate(each))
-        return index, info
+        return index, info | self._delivered(consumer, parts)[1]
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `SliceSampler.can_sample`; for a consumer, whether there are windows enough."""

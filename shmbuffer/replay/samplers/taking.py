@@ -17,6 +17,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.flow.consumer import Consumer, given_back_unless_delivered
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.ledger import Acknowledged, Taken
+from shmbuffer.numpy.keys import GENERATION, LEASE
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, Sampler
 from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.storage import ring_of
@@ -122,6 +123,19 @@ class Consumes(Sampler):
             return False
         taking.taken += [(consumer, taken) for taken in parts]
         return taking.lease_s is not None
+
+    def _delivered(
+        self, consumer: Consumer, parts: list[Taken]
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Notes what was taken. Returns the index of the items, and their tickets and leases."""
+        none = np.empty(0, np.int64)
+        each = [(part.slots, part.tickets, np.full(len(part.slots), part.lease)) for part in parts]
+        rows = map(np.concatenate, zip(*(each or [(none, none, none)]), strict=True))
+        slots, tickets, leases = map(torch.from_numpy, rows)
+        info = {GENERATION: tickets}
+        if self._took(consumer, parts):
+            info[LEASE] = leases
+        return slots, info
 
     def _waiting(
         self,

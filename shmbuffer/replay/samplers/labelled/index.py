@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,10 @@ from shmbuffer.replay.samplers.labelled.reading import (
     entry_of_items,
 )
 from shmbuffer.replay.samplers.passes import wait_for_items
-from shmbuffer.replay.samplers.sampler import NOTHING_THERE
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, NOTHING_THERE
 from shmbuffer.replay.storages.storage import ring_of
+
+_Drawn = TypeVar("_Drawn")
 
 _PIECE = 2**15  # items that are told of together
 
@@ -147,6 +149,34 @@ class LabelIndex:
         if not self.table.items and not self.is_claimed:
             raise EmptyBufferError(NOTHING_THERE)
         return ring
+
+    def unchanged(
+        self,
+        look: Callable[[], Ring | None],
+        draw: Callable[[Ring | None], _Drawn | None],
+        what: str,
+    ) -> _Drawn:
+        """Draws until no chosen item was written over meanwhile.
+
+        Args:
+            look: brings the table up to date, as `look` does.
+            draw: chooses from the table; None: a chosen item was written over.
+            what: was chosen, for the message.
+
+        Raises:
+            RuntimeError: items were written over in each attempt.
+        """
+        with self.lock:
+            for attempt in range(ATTEMPTS):
+                ring = look()
+                if attempt > 1 and ring is not None:
+                    ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
+                if (drawn := draw(ring)) is not None:
+                    return drawn
+        raise RuntimeError(
+            f"{what} were written over each of the {ATTEMPTS} times that they were chosen; make "
+            "the buffer larger, or write slower"
+        )
 
     def _begin(self, elements: int) -> None:
         self.table = _core.Labels(max(1, elements), self._limit, self._by_age)

@@ -256,13 +256,3 @@ class ItemClaims:
         words = ring.live.words[elements]
         tickets = slot_words.tickets(words)
         return tickets, slot_words.committed(words) & (tickets < self._index.head)
-
-
-def together(parts: list[Taken]) -> tuple[Ints, Ints, Ints]:
-    """Slots, tickets and leases of all items, int64 ``[n]`` each."""
-    none = [np.empty(0, np.int64)]
-    return (
-        np.concatenate([part.slots for part in parts] or none),
-        np.concatenate([part.tickets for part in parts] or none),
-        np.concatenate([np.full(len(part.slots), part.lease) for part in parts] or none),
-    )
