@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmbuffer.numpy.arrays import NO_ARRAY, is_array, is_plain, named
 from shmbuffer.numpy.mismatch import Numbers, not_a_tensor
@@ -21,17 +22,24 @@ def unbound(data: Any) -> list[Any]:
     """The items of a batch; TypeError if it is no batch, ValueError if entries differ in length."""
     if isinstance(data, list):
         return data
-    if isinstance(data, Mapping):
-        return rows_of({key: unbound(value) for key, value in data.items()})
     shape: Sequence[int] = getattr(data, "shape", ())
+    if isinstance(data, Mapping):
+        if len(shape) and not data.keys():  # a NonTensorStack
+            return data.tolist()  # type: ignore[attr-defined, no-any-return]
+        return rows_of({key: unbound(value) for key, value in data.items()})
     if not len(shape):
         raise TypeError(
             "a batch of items of any size is a list of them, or a dict of arrays with a row for "
             f"each item; got {type(data).__name__}. add() takes one item"
         )
     if isinstance(data, np.ndarray):
-        return [data[at, ...] for at in range(len(data))]
+        return plain_values(data) or [data[at, ...] for at in range(len(data))]
     return [data[at] for at in range(int(shape[0]))]
+
+
+def plain_values(column: NDArray[Any]) -> list[Any] | None:
+    """The values of a column of text, bytes or objects; None for any other array."""
+    return column.tolist() if column.ndim == 1 and column.dtype.kind in "SUO" else None
 
 
 def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:

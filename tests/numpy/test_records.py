@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, lazy_stack, tensorclass
+from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from shmbuffer import CompressedListStorage, LazyStackStorage, ReplayBuffer
 from shmbuffer._native import _core
@@ -163,6 +163,32 @@ def test_a_batch_is_a_list_of_items_or_a_dict_of_rows(
     arrays.extend({"a": np.zeros((2, 1)), "t": ["one", "two"]}, streams=[3, 4])
     assert [one["t"] for one in directory.tensors()[[6, 7]].unbind(0)] == ["one", "two"]
     assert arrays.extend([]).tolist() == []
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["with names", "a PyTree"])
+def test_a_column_of_text_is_the_same_in_both_clients(
+    named: bool, directory: Directory, other: Directory
+) -> None:
+    made: list[Any] = []
+    for one in (directory, other):
+        if named:
+            create(one, alpha=None)
+            made.append(one.tensors())
+        else:
+            storage = LazyStackStorage(64, scratch_dir=one.path, shared_init=True, max_bytes=2**16)
+            made.append(ReplayBuffer(storage=storage))
+            made[-1].add({"text": "first"})
+    tensors, arrays = made[1], directory.arrays()
+    texts = ["one", "two", "three"]
+    columns = [np.array(texts), np.array(texts, object), np.array(texts, "S"), texts]
+    for column in [*columns, NonTensorStack(*texts)][: None if named else 4]:
+        batch = {"text": column, "n": {"text": column}}
+        if named:
+            batch["a"] = np.arange(3.0)
+        assert arrays.extend(batch).tolist() == tensors.extend(batch).tolist()
+    count = len(tensors)
+    assert [body(arrays, at) for at in range(count)] == [body(tensors, at) for at in range(count)]
+    assert [tensors[at]["text"] for at in range(count)][-3:] == texts
 
 
 def test_what_is_compressed_together_is_read(directory: Directory) -> None:

@@ -6,10 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
+from tests.replay.conformance import (
+    LISTS,
+    RECORDS,
+    RINGS,
+    Maker,
+    assert_are_steps,
+    cases,
+    numbers,
+    steps,
+)
 
 pytestmark = pytest.mark.product(few=3)
 
@@ -30,6 +40,68 @@ every_storage_and_sampler = pytest.mark.parametrize(
 )
 every_storage_and_writer = pytest.mark.parametrize("maker", ONE_SAMPLER, indirect=True, ids=str)
 every_ring_of_items = pytest.mark.parametrize("maker", IN_ORDER, indirect=True, ids=str)
+
+
+TEXTS = ["one", "two", "three"]
+COLUMNS: dict[str, tuple[Any, list[Any]]] = {
+    "text": (np.array(TEXTS), TEXTS),
+    "bytes": (np.array([b"1", b"22", b"3"]), [b"1", b"22", b"3"]),
+    "text as objects": (np.array(TEXTS, object), TEXTS),
+    "text and None": (np.array(["one", None, "three"], object), ["one", None, "three"]),
+    "a list": (TEXTS, TEXTS),
+}
+
+
+@pytest.mark.parametrize(
+    "maker",
+    cases((*LISTS, *RECORDS), ("random",), ("round robin",)),
+    indirect=True,
+    ids=str,
+)
+@pytest.mark.parametrize("cls", ["TensorDictReplayBuffer", "ReplayBuffer"])
+@pytest.mark.parametrize(("column", "values"), COLUMNS.values(), ids=COLUMNS)
+def test_each_item_gets_its_value_from_a_column_that_is_no_tensor(
+    maker: Maker, cls: str, column: Any, values: list[Any]
+) -> None:
+    rb = maker.buffer(cls=cls, collate_fn=list)
+    rb.extend({"id": np.arange(3), "prompt": column, "nested": {"prompt": column}})
+    assert [rb[at]["prompt"] for at in range(3)] == values
+    assert [rb[at]["nested"]["prompt"] for at in range(3)] == values
+    assert [int(rb[at]["id"]) for at in range(3)] == [0, 1, 2]
+    assert all(type(rb[at]["prompt"]) is type(value) for at, value in enumerate(values))
+    rows = np.array([["a", "b"], ["c", "d"]])
+    rb.extend({"id": np.arange(2), "prompt": rows})
+    assert [rb[at]["prompt"].tolist() for at in (3, 4)] == rows.tolist()
+
+
+@pytest.mark.parametrize(
+    "maker",
+    cases((*LISTS, *RECORDS), ("random", "prioritized"), ("round robin",)),
+    indirect=True,
+    ids=str,
+)
+@pytest.mark.parametrize("column", [np.array(TEXTS), TEXTS, tuple(TEXTS)], ids=type)
+def test_a_column_of_another_length_than_the_batch_is_refused(maker: Maker, column: Any) -> None:
+    rb = maker.buffer()
+    with pytest.raises(ValueError, match=r"'prompt' .*3.*the batch .*2.* in leaf 'id'"):
+        rb.extend({"id": np.arange(2), "prompt": column})
+    assert len(rb) == 0
+    rb.extend({"id": np.arange(3), "prompt": column})
+    assert [rb[at]["prompt"] for at in range(3)] == TEXTS
+
+
+@pytest.mark.parametrize(
+    "maker", cases(RINGS, ("random",), ("round robin",)), indirect=True, ids=str
+)
+@pytest.mark.parametrize("cls", ["TensorDictReplayBuffer", "ReplayBuffer"])
+@pytest.mark.parametrize(("column", "values"), COLUMNS.values(), ids=COLUMNS)
+def test_a_column_of_text_in_a_dict_is_no_leaf_of_a_tensor_storage(
+    maker: Maker, cls: str, column: Any, values: list[Any]
+) -> None:
+    rb = maker.buffer(cls=cls)
+    with pytest.raises(TypeError, match=r"is not a tensor.*use a ListStorage"):
+        rb.extend({"id": np.arange(len(values)), "prompt": column})
+    assert len(rb) == 0
 
 
 @every_case

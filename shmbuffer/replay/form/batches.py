@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import nest
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.objects import Objects, non_tensor
 from shmbuffer.replay.form.structure import leaves_of
 from shmbuffer.replay.form.tensors import as_tensor
 
@@ -104,7 +105,8 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
     entries = _as_entries(nest({key: data[key] for key in data if key not in OWN_KEYS}))
     if not dims:
         return TensorDict(entries, [])
-    tensors = {path: one for path, one in leaves_of(entries).items() if is_array(one)}
+    leaves = leaves_of(entries)
+    tensors = {path: one for path, one in leaves.items() if is_array(one)}
     lead = None
     for path, one in tensors.items():
         if not hasattr(one, "shape"):
@@ -124,7 +126,14 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
             f"the entries {list(map(str, data))} are not tensors or arrays, so the number of items "
             "is unknown; give a list of dicts, one for each item"
         )
-    return TensorDict(entries, lead)
+    for path, one in leaves.items():
+        if isinstance(one, (list, tuple)) and len(one) != lead[0]:
+            raise ValueError(
+                f"leaf {'.'.join(path)!r} is a {type(one).__name__} of {len(one)}, but the batch "
+                f"has {lead[0]} items in leaf {'.'.join(next(iter(tensors)))!r}; give one value "
+                "for each item"
+            )
+    return TensorDict(_with_objects(entries, lead), lead)
 
 
 def _as_entries(data: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -136,9 +145,28 @@ def _as_entries(data: Mapping[Any, Any]) -> dict[Any, Any]:
             continue
         entries[key] = value
         if isinstance(value, (list, tuple)) or (is_array(value) and not is_collection(value)):
-            with suppress(*NO_ARRAY):  # text, for instance, which a TensorDict takes as it is
+            with suppress(*NO_ARRAY):  # text, for instance
                 entries[key] = as_tensor(value)
     return entries
+
+
+def _with_objects(entries: dict[Any, Any], lead: Sequence[int]) -> dict[Any, Any]:
+    """Converts columns of text and objects, each of which a TensorDict would repeat in every item.
+
+    A TensorDict stacks a list by itself.
+    """
+    found: dict[Any, Any] = {}
+    for key, value in entries.items():
+        if isinstance(value, dict):
+            value = _with_objects(value, lead)
+        elif isinstance(value, tuple):
+            value = list(value)
+        elif hasattr(type(value), "__array__") and not isinstance(value, torch.Tensor):
+            array = np.asarray(value)
+            rows = array.reshape(-1, *array.shape[len(lead) :])
+            value = non_tensor(Objects.of(batches.plain_values(rows) or list(rows), lead))
+        found[key] = value
+    return found
 
 
 def unbound(data: Any) -> list[Any]:
@@ -158,7 +186,9 @@ def unbound(data: Any) -> list[Any]:
             raise RuntimeError(
                 f"a {type(data).__name__} without a batch dimension is one item: use add()"
             )
-        return list(data) if isinstance(data, np.ndarray) else list(data.unbind(0))
+        if isinstance(data, np.ndarray):
+            return batches.plain_values(data) or list(data)
+        return list(data.unbind(0))
     if isinstance(data, (tuple, str, bytes)) or not isinstance(data, Iterable):
         raise TypeError(
             "a list of items is what a list storage can be extended with, also a generator, a "

@@ -29,6 +29,7 @@ from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec, assembling
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.compression import Zstd
+from shmbuffer.replay.form.batches import unbound
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import sequences, transitions
@@ -286,7 +287,7 @@ BATCHES: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_gives_the_records_of_its_items(name: str, count: int, encoder: Encoder) -> None:
     data = BATCHES[name](count)
-    items = list(data) if isinstance(data, np.ndarray) else list(data.unbind(0))
+    items = unbound(data)
     batch, listed = encoder.encode(data), encoder.encode(items)
     assert all(map(alike, read(batch), items))
     assert len(batch) == count
