@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,9 +150,63 @@ def test_tensors_of_one_shape_are_stacked() -> None:
     assert rb[:][:, 1].tolist() == [[1.0] * 3] * 2
 
 
-def test_an_item_that_cannot_be_stacked_lazily_is_told_to_use_a_list() -> None:
-    with pytest.raises(TypeError, match=r"got a str; use a ListStorage"):
-        rb_of("a", "b").sample()
+CHATS = [{"text": "a", "tokens": [1]}, {"text": "b", "tokens": [1, 2]}]
+FLAT = [{"text": "a", "reward": torch.zeros(2)}, {"text": "b", "reward": torch.ones(2)}]
+
+
+@pytest.fixture(params=["in one process", "records"])
+def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    if request.param == "in one process":
+        return {}
+    return {"scratch_dir": tmp_path / "buffer", "shared_init": True, "max_bytes": 2**16}
+
+
+def test_items_that_are_no_tensordicts_reach_a_collate_fn_as_a_list(
+    options: dict[str, Any],
+) -> None:
+    storage = LazyStackStorage(10, **options)
+    rb = ReplayBuffer(storage=storage, batch_size=4, collate_fn=list)
+    rb.extend(CHATS)
+    assert rb[:] == CHATS
+    assert storage.get([1, 0]) == CHATS[::-1]
+    batch, info = rb.sample(return_info=True)
+    assert batch == [CHATS[at] for at in info["index"].tolist()]
+    rb.extend([(1, "x"), "text", 5, torch.zeros(1), torch.zeros(2), item(3)])
+    assert rb[2:5] == [(1, "x"), "text", 5]
+    assert [one.shape[0] for one in rb[5:7]] == [1, 2]
+    assert [type(one) for one in rb[4:8]] == [int, torch.Tensor, torch.Tensor, TensorDict]
+    rb.close()
+
+
+def test_items_that_are_no_tensordicts_are_collated_as_by_a_list_storage(
+    options: dict[str, Any],
+) -> None:
+    rb = ReplayBuffer(storage=LazyStackStorage(10, **options), batch_size=4)
+    rb.extend(FLAT)
+    batch = rb[:]
+    assert batch["text"] == ["a", "b"]
+    assert batch["reward"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    drawn, info = rb.sample(return_info=True)
+    assert drawn["text"] == ["ab"[at] for at in info["index"].tolist()]
+    rb.empty()
+    rb.extend(CHATS)
+    with pytest.raises(RuntimeError, match=r"entry 'tokens'.*collate_fn \(list keeps the items"):
+        rb[:]
+    rb.close()
+
+
+def test_tensordicts_that_do_not_stack_are_kept_apart_by_a_collate_fn(
+    options: dict[str, Any],
+) -> None:
+    rb = ReplayBuffer(storage=LazyStackStorage(10, **options), collate_fn=list)
+    rb.extend([item(2), item(2, 3)])
+    assert [one.batch_size for one in rb[:]] == [torch.Size([]), torch.Size([3])]
+    rb.close()
+    with pytest.raises(RuntimeError, match=r"one batch size.*collate_fn \(list keeps"):
+        rb_of(item(2), item(2, 3))[:]
+
+
+def test_a_storage_without_items_has_nothing_to_stack() -> None:
     with pytest.raises(EmptyBufferError, match="there are no items here"):
         LazyStackStorage(3).get(slice(None))
     with pytest.raises(EmptyBufferError):

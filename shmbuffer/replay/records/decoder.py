@@ -23,7 +23,7 @@ from shmbuffer.numpy.records.forms import TreePath
 from shmbuffer.numpy.records.table import Column, Table, columns_of
 from shmbuffer.numpy.records.transfer import Expand
 from shmbuffer.replay.form import cpu
-from shmbuffer.replay.form.batches import stack_lazily
+from shmbuffer.replay.form.batches import lazy_stack_of
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.form.packing import Decompress
 from shmbuffer.replay.records import cutting
@@ -185,9 +185,13 @@ class RawBatch:
         return self.decoder.items(self.batch)
 
     def stacked(self, dim: int) -> Any:
-        """As a lazy stack, whose items are made when somebody looks at them."""
+        """As a lazy stack, whose items are decoded on access; as a list if they do not stack."""
         stack = self.decoder.stack(self.batch, dim)
-        return stack_lazily(self.items(), dim, fresh=True) if stack is None else stack
+        if stack is None:
+            items = self.items()
+            stack = lazy_stack_of(items, dim, fresh=True)
+            return items if stack is None else stack
+        return stack
 
     def dense(self) -> Any:
         """As one batch of their form; None where they differ in form or in the shape of a leaf."""

@@ -108,7 +108,8 @@ def items_of(data: Any) -> list[Any]:
 def _refuse_item(item: Any) -> NoReturn:
     raise TypeError(
         "items that are padded or nested are TensorDicts or tensorclasses, in a list or a lazy "
-        f"stack, got {type(item).__name__}"
+        f"stack, got {type(item).__name__}; write TensorDicts, or write dicts with a "
+        "TensorDictReplayBuffer, which makes TensorDicts of them"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from tensordict import LazyStackedTensorDict
 
-from shmbuffer.replay.form.batches import stack_lazily
+from shmbuffer.replay.form.batches import collate, lazy_stack_of
 from shmbuffer.replay.records.decoder import RawBatch
 from shmbuffer.replay.storages.indexing import is_int
 from shmbuffer.replay.storages.record_list import RecordList, RecordOptions
@@ -18,7 +18,9 @@ class LazyStackStorage(RecordList):
 
     Several items are given as one lazy stack: shapes that differ show as -1, text is a
     NonTensorStack, and ``densify()`` makes nested tensors of it. Nothing is copied for that; an
-    entry that is set in the stack is not set in the items.
+    entry that is set in the stack is not set in the items. Items of other kinds, such as the dicts
+    that a `ReplayBuffer` writes, are given as by a `ListStorage`: as a list, from which a buffer
+    makes a batch by stacking each entry, or by its ``collate_fn`` if they differ.
 
     Without ``scratch_dir`` and ``shared_init`` it is a list of this process: any Python objects in
     the items, no copies, no limit needed; it cannot be passed to another process (RuntimeError).
@@ -85,13 +87,17 @@ class LazyStackStorage(RecordList):
         super().put(cursor, data, in_place=in_place)
 
     def uncollated(self, data: Any) -> Any:
-        """See `Storage.uncollated`: a lazy stack."""
+        """See `Storage.uncollated`: a lazy stack, or a list of items that do not stack."""
         if isinstance(data, RawBatch):
             return data.stacked(self.stack_dim)
-        return stack_lazily(data, self.stack_dim) if type(data) is list else data
+        if type(data) is not list:
+            return data
+        stack = lazy_stack_of(data, self.stack_dim)
+        return data if stack is None else stack
 
     def _collate(self, data: Any) -> Any:
-        return self.uncollated(data)
+        found = self.uncollated(data)
+        return collate(found) if type(found) is list else found
 
     def _recorded(self) -> dict[str, Any]:
         return {"stack_dim": self.stack_dim}
