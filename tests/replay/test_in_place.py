@@ -143,6 +143,130 @@ def test_only_items_of_the_sample_are_changed(make: Any) -> None:
         rb.update_if_present(index=index, generation=generation[:3], patch={"a": index})
 
 
+@pytest.mark.parametrize("dim_extend", [0, 1])
+@pytest.mark.parametrize("lanes", [3, 1, 2])
+def test_a_patch_may_have_the_dimensions_in_which_the_batch_was_written(
+    make: Any, dim_extend: int, lanes: int
+) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=make(4 * lanes, ndim=2),
+        writer=TensorDictRoundRobinWriter(track_generations=True),
+        dim_extend=dim_extend,
+        batch_size=4,
+    )
+    size = (lanes, 2) if dim_extend else (2, lanes)
+    number = torch.arange(2.0 * lanes).view(size)
+    rb.add(TensorDict({"a": torch.zeros(lanes), "v": torch.zeros(lanes, 2)}, [lanes]))
+    batch = TensorDict({"a": number, "v": number[..., None].expand(*size, 2)}, size)
+    index = rb.extend(batch)
+    for patch in (batch + 1, {"a": number + 2, "v": (number + 2)[..., None].expand(*size, 2)}):
+        found = rb.update_if_present(
+            index=index, generation=rb.writer.generations_of(index), patch=patch
+        )
+        assert found.updated.tolist() == [True] * 2 * lanes
+        flat = number.transpose(0, dim_extend).reshape(-1) + float((patch["a"] - number).min())
+        at = (index[:, 0], index[:, 1])
+        assert torch.equal(rb.storage.get(at)["a"], flat)
+        assert torch.equal(rb.storage.get(at)["v"][:, 1], flat)
+    rows = torch.arange(2.0 * lanes)
+    rb.update_if_present(
+        index=index,
+        generation=rb.writer.generations_of(index),
+        patch={"a": rows, "v": torch.ones(2)},
+    )
+    assert torch.equal(rb.storage.get((index[:, 0], index[:, 1]))["a"], rows)
+    with pytest.raises(SchemaMismatchError, match=r"leaf 'a' is float32"):
+        rb.update_if_present(
+            index=index,
+            generation=rb.writer.generations_of(index),
+            patch={"a": torch.ones(lanes + 1, lanes + 2)},
+        )
+
+
+def test_a_version_may_have_the_dimensions_in_which_the_batch_was_written(make: Any) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=make(6, ndim=2),
+        writer=TensorDictRoundRobinWriter(track_generations=True),
+    )
+    version = torch.tensor([[1, 5, 1], [5, 1, 5]])
+    index = rb.extend(TensorDict({"a": torch.zeros(2, 3), "version": version}, [2, 3]))
+    found = rb.update_if_present(
+        index=index,
+        generation=rb.writer.generations_of(index),
+        patch={"a": torch.arange(6.0).view(2, 3)},
+        version_key="version",
+        version=torch.tensor([[3, 3, 2], [3, 3, 9]]),
+    )
+    assert found.updated.tolist() == [True, False, False, True, True, True]
+    rows = rb.storage.get((index[:, 0], index[:, 1]))
+    assert rows["a"].tolist() == [0, 0, 0, 4, 2, 5]
+    assert rows["version"].tolist() == [3, 5, 5, 3, 2, 9]
+
+
+@pytest.mark.parametrize("records", [False, True], ids=["rows", "records"])
+@pytest.mark.parametrize("stream_dim", [0, 1])
+def test_a_patch_may_have_the_dimensions_of_streams(
+    tmp_path: Path, records: bool, stream_dim: int
+) -> None:
+    shared: dict[str, Any] = {"scratch_dir": tmp_path / "buffer", "shared_init": True}
+    storage = (
+        LazyStackStorage(6, max_bytes=2**16, **shared)
+        if records
+        else LazyMemmapStorage(6, **shared)
+    )
+    with TensorDictReplayBuffer(storage=storage) as rb:
+        data = TensorDict({"a": torch.zeros(2, 3), "v": torch.zeros(2, 3, 2)}, [2, 3])
+        index = rb.extend(data, stream_dim=stream_dim)
+        assert index.shape == (2, 3)
+        number = torch.arange(6.0).view(2, 3)
+        found = rb.update_if_present(
+            index=index,
+            generation=rb.writer.generations_of(index),
+            patch={"a": number, "v": number[..., None].expand(2, 3, 2)},
+        )
+        assert found.updated.all()
+        for row in range(2):
+            for column in range(3):
+                item = rb[int(index[row, column])]
+                assert float(item["a"]) == number[row, column]
+                assert item["v"].tolist() == [number[row, column]] * 2
+
+
+def test_a_buffer_without_generations_refuses_a_conditional_update(tmp_path: Path) -> None:
+    for made, tracks in (
+        (LazyTensorStorage(6), False),
+        (LazyMemmapStorage(6), False),
+        (TensorStorage(steps(6)), False),
+        (LazyMemmapStorage(6, scratch_dir=tmp_path / "rows", shared_init=True), True),
+    ):
+        with TensorDictReplayBuffer(storage=made, batch_size=4) as rb:
+            index = rb.extend(steps(6))
+            generation = rb.writer.generations_of(index)
+            assert (rb.sample().get("index_generation", None) is not None) is tracks
+            update: dict[str, Any] = {"index": index, "patch": {"a": index + 10}}
+            if tracks:
+                assert rb.update_if_present(generation=generation, **update).updated.all()
+                continue
+            with pytest.raises(RuntimeError, match=r"no generations.*track_generations=True"):
+                rb.update_if_present(generation=generation, **update)
+            with pytest.raises(RuntimeError, match=r"Nothing was changed.*track_generations=True"):
+                rb.submit_update_if_present(generation=generation, **update).result()
+            with pytest.raises(RuntimeError, match=r"track_generations=True"):
+                rb.update_if_present(
+                    generation=generation, version_key="a", version=9, index=index, patch={}
+                )
+            assert rb[:]["a"].tolist() == list(range(6))
+            tickets = rb.storage.tickets(index)  # who has these can change the items
+            assert rb.update_if_present(generation=tickets, **update).updated.all()
+    with TensorDictReplayBuffer(storage=LazyTensorStorage(6), shared=True, batch_size=4) as rb:
+        rb.extend(steps(6))
+        batch = rb.sample()
+        found = rb.update_if_present(
+            index=batch["index"], generation=batch["index_generation"], patch={"a": batch["a"]}
+        )
+        assert found.updated.any()
+
+
 def test_the_callers_own_tensors_are_changed() -> None:
     data = steps(5)
     rb = ReplayBuffer(storage=TensorStorage(data), batch_size=2)

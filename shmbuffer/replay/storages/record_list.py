@@ -173,12 +173,19 @@ class RecordList(ListStorage):
         """See `Storage.supports_conditional_update`."""
         return self.shared
 
-    def change_if_present(self, index: Any, generation: Any, patch: Any) -> Flags:
+    def change_if_present(
+        self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
+    ) -> Flags:
         """See `Storage.change_if_present`."""
         if not self.shared:
             return super().change_if_present(index, generation, patch)
         elements, tickets = meant(index, generation, ())
-        edit = edits(changes_of(patch), elements, len(elements))
+        changes, written = changes_of(patch), np.shape(index)
+        for path, value in changes.items() if len(written) > 1 else ():
+            size = tuple(getattr(value, "shape", ()))
+            if size[: len(written)] == written:  # as streams were written
+                changes[path] = value.reshape(-1, *size[len(written) :])
+        edit = edits(changes, elements, len(elements))
         return self._records().change_held(elements, tickets, edit)
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:

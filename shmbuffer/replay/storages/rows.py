@@ -7,13 +7,14 @@ The C core moves those in the ring's memory (`NativeRows`), torch those that thi
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import is_non_tensor
 
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
@@ -24,7 +25,7 @@ from shmbuffer.numpy.arrays import NO_ARRAY
 from shmbuffer.numpy.mismatch import refuse_leaf
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
-from shmbuffer.replay.form.objects import as_objects
+from shmbuffer.replay.form.objects import as_objects, objects_in
 from shmbuffer.replay.form.structure import leaves_of
 from shmbuffer.replay.form.tensors import dtype_name, like, put_rows, take_rows
 from shmbuffer.replay.storages.indexing import Selection, meant, ravel, tickets_at
@@ -123,10 +124,15 @@ class Rows(Mover):
         chosen = self.select(index, dim_extend)
         self.patch(chosen.elements, columns_of(self.leaves, chosen.lead, value, path))
 
-    def change_if_present(self, index: Any, generation: Any, patch: Any) -> Flags:
+    def change_if_present(
+        self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
+    ) -> Flags:
         """See `Storage.change_if_present`."""
         elements, tickets = meant(index, generation, self.lanes)
-        columns = columns_of(self.leaves, (len(elements),), patch, ())
+        written = [-1, *self.lanes] if self.lanes else list(np.shape(index))
+        if self.lanes and len(elements) % self.ring.width == 0:
+            written[0] = len(elements) // self.ring.width
+        columns = columns_of(self.leaves, (len(elements),), patch, (), written, dim_extend)
         return self.patch(elements, columns, tickets)
 
     def entry(self, index: Any, path: KeyPath) -> tuple[NDArray[Any], Ints, Ints]:
@@ -265,7 +271,12 @@ class Rows(Mover):
 
 
 def columns_of(
-    leaves: Leaves, lead: tuple[int, ...], data: Any, key: KeyPath | None
+    leaves: Leaves,
+    lead: tuple[int, ...],
+    data: Any,
+    key: KeyPath | None,
+    written: Sequence[int] = (),  # the same elements in several dimensions, as they were written
+    dim_extend: int = 0,  # the dimension of the data that is the first one of ``written``
 ) -> dict[int, torch.Tensor]:
     """The columns ``[n, *shape]`` that are to change, by number of the leaf."""
     number = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
@@ -282,7 +293,12 @@ def columns_of(
             )
         leaf, dtype = leaves.leaves[at], leaves.dtypes[at]
         shape = (*lead, *leaf.shape)
+        batch = _exchanged([*written, *leaf.shape], dim_extend) if len(written) > 1 else None
         if at in leaves.objects:
+            if is_non_tensor(value) and list(value.batch_size) == batch:
+                flat = objects_in(value).transpose(0, dim_extend)
+                columns[at] = flat.reshape(-1, *leaf.shape)
+                continue
             try:
                 columns[at] = as_objects(value, shape).reshape(-1, *leaf.shape)
             except RuntimeError as error:
@@ -292,6 +308,8 @@ def columns_of(
             tensor = like(value, leaf.dtype)[1].detach()
         except NO_ARRAY as error:
             refuse_leaf(leaves.where, leaf, shape, f"{type(value).__name__} ({error})")
+        if list(tensor.shape) == batch:
+            tensor = tensor.transpose(0, dim_extend).reshape(shape)
         try:
             wide = tensor.expand(shape)
         except RuntimeError:
@@ -303,6 +321,12 @@ def columns_of(
     if key is None and len(columns) < len(number):
         leaves.refuse_form(data)
     return columns
+
+
+def _exchanged(sizes: list[int], dim: int) -> list[int]:
+    """Sizes with those of the dimensions 0 and ``dim`` exchanged."""
+    sizes[0], sizes[dim] = sizes[dim], sizes[0]
+    return sizes
 
 
 def _changes(

@@ -199,13 +199,17 @@ class Storage(Checkpoints):
         """Whether `change_if_present` can tell if an item is still the same."""
         return False
 
-    def change_if_present(self, index: Any, generation: Any, patch: Any) -> Flags:
+    def change_if_present(
+        self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
+    ) -> Flags:
         """Change entries of items that have not been written over since.
 
         Args:
             index: of a sample.
             generation: of the same sample.
-            patch: the entries, each ``[n, ...]``.
+            patch: the entries, each ``[n, ...]``, or in the dimensions of the data that were
+                written: ``[n, *lanes, ...]``, or those of an index of streams.
+            dim_extend: dimension of such data along which the items are.
 
         Returns:
             bool ``[n]``: what was changed.

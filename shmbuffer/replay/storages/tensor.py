@@ -215,9 +215,12 @@ class TensorStorage(RingBacked):
         """See `Storage.change`."""
         self._need().change(index, value, path, dim_extend)
 
-    def change_if_present(self, index: Any, generation: Any, patch: Any) -> Flags:
+    def change_if_present(
+        self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
+    ) -> Flags:
         """See `Storage.change_if_present`."""
-        changed: Flags = self._need().change_if_present(index, generation, patch)
+        rows = self._need()
+        changed: Flags = rows.change_if_present(index, generation, patch, dim_extend=dim_extend)
         return changed
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:

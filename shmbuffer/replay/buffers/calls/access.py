@@ -13,6 +13,7 @@ from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.buffers.calls.patches import compared
 from shmbuffer.replay.buffers.data_path.parts import Parts
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.storages.item_store import changes_of
@@ -144,7 +145,8 @@ class StorageOrder(Parts):
         Args:
             index: ``sample["index"]``: int64 ``[n]``, or ``[n, ndim]``.
             generation: ``sample["index_generation"]``: int64 ``[n]``.
-            patch: TensorDict or dict of the new entries, each ``[n, ...]``.
+            patch: TensorDict or dict of the new entries, each ``[n, ...]``; beside the index that
+                `extend` returned also in the form of its data, such as ``[lanes, T, ...]``.
             version_key: entry of the items that holds their version, one number. An item with a
                 newer one is left alone, others get ``version`` with the patch. If an item comes
                 twice, the highest version counts.
@@ -157,7 +159,8 @@ class StorageOrder(Parts):
         Raises:
             KeyError: no such entry.
             SchemaMismatchError: another dtype or shape; nothing was changed.
-            RuntimeError: the storage keeps no generations.
+            RuntimeError: the storage keeps no generations, or this buffer tracks none; nothing was
+                changed.
             ValueError: ``version_key`` without ``version``, or in the patch, or of several numbers
                 an item.
         """
@@ -166,6 +169,17 @@ class StorageOrder(Parts):
                 "version_key and version go together: the entry, and what it is to become; got "
                 f"version_key={version_key!r}, version={version!r}"
             )
+        storage, plan = self._storage, self._planned()
+        tracks = plan.info.generation or getattr(self._writer, "tracks_generations", False)
+        if storage.supports_conditional_update and not tracks and not _has_tickets(generation):
+            raise RuntimeError(
+                f"update_if_present: this {type(self).__name__} tracks no generations, so it "
+                "cannot tell which of these items have been overwritten. Nothing was changed. "
+                "Create the buffer with writer=TensorDictRoundRobinWriter(track_generations=True), "
+                "with shared=True, or in a directory"
+            )
+        if self.dim_extend and version is not None and cpu.as_tensor(version).dim() > 1:
+            version = swap_dims(cpu.as_tensor(version), self.dim_extend)
         rejected = None
         if version_key is not None:
             patch = changes_of(patch)
@@ -173,10 +187,12 @@ class StorageOrder(Parts):
             if path in patch:
                 raise ValueError(f"{version_key!r} is the version_key, and in the patch; leave it")
             generation, versions, lost = compared(
-                self._storage, index, generation, path, version, newer=require_newer
+                storage, index, generation, path, version, newer=require_newer
             )
             patch, rejected = {**patch, path: versions}, torch.from_numpy(lost)
-        updated = self._storage.change_if_present(index, generation, patch)
+        updated = self._storage.change_if_present(
+            index, generation, patch, dim_extend=self.dim_extend
+        )
         return ConditionalUpdateResult(torch.from_numpy(updated), rejected)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
@@ -242,6 +258,11 @@ class StorageOrder(Parts):
         if isinstance(self._storage, ListStorage) and isinstance(value, TensorDictBase):
             value = value.exclude(*OWN_KEYS)  # of a sample
         self._storage.put(index, value, in_place=True)
+
+
+def _has_tickets(generation: Any) -> bool:
+    """Whether one of the generations belongs to an item, as of `Storage.tickets`."""
+    return generation is not None and bool((cpu.as_tensor(generation) >= 0).any())
 
 
 def swap_dims(data: Any, dim: int) -> Any:
