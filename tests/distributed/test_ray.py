@@ -238,6 +238,7 @@ def test_a_sample_follows_the_priorities(rb: RayReplayBuffer) -> None:
     torch.testing.assert_close(sample["_weight"], expected)
     sample["td_error"] = torch.where(sample["a"] == 1, 0.0, 2.0)
     assert rb.update_tensordict_priority(sample) == PriorityUpdate(4, 0)
+    assert rb.update_priority(sample) == PriorityUpdate(4, 0)
 
 
 def test_a_priority_of_an_item_that_was_written_over_is_stale(rb: RayReplayBuffer) -> None:

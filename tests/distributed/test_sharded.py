@@ -170,8 +170,12 @@ def test_priorities_go_back_to_their_shards(
     sample["p"] = torch.full((200,), 1e-3)
     found = rb.update_tensordict_priority(sample)
     assert (found.applied, found.stale, found.lost) == (200, 0, 0)
-    again = rb.update_tensordict_priority(sample)
+    again = rb.update_priority(sample)
     assert tuple(again) == (200, 0, 0), "it does no harm to send them twice"
+    late = sample["index_generation"] + 2_000
+    assert tuple(rb.update_priority(sample, generation=late)) == (0, 200, 0)
+    with pytest.raises(TypeError, match="no priorities"):
+        rb.update_priority(sample["index"], shard=sample["shard"])
     with attach(directory / "b") as one:
         mine = sample["shard"] == shards["b"]
         raw = one.sampler.state_dict()["_priorities"][sample["index"][mine]]

@@ -216,6 +216,45 @@ def test_a_sample_takes_its_new_priorities_back(maker: Maker) -> None:
     sample["td_error"] = sample["id"].float() + 1
     rb.update_tensordict_priority(sample)
     assert_priorities(rb, {number: number + 1.0 for number in range(6)})
+    sample["td_error"] = 7 - sample["id"].float()
+    update = rb.update_priority(sample)  # as TorchRL's training scripts call it
+    assert (update.applied, update.stale) == (len(sample), 0)
+    assert_priorities(rb, {number: 7.0 - number for number in range(6)})
+
+
+def test_a_sample_without_priorities_and_an_index_alone_say_what_is_missing() -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=LazyTensorStorage(6), batch_size=4
+    )
+    rb.extend(steps(0, 6))
+    sample = rb.sample()
+    with pytest.warns(UserWarning, match=r"no entry 'td_error'") as said:
+        rb.update_priority(sample)
+    assert [one.filename for one in said] == [__file__]
+    with pytest.raises(TypeError, match=r"no priorities.*update_priority\(index, priority\)"):
+        rb.update_priority(sample["index"])
+    with pytest.raises(KeyError, match="needs the entry 'index'"):
+        rb.update_priority(sample.exclude("index"))
+    unnamed = PrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=LazyTensorStorage(6), batch_size=4
+    )
+    unnamed.extend(steps(0, 6))
+    batch, info = unnamed.sample(return_info=True)
+    with pytest.raises(TypeError, match=r"return_info=True.*TensorDictReplayBuffer"):
+        unnamed.update_priority(batch)
+    assert unnamed.update_priority(info["index"], 2.0).applied == 4
+
+
+def test_a_generation_that_is_given_beside_a_sample_counts(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(6, scratch_dir=tmp_path / "buffer", shared_init=True)
+    with TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=storage, batch_size=4
+    ) as rb:
+        rb.extend(steps(0, 6))
+        sample = rb.sample().set("td_error", torch.ones(4))
+        late = sample["index_generation"] - 6
+        assert tuple(rb.update_priority(sample, generation=late)) == (0, 4)
+        assert tuple(rb.update_priority(sample)) == (4, 0)
 
 
 @every_table

@@ -501,6 +501,7 @@ def test_the_priorities_of_a_sample_reach_the_buffers() -> None:
     index = sample["index"]
     sample["td_error"] = (index["buffer_ids"] * 100 + index["index"] + 7).double()
     assert rb.update_tensordict_priority(sample) == (80, 0)
+    assert rb.update_priority(sample) == (80, 0)
     for at, one in enumerate(rbs):
         expected = [1.0] * SIZE
         for place in index["index"][at].tolist():

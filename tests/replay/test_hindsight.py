@@ -286,6 +286,7 @@ def test_a_sample_says_where_its_rows_are_and_takes_priorities_back(
     for start in (0, 20):  # all, the ones that were not drawn too
         rb.update_priority(torch.arange(20), (torch.arange(20) == 3).float())
         assert rb.update_tensordict_priority(sample).applied == 20, start
+        assert rb.update_priority(sample).applied == 20
     assert set(rb.sample()["number"].tolist()) == {3}
     rb.close()
 

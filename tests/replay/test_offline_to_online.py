@@ -343,6 +343,7 @@ def test_the_priorities_of_a_sample_go_back_with_it(storage: Callable[[], Any]) 
     sample["index"] = torch.tensor([3, CAPACITY + 3])
     sample["td_error"] = torch.tensor([[1.0], [2.0]])
     assert rb.update_tensordict_priority(sample) == PriorityUpdate(2, 0)
+    assert rb.update_priority(sample) == PriorityUpdate(2, 0)
     assert sorted(number(rb.sample()).unique().tolist()) == [3, 1003]
 
 

@@ -34,6 +34,23 @@ def map_name(name: str) -> str:
     return f"{name}/map"
 
 
+def found_map(name: str) -> Any:
+    """The map of a buffer; ValueError if there is none."""
+    ray = require_ray()
+    if not ray.is_initialized():  # else Ray would start a cluster
+        raise ValueError(
+            f"the sharded buffer {name!r} cannot be reached: this process is in no Ray cluster; "
+            "call ray.init(address='auto') first"
+        )
+    try:
+        return ray.get_actor(map_name(name), namespace=NAMESPACE)
+    except ValueError:
+        raise ValueError(
+            f"there is no sharded buffer {name!r} in this Ray cluster; "
+            "ShardedReplayBuffer(name=...) makes it, and it ends with close()"
+        ) from None
+
+
 def keeper_name(name: str, node_id: str) -> str:
     """The name of a keeper; after a death its node has another id, and gets another keeper."""
     return f"{name}/keeper/{node_id}"

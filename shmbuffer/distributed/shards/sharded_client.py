@@ -22,7 +22,7 @@ from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.sampling import Sampling
 from shmbuffer.distributed.shards.saving import load_shards, save_shards, saves_of_nodes
 from shmbuffer.distributed.shards.shard_batches import SHARD, ShardBatches
-from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name
+from shmbuffer.distributed.shards.shard_map import found_map
 from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.numpy.keys import GENERATION, INDEX
@@ -252,14 +252,15 @@ class ShardedClient(Sampling, Limited):
         return self.update_priority(data.get(INDEX), priority, generation=generation, shard=shard)
 
     def update_priority(
-        self, index: Any, priority: Any, *, generation: Any = None, shard: Any = None
+        self, index: Any, priority: Any = None, *, generation: Any = None, shard: Any = None
     ) -> ShardedUpdate:
         """Change priorities.
 
         Args:
             index: what a write returned; or, with ``shard``, the index of a sample, ``[n]`` or
-                ``[n, ndim]``.
-            priority: ``[n]`` or one number; finite and not negative.
+                ``[n, ndim]``; or a whole sample, as for `update_tensordict_priority`.
+            priority: ``[n]`` or one number; finite and not negative. None: the entry `priority_key`
+                of the sample.
             generation: ``index_generation`` of the sample, ``[n]``: an item that was overwritten
                 since is left alone, and counted as stale.
             shard: the entry ``"shard"`` of the sample, ``[n]``, or one number.
@@ -268,9 +269,12 @@ class ShardedClient(Sampling, Limited):
             See `ShardedUpdate`.
 
         Raises:
-            TypeError: the shard is missing.
+            TypeError: the shard or the priorities are missing; nothing was changed.
             ValueError: NaN, infinite or negative; nothing was changed.
         """
+        if priority is None:
+            sample = priority_entry.sample_alone(index, index_generation=generation, shard=shard)
+            return self.update_tensordict_priority(sample)
         if isinstance(index, ShardIndex):
             shard, index = index
         if shard is None:
@@ -381,20 +385,3 @@ class ShardedClient(Sampling, Limited):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._options.name!r})"
-
-
-def found_map(name: str) -> Any:
-    """The map of a buffer; ValueError if there is none."""
-    ray = require_ray()
-    if not ray.is_initialized():  # else Ray would start a cluster
-        raise ValueError(
-            f"the sharded buffer {name!r} cannot be reached: this process is in no Ray cluster; "
-            "call ray.init(address='auto') first"
-        )
-    try:
-        return ray.get_actor(map_name(name), namespace=NAMESPACE)
-    except ValueError:
-        raise ValueError(
-            f"there is no sharded buffer {name!r} in this Ray cluster; "
-            "ShardedReplayBuffer(name=...) makes it, and it ends with close()"
-        ) from None

@@ -234,6 +234,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Cost: one native call.
         """
+        return self._update_by_sample(data)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _update_by_sample(self, data: Any) -> PriorityUpdate:
+        """See `update_tensordict_priority`."""
         key, updates = self._priority_key, self._plan.updates
         if updates is not None and type(data) is TensorDict:
             get = data._tensordict.get
@@ -271,8 +277,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
         elif not (isinstance(priority, torch.Tensor) and priority.numel() == count):
             raw = reduced(priority, count, sampler.reduction)
         return sampler.update_priority(index, raw, storage=storage, generation=generation)
-
-    # -- inside --------------------------------------------------------------------------------
 
     def _named(self, data: Any, single: bool) -> Any:
         """Dicts as TensorDicts, for transforms and storages that do not take them apart."""

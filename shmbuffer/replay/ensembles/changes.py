@@ -89,6 +89,10 @@ class Changes(ReplayBuffer, Ensemble):
         The result is the sum over all buffers; those without priorities count none. After an error,
         other buffers may have been changed.
         """
+        return self._update_by_sample(data)
+
+    def _update_by_sample(self, data: Any) -> PriorityUpdate:
+        """See `update_tensordict_priority`."""
         index = data.get(INDEX, None)
         if index is None:
             raise no_index(data)

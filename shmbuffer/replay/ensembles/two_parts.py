@@ -94,24 +94,23 @@ class TwoParts(ReplayBufferEnsemble):
         return TensorDict({BUFFER_IDS: ids, INDEX: places - ids * self._start}, [len(places)])
 
     def update_priority(
-        self, index: Any, priority: Any, *, generation: Any = None
+        self, index: Any, priority: Any = None, *, generation: Any = None
     ) -> PriorityUpdate:
         """Change priorities, each in its part; see `ReplayBuffer.update_priority`."""
-        index = self._routable(index)
+        index = index if priority is None else self._routable(index)
         return super().update_priority(index, priority, generation=generation)  # type: ignore[no-any-return]
 
     def mark_update(self, index: Any) -> None:
         """Give the items at ``index`` the default priority of their part."""
         super().mark_update(self._routable(index))
 
-    @eager
-    def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
+    def _update_by_sample(self, data: Any) -> PriorityUpdate:
         """See `ReplayBufferEnsemble.update_tensordict_priority`."""
         index = data.get(INDEX, None)
         if index is None:
             raise no_index(data)
         routable = TensorDict(dict(data.items()), [])
-        return super().update_tensordict_priority(routable.set(INDEX, self._routable(index)))
+        return super()._update_by_sample(routable.set(INDEX, self._routable(index)))
 
     @eager
     def update_if_present(

@@ -26,6 +26,7 @@ from shmbuffer.replay.buffers.calls.dataset import BatchDataset
 from shmbuffer.replay.buffers.data_path.drawing import Choice, chosen, drawn, expanded, taken
 from shmbuffer.replay.buffers.data_path.parts import ring_backed
 from shmbuffer.replay.buffers.data_path.prefetch import Batch, Order
+from shmbuffer.replay.buffers.data_path.priority_entry import sample_alone
 from shmbuffer.replay.buffers.flow.consuming import Consuming
 from shmbuffer.replay.eager import FRAMES, eager
 from shmbuffer.replay.form import cpu
@@ -162,13 +163,15 @@ class Sampling(Consuming):
         return data
 
     @eager
-    def update_priority(self, index: Any, priority: Any, *, generation: Any = None) -> Any:
+    def update_priority(self, index: Any, priority: Any = None, *, generation: Any = None) -> Any:
         """Change priorities.
 
         Args:
-            index: of a sample or a write: ``[n]``, ``[n, ndim]``, an int.
+            index: of a sample or a write: ``[n]``, ``[n, ndim]``, an int; or a sample of a
+                TensorDict buffer, as for ``update_tensordict_priority``.
             priority: ``[n]`` or one number; finite and not negative. With ``dim_extend`` also in
-                the form of the batch, ``[lanes, n]``.
+                the form of the batch, ``[lanes, n]``. None: the entry ``priority_key`` of the
+                sample.
             generation: ``index_generation`` of the sample, ``[n]``: an item that was overwritten
                 since is left alone, and counted as stale. None sets any item.
 
@@ -178,9 +181,12 @@ class Sampling(Consuming):
         Raises:
             ValueError: NaN, infinite or negative; nothing was changed.
             IndexError: out of range, a mask or fractions; nothing was changed.
+            TypeError: the priorities are missing; nothing was changed.
 
         Cost: one native call.
         """
+        if priority is None:
+            return self._update_by_sample(sample_alone(index, index_generation=generation))
         if (updates := self._plan.updates) is not None:
             found = updates.update_given(index, priority, generation)
             if found is not None:
@@ -191,6 +197,14 @@ class Sampling(Consuming):
             return self._sampler.update_priority(index, priority, storage=self._storage)
         return self._sampler.update_priority(
             index, priority, storage=self._storage, generation=generation
+        )
+
+    def _update_by_sample(self, data: Any) -> Any:
+        """Sets the priorities of a sample from its own entries."""
+        raise TypeError(
+            f"update_priority: samples of a {type(self).__name__} have no entry for priorities. "
+            "Nothing was changed. Call sample(return_info=True) and "
+            'update_priority(info["index"], priority), or use a TensorDictReplayBuffer'
         )
 
     def mark_update(self, index: Any) -> None:

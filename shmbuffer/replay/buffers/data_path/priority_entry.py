@@ -59,6 +59,23 @@ def one_each(entry: torch.Tensor) -> torch.Tensor:
     return entry
 
 
+def sample_alone(data: Any, **known: Any) -> Any:
+    """A sample that was given to ``update_priority`` without priorities, as a TensorDict.
+
+    Args:
+        data: the sample; TypeError if it is not one.
+        **known: entries to replace those of the sample; None leaves its own.
+    """
+    if not is_collection(data):
+        raise TypeError(
+            "update_priority: there is an index, and no priorities. Nothing was changed. Call "
+            "update_priority(index, priority), or update_priority(batch) with a whole sample of a "
+            "TensorDict buffer"
+        )
+    given = {key: value for key, value in known.items() if value is not None}
+    return data.copy().update(given) if given else data
+
+
 def no_index(data: TensorDictBase) -> KeyError:
     """The error of ``update_tensordict_priority`` for a sample without index."""
     return KeyError(
@@ -75,5 +92,5 @@ def say_what_is_missing(key: Key, data: TensorDictBase) -> None:
         f"update_tensordict_priority: this sample has no entry {key!r}, so its items get the "
         f"default priority; it has {there}. Set sample[{key!r}] to the new priorities, or name "
         "their entry with the buffer's priority_key",
-        stacklevel=3 + FRAMES,
+        stacklevel=4 + FRAMES,
     )
