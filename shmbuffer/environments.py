@@ -23,6 +23,12 @@ __all__ = ["Recorder"]
 
 #: Where gymnasium puts the last observation of an episode that it has reset in the same call.
 _FINAL = ("final_obs", "final_observation")
+_NOT_RESET = (
+    "If you reset the environment, pass the observation from reset to Recorder.reset. If the "
+    "environment resets itself in the same step, pass the last observation of the episode in "
+    'info["final_obs"], or use AutoresetMode.NEXT_STEP, and empty the buffer: the item at that end '
+    "holds the first observation of the next episode"
+)
 
 Tree = Any
 """An array ``[n, *shape]``, or a dict of trees."""
@@ -67,8 +73,10 @@ class Recorder:
     episode that is truncated (by a ``TimeLimit``, say) is not terminated: its last observation is
     stored, and its value counts. All autoreset modes of gymnasium's vector environments are
     recognized: by final observations in ``info`` (SAME_STEP); by a step after the end that only
-    resets, which is not stored (NEXT_STEP, and the wrapper ``Autoreset``); by a call of `reset`
-    (DISABLED, and single environments).
+    resets, with reward 0, which is not stored (NEXT_STEP, and the wrapper ``Autoreset``); by a call
+    of `reset` (DISABLED, and single environments). An environment that resets in the same step
+    needs ``info["final_obs"]``: without it the last observation of an episode is lost. That is an
+    error at the first step of an episode that has another reward than 0.
 
     Each environment is a stream, so slices never mix them. Use one recorder for a handle: two would
     give their environments the same streams. For sequences use ``n_step=1``: with more steps the
@@ -152,14 +160,16 @@ class Recorder:
             reward: real numbers.
             terminated: bool.
             truncated: bool.
-            info: has the final observations, if the environment resets in the same call.
+            info: has the final observations under ``"final_obs"``, if the environment resets in
+                the same call.
             extra: further entries of the items, ``[num_envs, ...]`` each, such as the logarithm of
                 the action's probability.
 
         Raises:
             RuntimeError: no `reset` came first.
             ValueError: the arrays are not of ``num_envs`` environments, or an environment that has
-                ended goes on without a reset. Nothing was written.
+                ended goes on without a reset, or resets in the same call without final
+                observations. Nothing was written.
             SchemaMismatchError: an entry is missing, unknown, or of another dtype or shape than in
                 the step before. Nothing was written.
             TypeError: ``info`` is no dict.
@@ -180,8 +190,15 @@ class Recorder:
         if (waiting & done).any():
             raise ValueError(
                 f"Recorder.step: environment {int(np.argmax(waiting & done))} ends again in the "
-                "step after the end of its episode, so nothing has reset it; reset it, and pass "
-                "what that returns to Recorder.reset"
+                "step after the end of its episode, so this step did not reset it. Nothing was "
+                f"written. {_NOT_RESET}"
+            )
+        if (moved := waiting & (rewards != 0)).any():
+            raise ValueError(
+                f"Recorder.step: environment {int(np.argmax(moved))} has the reward "
+                f"{rewards[np.argmax(moved)]:g} in the step after the end of its episode, so this "
+                f"is not a step that only resets. Nothing was written. {_NOT_RESET}. If a wrapper "
+                "gives rewards to steps that only reset, pass 0 there"
             )
         now = self._rows("obs", obs)
         info = {} if info is None else info

@@ -266,9 +266,59 @@ def test_what_is_missing_is_said_and_nothing_is_written(buffer: ReplayBuffer) ->
         recorder.step(np.zeros((2, 3)), zeros, np.zeros((2, 1)), off, off)
     assert len(buffer) == 0
     recorder.step(np.zeros((2, 3)), zeros, zeros, [True, False], off)
-    with pytest.raises(ValueError, match=r"environment 0 ends again .* reset it"):
+    with pytest.raises(ValueError, match=r"environment 0 ends again .*did not reset it.*final_obs"):
         recorder.step(np.zeros((2, 3)), zeros, zeros, [True, False], off)
     assert len(buffer) == 2
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["terminated", "truncated"])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_an_environment_that_resets_in_the_same_step_needs_final_observations(
+    buffer: ReplayBuffer, n_step: int, cut: bool
+) -> None:
+    recorder = Recorder(buffer, num_envs=2, n_step=n_step)
+    episode, step = np.zeros(2), np.zeros(2)
+    recorder.reset(np.stack([episode, step], 1))
+    off, action = np.zeros(2, np.bool_), np.zeros(2, np.int64)
+
+    def outcome() -> tuple[Any, ...]:
+        nonlocal episode, step
+        step = step + 1
+        ended, reward = step >= np.array([4, 5]), step.copy()
+        episode, step = episode + ended, np.where(ended, 0, step)
+        flags = (off, ended) if cut else (ended, off)
+        return np.stack([episode, step], 1), action, reward, *flags, {}
+
+    for _ in range(4):
+        recorder.step(*outcome())
+    after = outcome()
+    with pytest.raises(ValueError, match=r"environment 0 has the reward 1 .*final_obs.*NEXT_STEP"):
+        recorder.step(*after)
+    written = len(buffer)
+    recorder.step(after[0], action, np.array([0.0, 5.0]), off, off, {})
+    assert len(buffer) > written  # with reward 0 it is a step that only resets
+
+
+def test_a_single_environment_that_was_reset_beside_the_recorder_is_refused(
+    buffer: ReplayBuffer,
+) -> None:
+    env = Counting()
+    recorder = Recorder(buffer)
+    recorder.reset(env.reset()[0])
+    over = False
+    while not over:
+        obs, *rest = env.step(1)
+        recorder.step(obs, 1, *rest)
+        over = rest[1] or rest[2]
+    env.reset()
+    with pytest.raises(ValueError, match=r"not a step that only resets.*to Recorder\.reset"):
+        recorder.step(*_with_action(env.step(1)))
+    assert len(buffer) == 2
+
+
+def _with_action(outcome: tuple[Any, ...]) -> tuple[Any, ...]:
+    obs, *rest = outcome
+    return obs, 1, *rest
 
 
 def test_parts_of_a_tuple_space_are_not_taken_for_environments(buffer: ReplayBuffer) -> None:
