@@ -333,7 +333,7 @@ def test_parts_of_a_tuple_space_are_not_taken_for_environments(buffer: ReplayBuf
 @pytest.mark.parametrize(
     ("action", "extra", "message"),
     [
-        (0.5, {"log_prob": 0.0}, r"'action' is float64\[\], and was int64\[\]"),
+        (0.5, {"log_prob": 0.0}, r"'action' is float32\[\], and was int64\[\]"),
         (1, {}, r"'log_prob' is missing, and was float64\[\]"),
         (1, {"log_prob": 0.0, "value": 1}, r"'value' is int64\[\], and was missing"),
     ],
@@ -375,11 +375,112 @@ def test_observations_stored_once_are_not_mixed_with_what_an_autoreset_gives(
 def test_an_observation_of_another_dtype_than_that_of_reset_is_refused(
     buffer: ReplayBuffer,
 ) -> None:
-    recorder = Recorder(buffer)
+    recorder = Recorder(buffer, dtype=None)
     recorder.reset(np.zeros(3, np.float32))
     with pytest.raises(SchemaMismatchError, match=r"'observation' is float64\[3\].*was float32"):
         recorder.step(np.zeros(3), 0, 1.0, False, False)
     assert len(buffer) == 0
+    recorder.step(np.zeros(3, np.float32), 0, 1.0, False, False)
+    assert len(buffer) == 1
+
+
+def steps_of(recorder: Recorder, count: int = 3) -> None:
+    """Steps of two environments with observations, actions and extra entries of float64."""
+    obs = {"state": np.full((2, 3), 1 / 3), "frame": np.zeros((2, 2), np.uint8)}
+    recorder.reset(obs)
+    action, off = np.full((2, 1), 1 / 7), np.zeros(2, np.bool_)
+    for step in range(count):
+        ended = np.array([step == 1, False])
+        final = {"final_obs": np.array([obs, None]), "_final_obs": ended}
+        final["final_obs"][0] = {"state": np.full(3, 2 / 3), "frame": np.ones(2, np.uint8)}
+        info = final if ended.any() else {}
+        extra = {"log_prob": np.full(2, 1 / 3)}
+        recorder.step(obs, action, np.full(2, 1 / 3), ended, off, info, extra=extra)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        (np.float32, torch.float32),
+        ("float16", torch.float16),
+        (torch.float32, torch.float32),
+        (np.float64, torch.float64),
+        (None, torch.float64),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("n_step", [1, 2])
+def test_float64_is_stored_as_the_dtype_of_the_recorder(
+    buffer: ReplayBuffer,
+    caplog: pytest.LogCaptureFixture,
+    dtype: Any,
+    stored: torch.dtype,
+    n_step: int,
+) -> None:
+    steps_of(Recorder(buffer, num_envs=2, n_step=n_step, gamma=0.5, dtype=dtype), 5)
+    items = buffer[:]
+    for key in (("observation", "state"), ("next", "observation", "state"), "action"):
+        assert items[key].dtype == stored
+    assert items["observation", "state"][0, 0] == torch.tensor(1 / 3, dtype=torch.double).to(stored)
+    final = torch.tensor(2 / 3, dtype=torch.double).to(stored)
+    assert items["next", "observation", "state"].max() == final
+    assert items["next", "reward"].dtype == stored
+    assert items["log_prob"].dtype == torch.float64
+    assert items["observation", "frame"].dtype == torch.uint8
+    assert items["gamma"].dtype == torch.float32
+    lines = [
+        one.getMessage() for one in caplog.records if one.name.startswith("shmbuffer.environments")
+    ]
+    if stored is torch.float64:
+        assert lines == []
+        return
+    (line,) = lines
+    assert line.startswith("Recorder: obs and action are given as float64 and stored as float")
+    assert "dtype=None" in line
+
+
+def test_other_dtypes_stay_and_nothing_is_logged(
+    buffer: ReplayBuffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = Counting()
+    recorder = Recorder(buffer)
+    recorder.reset(env.reset()[0].astype(np.float16))
+    obs, *rest = env.step(1)
+    recorder.step(obs.astype(np.float16), 1, *rest)
+    assert buffer[:]["observation"].dtype == torch.float16
+    assert buffer[:]["action"].dtype == torch.int64
+    assert buffer[:]["next", "reward"].dtype == torch.float32
+    assert not [one for one in caplog.records if one.name.startswith("shmbuffer.environments")]
+
+
+def test_rewards_keep_their_dtype_without_one(tmp_path: Path) -> None:
+    for reward, stored in ((np.float32(1), "float32"), (1.0, "float64"), (1, "float64")):
+        with Coordinator(tmp_path / f"{type(reward).__name__}", capacity=8) as run:
+            recorder = Recorder(run.buffer, dtype=None)
+            recorder.reset(np.zeros(3))
+            recorder.step(np.zeros(3), 0, reward, False, False)
+            assert str(run.buffer[:]["next", "reward"].dtype) == f"torch.{stored}"
+
+
+@pytest.mark.parametrize("dtype", ["int64", "complex64", torch.bfloat16, "text"], ids=str)
+def test_a_dtype_that_is_no_floating_point_dtype_is_refused(
+    buffer: ReplayBuffer, dtype: Any
+) -> None:
+    with pytest.raises(TypeError, match="dtype is float16, float32, float64, or None"):
+        Recorder(buffer, dtype=dtype)
+
+
+def test_a_directory_of_another_dtype_says_how_to_replace_it(tmp_path: Path) -> None:
+    with Coordinator(tmp_path / "buffer", capacity=8) as run:
+        steps_of(Recorder(run.buffer, num_envs=2, dtype=None), 1)
+    with (
+        Coordinator(tmp_path / "buffer", on_existing="recover") as run,
+        pytest.raises(SchemaMismatchError, match=r'float32.*on_existing="overwrite"'),
+    ):
+        steps_of(Recorder(run.buffer, num_envs=2), 1)
+    with Coordinator(tmp_path / "buffer", capacity=8, on_existing="overwrite") as run:
+        steps_of(Recorder(run.buffer, num_envs=2), 1)
+        assert len(run.buffer) == 2
 
 
 def test_a_final_observation_of_a_single_environment_is_whole(buffer: ReplayBuffer) -> None:

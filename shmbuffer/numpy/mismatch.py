@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
 from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.schema import NEW_BUFFER
 from shmbuffer.numpy.nodes import NESTED, BranchNode, Node
 
 
@@ -33,19 +34,19 @@ def refuse_form(
     if missing := sorted(known - found):
         name = ".".join(missing[0])
         words = f"is missing in this write, which has {given}; write every leaf of the buffer"
-        _refuse(where, name, f"leaf {name!r} {words}, or create a new buffer", held, given)
+        _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", held, given)
     if extra := sorted(found - known):
         name = ".".join(extra[0])
         words = f"of this write is not a leaf of the buffer, which has {held}; leave it out"
-        _refuse(where, name, f"leaf {name!r} {words}, or create a new buffer", held, given)
+        _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", held, given)
     words = f"the buffer holds a {kind}, this write is a {shown}; write the same kind of data"
-    _refuse(where, "", f"{words}, or create a new buffer", kind, shown)
+    _refuse(where, "", f"{words}, or {NEW_BUFFER}", kind, shown)
 
 
 def refuse_leaf(where: str, leaf: Leaf, shape: Sequence[int], found: str) -> NoReturn:
     """Raise SchemaMismatchError for a leaf of another dtype or shape."""
     expected = f"{leaf.dtype}{list(shape)}"
-    words = f"is {expected}, this write has {found}; convert it, or create a new buffer"
+    words = f"is {expected}, this write has {found}; convert it, or {NEW_BUFFER}"
     _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", expected, found)
 
 

@@ -28,6 +28,9 @@ MAX_LEAVES = 4096
 MAX_ELEMENTS = 2**40
 MAX_RECORD_BYTES = 2**46
 
+NEW_BUFFER = 'create a new buffer, in its directory with Coordinator(..., on_existing="overwrite")'
+"""What to do about data of another form, in an error."""
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -213,7 +216,7 @@ class Schema:
         """Raises SchemaMismatchError naming the first leaf that differs."""
         difference = self.difference(other)
         if difference is not None:
-            raise SchemaMismatchError(f"{where}: {difference}; convert it, or create a new buffer")
+            raise SchemaMismatchError(f"{where}: {difference}; convert it, or {NEW_BUFFER}")
 
     def difference(self, other: Schema) -> str | None:
         """The first difference of the schema of a write, as a sentence; None if there is none."""

@@ -9,29 +9,33 @@ enough: the buffer may be one of TensorDicts or one of `shmbuffer.numpy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import chain
-from operator import itemgetter
+import logging
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.environments.trees import (
+    Tree,
+    beside,
+    final_observations,
+    floating,
+    has_parts,
+    mapped,
+    require_form,
+)
 
 __all__ = ["Recorder"]
 
-#: Where gymnasium puts the last observation of an episode that it has reset in the same call.
-_FINAL = ("final_obs", "final_observation")
+_log = logging.getLogger(__name__)
+
 _NOT_RESET = (
     "If you reset the environment, pass the observation from reset to Recorder.reset. If the "
     "environment resets itself in the same step, pass the last observation of the episode in "
     'info["final_obs"], or use AutoresetMode.NEXT_STEP, and empty the buffer: the item at that end '
     "holds the first observation of the next episode"
 )
-
-Tree = Any
-"""An array ``[n, *shape]``, or a dict of trees."""
 
 
 class Buffer(Protocol):
@@ -59,11 +63,12 @@ class Recorder:
             obs, reward, terminated, truncated, info = envs.step(action)
             recorder.step(obs, action, reward, terminated, truncated, info)
 
-    An item has these entries, in arrays ``[n, ...]`` as the environment gives them:
+    An item has these entries, in arrays ``[n, ...]`` as the environment gives them, except that
+    float64 is stored as ``dtype``:
 
     - ``observation`` and ``action``: a state, and the action there. An observation may be a dict,
       as which the parts of a ``Tuple`` space are given.
-    - ``next``: ``observation`` after up to n steps; ``reward``, their discounted sum, float32;
+    - ``next``: ``observation`` after up to n steps; ``reward``, their discounted sum, of ``dtype``;
       ``terminated``, ``truncated`` and ``done`` there, bool.
     - ``gamma``: the discount of the next value, gamma ** steps, float32. The n-step target (Sutton
       and Barto 2018, equation 7.1) is ``reward + gamma * ~terminated * value(next observation)``.
@@ -88,6 +93,9 @@ class Recorder:
             environment, with arrays without that dimension.
         n_step: steps of a transition, from 1.
         gamma: discount of one step, from 0 to 1.
+        dtype: floating point dtype of the rewards, and of observations and actions that are
+            float64, as in every MuJoCo environment. One line of the log names these. None stores
+            everything as it is given. Entries of ``extra`` keep their dtype either way.
 
     Attributes:
         policy_version: version of the weights that choose the actions, at first 0. Set it to the
@@ -95,13 +103,20 @@ class Recorder:
 
     Raises:
         ValueError: a number is out of range.
+        TypeError: ``dtype`` is not float16, float32 or float64.
 
     Cost: a copy of the observations, and one ``extend`` a step. A collector that is killed loses
     the last n - 1 steps of each environment, which are not items yet.
     """
 
     def __init__(
-        self, buffer: Buffer, num_envs: int | None = None, n_step: int = 1, gamma: float = 0.99
+        self,
+        buffer: Buffer,
+        num_envs: int | None = None,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        *,
+        dtype: Any = np.float32,
     ) -> None:
         counts: tuple[Any, ...] = (1 if num_envs is None else num_envs, n_step)
         if not all(isinstance(count, (int, np.integer)) and count >= 1 for count in counts):
@@ -112,6 +127,9 @@ class Recorder:
         self._buffer = buffer
         self._single, self._num_envs = num_envs is None, num_envs or 1
         self._n_step, self._gamma = n_step, gamma
+        self._dtype = None if dtype is None else floating(dtype)
+        self._reward_dtype = self._dtype  # with None that of the first reward
+        self._narrowed: set[str] = set()  # entries that were float64; one line of the log says so
         self._now: Tree = None  # observations that the next action is chosen from
         self._recent: list[_Step] = []  # the last n_step steps at most, oldest first
         self._open = np.zeros(self._num_envs, np.int64)  # how many of them are in no item yet
@@ -128,13 +146,13 @@ class Recorder:
         Raises:
             ValueError: the observations or the mask are not of ``num_envs`` environments.
         """
-        new = self._rows("obs", obs)
+        new = self._rows("obs", obs, narrow=True)
         which = np.ones(self._num_envs, np.bool_)
         if mask is not None:
             which = self._numbers("mask", mask, np.bool_)
             if self._now is None:
                 raise ValueError("Recorder.reset: the first call takes all environments, no mask")
-            new = _map(lambda new, old: np.where(_beside(which, new), new, old), new, self._now)
+            new = mapped(lambda new, old: np.where(beside(which, new), new, old), new, self._now)
         if self._now is not None:
             self._write(self._recent, self._open, which, self._now)
         self._now = new
@@ -200,19 +218,24 @@ class Recorder:
                 f"is not a step that only resets. Nothing was written. {_NOT_RESET}. If a wrapper "
                 "gives rewards to steps that only reset, pass 0 there"
             )
-        now = self._rows("obs", obs)
+        now = self._rows("obs", obs, narrow=True)
         info = {} if info is None else info
         if not isinstance(info, Mapping):
             raise TypeError(
                 f"Recorder.step: info is a dict, as gymnasium gives it, not a {type(info).__name__}"
             )
-        final, replaced = _final(now, done, info, self._single)
-        before = {"observation": self._now, "action": self._rows("action", action)}
+        final, replaced = final_observations(now, done, info, self._single)
+        action = self._rows("action", action, narrow=True)
+        before = {"observation": self._now, "action": action}
         before |= {key: self._rows(key, value) for key, value in (extra or {}).items()}
         before["policy_version"] = np.full(self._num_envs, self.policy_version, np.int64)
         if self._recent:
-            _require_form(before, self._recent[-1].before)
-        _require_form({"observation": now}, {"observation": self._now})
+            require_form(before, self._recent[-1].before)
+        require_form({"observation": now}, {"observation": self._now})
+        if self._reward_dtype is None:
+            self._reward_dtype = np.result_type(np.asarray(reward).dtype, np.float32)
+        if self._narrowed and not self._recent:
+            self._say_what_is_narrowed()
         recent = [*self._recent, _Step(before, rewards)][-self._n_step :]
         unwritten = self._open + ~waiting
         self._write(recent, unwritten, done, final, ends, cuts)
@@ -261,15 +284,15 @@ class Recorder:
         if len(items) == 1:  # as in most steps
             self._buffer.extend(items[0], streams=streams[0])
         elif items:
-            batch = _map(lambda *parts: np.concatenate(parts), *items)
+            batch = mapped(lambda *parts: np.concatenate(parts), *items)
             self._buffer.extend(batch, streams=np.concatenate(streams))
 
     def _windows(
         self, steps: list[_Step], rows: NDArray[np.intp], after: dict[str, Tree]
     ) -> dict[str, Tree]:
         rewards = sum(self._gamma**k * step.reward[rows] for k, step in enumerate(steps))
-        item: dict[str, Tree] = _map(lambda leaf: leaf[rows], {**steps[0].before, "next": after})
-        item["next"]["reward"] = np.asarray(rewards, np.float32)
+        item: dict[str, Tree] = mapped(lambda leaf: leaf[rows], {**steps[0].before, "next": after})
+        item["next"]["reward"] = np.asarray(rewards, self._reward_dtype)
         item["gamma"] = np.full(len(rows), self._gamma ** len(steps), np.float32)
         return item
 
@@ -279,17 +302,38 @@ class Recorder:
             raise ValueError(f"Recorder: {name} is one number for each environment")
         return np.asarray(rows, dtype)
 
-    def _rows(self, name: str, values: Tree) -> Tree:
-        """A copy with a row for each environment, which may reuse its arrays."""
+    def _say_what_is_narrowed(self) -> None:
+        """Logs, once, which entries are stored in fewer bits."""
+        names = " and ".join(sorted(self._narrowed, reverse=True))
+        names += " is" if len(self._narrowed) == 1 else " are"
+        self._narrowed.clear()
+        _log.warning(
+            "Recorder: %s given as float64 and stored as %s, which most networks take. Pass "
+            "dtype=None to store everything as it is given",
+            names,
+            self._dtype,
+        )
+
+    def _rows(self, name: str, values: Tree, *, narrow: bool = False) -> Tree:
+        """A copy with a row for each environment, which may reuse its arrays.
+
+        With ``narrow``, float64 becomes the recorder's dtype.
+        """
 
         def rows(values: ArrayLike) -> NDArray[Any]:
-            if isinstance(values, tuple) and any(map(_has_parts, values)):
+            if isinstance(values, tuple) and any(map(has_parts, values)):
                 raise ValueError(
                     f"Recorder: {name} is a tuple of arrays, which may be the parts of a Tuple "
                     "space or those of the environments; give the parts as a dict, or np.stack() "
                     "of the environments' arrays"
                 )
-            array = np.array(values)
+            array = np.asarray(values)
+            if narrow and self._dtype is not None and array.dtype.name == "float64":
+                if self._dtype != np.float64:
+                    self._narrowed.add(name)
+                array = array.astype(self._dtype)
+            else:
+                array = np.array(array)
             if self._single:
                 return array[None]
             if array.shape[:1] != (self._num_envs,):
@@ -300,75 +344,4 @@ class Recorder:
                 )
             return array
 
-        return _map(rows, values)
-
-
-def _final(
-    now: Tree, done: NDArray[np.bool_], info: Mapping[str, Any], single: bool
-) -> tuple[Tree, NDArray[np.bool_]]:
-    """The observations that a step led to, and where they differ from ``now``."""
-    key = next((key for key in _FINAL if key in info), None)
-    if key is None:
-        return now, np.zeros_like(done)
-    there = done & np.asarray(info.get(f"_{key}", done), np.bool_)
-    final, last = _map(np.copy, now), [info[key]] if single else info[key]
-    for row in np.flatnonzero(there).tolist():
-        one = _map(itemgetter(row), last) if isinstance(last, Mapping) else last[row]
-        _set_row(final, row, one)
-    return final, there
-
-
-def _set_row(tree: Tree, row: int, values: Tree) -> None:
-    if isinstance(tree, Mapping):
-        for key, leaf in tree.items():
-            _set_row(leaf, row, values[key])
-    else:
-        tree[row] = values
-
-
-def _has_parts(part: Any) -> bool:
-    return isinstance(part, Mapping) or np.ndim(part) > 0
-
-
-def _form(tree: Tree) -> Any:
-    """A tree with the dtype and shape of each leaf, without the environments."""
-    if isinstance(tree, Mapping):
-        return {key: _form(leaf) for key, leaf in tree.items()}
-    return tree.dtype, tree.shape[1:]
-
-
-def _forms(tree: Tree, path: tuple[str, ...] = ()) -> dict[str, str]:
-    """The same in words, by the names of the leaves."""
-    if isinstance(tree, Mapping):
-        parts = (_forms(leaf, (*path, str(key))) for key, leaf in tree.items())
-        return dict(chain.from_iterable(part.items() for part in parts))
-    return {".".join(path): f"{tree.dtype}{list(tree.shape[1:])}"}
-
-
-def _require_form(now: Tree, before: Tree) -> None:
-    """SchemaMismatchError if a step has other entries than the one before."""
-    if _form(now) == _form(before):
-        return
-    found, expected = _forms(now), _forms(before)
-    for name in {**expected, **found}:
-        if found.get(name) != expected.get(name):
-            raise SchemaMismatchError(
-                f"Recorder.step: '{name}' is {found.get(name, 'missing')}, and was "
-                f"{expected.get(name, 'missing')} in the step before; give each step the same "
-                "entries, dtypes and shapes. Nothing was written",
-                leaf=name,
-                expected=expected.get(name),
-                found=found.get(name),
-            )
-
-
-def _beside(rows: NDArray[np.bool_], leaf: NDArray[Any]) -> NDArray[np.bool_]:
-    """``rows`` with the number of dimensions of ``leaf``."""
-    return rows.reshape(-1, *[1] * (leaf.ndim - 1))
-
-
-def _map(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """A tree of the function's results for the leaves."""
-    if isinstance(trees[0], Mapping):
-        return {key: _map(function, *(tree[key] for tree in trees)) for key in trees[0]}
-    return function(*trees)
+        return mapped(rows, values)
