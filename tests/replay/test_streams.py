@@ -21,8 +21,13 @@ from shmbuffer import (
     LazyTensorStorage,
     ListStorage,
     NestedStorageCheckpointer,
+    NStep,
+    PrioritizedSliceSampler,
     ReplayBuffer,
+    Sequence,
     SliceSampler,
+    SliceSamplerWithoutReplacement,
+    StreamingSliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorStorage,
@@ -121,6 +126,108 @@ def test_without_streams_the_items_are_one_sequence(kind: Callable[[int], Any]) 
     assert streams_in(rb) == [0] * STREAMS * STEPS
     env = rb.sample()["env"].view(-1, 4)
     assert (env != env[:, :1]).any()
+
+
+def steps_of_environments(envs: int, count: int, next_obs: bool = False) -> list[TensorDict]:
+    """Steps of a vector environment, a row each; about one episode in eight ends at a step."""
+    random = torch.Generator().manual_seed(0)
+    obs, found = torch.rand(envs, 3, generator=random), []
+    for _ in range(count):
+        after = torch.rand(envs, 3, generator=random)
+        done = torch.rand(envs, generator=random) < 1 / 8
+        step = TensorDict({"obs": obs, "next": {"done": done}}, [envs])
+        step["next_obs" if next_obs else ("next", "obs")] = after
+        found.append(step)
+        obs = torch.where(done[:, None], torch.rand(envs, 3, generator=random), after)
+    return found
+
+
+MIXED = r"8 places later.*rows of 8 environments.*streams=range\(8\)"
+
+
+@pytest.mark.parametrize("next_obs", [False, True])
+def test_rows_of_a_vector_environment_without_streams_are_warned_of_once(
+    kind: Callable[[int], Any], next_obs: bool
+) -> None:
+    storage = kind(1_000)
+    steps = steps_of_environments(8, 40, next_obs)
+    if isinstance(storage, TensorStorage) and storage.initialized:  # over tensors of ours
+        storage = TensorStorage(torch.cat(steps).clone())
+        storage.forget(keep_write_count=False)
+    with TensorDictReplayBuffer(
+        storage=storage, sampler=SliceSampler(slice_len=2, strict_length=False), batch_size=8
+    ) as rb:
+        for step in steps:
+            rb.extend(step)
+        with pytest.warns(UserWarning, match=MIXED) as said:
+            rb.sample()
+        assert len(said) == 1
+        rb.extend(step)
+        rb.sample()  # another warning would be an error here
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": lambda: SliceSampler(num_slices=2)},
+        {"sampler": lambda: SliceSamplerWithoutReplacement(slice_len=2)},
+        {"sampler": lambda: StreamingSliceSampler(slice_len=2)},
+        {"sampler": lambda: PrioritizedSliceSampler(1_000, 0.7, 0.9, slice_len=2)},
+        {"sample_unit": Sequence(length=3)},
+        {"sample_unit": NStep(2, 0.9)},
+    ],
+    ids=["slices", "without replacement", "streaming", "prioritized", "windows", "n steps"],
+)
+def test_whatever_follows_the_items_of_a_stream_warns_of_mixed_rows(
+    options: dict[str, Any],
+) -> None:
+    for mixed in (False, True):
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=8, **options)
+        for step in steps_of_environments(8, 40):
+            step["next", "reward"] = torch.ones(8)
+            rb.extend(step, streams=None if mixed else range(8))
+        if not mixed:
+            rb.sample()  # a warning would be an error here
+            continue
+        with pytest.warns(UserWarning, match=MIXED):
+            rb.sample()
+
+
+def test_a_warning_of_mixed_rows_waits_until_the_items_show_it() -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(1_000), sampler=SliceSampler(slice_len=2), batch_size=8
+    )
+    steps = steps_of_environments(100, 8)
+    rb.extend(steps[0])
+    rb.sample()  # one row of each environment
+    for step in steps[1:]:
+        rb.extend(step)
+    with pytest.warns(UserWarning, match="100 places later"):
+        rb.sample()
+
+
+def test_one_environment_and_rollouts_of_several_are_not_taken_for_mixed_rows() -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(2_000), sampler=SliceSampler(slice_len=2), batch_size=8
+    )
+    for step in steps_of_environments(1, 100):
+        rb.extend(step)
+    rb.sample()
+    rb.empty()
+    rollout = torch.stack(steps_of_environments(8, 40), 1)
+    for environment in rollout:  # one after the other
+        rb.extend(environment)
+    rb.sample()
+    rb.set_sampler(SliceSampler(slice_len=2))
+    rb.sample()
+    rb.empty()
+    rb.extend(rollout, stream_dim=0)
+    rb.sample()
+    apart = TensorDictReplayBuffer(  # without next observations
+        storage=LazyTensorStorage(2_000), sampler=SliceSampler(slice_len=2), batch_size=8
+    )
+    apart.extend(rollout.exclude(("next", "obs")).reshape(-1))
+    apart.sample()
 
 
 def test_a_stream_goes_on_around_the_end_of_the_ring(kind: Callable[[int], Any]) -> None:

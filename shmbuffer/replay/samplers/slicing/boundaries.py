@@ -20,6 +20,7 @@ from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
 from shmbuffer.replay.samplers.slicing.flags import cuts_of
 from shmbuffer.replay.samplers.slicing.following import Following, put_in_order
 from shmbuffer.replay.samplers.slicing.given import Given
+from shmbuffer.replay.samplers.slicing.interleaved import Interleaved
 from shmbuffer.replay.samplers.slicing.single_entries import (
     Entries,
     LeafEntries,
@@ -87,6 +88,7 @@ class Boundaries:
         self._others = (*others, *begins)
         self._begins = tuple(begins)
         self._windows = windows
+        self._interleaved = Interleaved()
         self._seen: Found | None = None
         self._asked: Keys | None = None  # of the entries that were looked at
 
@@ -162,6 +164,8 @@ class Boundaries:
                 ids, ends = self._keys(entries)
                 following.cut_at(cuts_of(entries, ids, ends, self._begins))
             self._catch_up(following, entries)
+            if self._step is None:
+                self._interleaved.look(storage, ring)
         if not table.rows:
             raise EmptyBufferError(_EMPTY)
         if seen is None or not lies_open:
