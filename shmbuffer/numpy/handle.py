@@ -22,7 +22,7 @@ from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.limits import Limits
 from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.mover import Mover
-from shmbuffer.numpy.raw_priorities import from_zero
+from shmbuffer.numpy.raw_priorities import as_beta
 from shmbuffer.numpy.rows import ArrayRows
 
 _DEFAULT_BETA = 0.4
@@ -56,7 +56,7 @@ class Handle:
             if self._batch_size < 1:
                 raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
         usual = _DEFAULT_BETA if extra.get("beta") is None else extra["beta"]
-        self._beta = from_zero("beta", usual if beta is None else beta)
+        self._beta = as_beta(usual if beta is None else beta)
         self._rng = None if rng is None else np.random.default_rng(rng)
         self._asked = {path_of(key): name for key, name in (dtypes or {}).items()}
         for name in self._asked.values():
@@ -105,7 +105,7 @@ class Handle:
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._beta = from_zero("beta", value)
+        self._beta = as_beta(value)
 
     @property
     def priority_key(self) -> str | tuple[str, ...] | None:

@@ -91,7 +91,7 @@ def asked_size(
     frames: int,  # from the caller to the user's line
     least: int = 0,
 ) -> int:
-    """The number of items of a sample; warns if it differs from the handle's batch size."""
+    """The number of items of a sample; warns if it is 0, or differs from the handle's own."""
     if asked is None:
         if own is None:
             raise RuntimeError(f"no batch size: give batch_size to sample() or to {whose}")
@@ -101,6 +101,12 @@ def asked_size(
         warnings.warn(
             f"sample(batch_size={count}) differs from the buffer's batch_size={own}; "
             f"{count} is taken",
+            stacklevel=frames + 1,
+        )
+    elif count == 0 >= least:
+        warnings.warn(
+            "sample(batch_size=0) draws no item and returns an empty batch; give the number of "
+            "items, at least 1",
             stacklevel=frames + 1,
         )
     if count < least:

@@ -19,6 +19,8 @@ from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, is_array, like, named
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import (
+    A_BATCH,
+    ONE_ITEM,
     not_a_tensor,
     refuse_form,
     refuse_leaf,
@@ -92,7 +94,8 @@ class SchemaLeaves:
                 raise ValueError(
                     f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
                     f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
-                    f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)})"
+                    f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)}); "
+                    f"{ONE_ITEM}"
                 )
         leaves = tuple(
             Leaf(path, dtype, tuple(shape[dims:]))
@@ -145,7 +148,14 @@ class SchemaLeaves:
             rest_fits = len(shape) == len(wanted) and shape[1:] == wanted[1:]
             if in_batch and rest_fits and shape[0] != wanted[0]:
                 refuse_number(self.where, leaf, wanted[0], shape[0])
-            refuse_leaf(self.where, leaf, wanted, f"{dtype}{list(shape)}")
+            item, remedy = (*self.lanes, *leaf.shape), "convert it"
+            if in_batch and tuple(shape) == item:
+                remedy = ONE_ITEM
+            elif not in_batch and any(
+                (*shape[:dim], *shape[dim + 1 :]) == item for dim in range(len(self.lanes) + 1)
+            ):
+                remedy = A_BATCH
+            refuse_leaf(self.where, leaf, wanted, f"{dtype}{list(shape)}", remedy)
         return found
 
 

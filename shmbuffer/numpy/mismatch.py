@@ -43,10 +43,17 @@ def refuse_form(
     _refuse(where, "", f"{words}, or {NEW_BUFFER}", kind, shown)
 
 
-def refuse_leaf(where: str, leaf: Leaf, shape: Sequence[int], found: str) -> NoReturn:
+ONE_ITEM = "if this is one item, write it with add()"
+A_BATCH = "if this is a batch, write it with extend()"
+"""What to do about data for the other call, in an error."""
+
+
+def refuse_leaf(
+    where: str, leaf: Leaf, shape: Sequence[int], found: str, remedy: str = "convert it"
+) -> NoReturn:
     """Raise SchemaMismatchError for a leaf of another dtype or shape."""
     expected = f"{leaf.dtype}{list(shape)}"
-    words = f"is {expected}, this write has {found}; convert it, or {NEW_BUFFER}"
+    words = f"is {expected}, this write has {found}; {remedy}, or {NEW_BUFFER}"
     _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", expected, found)
 
 

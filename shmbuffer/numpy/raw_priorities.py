@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shmbuffer.memory.format.array_types import Floats
+
+_LARGE_BETA = 2.0  # TorchRL's own examples have 1.1
 
 
 class PriorityUpdate(NamedTuple):
@@ -67,6 +70,22 @@ def check_raw(raw: Floats) -> None:
     if len(raw) and not 0 <= raw.min() <= raw.max() < np.inf:
         bad = raw[~((raw >= 0) & (raw < np.inf))][0]
         raise ValueError(f"priorities are finite and not negative, got {bad}; nothing was changed")
+
+
+def as_beta(value: float) -> float:
+    """The exponent of importance weights, at least 0; warns if it is far above 1.
+
+    1 corrects the bias of draws by priority in full (Schaul et al. 2016, section 3.4).
+    """
+    beta = from_zero("beta", value)
+    if beta > _LARGE_BETA:
+        warnings.warn(
+            f"beta={value} is the exponent of the importance weights, and 1 corrects for the "
+            "priorities in full: with larger ones, items of high priority hardly count. Give a "
+            "beta from 0 to 1",
+            stacklevel=3,
+        )
+    return beta
 
 
 def from_zero(name: str, value: float) -> float:

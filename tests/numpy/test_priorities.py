@@ -260,6 +260,9 @@ def test_what_cannot_be_drawn_is_an_error(directory: Directory) -> None:
     with pytest.raises(ValueError, match="batch_size has to be at least 1"):
         directory.arrays(batch_size=0)
     arrays.extend({"a": np.zeros(2)})
-    assert arrays.sample(0)["a"].shape == (0,)
+    with pytest.warns(UserWarning, match="batch_size=0.*draws no item"):
+        assert arrays.sample(0)["a"].shape == (0,)
+    with pytest.warns(UserWarning, match="beta=7 .*from 0 to 1"):
+        arrays.beta = 7
     with pytest.warns(UserWarning, match=r"batch_size=3\) differs from the buffer's batch_size=2"):
         directory.arrays(batch_size=2).sample(3)

@@ -47,6 +47,11 @@ WRONG: dict[str, tuple[Any, str]] = {
         changed(("obs",), np.zeros((2, 4), np.float32)),
         r"leaf 'obs' is float32\[2, 3\], this write has float32\[2, 4\]",
     ),
+    "one item": (
+        {"obs": np.zeros(3, np.float32), "next": {"a": np.int16(1)}},
+        r"leaf 'obs' is float32\[3, 3\], this write has float32\[3\]; if this is one item, "
+        r"write it with add\(\), or create a new buffer",
+    ),
     "another number": (
         changed(("next", "a"), np.zeros(3, np.int16)),
         r"leaf 'next\.a' has 3 items in this write, others have 2",

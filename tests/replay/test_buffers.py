@@ -158,7 +158,9 @@ def test_a_batch_size_is_needed_once_and_the_argument_wins(make: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(sized.sample(2)) == 2
-    assert rb.sample(0).batch_size == torch.Size([0])
+    with pytest.warns(UserWarning, match=r"batch_size=0.*draws no item.*at least 1") as said:
+        assert rb.sample(0).batch_size == torch.Size([0])
+    assert [one.filename for one in said] == [__file__]
     with pytest.raises(ValueError, match="batch_size"):
         rb.sample(-1)
     with pytest.raises(ValueError, match="batch_size"):
@@ -864,3 +866,32 @@ def test_places_are_asked_for_items(make: Any) -> None:
         [True, False],
         [True, False],
     ]
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("form", [dict, TensorDict.copy], ids=["dict", "tensordict"])
+def test_one_item_for_extend_and_a_batch_for_add_name_the_other_call(
+    make: Any, lanes: bool, form: Any
+) -> None:
+    one = TensorDict({"a": torch.zeros(3), "b": torch.zeros(())})
+    batch = torch.stack([one, one, one, one])
+    if lanes:
+        one, batch = torch.stack([one, one]), torch.stack([batch, batch])
+    rb = TensorDictReplayBuffer(storage=make(16, ndim=1 + lanes))
+    with pytest.raises(ValueError, match=r"add\(\)"):
+        rb.extend(form(one))
+    rb.extend(form(batch))
+    with pytest.raises((SchemaMismatchError, ValueError), match=r"one item, write it with add\(\)"):
+        rb.extend(form(one))
+    with pytest.raises(SchemaMismatchError, match=r"a batch, write it with extend\(\)"):
+        rb.add(form(batch))
+    with pytest.raises(SchemaMismatchError, match="convert it"):
+        rb.add(form(one.double()))
+    rb.add(form(one))
+    assert len(rb) == (5 * (1 + lanes))
+
+
+def test_one_item_as_a_dict_names_add_in_a_list_storage() -> None:
+    rb = TensorDictReplayBuffer(storage=ListStorage(8))
+    with pytest.raises(ValueError, match=r"one item, write it with add\(\)"):
+        rb.extend({"a": torch.zeros(3), "b": torch.zeros(())})

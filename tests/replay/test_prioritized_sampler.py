@@ -823,3 +823,15 @@ def test_priorities_that_are_not_as_many_as_the_items_are_refused(
         rb.extend({"obs": torch.zeros(4, 3), "td_error": torch.ones(number)})
     assert (len(rb), rb.write_count) == (2, 2)
     storage.close()
+
+
+def test_a_beta_far_above_1_is_warned_of_where_it_is_set() -> None:
+    for beta in (0.0, 1.0, 1.1, 2.0):
+        sampler = PrioritizedSampler(10, alpha=0.7, beta=beta)
+    with pytest.warns(UserWarning, match=r"beta=7 .*1 corrects.*from 0 to 1") as said:
+        PrioritizedSampler(10, alpha=0.7, beta=7)
+    assert [one.filename for one in said] == [__file__]
+    with pytest.warns(UserWarning, match="beta=3.5") as said:
+        sampler.beta = 3.5
+    assert [one.filename for one in said] == [__file__]
+    assert sampler.beta == 3.5

@@ -113,11 +113,20 @@ def test_the_rank_comes_from_the_argument_then_torch_distributed_then_the_enviro
     assert drawn(shared, rank=0) == by_rank[0]
 
 
-def test_an_explicit_generator_is_never_changed(shared: Path) -> None:
-    def one(rank: int) -> list[int]:
-        return drawn(shared, rank=rank, generator=torch.Generator().manual_seed(3))
+def test_a_generator_is_mixed_with_a_rank_that_is_given_beside_it_and_with_no_other(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one(**options: Any) -> list[int]:
+        return drawn(shared, generator=torch.Generator().manual_seed(3), **options)
 
-    assert one(0) == one(1)
+    alone = one()
+    assert one(rank=0) == alone
+    by_rank = [one(rank=rank) for rank in (1, 2)]
+    assert alone not in by_rank
+    assert by_rank[0] != by_rank[1]
+    assert one(rank=1) == by_rank[0]
+    monkeypatch.setenv("RANK", "1")
+    assert one() == alone
 
 
 def test_the_rank_is_asked_for_at_the_first_draw(
@@ -233,7 +242,7 @@ def test_equal_generators_of_two_processes_are_warned_of_too(shared: Path) -> No
         def other(seed: int) -> list[int] | str:
             return drawn(shared, generator=torch.Generator().manual_seed(seed))
 
-        assert "give each generator= another seed" in in_another_process(other, 1)
+        assert "give each generator= another seed, or pass rank=" in in_another_process(other, 1)
         assert isinstance(in_another_process(other, 2), list)
 
 

@@ -17,6 +17,7 @@ from shmbuffer import (
     LazyTensorStorage,
     ListStorage,
     RandomSampler,
+    Sequence,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorStorage,
@@ -227,8 +228,9 @@ def test_a_buffer_that_filled_one_can_be_sent(tmp_path: Any) -> None:
         {"storage": lambda: LazyStackStorage(10)},
         {"storage": lambda: TensorStorage(items(10))},
         {"sampler": RandomSampler(replacement=False)},
+        {"sample_unit": Sequence(length=2, done_key=None)},
     ],
-    ids=["transform", "collate", "prefetch", "lanes", "list", "stack", "held", "passes"],
+    ids=["transform", "collate", "prefetch", "lanes", "list", "stack", "held", "passes", "unit"],
 )
 def test_where_no_native_call_makes_the_sample_it_is_refused(how: dict[str, Any]) -> None:
     rb = TensorDictReplayBuffer(**{"storage": LazyTensorStorage(10), **how})
@@ -236,7 +238,7 @@ def test_where_no_native_call_makes_the_sample_it_is_refused(how: dict[str, Any]
     if rb.storage.ndim == 2:
         data = data.reshape(5, 2)
     rb.extend(data)
-    with pytest.raises(ValueError, match=r"call sample\(\) without out="):
+    with pytest.raises(ValueError, match=r"no sample_unit, .* call sample\(\) without out="):
         rb.sample(4, out=TensorDict(batch_size=[4]))
     with pytest.raises(ValueError, match=r"call sample\(\) without out="):
         rb.sample(4, include_info=False, out=TensorDict(batch_size=[4]))

@@ -64,8 +64,8 @@ class ReplayBuffer(
         checkpointer: of the storage; None keeps the storage's own.
         generator: of the draws; None is torch's default one.
         rank: of this learner among several, from 0; None: torch.distributed's, else that in the
-            variable ``RANK``, else 0. Draws from torch's default generator on a shared buffer
-            differ by rank; rank 0 draws as without one.
+            variable ``RANK``, else 0. Draws on a shared buffer differ by rank; rank 0 draws as
+            without one. With a ``generator`` only a rank that is given here counts.
         shared: treat the buffer as shared even in anonymous memory: samples carry
             ``index_generation``, reads are validated copies. A directory is always shared.
         compilable: accepted; the calls are marked for `torch.compile` either way.

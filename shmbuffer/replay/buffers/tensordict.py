@@ -158,8 +158,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             TypeError: ``out`` is no TensorDict.
             ValueError: ``out`` has another batch size, or the sample takes more than one native
                 call: ``out`` works for TensorDicts of tensors of one shape in the ring's own
-                memory, one storage dimension, and no ``include_info=False``, ``collate_fn``,
-                transform, ``pin_memory`` or ``prefetch``.
+                memory, one storage dimension, and no ``include_info=False``, ``sample_unit``,
+                ``collate_fn``, transform, ``pin_memory`` or ``prefetch``.
 
         Cost: one native call; 0.4 µs a leaf for new tensors, nothing with ``out``.
         """

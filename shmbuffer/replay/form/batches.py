@@ -14,6 +14,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy import batches
 from shmbuffer.numpy.arrays import NO_ARRAY, is_array
 from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.numpy.mismatch import ONE_ITEM
 from shmbuffer.numpy.nodes import nest
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.form.nodes import is_collection
@@ -125,7 +126,7 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
             raise ValueError(
                 f"leaf {'.'.join(path)!r} has shape {list(one.shape)}, but the batch is "
                 f"{list(lead)} in leaf {'.'.join(next(iter(tensors)))!r}; every leaf begins with "
-                "the batch, and a list of dicts is a list of items"
+                f"the batch, and a list of dicts is a list of items; {ONE_ITEM}"
             )
     if lead is None:
         raise ValueError(

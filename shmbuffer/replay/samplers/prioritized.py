@@ -13,7 +13,7 @@ from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, Ring, masses_of, 
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.recorded import REDUCTIONS
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.numpy.raw_priorities import from_zero
+from shmbuffer.numpy.raw_priorities import as_beta, from_zero
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.samplers import moved, read_priorities, write_priorities
 from shmbuffer.replay.form import cpu
@@ -46,7 +46,7 @@ class PrioritizedSampler(PriorityStore):
     Args:
         max_capacity: elements that a table of its own has room for.
         alpha: priority exponent, at least 0; 0 is uniform.
-        beta: exponent of the importance weights, at least 0.
+        beta: exponent of the importance weights, at least 0; one far above 1 warns.
         eps: added to every priority, at least 0.
         dtype: of the weights and their computation, ``torch.float`` or ``torch.double``.
             Priorities and masses are float64 in any case.
@@ -111,7 +111,7 @@ class PrioritizedSampler(PriorityStore):
                 f"PrioritizedSampler(device={str(device)!r}): the priority tree is in shared "
                 "memory, on the CPU; leave device out, and move the sample with a transform"
             )
-        self._beta = from_zero("beta", beta)
+        self._beta = as_beta(beta)
         self.dtype = dtype
         self.reduction = reduction
         self._greatest_at: tuple[float | None, int | None] = (None, None)
@@ -143,7 +143,7 @@ class PrioritizedSampler(PriorityStore):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._beta = from_zero("beta", value)
+        self._beta = as_beta(value)
 
     # -- drawing -------------------------------------------------------------------------------
 

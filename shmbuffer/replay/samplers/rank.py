@@ -121,7 +121,7 @@ def rank_of_draws(
     shared = shared or getattr(storage, "shared", False)  # a foreign storage may not have it
     if not (shared or (seat is not None and seat.was_joined())):
         return 0
-    rank = 0 if generator is not None else known_rank(given) or 0
+    rank = (known_rank(given) if generator is None else given) or 0
     if seat is not None and not seat.closed:
         source = torch.default_generator if generator is None else generator
         state = source.get_state().numpy().tobytes()
@@ -134,7 +134,7 @@ def rank_of_draws(
 
 def _warn(where: str, pids: list[int], *, given: bool) -> None:
     remedy = (
-        "give each generator= another seed, or leave it out and pass rank="
+        "give each generator= another seed, or pass rank="
         if given
         else "pass rank= to attach(), or set the variable RANK, or seed each with seed + rank"
     )

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.numpy.mismatch import ONE_ITEM
 from shmbuffer.replay.buffers.calls.patches import compared
 from shmbuffer.replay.buffers.data_path.parts import Parts
 from shmbuffer.replay.form import cpu
@@ -273,8 +274,9 @@ def swap_dims(data: Any, dim: int) -> Any:
         if len(size) <= dim:
             raise ValueError(
                 f"items are along dimension {dim} of the data (dim_extend), and these have the "
-                f"{'batch size' if is_collection(leaf) else 'shape'} {list(size)}; give data of "
-                "more dimensions, or the buffer another dim_extend. Nothing was changed"
+                f"{'batch size' if is_collection(leaf) else 'shape'} {list(size)}. Nothing was "
+                "changed. Give data of more dimensions, or the buffer another dim_extend; "
+                f"{ONE_ITEM}"
             )
         return leaf.transpose(0, dim) if is_collection(leaf) else leaf.swapaxes(0, dim)
 

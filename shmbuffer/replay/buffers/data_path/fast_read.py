@@ -30,7 +30,8 @@ from shmbuffer.replay.storages.tensor import TensorStorage
 NO_OUT = (
     "sample(out=...) needs a sample that one native call can make: items are TensorDicts of "
     "tensors of one shape in the ring's own memory, with one storage dimension, and there is no "
-    "collate_fn, transform, pin_memory, prefetch or include_info; call sample() without out="
+    "sample_unit, collate_fn, transform, pin_memory, prefetch or include_info; call sample() "
+    "without out="
 )
 
 
