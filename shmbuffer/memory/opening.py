@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Literal
 
 from shmbuffer._native import _core
@@ -120,8 +119,7 @@ def _clear_the_way(
             pids=pids,
         )
     if existing == "overwrite":
-        control.write(replace(found.superblock, state=BufferState.CLOSING))
-        removal.finish(found, keep_lock=True)
+        removal.begin(found, keep_lock=True)
         return None, None, None
     if reason is None:
         return control, None, None

@@ -57,10 +57,15 @@ def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
             found = Diagnosis.of(files)
             if found.superblock.uuid != uuid:
                 return False  # another buffer is there by now
-            found.control.write(replace(found.superblock, state=BufferState.CLOSING))
-            _core.reached("remove.closing")
-            return finish(found)
+            return begin(found)
         return False
+
+
+def begin(found: Diagnosis, *, keep_lock: bool = False) -> bool:
+    """Says CLOSING, so that any process can finish the removal, and removes; under init.lock."""
+    found.control.write(replace(found.superblock, state=BufferState.CLOSING))
+    _core.reached("remove.closing")
+    return finish(found, keep_lock=keep_lock)
 
 
 def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
@@ -104,7 +109,11 @@ def _remove_abandoned(path: Path) -> bool:
         try:
             with files.lock(0.0, creating=True):
                 # Asked again: somebody may have come between the first question and the lock.
-                return _nobody_needs(files) and files.remove(created_directory=True)
+                if not _nobody_needs(files):
+                    return False
+                if files.has_control():
+                    return begin(Diagnosis.of(files))
+                return files.remove(created_directory=True)
         except AttachTimeout:
             return False  # somebody is opening it right now
 
