@@ -18,7 +18,7 @@
     ├── BufferNeedsRestart         the control page cannot be trusted: all leave, then recover
     ├── EmptyBufferError           nothing to draw from (also a RuntimeError)
     ├── RegistryFullError          256 living clients: pids
-    ├── ForkedHandleError          a handle crossed a fork and its directory is gone
+    ├── ForkedHandleError          a handle crossed a fork, and its buffer is gone or defined anew
     ├── DurabilityError            a sync failed: it may never have reached the disk (also OSError)
     ├── AttachTimeout              a wait for another process was too long (also a TimeoutError)
     ├── LockTimeout                a living process keeps the mutex (also a TimeoutError)
@@ -141,7 +141,7 @@ class RegistryFullError(ShmBufferError):
 
 
 class ForkedHandleError(ShmBufferError, RuntimeError):
-    """A handle came through ``fork`` and cannot be attached again."""
+    """A handle came through ``fork``, and its buffer is gone or is not the same any more."""
 
 
 class DurabilityError(ShmBufferError, OSError):

@@ -11,8 +11,9 @@ Creation has two steps. The control file comes first, so that clients may join b
 known of the items; the first write brings the schema, and the first process to write builds the
 files under init.lock while the others wait, with a deadline, and load them.
 
-If a process dies while creating or defining: the next one that takes init.lock removes what is
-unfinished and starts again. After ``fork`` the child joins with an entry of its own on first use.
+If a process dies while creating or defining, the next one that takes init.lock goes by the
+superblock. It removes what is unfinished and starts again, or publishes what is complete: see
+`definition`. After ``fork`` the child joins with an entry of its own on first use.
 """
 
 from __future__ import annotations

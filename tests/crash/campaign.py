@@ -35,6 +35,7 @@ from tests.crash.test_company import dies_in_company
 from tests.crash.test_compound import two_deaths_and_nobody_left, two_deaths_beside_a_survivor
 from tests.crash.test_creation import CALLS, killed_while_creating
 from tests.crash.test_instructions import WALKS, mended_states, states_of_a_mender
+from tests.crash.test_two_deaths import CASES, Death, after_one_death, points, two_deaths
 
 REPORT_S = 30.0
 COMPOUND_STRIDE = 3
@@ -149,6 +150,22 @@ def creating(folder: Path, draw: random.Random) -> int:
     return killed_while_creating(folder, draw.choice(("rows", "records")), draw.choice(CALLS))
 
 
+def one_after_the_other(folder: Path, draw: random.Random) -> int:
+    """Two processes that create, define, resize, recover or remove, at any passing of any point."""
+    case, kind = CASES[draw.choice(list(CASES))], draw.choice(("rows", "records"))
+    first = _any_death(points(case.first, folder / "watched", kind), draw)
+    passed = after_one_death(folder / "once", kind, case, first)
+    if not passed:
+        return 1
+    second, survivor = _any_death(passed, draw), draw.random() < 0.5
+    return 1 + two_deaths(folder / "twice", kind, case, first, second, survivor=survivor)
+
+
+def _any_death(passed: list[str], draw: random.Random) -> Death:
+    at = draw.randrange(len(passed))
+    return passed[at], passed[:at].count(passed[at])
+
+
 def by_instruction(folder: Path, draw: random.Random) -> int:
     """Every state of a deed, or of its repair; in the figures a state counts as a kill."""
     if platform.machine() != "x86_64":
@@ -172,6 +189,7 @@ SORTS: list[tuple[str, Callable[[Path, random.Random], int]]] = [
     ("second_deaths", mending),
     ("in_company", in_company),
     ("creators", creating),
+    ("one_after_the_other", one_after_the_other),
     ("states_by_instruction", by_instruction),
 ]
 

@@ -17,7 +17,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +167,41 @@ def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def each_point(body: Callable[[int, int], None]) -> Generator[str]:
+    """Runs ``body`` in a child that stands still at each crash point until the next one is wanted.
+
+    Args:
+        body: gets two descriptors, and arms every point with them:
+            ``_core.arm("*", "pause", notify_fd=first, wait_fd=second)``.
+
+    Yields:
+        The names of the points. Closing the generator kills the child where it stands.
+    """
+    told, tell = os.pipe()
+    hear, go = os.pipe()
+
+    def child() -> None:
+        os.close(told)
+        os.close(go)
+        body(tell, hear)
+
+    pid = fork(child)
+    os.close(tell)
+    os.close(hear)
+    try:
+        with os.fdopen(told, "rb") as lines:
+            for line in lines:
+                yield line.decode().rstrip("\n")
+                os.write(go, b"\n")
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        status = ended(pid)
+        os.close(go)
+    assert status == 0, f"the child ended with {status}; its traceback is above"
+
+
 def succeeds(body: Callable[[], None]) -> None:
     """Runs ``body`` in a fresh process, which has to come to its end."""
     assert ended(fork(body)) == 0, "the fresh process failed; its traceback is above"
@@ -275,3 +310,12 @@ def goes(call: Callable[[], object]) -> bool:
     except RateLimitTimeout:
         return False
     return True
+
+
+def everything(path: Path) -> list[str]:
+    """The names of all files below a directory."""
+    return sorted(
+        str(Path(folder, name).relative_to(path))
+        for folder, _, names in os.walk(path)
+        for name in names
+    )

@@ -17,6 +17,7 @@ from tests.crash.harness import (
     SETTINGS,
     dies,
     ended,
+    everything,
     fork,
     python_points,
     read_all,
@@ -29,14 +30,6 @@ from tests.crash.harness import (
 )
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
-
-
-def everything(path: Path) -> list[str]:
-    return sorted(
-        str(Path(folder, name).relative_to(path))
-        for folder, _, names in os.walk(path)
-        for name in names
-    )
 
 
 def _creates(path: Path, point: str, after: int, kind: str) -> None:

@@ -17,14 +17,14 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from shmbuffer._native import _core
-from tests.crash.harness import ended, fork
+from tests.crash.harness import each_point
 from tests.power.disk import PAGE, Disk, File, Name, differing
 
 _PR_SET_PDEATHSIG = 1
@@ -72,13 +72,9 @@ def record(tree: Path, attic: Path, work: Callable[[Reporter], None]) -> Recordi
         attic: where files go that are removed.
         work: gets the reporter, whose `mark` notes what the child says of itself.
     """
-    told, tell = os.pipe()
-    hear, go = os.pipe()
 
-    def child() -> None:
+    def child(tell: int, hear: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.close(told)
-        os.close(go)
         reporter = Reporter(tell, hear, attic)
         with reporter.watching():
             _core.arm("*", "pause", notify_fd=tell, wait_fd=hear)
@@ -86,22 +82,12 @@ def record(tree: Path, attic: Path, work: Callable[[Reporter], None]) -> Recordi
             _core.disarm()
 
     watch = _Watch(tree)
-    pid = fork(child)
-    os.close(tell)
-    os.close(hear)
     try:
-        with os.fdopen(told, "rb") as lines:
+        with closing(each_point(child)) as lines:
             for line in lines:
-                watch.step(line.decode().rstrip("\n"))
-                os.write(go, b"\n")
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        raise
+                watch.step(line)
     finally:
-        status = ended(pid)
-        os.close(go)
         watch.close()
-    assert status == 0, f"what was to be recorded ended with {status}; its traceback is above"
     return watch.recording
 
 

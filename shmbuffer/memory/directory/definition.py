@@ -1,10 +1,17 @@
-"""Definition: what the first write needs is built, and withdrawn again where nothing needs it.
+"""Definition: builds what the first write needs, and withdraws it again.
 
     NO_SCHEMA ──build (the first write)──▶ READY ──withdraw (empty, alone)──▶ NO_SCHEMA
 
-Both under init.lock. If a process dies while building, the state is NO_SCHEMA still: the next
-one to take init.lock removes what is unfinished and starts again. If it dies while withdrawing, the
-superblock says NO_SCHEMA before the first file goes.
+Both run under init.lock, and both store the new state in the superblock first and in the runtime
+page last. A process may die between the two, so the superblock decides for the next process that
+takes init.lock:
+
+    superblock NO_SCHEMA    the definition is unfinished or withdrawn: its files are removed by
+                            list, and the next definition starts again
+    superblock READY        every file is complete and on the disk: the files are loaded, and the
+                            runtime page says READY too
+
+So files are removed only while the superblock says NO_SCHEMA, in both copies.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from shmbuffer.errors import DurabilityError
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag
+from shmbuffer.memory.format.native import Mapped
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.format.settings import Settings
 from shmbuffer.memory.system.prefault import Prefault
@@ -26,9 +34,23 @@ _FIELDS = ("capacity", "lanes", "leaves", "schema_sha256", "slots_bytes", "salt"
 
 
 def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> None:
-    """Builds slots and leaves, and says READY; under init.lock, in state NO_SCHEMA."""
+    """Builds slots and leaves, and says READY; under init.lock, while the runtime says NO_SCHEMA.
+
+    Publishes the definition of a dead process instead if the superblock says READY. Does nothing
+    if a process died while it removed the buffer: the superblock says CLOSING.
+    """
+    superblock = seat.control.superblock()
+    if superblock.state == BufferState.NO_SCHEMA:
+        _publish(seat, *_built(seat, superblock, schema, adopting=adopting, prefault=prefault))
+    elif superblock.state == BufferState.READY:
+        _publish(seat, superblock, seat.ground.load(superblock))
+
+
+def _built(
+    seat: Seat, superblock: Superblock, schema: Schema, *, adopting: bool, prefault: Prefault
+) -> tuple[Superblock, Mapped]:
+    """Builds every file; returns the superblock that names them, and the maps."""
     control, ground = seat.control, seat.ground
-    superblock = control.superblock()
     settings = Settings.recorded(superblock.settings, seat.where)
     if prefault and not seat.has_its_pages():
         prefault.require_memory(schema.sections["bytes"] + sum(schema.map_bytes), seat.where)
@@ -53,20 +75,26 @@ def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> 
         slots_bytes=mapped.slots.nbytes,
         salt=_core.crc32c(schema.digest),
     )
+    return ready, mapped
+
+
+def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
+    """Says READY in both copies of the superblock, then in the runtime page."""
+    control = seat.control
     try:
         # Both copies: were one lost, an older one would say that there is no schema, and
-        # recovery would remove all that was written.
+        # recovery would remove all that was written. A dead process may have stored only one.
         control.write(control.write(ready))
         control.sync()
     except DurabilityError as error:
-        control.withdraw(superblock)
-        ground.discard_unfinished()
+        control.withdraw(_withdrawn(ready))
+        seat.ground.discard_unfinished()
         raise DurabilityError(
             f"{error}; so the buffer has no schema still: write again, or choose another disk"
         ) from error
     _core.reached("define.superblock")
     seat.mapped = mapped
-    runtime["state"] = BufferState.READY  # SYNC define, release
+    control.runtime["state"] = BufferState.READY  # SYNC define, release
     _core.reached("define.ready")
 
 
@@ -75,10 +103,8 @@ def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
     control = seat.control
     discard = seat.ground.discarding()  # what can fail, first
     known = control.superblock()
-    nothing = {name: getattr(Superblock(), name) for name in _FIELDS}
     try:
-        unknown = control.write(replace(known, state=BufferState.NO_SCHEMA, **nothing))
-        control.write(unknown)
+        control.write(control.write(_withdrawn(known)))
         control.sync()
     except DurabilityError:
         control.withdraw(known)
@@ -87,3 +113,9 @@ def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
     control.runtime["state"] = BufferState.NO_SCHEMA
     _core.reached("undefine.state")
     return seat.unmapped(), discard
+
+
+def _withdrawn(superblock: Superblock) -> Superblock:
+    """The superblock without a schema."""
+    nothing = {name: getattr(Superblock(), name) for name in _FIELDS}
+    return replace(superblock, state=BufferState.NO_SCHEMA, **nothing)

@@ -19,8 +19,9 @@ Always true
   3. ``slots`` appears under its name after leaves, meta.json and schema.json are complete; once
      all of them are on the disk with their sizes, the superblock says READY.
   4. Nothing is removed that made.json does not name, and no directory that holds anything else.
-If a process dies while building: the state is still NO_SCHEMA, and the next one to write, or to
-recover, removes what made.json names and starts again.
+If a process dies while building and the superblock still says NO_SCHEMA, the next one to write, or
+to recover, removes what made.json names and starts again. Once the superblock says READY, the next
+process loads the files: see `definition`.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Files:
         restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
 
     def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> Mapped:
-        """Makes every file of the schema; under init.lock, in state NO_SCHEMA."""
+        """Makes every file of the schema; under init.lock, if the superblock says NO_SCHEMA."""
         self.discard_unfinished()
         slots_bytes = schema.sections["bytes"]
         leaves = {

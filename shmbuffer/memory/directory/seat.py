@@ -164,11 +164,30 @@ class Seat:
         """`rejoin` under init.lock; nothing, if it is done already."""
         if self.is_ours():
             return
+        self._require_same_definition()
         _core.begin_life()
         self._finalizer.detach()
         if self.role is Role.COORDINATOR:
             self.role = Role.CLIENT  # it looks after nobody, and its end is not the coordinator's
         self._take()
+
+    def _require_same_definition(self) -> None:
+        """Raises ForkedHandleError unless the buffer is as it was when the parent forked.
+
+        The superblock decides: a process that died may not have changed the runtime page. A child
+        must not join while the buffer is being recovered, as nobody else may.
+        """
+        superblock, state = self.control.superblock(), self.state()
+        known = superblock.schema_sha256 if self.mapped is None else self.mapped.schema.digest
+        if (
+            known != superblock.schema_sha256
+            or BufferState.RECOVERING in (superblock.state, state)
+            or BufferState.NO_SCHEMA == superblock.state != state
+        ):
+            raise ForkedHandleError(
+                f"{self.where}: this handle came through fork, and the buffer was recovered or "
+                "defined anew before its first use in this process; close it and attach again"
+            )
 
     def leave(self) -> bool:
         """Frees the entry; returns False if a call in flight still needs it: then ask again."""
