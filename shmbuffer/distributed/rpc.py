@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import pickle
 import weakref
 from collections.abc import Callable, MutableMapping
@@ -148,7 +149,8 @@ def _accept_rrefs() -> None:
     cls = RemoteTensorDictReplayBuffer
     for name in dir(cls):
         method = getattr(cls, name)
-        if not name.startswith("_") and callable(method) and not isinstance(method, type):
+        # Bound methods are those of the class: they take no buffer, so that no RRef replaces one.
+        if not name.startswith("_") and callable(method) and not inspect.ismethod(method):
             setattr(cls, name, _accepting_an_rref(name, method))
 
 
