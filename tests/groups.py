@@ -19,6 +19,8 @@ GROUPS = (
     # A process that has loaded torch serves each.
     ("tests/docs/test_code_blocks.py",),
     ("tests/faults/test_checkpoints.py",),
+    # What each call does where nothing is in its way is found once.
+    ("tests/hostile/test_public_paths.py",),
     # A cluster, a group, a run of everything.
     ("tests/distributed/test_ray.py",),
     tuple(

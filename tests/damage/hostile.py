@@ -19,7 +19,7 @@ from tests.damage.judgement import answer
 from tests.damage.specimen import Specimen, contents
 
 #: A user id that is not ours, where we may give files away.
-_STRANGER = 12345
+STRANGER = 12345
 
 _HANGS_S = 120
 
@@ -37,7 +37,8 @@ def ends_in_time(body: Callable[[], object]) -> int:
     return ended(fork(limited))
 
 
-def _socket(path: Path) -> None:
+def bind_socket(path: Path) -> None:
+    """Makes a socket that nobody listens at."""
     here = Path.cwd()
     os.chdir(path.parent)  # the name of a socket has 107 bytes at most
     try:
@@ -80,7 +81,7 @@ TRAPS: dict[str, Trap] = {
     "a hard link": _hard_link,
     "a FIFO": _instead(os.mkfifo),
     "a directory": _instead(os.mkdir),
-    "a socket": _instead(_socket),
+    "a socket": _instead(bind_socket),
     "an empty file": lambda path, victim: os.truncate(path, 0),
     "a byte more": lambda path, victim: os.truncate(path, path.stat().st_size + 1),
     "a folder that is a link": _folder_of_links,
@@ -89,8 +90,8 @@ ROOT_TRAPS: dict[str, Trap] = {
     "a device": _instead(
         lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
     ),
-    "a stranger's file": lambda path, victim: os.chown(path, _STRANGER, _STRANGER),
-    "a stranger's folder": lambda path, victim: os.chown(path.parent, _STRANGER, _STRANGER),
+    "a stranger's file": lambda path, victim: os.chown(path, STRANGER, STRANGER),
+    "a stranger's folder": lambda path, victim: os.chown(path.parent, STRANGER, STRANGER),
 }
 
 

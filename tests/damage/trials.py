@@ -18,7 +18,7 @@ from typing import TypeVar
 Case = TypeVar("Case")
 
 #: Seconds after which a case counts as one that never ends.
-WATCHDOG_S = 30
+WATCHDOG_S = 60
 _SHOWN = 5
 
 

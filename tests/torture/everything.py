@@ -33,6 +33,7 @@ CAMPAIGNS = (
     "tests.power.campaign",
     "tests.faults.campaign",
     "tests.damage.campaign",
+    "tests.hostile.campaign",
     "tests.model.campaign",
     "tests.native.campaign",
     "tests.torture.products",

@@ -67,7 +67,7 @@ class StorageCheckpointerBase:
         """Put what ``dumps`` wrote into ``path`` in place of what ``storage`` has."""
         raise NotImplementedError(f"{type(self).__name__} has no loads()")
 
-    def loads_beside(self, storage: Any, path: Any, written: Any) -> Any:
+    def loads_beside(self, storage: Any, path: Path, written: Any) -> Any:
         """`loads`, where a buffer is loaded as a whole.
 
         Args:

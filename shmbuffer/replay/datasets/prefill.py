@@ -14,7 +14,10 @@ from shmbuffer.replay.form.nodes import is_collection
 
 
 def prefill_replay_buffer(
-    rb: Any, dataset: Any, n_samples: int | None = None, chunk_size: int = 1000
+    rb: Any,
+    dataset: str | os.PathLike[str] | Any,
+    n_samples: int | None = None,
+    chunk_size: int = 1000,
 ) -> Any:
     """Copy a data set into a buffer, item by item in its own order: each once.
 

@@ -6,6 +6,7 @@ sample(n)     ──▶  round(fraction * n) rows of the data set, the rest onli
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -93,7 +94,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
 
     def __init__(
         self,
-        offline_dataset: Any,
+        offline_dataset: str | os.PathLike[str] | Any,
         *,
         online_storage: Storage | None = None,
         online_capacity: int | None = None,

@@ -1,0 +1,155 @@
+"""Finds every public parameter that is a path: of functions, methods, constructors and verbs.
+
+A parameter is a path if its annotation says so. One that has the name of a path and the annotation
+`Any`, or none, is reported by `unannotated`, because no search could find it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shmbuffer.cli import VERBS
+
+MODULES = ("shmbuffer", "shmbuffer.numpy", "shmbuffer.sb3", "shmbuffer.environments")
+#: Names of parameters that carry paths.
+_NAMES = frozenset(
+    (
+        *("base", "dataset", "dir", "directory", "file", "filename", "folder", "offline_dataset"),
+        *("path", "root", "run_dir", "scratch_dir"),
+    )
+)
+_SPECIAL = ("__init__", "__call__")
+
+
+@dataclass(frozen=True)
+class PathParameter:
+    """A parameter, and how to name it: ``RandomSampler.dumps(path)``, ``shmbuffer top(dir)``."""
+
+    owner: str
+    function: str
+    parameter: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}{self.function}({self.parameter})"
+
+
+def path_parameters() -> list[PathParameter]:
+    """Every one whose annotation is a path, and those of the command line."""
+    found = [one for one, annotation, scope in _parameters() if _is_path(annotation, scope)]
+    return [*found, *_of_verbs()]
+
+
+def unannotated() -> list[PathParameter]:
+    """Those that have the name of a path, and an annotation that does not say so."""
+    return [
+        one
+        for one, annotation, scope in _parameters()
+        if one.parameter in _NAMES
+        and annotation in ("", "Any", "object", "str")
+        and not _is_path(annotation, scope)
+    ]
+
+
+def _parameters() -> Iterator[tuple[PathParameter, str, dict[str, Any]]]:
+    """Each parameter with the text of its annotation, and the names that the text may use."""
+    seen = set()
+    for owner, function, call in _functions():
+        scope = getattr(inspect.unwrap(call), "__globals__", {})
+        for parameter in inspect.signature(call).parameters.values():
+            for name, annotation in _spread(parameter, scope):
+                one = PathParameter(owner, function, name)
+                if one not in seen:
+                    seen.add(one)
+                    yield one, annotation, scope
+
+
+def _functions() -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Public functions and methods: what is before the name, the name, and the function."""
+    seen: list[object] = []
+    for module in MODULES:
+        home = importlib.import_module(module)
+        prefix = module.removeprefix("shmbuffer").removeprefix(".")
+        before = f"{prefix}." if prefix else ""
+        for name in home.__all__:
+            found = getattr(home, name)
+            if any(found is one for one in seen):
+                continue
+            seen.append(found)
+            if inspect.isfunction(found):
+                yield before, name, found
+            elif inspect.isclass(found):
+                yield from ((f"{before}{name}.", *method) for method in _methods(found))
+
+
+def _methods(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """What a user calls of a class; constructors of results, which the package makes, are not."""
+    for name in dir(cls):
+        found = inspect.getattr_static(cls, name)
+        found = getattr(found, "__func__", found)
+        is_public = not name.startswith("_") or name in _SPECIAL
+        is_result = name == "__init__" and dataclasses.is_dataclass(cls)
+        is_function = inspect.isfunction(found) and found.__module__.startswith("shmbuffer")
+        if is_public and is_function and not is_result:
+            yield name, found
+
+
+def _spread(parameter: inspect.Parameter, scope: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and annotations; ``**options: Unpack[Options]`` stands for those of ``Options``."""
+    annotation = parameter.annotation
+    text = "" if annotation is inspect.Parameter.empty else _text(annotation)
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD and text.startswith("Unpack["):
+        of = scope[text.removeprefix("Unpack[").removesuffix("]")]
+        yield from ((name, _text(one)) for name, one in of.__annotations__.items())
+    else:
+        yield parameter.name, text
+
+
+def _text(annotation: Any) -> str:
+    if isinstance(annotation, typing.ForwardRef):
+        return annotation.__forward_arg__
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _is_path(annotation: str, scope: dict[str, Any]) -> bool:
+    """Whether a value of this type may be a path: one of a union, or what an alias stands for."""
+    expression = ast.parse(f"_({annotation})", mode="eval").body  # "*Types" is none by itself
+    assert isinstance(expression, ast.Call)
+    return any(_holds_path(part, scope) for part in expression.args)
+
+
+def _holds_path(node: ast.expr, scope: dict[str, Any]) -> bool:
+    match node:
+        case ast.BinOp(left, _, right):
+            return _holds_path(left, scope) or _holds_path(right, scope)
+        case ast.Subscript(ast.Name("Optional" | "Union" | "Annotated"), ast.Tuple(parts)):
+            return any(_holds_path(part, scope) for part in parts)
+        case ast.Subscript(ast.Name("Optional"), part):
+            return _holds_path(part, scope)
+        case ast.Subscript(value, _):
+            return _holds_path(value, scope)
+        case ast.Attribute(_, name):
+            return name in ("PathLike", "Path", "PurePath")
+        case ast.Name(name):
+            alias = scope.get(name)
+            if isinstance(alias, str) or typing.get_origin(alias) is not None:
+                return _is_path(_text(alias), {})
+            return name in ("PathLike", "Path", "PurePath")
+    return False
+
+
+def _of_verbs() -> Iterator[PathParameter]:
+    """Arguments that are a directory or a file."""
+    for verb in VERBS:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"shmbuffer.cli.{verb}").add_arguments(parser)
+        for action in parser._actions:
+            if action.metavar in ("DIR", "FILE"):
+                yield PathParameter("shmbuffer ", verb, action.dest)

@@ -1,0 +1,307 @@
+"""One trial: a scene with a trap, a call, and the judgement of what it did.
+
+    <base>/here/<path>       what the call is given, and what others put beside it
+    <base>/away              victims: what links lead to
+    <base>/aside             files that the call needs elsewhere
+
+A call succeeds, or raises an error of this package, an OSError or a ValueError that names the path.
+Whatever it answers, victims and files of others are as before, nothing was created outside, and
+others cannot write to what was created.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import re
+import shutil
+import stat
+import struct
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from shmbuffer.errors import ShmBufferError
+from tests.damage.trials import failures
+from tests.hostile import traps
+from tests.hostile.calls import TABLE, Call, RefusedError, aside
+
+PATH = "."
+"""The place of the path itself."""
+_IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+_CAPABILITY_VERSION = 0x20080522
+_OTHER_NAMES = ("dump", "save", "load")
+"""Of ``dumps`` and ``loads``, which they call: more than the path itself is tried with those."""
+_RANDOM = re.compile(r"[0-9a-f]{8,}")
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A trap, and the place that it is in; the place is none for those around the path."""
+
+    name: str
+    place: str = PATH
+
+    def spring(self, path: Path, away: Path) -> None:
+        """Puts it there."""
+        if make := {**traps.IN_PLACE, **traps.ROOT_IN_PLACE}.get(self.name):
+            for place in _places_at(path, self.place):
+                if _is_reachable(place, path):
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    make(place, away)
+        else:
+            {**traps.AROUND, **traps.ROOT_AROUND}[self.name](path, away)
+
+
+class Trial(NamedTuple):
+    """A row of the table, and the traps in its way."""
+
+    row: str
+    traps: tuple[Trap, ...]
+
+    def __str__(self) -> str:
+        return f"{self.row}, {' and '.join(f'{trap.name} at {trap.place}' for trap in self.traps)}"
+
+
+class Clean(NamedTuple):
+    """What a row does where nothing is in its way."""
+
+    names: list[str]
+    """Names that it reads or makes, relative to the path; random parts are ``*``."""
+    answer: str
+
+
+def places(row: str, trap: str) -> list[str]:
+    """Where the trap is put in the way of this row."""
+    if trap in traps.AROUND or trap in traps.ROOT_AROUND:
+        return [PATH]
+    if any(f".{name}(" in row for name in _OTHER_NAMES):
+        return [PATH]
+    return [PATH, *clean(row).names]
+
+
+@cache
+def clean(row: str) -> Clean:
+    """Runs a row once in a child, in a directory of its own, and lists the names that it uses."""
+    with tempfile.TemporaryDirectory() as found:
+        answer = Path(found) / "answer"
+
+        def learn(row: str) -> None:
+            call = TABLE[row]
+            with _scene(call) as path:
+                call.prepare(path)
+                before = _names(path)
+                said = _answer(call, path)
+                names = sorted({_RANDOM.sub("*", name) for name in before | _names(path)})
+                answer.write_text(json.dumps([names, said.text]))
+
+        wrong = failures([row], learn)
+        assert not wrong, wrong[0]
+        return Clean(*json.loads(answer.read_text()))
+
+
+def judge(trial: Trial) -> None:
+    """Raises AssertionError where the call does what it must not; in a child of its own."""
+    call = TABLE[trial.row]
+    with _scene(call) as path:
+        call.prepare(path)
+        away = path.parent.parent / "away"
+        for trap in trial.traps:
+            trap.spring(path, away)
+        names = {trap.name for trap in trial.traps}
+        taken = {place for trap in trial.traps for place in _places_at(path, trap.place)}
+        before = _Before(path, away, taken, is_followed=any(map(_is_followed, trial.traps)))
+        umask, is_limited = 0 if "umask 0" in names else 0o22, not names.isdisjoint(traps.LIMITED)
+        with _umask(umask), _limited(is_limited):
+            answer = _answer(call, path)
+        _require_answer(answer, path, trial.row)
+        before.require_unchanged()
+
+
+# -- the scene -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _scene(call: Call) -> Iterator[Path]:
+    """The path for a call, in new directories."""
+    torch.set_num_threads(1)  # the threads of the process that was forked are not here
+    warnings.simplefilter("ignore")
+    os.umask(0o22)
+    gc.freeze()  # what was there before is no garbage, and there are a million objects
+    base = Path(tempfile.mkdtemp(prefix="shmbuffer-hostile-", dir=_IN_MEMORY))
+    base.chmod(0o755)
+    try:
+        (base / "here").mkdir()
+        aside(base / "here" / call.name).mkdir()
+        traps.make_away(base / "away")
+        home = Path.cwd()
+        os.chdir(aside(base / "here" / call.name))
+        try:
+            yield base / "here" / call.name
+        finally:
+            os.chdir(home)
+    finally:
+        gc.collect()
+        for folder, _, _ in os.walk(base):
+            os.chmod(folder, 0o755)
+        shutil.rmtree(base)
+
+
+def _names(path: Path) -> set[str]:
+    if not path.is_dir():
+        return set()
+    return {str(each.relative_to(path)) for each in path.rglob("*")}
+
+
+def _places_at(path: Path, place: str) -> list[Path]:
+    if "*" in place:
+        return sorted(path.glob(place))
+    return [path] if place == PATH else [path / place]
+
+
+def _is_reachable(place: Path, path: Path) -> bool:
+    """Whether no other trap is on the way from the path to the place."""
+    way = [each for each in place.parents if each.is_relative_to(path)]
+    return all(each.is_dir() and not each.is_symlink() for each in way if os.path.lexists(each))
+
+
+def _is_followed(trap: Trap) -> bool:
+    """Whether the path is a link of this user's: then all that is new lies where it leads."""
+    return trap.place == PATH and trap.name in traps.FOLLOWED
+
+
+@contextmanager
+def _umask(umask: int) -> Iterator[None]:
+    before = os.umask(umask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _limited(is_limited: bool) -> Iterator[None]:
+    """Has permissions hold for root as they do for others: without effective capabilities."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)  # effective, permitted, inheritable, twice
+    libc.capget(header, data)
+    before = data.raw
+    if is_limited:
+        words = struct.unpack("6I", before)
+        data.raw = struct.pack("6I", 0, *words[1:3], 0, *words[4:])
+        assert libc.capset(header, data) == 0
+    try:
+        yield
+    finally:
+        data.raw = before
+        libc.capset(header, data)
+
+
+# -- the answer ------------------------------------------------------------------------------------
+
+
+class _Answer(NamedTuple):
+    """How a call ended: no error, or its class and what it says."""
+
+    error: BaseException | None
+    text: str
+
+
+def _answer(call: Call, path: Path) -> _Answer:
+    try:
+        call.run(path)
+    except Exception as error:
+        error.__traceback__ = None if isinstance(error, ShmBufferError) else error.__traceback__
+        return _Answer(error, _neutral(f"{type(error).__name__}: {error}", path))
+    return _Answer(None, "")
+
+
+def _neutral(text: str, path: Path) -> str:
+    """Without what differs from one directory to the next."""
+    return _RANDOM.sub("*", text.replace(str(path.parent.parent), ""))
+
+
+def _require_answer(answer: _Answer, path: Path, row: str) -> None:
+    """Requires success, a good error, or the error that the call has without any trap."""
+    error = answer.error
+    if error is None:
+        return
+    is_for_users = isinstance(error, ShmBufferError | OSError | ValueError | RefusedError)
+    says_where = path.name in str(error) or str(path.parent) in str(error)
+    is_good = is_for_users and says_where and "/proc/self/fd" not in str(error)
+    if not is_good and answer.text != clean(row).answer:
+        said = f"{type(error).__name__}: {error}"
+        raise AssertionError(f"no clear error that names the path: {said}") from error
+
+
+# -- what must not change --------------------------------------------------------------------------
+
+
+class _Before:
+    """What was there before a call: victims, files of others, and names outside.
+
+    A file in a place that the call writes to may be replaced by a new one, as every save replaces
+    files of the same names. It is not written to, and nothing else is replaced.
+    """
+
+    def __init__(self, path: Path, away: Path, taken: set[Path], *, is_followed: bool) -> None:
+        self._path, self._away, self._is_followed = path, away, is_followed
+        self._victims = _tree(away)
+        self._base = set(os.listdir(away.parent))
+        here = _tree(path.parent)
+        self._there = set(here)
+        self._theirs = {
+            name: found
+            for name, found in here.items()
+            if _is_of_others(found, away) and path.parent / name not in taken
+        }
+
+    def require_unchanged(self) -> None:
+        """Raises AssertionError with the first thing that was changed."""
+        victims = _tree(self._away)
+        for name, one in self._victims.items():
+            if self._is_followed and one[-1] != traps.PRECIOUS:
+                continue
+            assert victims.get(name) == one, f"a victim was changed: {name}"
+        new = victims.keys() - self._victims.keys()
+        assert self._is_followed or not new, f"created outside: {sorted(new)}"
+        assert set(os.listdir(self._away.parent)) == self._base, "created beside the scene"
+        now = _tree(self._path.parent)
+        for name, one in self._theirs.items():
+            assert now.get(name) == one, f"a file of another program was changed: {name}"
+        created = now.keys() - self._there
+        for name in created:
+            mode = now[name][0]
+            is_open = mode & stat.S_IWOTH and not stat.S_ISLNK(mode)
+            assert not is_open, f"everybody can write to {name} (mode {stat.S_IMODE(mode):#o})"
+        stray = {name.partition("/")[0] for name in created} - {self._path.name}
+        assert not stray, f"left beside the path: {sorted(stray)}"
+
+
+def _is_of_others(found: tuple[Any, ...], away: Path) -> bool:
+    """Whether it is a file of another program, or a link that another program made."""
+    return found[-1] == traps.PRECIOUS or str(found[-1]).startswith(str(away))
+
+
+def _tree(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """Everything below a folder: mode, owner, and content or target."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for each in sorted(folder.rglob("*")):
+        info = os.lstat(each)
+        content: Any = None
+        if stat.S_ISREG(info.st_mode):
+            content = each.read_bytes()
+        elif stat.S_ISLNK(info.st_mode):
+            content = os.readlink(each)
+        found[str(each.relative_to(folder))] = (info.st_mode, info.st_uid, content)
+    return found
