@@ -107,7 +107,7 @@ class ReadOnlyStorage(TensorStorage):
                 ring.claims.commit()
 
     def _map(self, ring: Ring, saved: Saved) -> Rows:
-        self._files = Path(saved.where).resolve()
+        self._files = Path(os.path.realpath(saved.where))
         leaves = self._described(saved.example(), single=False)
         return self._settle(_ReadOnlyRows(ring, leaves, saved.columns(leaves)))
 
@@ -126,7 +126,7 @@ class ReadOnlyStorage(TensorStorage):
 
     def _has_files_in(self, path: Path) -> bool:
         """RuntimeError where the items lie: a save names them only, and would replace them."""
-        if self._files.is_relative_to(path.resolve()):
+        if self._files.is_relative_to(os.path.realpath(path)):
             raise RuntimeError(
                 f"{path}: the data set lies there, and a save, which names it and has none of its "
                 "items, would replace it; save to another directory. Nothing was changed"
