@@ -45,6 +45,7 @@ from shmbuffer import (
 from shmbuffer.cli import main
 from shmbuffer.distributed.host import Host, made_of, opened
 from shmbuffer.distributed.shards.sharded_client import ShardedClient
+from tests.distributed.test_shard_saves import Shards
 
 for module in ("matplotlib.backends.backend_agg", "ray", "h5py", "pyarrow.parquet"):
     with contextlib.suppress(ModuleNotFoundError):  # the rows that need it say what is missing
@@ -65,11 +66,13 @@ class Call:
         run: the call.
         prepare: makes what is at the path before the call.
         name: of the path.
+        error: that the call has in any directory, because it is not supported.
     """
 
     run: Callable[[Path], object]
     prepare: Callable[[Path], object] = lambda path: None
     name: str = "hostile-run"
+    error: type[Exception] | None = None
 
 
 def aside(path: Path) -> Path:
@@ -316,7 +319,8 @@ def _in_place(name: str, storage: type) -> Call:
         with there(path):
             pass
 
-    return Call(run, prepare)
+    has_hooks = name.partition("Storage")[0] in ("Flat", "H5", "Nested")
+    return Call(run, prepare, error=RuntimeError if has_hooks else None)
 
 
 def _checkpointers() -> dict[str, Call]:
@@ -372,12 +376,19 @@ def _from_parquet(name: str) -> Callable[[Path], object]:
     return run
 
 
+_WITHOUT_COLUMNS = ("OfflineToOnlineReplayBuffer", "ReplayBufferEnsemble")
+
+
 def _columns() -> dict[str, Call]:
     rows = {}
     for name, make in BUFFERS.items():
-        rows[f"{name}.to_parquet(path)"] = Call(_used(make, "to_parquet"), name="run.parquet")
         of = "TensorDictReplayBuffer" if name == "RayReplayBuffer" else name
-        rows[f"{name}.from_parquet(path)"] = Call(_from_parquet(of), _parquet, "run.parquet")
+        for method, run, prepare in (
+            ("to_parquet", _used(make, "to_parquet"), lambda path: None),
+            ("from_parquet", _from_parquet(of), _parquet),
+        ):
+            error = TypeError if name in _WITHOUT_COLUMNS else None
+            rows[f"{name}.{method}(path)"] = Call(run, prepare, "run.parquet", error)
     return rows
 
 
@@ -544,14 +555,8 @@ class _Shard:
         return getattr(self.rb, method)(*args)
 
 
-class _Shards(list[_Shard]):
-    """The members of a sharded buffer that is whole."""
-
-    def missing_nodes(self) -> list[str]:
-        return []
-
-    def require_all(self, *_: object) -> None:
-        pass
+class _Members(Shards):
+    """The members of a sharded buffer, which are all in this process."""
 
     def refresh(self, **_: object) -> None:
         pass
@@ -565,7 +570,7 @@ class _ShardedClient(ShardedClient):
 
     rate_limiter = None  # type: ignore[assignment]
 
-    def __init__(self, shards: _Shards) -> None:
+    def __init__(self, shards: Shards) -> None:
         self._members, self._begun = shards, []  # type: ignore[assignment]
 
     def set_rate(self, _: object) -> None:  # type: ignore[override]
@@ -577,7 +582,7 @@ def _sharded(where: Path) -> Iterator[ShardedClient]:
     with contextlib.ExitStack() as held:
         make = BUFFERS["TensorDictReplayBuffer"]
         yield _ShardedClient(
-            _Shards(_Shard(node, held.enter_context(make(where))) for node in ("n1", "n2"))
+            _Members(_Shard(node, held.enter_context(make(where))) for node in ("n1", "n2"))
         )
 
 
@@ -661,10 +666,8 @@ def _verbs() -> dict[str, Call]:
     found["shmbuffer export(file)"] = _written("export", name="run.h5")
     found["shmbuffer export(file), Parquet"] = _written("export", name="run.parquet")
     found["shmbuffer export(file), TensorDict"] = _written("export", name="hostile-run")
-    found["shmbuffer export(file), over one"] = Call(
-        lambda path: verb("export", _buffer_aside(path), path),
-        lambda path: verb("export", _buffer_aside(path), path),
-    )
+    export = found["shmbuffer export(file), TensorDict"].run
+    found["shmbuffer export(file), over one"] = Call(export, export, error=FileExistsError)
     found["shmbuffer plot(output)"] = Call(_plotted, name="run.png")
     found["shmbuffer demo(scratch_dir)"] = Call(_demo)
     found["shmbuffer demo(picture)"] = Call(_pictured, name="run.png")

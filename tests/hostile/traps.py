@@ -209,8 +209,10 @@ def _a_stranger_s_link_to_a_file(path: Path, away: Path) -> None:
     path.parent.chmod(0o1777)
 
 
+FREE = "nothing around"
+"""No trap: the call has to succeed."""
 AROUND: dict[str, Around] = {
-    "nothing around": lambda path, away: None,
+    FREE: lambda path, away: None,
     "umask 0": lambda path, away: None,
     "links beside": _links_beside,
     "dangling links beside": _dangling_links_beside,

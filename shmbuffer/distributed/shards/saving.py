@@ -14,6 +14,7 @@ finds the work directory gone, and saves nothing.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import secrets
 from collections.abc import Collection, Iterator
@@ -43,7 +44,11 @@ _CHUNK = 4096  # items that are moved at once
 
 
 def save_shards(
-    members: Members, path: Any, *, consistent: bool = False, without: Collection[str] = ()
+    members: Members,
+    path: str | os.PathLike[str],
+    *,
+    consistent: bool = False,
+    without: Collection[str] = (),
 ) -> None:
     """Saves all shards that were written to; see `ShardedClient.dumps`."""
     known = {*(member.node for member in members), *members.missing_nodes()}
@@ -98,7 +103,7 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
             opened(answer)
 
 
-def saves_of_nodes(members: Members, path: Any) -> dict[str, Path]:
+def saves_of_nodes(members: Members, path: str | os.PathLike[str]) -> dict[str, Path]:
     """Returns the save of each node; all is checked before anything is changed."""
     source = Path(path).absolute()
     finish(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Collection
@@ -314,7 +315,13 @@ class ShardedClient(Sampling, Limited):
             member.whole("empty")
         self._members.refresh(all_of_them=True)
 
-    def dumps(self, path: Any, *, consistent: bool = False, without: Collection[str] = ()) -> None:
+    def dumps(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        consistent: bool = False,
+        without: Collection[str] = (),
+    ) -> None:
         """Save a snapshot of each shard; an error or a crash leaves the previous save or this one.
 
         Args:
@@ -333,7 +340,7 @@ class ShardedClient(Sampling, Limited):
         self._members.refresh(all_of_them=True)
         save_shards(self._members, path, consistent=consistent, without=without)
 
-    def loads(self, path: Any) -> None:
+    def loads(self, path: str | os.PathLike[str]) -> None:
         """Load a save of `dumps`, also of another number of shards.
 
         Each shard loads the save of its node. If the nodes differ, the items are distributed over
