@@ -140,6 +140,16 @@ def sync_tree(new: Directory) -> None:
             new.sync(folder.at)
 
 
+def close_tree(new: Directory) -> None:
+    """Lets nobody but the owner and the group write to anything in a directory."""
+    for folder in walk(new):
+        for name in folder.files:
+            with explained(folder.where / name), _core.Descriptor() as file:
+                _close_to_others(file.take(os.open, name, _READ, dir_fd=folder.fd))
+        with explained(folder.where):
+            _close_to_others(folder.fd)
+
+
 def _close_to_others(fd: int) -> None:
     """Take the right to write from those that are neither owner nor of the group."""
     mode = stat.S_IMODE(os.fstat(fd).st_mode)

@@ -11,6 +11,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, PersistentTensorDict, TensorDict, tensorclass
 
 from shmbuffer import (
+    BufferExistsError,
     Flat2TED,
     H5Combine,
     H5Split,
@@ -374,12 +375,14 @@ def test_a_path_makes_the_files_of_tensordict(tmp_path: Path) -> None:
     assert flat.is_memmap()
 
 
-def test_files_that_are_there_are_written_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [TED2Flat, TED2Nested])
+def test_files_that_are_there_are_not_written_over(form: Any, tmp_path: Path) -> None:
     data, *_ = ring(stream(9, seed=11), 9)
-    save(TED2Flat(), data, 9, True, tmp_path)
-    flat = save(TED2Flat(), data, 4, False, tmp_path)
-    assert flat["action"].tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 0]
-    same(Flat2TED()(TensorDict.load_memmap(tmp_path))[:4], data[:4])
+    save(form(), data, 9, True, tmp_path / "a")
+    before = {file: file.read_bytes() for file in (tmp_path / "a").rglob("*") if file.is_file()}
+    with pytest.raises(BufferExistsError, match=r"a: is not empty.*give a new directory"):
+        save(form(), data, 4, False, tmp_path / "a")
+    assert {file: file.read_bytes() for file in before} == before
 
 
 # -- the nested form ---------------------------------------------------------------------------

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path as Directory
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
+from shmbuffer.errors import BufferExistsError
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.names import require_file_names
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.replay.file_tree import close_tree
 from shmbuffer.replay.form import cpu
+from shmbuffer.replay.safe_files import make_folder
 from shmbuffer.replay.ted.entries import (
     CUT_SHAPE,
     CUTS,
@@ -101,7 +104,17 @@ class TED2Flat(Roles):
             )
 
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDict:
-        """The compact form: a locked TensorDict without batch dimensions; empty places are 0."""
+        """Returns the compact form: a locked TensorDict in memory maps.
+
+        It has no batch dimensions. Places without an item are 0.
+
+        Args:
+            data: the items.
+            path: a new or an empty directory for the files of the maps; None: no files.
+
+        Raises:
+            BufferExistsError: the directory is not empty.
+        """
         found = entries(data)
         if taken := {item for item in found if item in self._taken or item[0] == ROOT[0]}:
             raise ValueError(
@@ -187,12 +200,13 @@ class TED2Flat(Roles):
         if path is not None:
             names = [*(name for name in constants if name != ROOT), *(entry.path for entry in kept)]
             require_file_names(names, f"{path}: entry")
-        used = path is not None and any(Directory(path).glob("**/*.memmap"))
         shapes = [
             self._shape(entry, episodes, tuple(entry.leaf.shape[len(episodes.shape) :]))
             for entry in kept
         ]
         output = assemble(constants, self._batch(episodes))
+        if path is not None:
+            _make_empty_folder(Path(path))
         output.memmap_(None if path is None else str(path))
         rows = cpu.arange(episodes.rows)
         items = episodes.holds.nonzero()[:, 0]
@@ -205,8 +219,6 @@ class TED2Flat(Roles):
             if tensor is None:
                 tensor = plain[entry.path] = cpu.zeros(shape, dtype=entry.leaf.dtype)
             target = as_bytes(rows_of(tensor), episodes.kept if both else episodes.rows)
-            if used:  # there may be old bytes where no item goes
-                target[:] = np.zeros(1, target.dtype)
             source = as_bytes(entry.leaf, episodes.rows)
             transfer(target, (episodes.steps if both else rows)[items], source, elements)
             if entry.after is not None:
@@ -217,6 +229,9 @@ class TED2Flat(Roles):
             for name, tensor in plain.items():
                 output[name] = tensor
             output.lock_()
+        if path is not None:
+            with Directory.open(path, allow_unsafe_fs=True) as folder:
+                close_tree(folder)
         return output
 
     def _non_tensors(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
@@ -252,6 +267,18 @@ def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> 
         return None
     with cpu.within():
         return output.make_memmap(entry.path, shape, dtype=entry.leaf.dtype)
+
+
+def _make_empty_folder(path: Path) -> None:
+    """Makes the directory for the files of tensordict, which writes through links."""
+    make_folder(path)
+    with Directory.open(path, allow_unsafe_fs=True) as folder:
+        if folder.listdir():
+            raise BufferExistsError(
+                f"{path}: is not empty, and files that are there are not written over; give a new "
+                "directory",
+                path=str(path),
+            )
 
 
 def _flattened(objects: Any, dims: int) -> list[Any]:
