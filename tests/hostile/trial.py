@@ -109,10 +109,10 @@ def judge(trial: Trial) -> None:
     with _scene(call) as path:
         call.prepare(path)
         away = path.parent.parent / "away"
-        for trap in trial.traps:
-            trap.spring(path, away)
         names = {trap.name for trap in trial.traps}
         taken = {place for trap in trial.traps for place in _places_at(path, trap.place)}
+        for trap in trial.traps:
+            trap.spring(path, away)
         before = _Before(path, away, taken, is_followed=any(map(_is_followed, trial.traps)))
         umask, is_limited = 0 if "umask 0" in names else 0o22, not names.isdisjoint(traps.LIMITED)
         with _umask(umask), _limited(is_limited):

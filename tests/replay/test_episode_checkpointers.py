@@ -14,11 +14,13 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from shmbuffer import (
+    BufferExistsError,
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     LazyMemmapStorage,
     LazyTensorStorage,
     NestedStorageCheckpointer,
+    SchemaMismatchError,
     TED2Flat,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -271,6 +273,34 @@ def test_the_hooks_alone_do_the_same_on_any_buffer(tmp_path: Path) -> None:
     other = buffer(LazyTensorStorage(10), FlatStorageCheckpointer)
     other.loads(tmp_path / "saved")
     same(items(other), items(rb))
+
+
+def test_an_error_of_a_load_hook_names_the_save(
+    checkpointer: Callable[..., Any], tmp_path: Path
+) -> None:
+    rb = buffer(LazyTensorStorage(10), checkpointer)
+    rb.extend(stream(5, seed=14))
+    rb.dumps(tmp_path / "saved")
+
+    def refusing(data: Any, out: Any) -> Any:
+        raise error
+
+    other = buffer(LazyTensorStorage(10), checkpointer)
+    other.register_load_hook(refusing)
+    for error in (ValueError("no such entry"), SchemaMismatchError("no such entry")):
+        with pytest.raises(type(error), match=f"^{tmp_path}/saved/storage: no such entry$"):
+            other.loads(tmp_path / "saved")
+
+
+def test_an_hdf5_file_of_another_program_is_not_written_over(tmp_path: Path) -> None:
+    rb = buffer(LazyTensorStorage(10), H5StorageCheckpointer)
+    rb.extend(stream(5, seed=14))
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "save").mkdir()
+    (tmp_path / "save" / "checkpoint.h5").symlink_to(tmp_path / "precious")
+    with pytest.raises(BufferExistsError, match=r"save/checkpoint\.h5: is there already"):
+        H5StorageCheckpointer().dumps(rb.storage, tmp_path / "save")
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_data_that_are_no_episodes_are_refused_and_the_last_save_stays(

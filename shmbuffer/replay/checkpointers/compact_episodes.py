@@ -15,7 +15,7 @@ from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.publication import publish_file
-from shmbuffer.replay.safe_files import exists, open_file, require_own_content
+from shmbuffer.replay.safe_files import create_file, exists, open_file, require_own_content
 from shmbuffer.replay.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from shmbuffer.replay.ted.entries import LENGTH, ROOT, NestedKey, entries, shape_of
 from shmbuffer.replay.values import reading
@@ -139,7 +139,9 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
 
     def _write(self, data: Any, path: Path, length: int) -> None:
         if not self.saves_to_file(path):
-            self._write_file(data, self._file(path), length)
+            where = self._file(path)
+            create_file(where).close()  # HDF5 itself would write through a link
+            self._write_file(data, where, length)
             return
         # Not in a directory that is published as a whole: here the file alone is the checkpoint.
         with publish_file(path) as beside:

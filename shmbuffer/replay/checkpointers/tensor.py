@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import Engine, ItemSnapshot
 from shmbuffer.replay.checkpointers.checkpointer import lies_in
 from shmbuffer.replay.checkpointers.copies import copied, make_columns
@@ -174,7 +177,8 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
             capacity, device = rows.ring.capacity, torch.device("cpu")
             blank = iter(rows.leaves.columns(capacity, device))
             out = rows.leaves.node.build(blank, (capacity, *rows.leaves.lanes), device)
-        data = self._apply_load_hooks(data, out)
+        with _named(path):
+            data = self._apply_load_hooks(data, out)
         of = {"mapping": storage.mapping, "where": str(path)}
         leaves = Leaves.of_data(data, ndim=storage.ndim, **of)
         columns, (count,) = leaves.values(data)
@@ -189,6 +193,18 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
             if {*remembered.paths()} == by_key.keys():
                 node, columns = remembered, [by_key[key] for key in remembered.paths()]
         return Saved.of_columns(str(path), record, node, columns)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Puts the path of the save before the errors of load hooks, which do not know it."""
+    try:
+        yield
+    except ShmBufferError as error:
+        error.message = f"{path}: {error.message}"
+        raise
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:
