@@ -33,7 +33,7 @@ from typing import BinaryIO, cast
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError, UnsafePathError
-from shmbuffer.memory.system.path_checks import explained, require_regular_file
+from shmbuffer.memory.system.path_checks import explained, followed, require_regular_file
 from shmbuffer.memory.system.region import Directory
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would wait
@@ -69,7 +69,11 @@ def make_folders(path: Path) -> None:
     """Makes a directory with its missing parents, and syncs the directories that hold them.
 
     A parent that may not be read cannot be synced. It belongs to another user and stays as it is.
+
+    Raises:
+        UnsafePathError: the path is a link that another user put into a sticky directory.
     """
+    path = followed(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)

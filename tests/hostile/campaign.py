@@ -17,7 +17,7 @@ from tests.hostile.trial import Trap, Trial, judge, places
 from tests.torture.command import Figures, Say, main, repeatable, seeds
 
 MODULE = "tests.hostile.campaign"
-_TRIALS = 50
+_TRIALS = 20
 """Of one seed, in one child."""
 _TWO = 0.3
 """How many of them have two traps."""
