@@ -24,6 +24,9 @@ DEFAULT_REMOTE_CONFIG = {"num_cpus": 1}
 START_S = 10.0
 """After this time a constructor logs that Ray has not started the actor yet."""
 
+SLOW_START_S = 120.0
+"""After this time it also logs that Ray may be killing workers that start slowly."""
+
 LEAVE_S = 5.0
 """An actor that has not left the buffer by then is killed."""
 
@@ -276,13 +279,22 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             )
 
     def _wait_for_start(self, options: dict[str, Any]) -> None:
-        started = self._actor.answer.remote(pickle.dumps(("", ())))
-        if not self._ray.wait([started], timeout=START_S)[0]:
+        started = [self._actor.answer.remote(pickle.dumps(("", ())))]
+        if self._ray.wait(started, timeout=START_S)[0]:
+            return
+        _log.warning(
+            "waiting for Ray to start the actor of a RayReplayBuffer: it asks for %s, and %s are "
+            "free; remote_config={'num_cpus': 0} asks for less",
+            options,
+            self._ray.available_resources(),
+        )
+        if not self._ray.wait(started, timeout=SLOW_START_S - START_S)[0]:
             _log.warning(
-                "waiting for Ray to start the actor of a RayReplayBuffer: it asks for %s, and %s "
-                "are free; remote_config={'num_cpus': 0} asks for less",
-                options,
-                self._ray.available_resources(),
+                "Ray has not started the actor of a RayReplayBuffer for %g seconds. On a busy "
+                "machine Ray kills a worker that has not registered after 60 seconds and starts "
+                "another, again and again; set RAY_worker_register_timeout_seconds=600 in the "
+                "environment before the cluster is started",
+                SLOW_START_S,
             )
 
 

@@ -21,13 +21,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from shmbuffer.distributed.runtime import living_nodes, require_ray
+from shmbuffer.distributed.runtime import PATIENT, living_nodes, require_ray
 from shmbuffer.replay.safe_files import make_folders, temporary_folder
 
 _ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_agent_register_timeout_ms": "60000",  # on a busy machine
+    **PATIENT,
 }
 _NODE = {"object_store_memory": 80 * 1024**2, "include_dashboard": False}
 _PATIENCE_S = 60.0

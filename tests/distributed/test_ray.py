@@ -41,7 +41,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
 )
 from shmbuffer.distributed.handle import LIFECYCLE  # noqa: E402
 from shmbuffer.distributed.ray import RayClient  # noqa: E402
-from shmbuffer.distributed.runtime import RayUse  # noqa: E402
+from shmbuffer.distributed.runtime import PATIENT, RayUse  # noqa: E402
 from shmbuffer.extras import command  # noqa: E402
 from tests.conftest import _command_of  # noqa: E402
 from tests.distributed.parts import Owned, Scaled, Tied, items  # noqa: E402
@@ -50,6 +50,7 @@ SMALL = {"num_cpus": 0}  # an actor that waits for no CPU
 ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
     "RAY_USAGE_STATS_ENABLED": "0",
+    **PATIENT,
 }
 
 
@@ -722,3 +723,15 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     assert str(caught.value) == (
         f"RayReplayBuffer needs Ray, which is not installed: {command('ray')}"
     )
+
+
+def test_a_slow_start_says_what_ray_does_to_slow_workers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shmbuffer.distributed.ray.START_S", 0.0)
+    monkeypatch.setattr("shmbuffer.distributed.ray.SLOW_START_S", 0.0)
+    with made(storage=partial(LazyTensorStorage, 4)) as buffer:
+        assert buffer.is_alive
+    waits, killed = caplog.messages
+    assert waits.startswith("waiting for Ray to start the actor of a RayReplayBuffer")
+    assert "RAY_worker_register_timeout_seconds=600" in killed
