@@ -1,9 +1,10 @@
 """Runs pages of the documentation as a reader would, each in a process and a directory of its own.
 
 ``python -m tests.docs.page`` imports what every page imports, then reads requests, one JSON object
-a line, ``{"page": ..., "directory": ...}``: a fork of it runs that page, which saves its import of
-torch; other forks of it run the scripts that the page starts (see `warm`). It answers with the exit
-status of each page; what the page printed is in ``page.log`` beside its directory.
+a line, ``{"page": ..., "directory": ..., "again": ...}``: a fork of it runs that page, which saves
+its import of torch; other forks of it run the scripts that the page starts (see `warm`). It answers
+with the exit status of each page; what the page printed is in ``page.log`` beside its directory. A
+page that runs again, in the same directory, may print something else than it shows.
 """
 
 from __future__ import annotations
@@ -84,8 +85,10 @@ class Shell:
         self._bash.wait()
 
 
-def run(page: str, beside: Path) -> None:
+def run(page: str, beside: Path, *, again: bool = False) -> None:
     """Run every block of a page that runs, in the working directory of this process.
+
+    What the blocks print is compared with the page, except if they run ``again``.
 
     Raises:
         WrongPageError: something is not as the page says.
@@ -103,22 +106,22 @@ def run(page: str, beside: Path) -> None:
                 Path(block.title).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.title).write_text(block.code)
             elif block.language == "python":
-                _run_python(block, where, space)
+                _run_python(block, where, space, compare=not again)
             elif block.language == "console":
                 for line, command, printed in block.commands:
-                    shell.run(f"{page}:{line}", command, printed)
+                    shell.run(f"{page}:{line}", command, None if again else printed)
             elif block.language == "bash":
                 shell.run(where, f"(set -e\n{block.code})", None)
 
 
-def _run_python(block: Block, where: str, space: types.ModuleType) -> None:
+def _run_python(block: Block, where: str, space: types.ModuleType, *, compare: bool) -> None:
     # With the lines above it, so that a traceback shows the line of the page.
     source = "\n" * (block.line - 1) + block.code
     got = io.StringIO()
     with contextlib.redirect_stdout(got):
         exec(compile(source, str(ROOT / block.page), "exec"), vars(space))
     sys.stdout.write(got.getvalue())
-    if block.prints is not None and not _is(block.prints, got.getvalue()):
+    if compare and block.prints is not None and not _is(block.prints, got.getvalue()):
         raise WrongPageError(f"{where}:\n{_difference(block.prints, got.getvalue())}")
 
 
@@ -131,7 +134,7 @@ def _difference(wanted: str, got: str) -> str:
     return doctest.OutputChecker().output_difference(example, got, FLAGS)
 
 
-def _become_a_page(page: str, directory: Path) -> None:
+def _become_a_page(page: str, directory: Path, *, again: bool) -> None:
     """In the fork: a session of its own, no input, output to the log."""
     os.setsid()
     with open(os.devnull) as nothing, open(directory.parent / "page.log", "w") as log:
@@ -145,7 +148,7 @@ def _become_a_page(page: str, directory: Path) -> None:
         return
     listening.close()
     signal.alarm(LONGEST_S)
-    run(page, directory.parent)
+    run(page, directory.parent, again=again)
 
 
 def main() -> None:
@@ -159,7 +162,7 @@ def main() -> None:
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _become_a_page(request["page"], Path(request["directory"]))
+            _become_a_page(request["page"], Path(request["directory"]), again=request["again"])
             return
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with contextlib.suppress(ProcessLookupError):

@@ -63,7 +63,7 @@ RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 # Else each model leaves a directory among the temporary ones.
 SB3 = {"SB3_LOGDIR": "logs"}
 
-Run = Callable[[str], str]
+Run = Callable[[str, bool], str]
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +89,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
 
 @pytest.fixture
 def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
-    """Runs a page in an empty directory and returns what its Python blocks printed."""
+    """Runs a page in a directory of its own and returns what its Python blocks printed."""
+    directory = tmp_path / "directory"
+    directory.mkdir()
 
-    def run_page(page: str) -> str:
-        directory = tmp_path / "directory"
-        directory.mkdir()
+    def run_page(page: str, again: bool) -> str:
         assert server.stdin is not None
         assert server.stdout is not None
-        print(
-            json.dumps({"page": page, "directory": str(directory)}), file=server.stdin, flush=True
-        )
+        request = {"page": page, "directory": str(directory), "again": again}
+        print(json.dumps(request), file=server.stdin, flush=True)
         status = server.stdout.readline()
         printed = (tmp_path / "page.log").read_text()
         shutil.rmtree(Path(tempfile.gettempdir()) / "ray", ignore_errors=True)  # its logs
@@ -112,12 +111,24 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
     "page",
     [pytest.param(page, marks=pytest.mark.full if page in IN_FULL else ()) for page in RUNNING],
 )
-def test_the_blocks_of_a_page_run_in_their_order(run: Run, page: str) -> None:
+def test_the_blocks_of_a_page_run_in_their_order_and_once_more(run: Run, page: str) -> None:
     if page in NEEDS:
         pytest.importorskip(NEEDS[page], reason="the page uses it")
-    printed = run(page)
+    printed = run(page, False)
     if page == "README.md":
         assert printed.startswith("1000 PriorityUpdate(applied=256, stale=0)\n")
+    run(page, True)
+
+
+def test_a_program_that_spawns_asks_for_its_name() -> None:
+    """A reader saves the block in a file, which the spawned processes import."""
+    unguarded = [
+        (page, block.line)
+        for page, blocks in BLOCKS.items()
+        for block in blocks
+        if block.language == "python" and ".spawn(" in block.code and "__name__" not in block.code
+    ]
+    assert unguarded == []
 
 
 def test_a_block_that_does_not_run_has_one_of_few_reasons() -> None:
