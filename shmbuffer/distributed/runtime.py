@@ -10,8 +10,8 @@ from shmbuffer.extras import missing
 PATIENT = {"RAY_agent_register_timeout_ms": "600000", "RAY_worker_register_timeout_seconds": "600"}
 """Environment variables that make Ray wait longer for processes that it starts.
 
-A worker imports for many seconds on a busy machine. By default Ray kills one that has not registered
-after 60 seconds and starts another, which takes as long, for ever.
+A worker imports for many seconds on a busy machine. By default Ray kills one that has not
+registered after 60 seconds and starts another, which takes as long, for ever.
 """
 
 _lock = threading.RLock()
