@@ -17,8 +17,9 @@ Arguments that are left out are not requested: the recorded value is used, or th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -194,15 +195,23 @@ class BufferConfig:
         return {name: _as_json(value) for name, value in requested.items() if value is not None}
 
 
-def split(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the recorded options of a coordinator, as arguments of `BufferConfig`."""
+def split(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Take the recorded options of a coordinator, as arguments of `BufferConfig`.
+
+    Raises:
+        TypeError: an unknown option; ``own`` are the other arguments that the message names.
+    """
     more = {name: options.pop(name) for name in RECORDED & options.keys()}
     of_storage = {name: options.pop(name) for name in OF_STORAGES & options.keys()}
     sharing = {name: options.pop(name) for name in _SHARING & options.keys()}
     if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):
+        names = {one.name for one in fields(BufferConfig)} - {"more", "of_storage"}
+        names |= {*own, *RECORDED, *LOCAL, *OF_STORAGES, *LOCAL_OF_STORAGES}
+        similar = get_close_matches(unknown[0], sorted(names), n=1, cutoff=0.75)
+        hint = f"did you mean {similar[0]}?" if similar else "check the name"
         raise TypeError(
-            f"Coordinator() takes no argument {unknown[0]!r}; for its own buffer it takes "
-            f"{', '.join(sorted(LOCAL))}; pass other arguments of the buffer's class to attach()"
+            f"Coordinator() takes no argument {unknown[0]!r}: {hint} "
+            f"({', '.join(sorted(names))}); pass other arguments of the buffer's class to attach()"
         )
     return {"more": more, "of_storage": of_storage, **sharing}
 

@@ -145,11 +145,12 @@ class Coordinator:
             max_bytes=max_bytes,
             checksum=checksum,
             reserve=reserve,
-            **split(options),
+            **split(options, Coordinator.__init__.__kwdefaults__ or ()),
         )
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._closed = False
+        self._refused_to_spawn = False
         self._options = options
         self._buffer: ReplayBuffer | None = None
         with ExitStack() as undo:
@@ -255,6 +256,9 @@ class Coordinator:
         When the target has ended, its ``atexit`` functions run, its threads are waited for, and an
         attached buffer is closed. Then the process exits (``os._exit``): close your files.
 
+        If the first call raises, and nothing has been written, the close of the coordinator removes
+        the buffer that it has created, so that the corrected program can create it.
+
         A death is reported (``deaths``, and a warning of the logger "shmbuffer.service"), and the
         claims of the process are free again within milliseconds.
 
@@ -276,7 +280,8 @@ class Coordinator:
             BufferUnlinkedError: the directory was removed, moved or replaced.
             BufferInUseError: an orphan in another container cannot be ended from here; ``pids``.
             ValueError: ``n`` is negative; an invalid ``orphans`` or name of a target.
-            TypeError: the target or an argument cannot be pickled, or the named target not called.
+            TypeError: the target or an argument cannot be pickled, or the named target not called;
+                the target or ``n`` is something else.
             ModuleNotFoundError, AttributeError: no module, or no function, of that name.
             RuntimeError: a spawned process cannot import the main module of this program, or would
                 run the program again: it has no ``if __name__ == "__main__":``.
@@ -284,12 +289,25 @@ class Coordinator:
 
         Cost: some milliseconds each; the imports of the target happen in its process.
         """
-        if n < 0:
-            raise ValueError(f"n is a number of processes, not {n}")
-        if orphans not in get_args(Orphans):
-            raise ValueError(f"orphans is 'stop', 'adopt' or 'leave', not {orphans!r}")
         self._check_open()
-        return self._supervisor.spawn(target, n, args, restart=restart, orphans=orphans, name=name)
+        try:
+            if not (callable(target) or isinstance(target, str)):
+                raise TypeError(
+                    f"spawn() takes the target first, a function or its name, not {target!r}; "
+                    "call spawn(target, n)"
+                )
+            if not hasattr(n, "__index__"):
+                raise TypeError(f"n is a number of processes, not {n!r}; call spawn(target, n)")
+            if n < 0:
+                raise ValueError(f"n is a number of processes, not {n}")
+            if orphans not in get_args(Orphans):
+                raise ValueError(f"orphans is 'stop', 'adopt' or 'leave', not {orphans!r}")
+            return self._supervisor.spawn(
+                target, n, args, restart=restart, orphans=orphans, name=name
+            )
+        except BaseException:
+            self._refused_to_spawn = True
+            raise
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
@@ -358,6 +376,8 @@ class Coordinator:
                 if self._buffer is not None:
                     steps.callback(self._buffer.close)
                 steps.callback(self._tenure.leave)
+                if self._refused_to_spawn and not self.processes:
+                    steps.callback(self._tenure.forget_if_unused)
                 steps.callback(self._supervisor.stop)
                 if self._metrics is not None:
                     steps.callback(self._metrics.close)

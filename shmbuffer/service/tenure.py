@@ -84,8 +84,8 @@ class Tenure:
                     prefault=prefault,
                 )
             undo.callback(self.engine.close)
-            if self._is_temporary or existing != "recover":
-                undo.callback(self._forget_what_was_just_made)
+            self._has_created = self._is_temporary or existing != "recover"
+            undo.callback(self._forget_what_was_just_made)
             self.path: Path = path if self.engine.path is None else self.engine.path
             self._lock = undo.enter_context(hold_lock(self.path))
             config.agree(self.engine)
@@ -117,9 +117,14 @@ class Tenure:
         finally:
             self._lock.close()
 
+    def forget_if_unused(self) -> None:
+        """After a refused spawn, remove a new buffer that no process has used."""
+        if len(self.engine.clients()) == 1 and not self.engine.stats()["weights_version"]:
+            self._forget_what_was_just_made()
+
     def _forget_what_was_just_made(self) -> None:
-        """Remove a buffer without items, which the next start would find."""
-        if self.engine.ring() is None:
+        """Remove a new buffer without items, which the next start would find."""
+        if self._has_created and self.engine.ring() is None:
             self.engine.cleanup()
 
 

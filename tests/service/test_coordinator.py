@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
 from shmbuffer.replay.samplers import PrioritizedSampler, SliceSampler
 from shmbuffer.service.client import attach
 from shmbuffer.service.coordinator import Coordinator
+from shmbuffer.service.tenure import OnExisting
 from tests.crash.harness import ended, fork
 from tests.memory.system.test_fork_lock import held_by_another_thread
 from tests.service import items, targets
@@ -412,9 +415,59 @@ def test_functions_that_compress_are_of_this_process(scratch_dir: Path) -> None:
         assert coordinator.buffer.storage.compression_fn is flipped
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ((2, targets.fail), TypeError, "takes the target first, a function or its name, not 2; "),
+        ((targets.fail, targets.fail), TypeError, "n is a number of processes, not <function fail"),
+        ((targets.fail, 1.0), TypeError, "n is a number of processes, not 1.0; call spawn(targ"),
+        ((targets.fail, -1), ValueError, "n is a number of processes, not -1"),
+    ],
+)
+def test_a_spawn_of_something_else_is_refused_and_leaves_nothing(
+    scratch_dir: Path, given: tuple[Any, ...], error: type[Exception], words: str
+) -> None:
+    with (
+        pytest.raises(error, match=re.escape(words)),
+        Coordinator(scratch_dir, capacity=8) as coordinator,
+    ):
+        coordinator.spawn(*given)
+    assert not scratch_dir.exists()
+
+
+def test_a_refused_spawn_leaves_a_buffer_that_has_been_used(scratch_dir: Path) -> None:
+    for use in ("write", "publish", "attach", "spawn", "recover"):
+        existing: OnExisting = "recover" if use == "recover" else "overwrite"
+        with (
+            ExitStack() as stack,
+            Coordinator(scratch_dir, capacity=8, on_existing=existing) as coordinator,
+        ):
+            if use == "write":
+                coordinator.buffer.extend({"obs": torch.zeros(1)})
+            elif use == "publish":
+                coordinator.buffer.publish({"weight": torch.zeros(1)}, 1)
+            elif use == "attach":
+                stack.enter_context(Engine.open(scratch_dir, None))
+            elif use == "spawn":
+                coordinator.spawn(targets.fail, 0)
+                coordinator.spawn("tests.service.targets:fail")
+            with pytest.raises(ValueError, match="n is a number"):
+                coordinator.spawn(targets.fail, -1)
+        assert Engine.open(scratch_dir, None).close() is None, use
+
+
 def test_an_unknown_argument_is_refused_at_once(scratch_dir: Path) -> None:
-    with pytest.raises(TypeError, match=r"no argument 'alhpa'.* sampler, .* to attach\(\)"):
-        Coordinator(scratch_dir, capacity=8, alhpa=0.6)
+    for name, hint in (
+        ("alhpa", "did you mean alpha?"),
+        ("bach_size", "did you mean batch_size?"),
+        ("max_size", "check the name"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            Coordinator(scratch_dir, **{"capacity": 8, name: 1})  # type: ignore[arg-type]
+        said = str(caught.value)
+        assert said.startswith(f"Coordinator() takes no argument {name!r}: {hint} (alpha, ")
+        assert {"capacity", "batch_size", "sampler", "stack_dim"} <= set(re.findall(r"\w+", said))
+        assert said.endswith("pass other arguments of the buffer's class to attach()")
     assert not scratch_dir.exists()
 
 

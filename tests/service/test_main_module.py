@@ -67,6 +67,16 @@ def test_without_a_guard_nothing_is_started(tmp_path: Path) -> None:
     assert "Process" not in err
 
 
+def test_a_program_whose_first_spawn_was_refused_runs_once_it_is_corrected(tmp_path: Path) -> None:
+    for start, ended in (
+        ("main()", 1),
+        ('if __name__ == "__main__":\n    main()', 0),
+    ):
+        (tmp_path / "train.py").write_text(SOUND.format(start=start))
+        code, _, err = ends(tmp_path, "train.py")
+        assert (code, (tmp_path / "buffer").exists()) == (ended, ended == 0), err
+
+
 @pytest.mark.full
 def test_where_only_the_child_can_know_of_a_missing_guard_it_ends_there(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"if __name__ != 'here': print('begun')\n{UNGUARDED}")
