@@ -27,6 +27,7 @@
     ├── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
     ├── ConsumerError              the consumer was removed, or is used in another way: name
     └── RateLimitError             the rate limiter can never admit the call: pids
+        ├── CollectorsDiedError        a sample waits for spawned collectors that have all died
         └── RateLimitTimeout           it did not in time (also a TimeoutError)
 
 A message says what happened, where, and what to do. Its parts are attributes. Errors cross
@@ -176,6 +177,14 @@ class RateLimitError(ShmBufferError):
     """The call can never be admitted, or no client is on the other side and may not be waited for.
 
     Attributes: ``pids``, of the living clients on the other side.
+    """
+
+
+class CollectorsDiedError(RateLimitError):
+    """All collectors that a coordinator has spawned have died, and none will be restarted.
+
+    Attributes: ``collectors``, for each its name, exit code (negative: the signal) and last
+    exception; ``pids``, empty.
     """
 
 

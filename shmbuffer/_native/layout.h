@@ -71,7 +71,7 @@ struct shmb_ages {
     uint64_t inserts_base;      /* write_count from which on inserts count here, those too that a ratio does not count */
     uint64_t version_base;      /* the consumer's version when inserts began to count */
 };
-enum shmb_alone { SHMB_ALONE_PASS = 0, SHMB_ALONE_WAIT = 1, SHMB_ALONE_ERROR = 2 };
+enum shmb_alone { SHMB_ALONE_PASS = 0, SHMB_ALONE_WAIT = 1, SHMB_ALONE_ERROR = 2, SHMB_ALONE_QUEUE = 3 };
 
 struct shmb_setting { /* a copy of both */
     struct shmb_limiter limiter;

@@ -21,7 +21,7 @@
 static bool in_order(const struct shmb_limiter *limiter) {
     double ratio = limiter->samples_per_insert, buffer = limiter->error_buffer;
     bool known = !(limiter->limits & ~(uint32_t)(SHMB_RATIO | SHMB_QUEUE | SHMB_AGES)) || limiter->limits == SHMB_QUOTA;
-    return known && limiter->when_no_peer <= SHMB_ALONE_ERROR && ratio >= 0 &&
+    return known && limiter->when_no_peer <= SHMB_ALONE_QUEUE && ratio >= 0 &&
            isfinite(ratio) && buffer >= 0 && isfinite(buffer) &&
            (!(limiter->limits & SHMB_RATIO) || (ratio > 0 && buffer >= 1 && buffer >= ratio)) &&
            (!(limiter->limits & SHMB_QUEUE) || (limiter->max_times_sampled > 0 && limiter->when_no_peer != SHMB_ALONE_PASS));

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVarTuple, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVarTuple
 
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import RateLimiter
@@ -291,17 +291,6 @@ class Coordinator:
         """
         self._check_open()
         try:
-            if not (callable(target) or isinstance(target, str)):
-                raise TypeError(
-                    f"spawn() takes the target first, a function or its name, not {target!r}; "
-                    "call spawn(target, n)"
-                )
-            if not hasattr(n, "__index__"):
-                raise TypeError(f"n is a number of processes, not {n!r}; call spawn(target, n)")
-            if n < 0:
-                raise ValueError(f"n is a number of processes, not {n}")
-            if orphans not in get_args(Orphans):
-                raise ValueError(f"orphans is 'stop', 'adopt' or 'leave', not {orphans!r}")
             return self._supervisor.spawn(
                 target, n, args, restart=restart, orphans=orphans, name=name
             )

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from shmbuffer.errors import BufferInUseError
+from shmbuffer.memory.directory import roster
 from shmbuffer.memory.system import identity
-from shmbuffer.service import roster
 from shmbuffer.service.stopping import end, why_left
 
 Orphans = Literal["stop", "adopt", "leave"]

@@ -4,7 +4,7 @@
         └──any other end: a signal, an exception──▶ a death is noted ──restart──▶ running
 
 It is a ``spawn`` process of multiprocessing, but no daemon: it survives a killed coordinator. The
-next coordinator finds it by the roster (roster.py), and stops or adopts it.
+next coordinator finds it by the roster (memory/directory/roster.py), and stops or adopts it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from shmbuffer.errors import ShmBufferError
+from shmbuffer.memory.directory import roster
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.service import roster
 from shmbuffer.service.target import Named, WithoutMain
 
 log = logging.getLogger("shmbuffer.service")
@@ -37,6 +37,8 @@ HASTY_S = 5.0
 """After two deaths in a row at a lower age, a process is restarted only after a pause."""
 
 LONGEST_PAUSE_S = 30.0
+
+_LONGEST_ERROR = 500  # characters of an exception's message that others are told
 
 ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
 """Exit codes of a process that is not restarted: it returned, or got Ctrl-C."""
@@ -176,10 +178,10 @@ class Process(SpawnProcess):
     ) -> None:
         super().__init__(target=target, args=(scratch_dir, spawned.index, *args), name=spawned.name)
         self._scratch_dir = scratch_dir
-        self._entry = (spawned.file, label, spawned.index)  # in the roster
+        self._entry = (spawned.file, label, spawned.index, time.time())  # in the roster
         self._before, self._times = spawned.failed, spawned.times
         self._is_checked_in = False
-        self._failed = ""
+        self._failed = self._error = ""
 
     def run(self) -> None:
         """Run the target, unless its entry is gone; SIGTERM and Ctrl-C raise SystemExit in it."""
@@ -196,9 +198,10 @@ class Process(SpawnProcess):
             super().run()
         except Exception as error:
             self._failed = _place_of(error)
+            what = " ".join("".join(traceback.format_exception_only(error)).split())
+            self._error = f"{what:.{_LONGEST_ERROR}}"
             if self._failed != self._before:
                 raise  # multiprocessing prints it
-            what = " ".join("".join(traceback.format_exception_only(error)).split())
             again = f"the same again, {self._times + 1} times in a row"
             print(f"Process {self.name}: {again}: {what}", file=sys.stderr)
             raise SystemExit(1) from None
@@ -222,7 +225,7 @@ class Process(SpawnProcess):
         ctypes.CDLL(None).fflush(None)
         try:
             if self._is_checked_in:
-                words = roster.LastWords(code, self._failed)
+                words = roster.LastWords(code, self._failed, self._error)
                 roster.check_out(self._scratch_dir, self._entry[0], words)
         except (OSError, ShmBufferError) as error:
             log.error("%s: how it ended could not be written down: %s", self.name, str(error))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shmbuffer.errors import BufferNotFoundError
+from shmbuffer.memory.directory import roster
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.locks import TESTER_PATIENCE_S, Lock, is_free
 from shmbuffer.memory.directory.registry import Registry
@@ -28,7 +29,6 @@ from shmbuffer.memory.format.layout import Role
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import Identity
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.service import roster
 
 AFTER_KILL_S = 5.0
 """How long the kernel may take after SIGKILL: the process may wait for a disk."""

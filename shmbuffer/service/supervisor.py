@@ -24,13 +24,12 @@ from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from shmbuffer.errors import BufferClosedError, ShmBufferError
-from shmbuffer.memory.directory import cleanup
+from shmbuffer.memory.directory import cleanup, roster
 from shmbuffer.memory.directory.registry import Client
 from shmbuffer.memory.engine import Engine
-from shmbuffer.service import roster
 from shmbuffer.service.main_module import (
     UNPICKLABLE,
     cannot_be_pickled,
@@ -83,6 +82,8 @@ class Supervisor:
         self._buffer_is_gone = False
         self._writeback = WritebackWarning(scratch_dir) if engine.on_disk else None
         self._historian = Historian(engine, scratch_dir)
+        if (directory := engine.seat.ground.directory) is not None:
+            roster.forget_deaths(directory)  # of the run before
         self._complaint = ""  # the last one of the engine, to be logged once
         self._at_sigterm: cleanup.Ownership | None = None
         self._watcher = threading.Thread(
@@ -115,6 +116,17 @@ class Supervisor:
         name: str | None = None,
     ) -> list[Spawned]:
         """See ``Coordinator.spawn``."""
+        if not (callable(target) or isinstance(target, str)):
+            raise TypeError(
+                f"spawn() takes the target first, a function or its name, not {target!r}; "
+                "call spawn(target, n)"
+            )
+        if not hasattr(n, "__index__"):
+            raise TypeError(f"n is a number of processes, not {n!r}; call spawn(target, n)")
+        if n < 0:
+            raise ValueError(f"n is a number of processes, not {n}")
+        if orphans not in get_args(Orphans):
+            raise ValueError(f"orphans is 'stop', 'adopt' or 'leave', not {orphans!r}")
         where = self._scratch_dir
         # Otherwise the roster would be another buffer's.
         self._engine.seat.require_there()
@@ -126,12 +138,15 @@ class Supervisor:
 
         def start(spawned: Spawned) -> SpawnProcess:
             self._engine.seat.require_there()
-            spawned.file = roster.plan(where)
+            before, spawned.file = spawned.file, roster.plan(where)
+            if before:
+                roster.forget(where, before)
             try:
                 process = Process(where, spawned, full_name, target, args)
                 process.start()
             except BaseException as error:
-                roster.forget(where, spawned.file)
+                if not spawned.restarts:  # else it is tried again
+                    roster.forget(where, spawned.file)
                 if isinstance(error, UNPICKLABLE):
                     raise cannot_be_pickled(where, target, error) from None
                 raise
@@ -255,13 +270,20 @@ class Supervisor:
         roles = {client.pid: client.role for client in self._clients()}
         pid, where = spawned.pid, (self._scratch_dir, spawned.file)
         words = self._asked(lambda: roster.last_words(*where), roster.LastWords())
-        self._asked(lambda: roster.forget(*where), None)
         code = spawned.collect(words)
         self._reap()
         told_to_end = self._is_being_stopped()
         with self._changed:
-            if code != 0 and not self._stopping and not (told_to_end and code in ON_SIGTERM):
-                again = spawned.restart and code not in ASKED_TO_END and not told_to_end
+            has_died = code != 0 and not self._stopping
+            has_died = has_died and not (told_to_end and code in ON_SIGTERM)
+            again = has_died and spawned.restart
+            again = again and code not in ASKED_TO_END and not told_to_end
+            if has_died and not again:
+                dead = roster.Dead(spawned.name, code, words.error)
+                spawned.file = self._asked(lambda: roster.note_death(*where, dead), spawned.file)
+            elif not again:  # what is restarted keeps its file until its successor has one
+                self._asked(lambda: roster.forget(*where), None)
+            if has_died:
                 if again:
                     self._due.append((time.monotonic() + spawned.pause_s(), spawned))
                 role = roles.get(pid, "collector")

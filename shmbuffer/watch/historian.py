@@ -10,7 +10,6 @@ warning once and stops; the buffer goes on without a history.
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shmbuffer.errors import AttachTimeout, BufferClosedError, ShmBufferError
+from shmbuffer.memory.directory import roster
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.registry import Client
 from shmbuffer.memory.engine import Engine
@@ -53,25 +53,12 @@ class Death:
     @property
     def cause(self) -> str:
         """The cause of the end, as far as this process knows it."""
-        if self.exitcode is None:
-            return "died"
-        if self.exitcode < 0:
-            return f"was killed by {_signal_name(-self.exitcode)}"
-        if self.exitcode > 128:
-            return f"ended on {_signal_name(self.exitcode - 128)}"
-        return f"ended with exit code {self.exitcode}"
+        return roster.cause(self.exitcode)
 
     def __str__(self) -> str:
         who = self.name or self.role
         after = "; it is started again" if self.restarted else ""
         return f"{who} (pid {self.pid}) {self.cause}{after}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class Historian:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 from shmbuffer.memory import Engine
 from shmbuffer.memory.attaching import attached
+from shmbuffer.memory.directory import roster
 from shmbuffer.memory.directory.anonymous import WHERE
 from shmbuffer.memory.engine import _adopt_memory
 from shmbuffer.memory.format import layout
@@ -17,7 +18,6 @@ from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.prefault import OFF
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
-from shmbuffer.service import roster
 from shmbuffer.service.buffer_config import BufferConfig
 from shmbuffer.service.stopping import is_being_stopped, stop
 from shmbuffer.service.tenure import Tenure
@@ -26,7 +26,8 @@ from tests.crash.harness import settings, write
 from tests.faults.scenario import AT_ONCE, ITEMS, Scenario, require_items
 from tests.faults.upkeep import Check, Recover, record
 
-WORDS = roster.LastWords(3, "somewhere")
+WORDS = roster.LastWords(3, "somewhere", "OSError: no")
+DEAD = roster.Dead("worker-4", 3, "OSError: no")
 
 
 class Lead(Scenario):
@@ -66,13 +67,16 @@ class Spawn(Scenario):
     def act(self) -> None:
         file = roster.plan(self.path)
         try:
-            assert roster.check_in(self.path, file, "worker", 4)
+            assert roster.check_in(self.path, file, "worker", 4, 0.0)
             (found,) = roster.living(self.path)
             assert (found.name, found.index, found.identity.pid) == ("worker", 4, os.getpid())
             roster.check_out(self.path, file, WORDS)
         finally:
             roster._alive.close()
         assert roster.last_words(self.path, file) == WORDS
+        file = roster.note_death(self.path, file, DEAD)
+        with Directory.open(self.path) as directory:
+            assert roster.attendance(directory, ()).dead == (DEAD,)
         roster.living(self.path)
         roster.forget(self.path, file)
 

@@ -47,6 +47,25 @@ def write(scratch_dir: Path, index: int, out: Connection) -> None:
             time.sleep(0.001)
 
 
+def raise_an_error(scratch_dir: Path, index: int) -> None:
+    raise ValueError("bug in my environment")
+
+
+def return_at_once(scratch_dir: Path, index: int) -> None:
+    """An orderly end."""
+
+
+def stay_away(scratch_dir: Path, index: int, out: Connection) -> None:
+    """Say so, and never attach."""
+    out.send(index)
+    while True:
+        time.sleep(0.01)
+
+
+def die(scratch_dir: Path, index: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def fail(scratch_dir: Path, index: int) -> None:
     raise SystemExit(7)
 

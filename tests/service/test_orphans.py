@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.errors import AttachTimeout, BufferInUseError
+from shmbuffer.memory.directory import roster
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
-from shmbuffer.service import roster
 from shmbuffer.service.coordinator import Coordinator
 from tests.service import targets
 from tests.service.conftest import Reports

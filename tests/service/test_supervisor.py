@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.errors import BufferClosedError, BufferUnlinkedError, ForkedHandleError
+from shmbuffer.memory.directory.roster import LastWords
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.service.coordinator import Coordinator
-from shmbuffer.service.roster import LastWords
 from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Spawned
 from shmbuffer.watch.historian import Death
 from tests.processes.players import until

@@ -10,7 +10,7 @@
         history                  the counters over time, if there is a coordinator
         weights                  what a learner has published, in two copies
         init.lock, coordinator.lock, procs/NNN.lock
-        spawned/<16 hex>         who a coordinator started (service/roster.py)
+        spawned/<16 hex>         who a coordinator started (roster.py)
 
 Always true
   1. ``control`` appears under its name when it is complete; a directory with it is a buffer.

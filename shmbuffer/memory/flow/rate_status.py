@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
 from shmbuffer.memory.format import limiter
 from shmbuffer.memory.format.layout import EntryState, Limit, Phase, Role, Side, Why
@@ -142,6 +144,14 @@ def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> lis
     return [int(i) for i in there.nonzero()[0] if i != excluding]
 
 
+def may_write(entries: Any, *, excluding: int) -> bool:
+    """Whether any other living client has written, or may be about to write."""
+    live = (entries["state"] == EntryState.LIVE) & (np.arange(len(entries)) != excluding)
+    writes = (entries["role"] == Role.COLLECTOR) | (entries["role"] == Role.CLIENT)
+    draws = (entries["last_sample_ns"] > 0) | (entries["waits_for"] & Side.INSERTS > 0)
+    return bool((live & ((entries["last_insert_ns"] > 0) | (writes & ~draws))).any())
+
+
 def explain(
     now: RateStatus,
     entries: Any,
@@ -152,9 +162,15 @@ def explain(
     excluding: int,
     held: str = "",
     consumers: Sequence[ConsumerStatus] = (),
+    absent: str = "",
 ) -> str:
-    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ..."."""
+    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ...".
+
+    ``absent`` tells of collectors that have not attached yet.
+    """
     who = _who(entries, side, now_ns, excluding)
+    if absent and not clients_on(entries, side, excluding=excluding):
+        who = absent
     match why:
         case Why.AHEAD | Why.BEHIND:
             seen = "none yet" if now.seen is None else f"{now.seen:.3g} seen"
@@ -323,6 +339,16 @@ def _name(entries: Any, entry: int) -> str:
 def _first(entries: Any, field: str, which: Any) -> int | None:
     there = (which & (entries["state"] == EntryState.LIVE)).nonzero()[0]
     return min(map(int, there), key=lambda entry: int(entries[field][entry]), default=None)
+
+
+def not_attached(since: Sequence[float], now: float) -> str:
+    """Tells of collectors that were started at these times and have not attached; "" if none."""
+    if not since:
+        return ""
+    when = _span(max(0.0, now - max(since)))
+    if len(since) == 1:
+        return f"1 collector was started {when} ago and has not attached yet"
+    return f"{len(since)} collectors were started {when} ago and have not attached yet"
 
 
 def _seconds(now_ns: int, then_ns: int) -> float:

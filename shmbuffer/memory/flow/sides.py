@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from threading import get_native_id
 
 import numpy as np
 
+from shmbuffer.memory.directory.roster import Attendance, Dead, attendance
 from shmbuffer.memory.directory.seat import Seat
-from shmbuffer.memory.flow.rate_status import clients_on
-from shmbuffer.memory.format.layout import Side
+from shmbuffer.memory.flow.rate_status import clients_on, may_write, not_attached
+from shmbuffer.memory.format.layout import EntryState, Side
 
 ALONE_S = 1.0
 """That nobody is on a side, before it counts as left: a client may be starting again."""
@@ -41,6 +43,24 @@ class Sides:
         since = since if now - last < _FORGET_S else now  # of calls with short timeouts, too
         self._alone.update({side: (since, now)})
         return side in self._left or now - since >= ALONE_S
+
+    def lost_collectors(self) -> tuple[Dead, ...]:
+        """The dead collectors, if all have died and no other client could write; else none."""
+        entry, spawned = self._seat.entry, self._spawned()
+        if spawned.others or may_write(self._seat.control.entries, excluding=entry):
+            return ()
+        return spawned.dead
+
+    def absent(self) -> str:
+        """Tells of spawned collectors that have not attached yet."""
+        return not_attached(self._spawned().absent, time.time())
+
+    def _spawned(self) -> Attendance:
+        directory, entries = self._seat.ground.directory, self._seat.control.entries
+        if directory is None:
+            return Attendance((), 0, ())
+        pids = entries["pid"][entries["state"] == EntryState.LIVE]
+        return attendance(directory, set(map(int, pids)))
 
     def all_wait(self, side: Side) -> bool:
         """Whether everybody on a side waits; also where nobody is on it."""

@@ -11,6 +11,9 @@
                           asleep on the futex, 5 ms at most ──▶ tried again
                           (the dead reaped, the deadline and signals looked at)
 
+A sample also ends if all collectors that a coordinator has spawned have died, no other client could
+write, and ``when_no_peer`` is not "wait": then a CollectorsDiedError names them.
+
 What is allowed decides the core, under the mutex; see ``_native/flow.c``.
 """
 
@@ -22,7 +25,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitError, RateLimitTimeout, RingOverrunError
+from shmbuffer.errors import (
+    CollectorsDiedError,
+    RateLimitError,
+    RateLimitTimeout,
+    RingOverrunError,
+)
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow import consumer_status
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
@@ -252,13 +260,16 @@ class Waiting:
                 "was changed",
                 pids=[],
             )
+        passes = alone == Alone.PASS and why in (Why.AHEAD, Why.BEHIND)
+        if not passes and (found is None or alone != Alone.WAIT):
+            self._require_collectors(why, count)
         if alone == Alone.ERROR:
             raise RateLimitError(
                 f"{self._seat.where}: {self._text(why, count)}, and when_no_peer is 'error'; "
                 "nothing was changed",
                 pids=[],
             )
-        if alone == Alone.PASS and why in (Why.AHEAD, Why.BEHIND):
+        if passes:
             if self._sides.note_left(self._side):
                 text = self._text(why, count)
                 self._say(f"{text}; it goes on, uncounted (when_no_peer='pass')", now)
@@ -266,6 +277,19 @@ class Waiting:
         if now - self._said >= SAY_S or self._said < 0:
             self._say(self._text(why, count), now)
         return False
+
+    def _require_collectors(self, why: Why, count: int) -> None:
+        """CollectorsDiedError if no client is left that could write what a sample waits for."""
+        lent = why == Why.SCARCE and any(one.leases for one in self._consumers())
+        if self._side != Side.INSERTS or lent or not (dead := self._sides.lost_collectors()):
+            return
+        raise CollectorsDiedError(
+            f"{self._seat.where}: {self._text(why, count)}, and none is restarted: "
+            f"{', '.join(map(str, dead))}; nothing was changed. Start collectors again; "
+            "RateLimiter(when_no_peer='wait') waits for new ones",
+            pids=[],
+            collectors=[(one.name, one.exitcode, one.error) for one in dead],
+        )
 
     def _say(self, text: str, now: float) -> None:
         self._said = now
@@ -354,17 +378,9 @@ class Waiting:
         entries, now_ns = self._seat.control.entries, time.monotonic_ns()
         held = told(holders(table_of(self._seat), entries, self._schema.width))
         entry = self._seat.entry
-        text = explain(
-            self._standing(),
-            entries,
-            self._side,
-            count,
-            why,
-            now_ns,
-            entry,
-            held,
-            self._consumers(),
-        )
+        absent = self._sides.absent() if self._side == Side.INSERTS else ""
+        asked = self._standing(), entries, self._side, count, why, now_ns, entry
+        text = explain(*asked, held, self._consumers(), absent)
         return f"{self._what} waits: {text}"
 
     def _consumers(self) -> list[ConsumerStatus]:

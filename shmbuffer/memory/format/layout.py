@@ -143,6 +143,7 @@ class Alone(IntEnum):
     PASS = 0
     WAIT = 1
     ERROR = 2
+    QUEUE = 3  # of a queue, if nothing was said: wait, except for collectors that have all died
 
 
 class Side(IntFlag):

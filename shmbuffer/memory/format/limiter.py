@@ -58,7 +58,9 @@ class RateLimiter:
         when_no_peer: what a call does that has to wait for the other side while no living client is
             on it. "pass": go on and not count it, so that the ratio goes on where it was when
             somebody comes. "wait": wait, with a warning every 30 s. "error": raise RateLimitError.
-            None is "pass", and "wait" for a queue, which would lose items.
+            None is "pass"; for a queue, which would lose items, it is to wait. A sample that does
+            not pass raises CollectorsDiedError, except with "wait", if all collectors that a
+            coordinator has spawned have died, none is restarted, and no other client could write.
         max_staleness: how many versions of the policy an item may be behind learners when its turn
             comes (`ReplayBuffer.reserve`): an item that would be older is refused at the commit,
             and counted. None: nobody asks.
@@ -124,7 +126,7 @@ class RateLimiter:
     def alone(self) -> Alone:
         """The effective ``when_no_peer``."""
         if self.when_no_peer is None:
-            return Alone.PASS if self.max_times_sampled is None else Alone.WAIT
+            return Alone.PASS if self.max_times_sampled is None else Alone.QUEUE
         return Alone[self.when_no_peer.upper()]
 
     @property
@@ -245,7 +247,7 @@ def read(runtime: Any) -> RateLimiter | None:
     if found is None:
         return None
     block, ages = found["limiter"], found["ages"]
-    limits = Limit(int(block["limits"]))
+    limits, alone = Limit(int(block["limits"])), Alone(int(block["when_no_peer"]))
     return RateLimiter(
         samples_per_insert=float(block["samples_per_insert"]) if limits & Limit.RATIO else None,
         min_size=max(1, int(block["min_size"])),
@@ -253,7 +255,7 @@ def read(runtime: Any) -> RateLimiter | None:
         max_times_sampled=int(block["max_times_sampled"]) if limits & Limit.QUEUE else None,
         max_staleness=int(ages["max_staleness"]) if limits & Limit.AGES else None,
         items_per_version=int(ages["items_per_version"]) or None if limits & Limit.AGES else None,
-        when_no_peer=Alone(int(block["when_no_peer"])).name.lower(),  # type: ignore[arg-type]
+        when_no_peer=None if alone == Alone.QUEUE else alone.name.lower(),  # type: ignore[arg-type]
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout
+from shmbuffer.memory.directory import roster
 from shmbuffer.memory.directory.diagnosis import Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.written import Written
@@ -60,6 +61,7 @@ def recover_directory(
     _core.reached("recover.state")
     if reason != "copy":  # whose clients live, and are another buffer's
         note_deaths(files, control, superblock)
+        roster.forget_deaths(files.directory)
     _core.format_mutex(control.map)
     _core.reached("recover.mutex")
     report = RecoveryReport(str(files.path), reason, epoch=superblock.epoch)

@@ -74,7 +74,7 @@ def test_the_error_buffer_is_a_tenth_of_the_first_items_or_as_little_as_may_be(
 def test_a_queue_waits_where_nobody_is_and_a_ratio_passes() -> None:
     assert (RateLimiter(4).alone, RateLimiter(4).limits) == (Alone.PASS, Limit.RATIO)
     queue = RateLimiter(max_times_sampled=1)
-    assert (queue.alone, queue.limits) == (Alone.WAIT, Limit.QUEUE)
+    assert (queue.alone, queue.limits) == (Alone.QUEUE, Limit.QUEUE)
     assert RateLimiter(4, when_no_peer="error").alone == Alone.ERROR
 
 
@@ -85,7 +85,7 @@ def test_a_change_leaves_the_rest_as_it_is() -> None:
     )
     assert limiter.changed(samples_per_insert=30).tolerance == 30  # 20 would be too little
     assert limiter.changed(samples_per_insert=None) == RateLimiter(min_size=10, when_no_peer="wait")
-    assert RateLimiter(4, when_no_peer="pass").changed(max_times_sampled=2).alone == Alone.WAIT
+    assert RateLimiter(4, when_no_peer="pass").changed(max_times_sampled=2).alone == Alone.QUEUE
     with pytest.raises(TypeError, match="often"):
         limiter.changed(often=1)
     with pytest.raises(ValueError, match="min_size"):

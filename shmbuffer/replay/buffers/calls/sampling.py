@@ -67,6 +67,7 @@ class Sampling(Consuming):
         Raises:
             EmptyBufferError: nothing to draw from.
             RateLimitTimeout, RateLimitError: items have to be written first.
+            CollectorsDiedError: they never will be; see `RateLimiter`.
             RuntimeError: no batch size.
 
         Cost: one native call; 0.4 µs a leaf for the tensors that it fills.
@@ -76,7 +77,11 @@ class Sampling(Consuming):
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples to the end of the sampler's pass, without end if it has none."""
+        """Samples to the end of the sampler's pass, without end if it has none.
+
+        A batch is waited for without end, as in `sample`. With a limit in seconds, for instance
+        over a queue that may be empty: ``for batch in rb.as_dataset(timeout=30)``.
+        """
         if self._batch_size is None:
             raise RuntimeError("iteration needs a batch size: give batch_size to the constructor")
         return self._batches(self.sample)

@@ -5,10 +5,13 @@
      a reader: gets the lock ──▶ the process is dead: removes the file; a child that was about to
                                       start does not run
                     does not ──▶ the file has the identity of the living process
+     coordinator: a death without a restart ──▶ a new file with the death replaces that of the child
 
     .shmbuffer/spawned/<16 hex>, lines of JSON that the child writes
-        {"name", "index", "pid", "start_time", "boot_id", "pid_namespace"}    at first
-        {"exitcode", "failed"}                                                at its end
+        {"name", "index", "started_s", "pid", "start_time", "boot_id", "pid_namespace"}   at first
+        {"exitcode", "failed", "error"}                                                   at its end
+    or the one line of a death, that the coordinator writes
+        {"died", "exitcode", "error"}
 
 Always true
   1. The file exists before its process does. So whenever a process is killed, every process that
@@ -17,7 +20,10 @@ Always true
   3. A name is used once: no child writes into the file of another.
   4. The lock alone proves that a process lives; the identity names the process to signal, and is
      compared with the kernel's (`identity.opened`).
-If a process dies here: the kernel unlocks; the next look removes the file.
+  5. A child that is to be restarted keeps its file until its successor has one. So a reader that
+     finds nothing but deaths knows that none of these processes will write again.
+If a process dies here: the kernel unlocks; the next look removes the file. Deaths stay until the
+next coordinator, or the next recovery, since a waiting process may still have to learn of them.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Collection
+import signal
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +41,7 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError, BufferUnlinkedError
-from shmbuffer.memory.directory.locks import TESTER_PATIENCE_S, Lock
+from shmbuffer.memory.directory.locks import TESTER_PATIENCE_S, Lock, is_free
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import Identity
@@ -65,6 +72,30 @@ class LastWords:
 
     exitcode: int | None = None  # None if it was killed before, or the file is damaged
     failed: str = ""  # hash of the place of its exception, if any
+    error: str = ""  # that exception, in one line
+
+
+@dataclass(frozen=True)
+class Dead:
+    """A process that has died and is not restarted."""
+
+    name: str  # with the index
+    exitcode: int | None  # negative: the signal; None if it is not known
+    error: str  # its last exception, in one line, if any
+
+    def __str__(self) -> str:
+        return f"{self.name} {cause(self.exitcode)}" + (f" ({self.error})" if self.error else "")
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """The spawned processes of a directory, as their files tell."""
+
+    dead: tuple[Dead, ...]  # those that are not restarted
+    others: int  # that run, are about to start, or are about to be restarted
+    absent: tuple[
+        float, ...
+    ]  # since when each that runs or starts has not attached, in epoch seconds
 
 
 def plan(scratch_dir: Path) -> str:
@@ -83,10 +114,69 @@ def forget(scratch_dir: Path, file: str) -> None:
         _core.reached("spawned.removed")
 
 
-def check_in(scratch_dir: Path, file: str, name: str, index: int) -> bool:
+def note_death(scratch_dir: Path, file: str, dead: Dead) -> str:
+    """Replace the file of a process that is not restarted by that of its death."""
+    with Directory.open(scratch_dir) as directory:
+        new = f"{layout.SPAWNED}/{secrets.token_hex(8)}"
+        directory.create(new, 0).close()
+        _core.reached("spawned.planned")
+        line = {"died": dead.name, "exitcode": dead.exitcode, "error": dead.error}
+        _append(directory, new, line)
+        _core.reached("spawned.ended")
+        directory.unlink(file)
+        _core.reached("spawned.removed")
+        return new
+
+
+def forget_deaths(directory: Directory) -> None:
+    """Remove the files of deaths: a new run begins."""
+    for file, lines in _files(directory):
+        if _death(lines) is not None:
+            directory.unlink(file)
+            _core.reached("spawned.removed")
+
+
+def attendance(directory: Directory, attached: Collection[int]) -> Attendance:
+    """The spawned processes now; ``attached`` are the pids in the registry. Changes nothing."""
+    dead: list[Dead] = []
+    absent: list[float] = []
+    others = 0
+    for file, lines in _files(directory):
+        if (death := _death(lines)) is not None:
+            dead.append(death)
+            continue
+        others += 1
+        with suppress(FileNotFoundError, LookupError, TypeError, ValueError):
+            if not lines:  # it is about to start
+                absent.append(directory.stat(file).st_mtime)
+            elif int(lines[0]["pid"]) not in attached and not is_free(directory, file):
+                absent.append(float(lines[0]["started_s"]))
+    return Attendance(tuple(sorted(dead, key=lambda one: one.name)), others, tuple(absent))
+
+
+def cause(exitcode: int | None) -> str:
+    """How a process ended, by its exit code as of ``multiprocessing``."""
+    if exitcode is None:
+        return "died"
+    if exitcode < 0:
+        return f"was killed by {_signal_name(-exitcode)}"
+    if exitcode > 128:
+        return f"ended on {_signal_name(exitcode - 128)}"
+    return f"ended with exit code {exitcode}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def check_in(scratch_dir: Path, file: str, name: str, index: int, started_s: float) -> bool:
     """Write the identity of this process, and lock the file; False: it should not run."""
     me = identity.current()
-    found = {"name": name, "index": index, **asdict(me), "boot_id": me.boot_id.hex()}
+    who = {"name": name, "index": index, "started_s": started_s}
+    found = {**who, **asdict(me), "boot_id": me.boot_id.hex()}
     try:
         with Directory.open(scratch_dir) as directory:
             _append(directory, file, found)
@@ -116,7 +206,7 @@ def last_words(scratch_dir: Path, file: str) -> LastWords:
     ):
         found = _lines(directory, file)
         if len(found) == 2 and isinstance(code := found[1].get("exitcode"), int):
-            return LastWords(code, str(found[1].get("failed", "")))
+            return LastWords(code, *(str(found[1].get(name, "")) for name in ("failed", "error")))
     return LastWords()
 
 
@@ -124,16 +214,38 @@ def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[LivingPro
     """The living processes; removes the files of dead ones."""
     found: list[LivingProcess] = []
     with Directory.open(scratch_dir) as directory:
-        try:
-            names = directory.listdir(layout.SPAWNED)
-        except BufferNotFoundError:
-            return found
-        for name in filter(_NAME.fullmatch, names):
-            file = f"{layout.SPAWNED}/{name}"
+        for file in _names(directory):
             entry = None if file in excluding else _look(directory, file)
             if entry is not None:
                 found.append(entry)
     return found
+
+
+def _names(directory: Directory) -> list[str]:
+    try:
+        names = directory.listdir(layout.SPAWNED)
+    except BufferNotFoundError:
+        return []
+    return [f"{layout.SPAWNED}/{name}" for name in filter(_NAME.fullmatch, names)]
+
+
+def _files(directory: Directory) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The files with their lines; none of a file that is damaged or has just been removed."""
+    for file in _names(directory):
+        with suppress(BufferNotFoundError):
+            try:
+                lines = _lines(directory, file)
+            except (ValueError, RecursionError):
+                lines = []
+            yield file, lines
+
+
+def _death(lines: list[dict[str, Any]]) -> Dead | None:
+    if len(lines) != 1 or "died" not in lines[0]:
+        return None
+    code = lines[0].get("exitcode")
+    code = code if isinstance(code, int) else None
+    return Dead(str(lines[0]["died"]), code, str(lines[0].get("error", "")))
 
 
 def _look(directory: Directory, file: str, patience_s: float = 0.0) -> LivingProcess | None:
