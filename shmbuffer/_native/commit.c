@@ -199,7 +199,8 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(write_idle);
     shmb_settle(ring, me);
-    atomic_fetch_add_explicit(&me->inserts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
+    _Atomic uint64_t *written = shmb_bypass == SHMB_PASSES ? &runtime->loaded : &me->inserts;
+    atomic_fetch_add_explicit(written, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
     CP(count_added);
     shmb_unlock(ring);
     CP(write_done);

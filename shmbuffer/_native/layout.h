@@ -119,7 +119,8 @@ struct shmb_runtime {
     _Atomic uint64_t touched_ns; /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
     _Atomic uint32_t consumers; /* of the ledger: how many are open; 0: a claim asks no further */
     uint32_t beside;
-    unsigned char unused[1264];
+    _Atomic uint64_t loaded; /* elements that loads have written; those are in no entry's inserts */
+    unsigned char unused[1256];
     _Atomic uint64_t reserved;       /* slots of the reservations that are open */
     _Atomic uint64_t reserved_bytes; /* of the byte ring, of the same */
     _Atomic uint64_t next_expiry;    /* the boot clock, in ns, before which no reservation ends by time; 0: none does */

@@ -143,7 +143,7 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(progress) RUNTIME(next_incarnation) RUNTIME(repairs) RUNTIME(rolled_back) RUNTIME(rolled_forward)
     RUNTIME(reaped) RUNTIME(byte_head) RUNTIME(byte_tail) RUNTIME(evicted)
     RUNTIME(drawn) RUNTIME(pending) RUNTIME(limiter_version) RUNTIME(limited) RUNTIME(inserts_goal)
-    RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns) RUNTIME(consumers) RUNTIME(consumer_version)
+    RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns) RUNTIME(consumers) RUNTIME(loaded) RUNTIME(consumer_version)
     RUNTIME(reserved) RUNTIME(reserved_bytes) RUNTIME(next_expiry) RUNTIME(next_reservation) RUNTIME(refused) RUNTIME(ages)
     RUNTIME(offline_base) RUNTIME(offline_fraction) RUNTIME(first_draws)
 #define LIMITER(field) failed = failed || put(dict, "limiter." #field, offsetof(struct shmb_limiter, field));

@@ -53,11 +53,11 @@ int shmb_seen(struct ring_object *self, int status) {
     return status;
 }
 
-/* What makes a client one of those who insert, or of those who sample. */
+/* What makes a client one of those who insert, or of those who sample. A load makes it neither. */
 int shmb_inserted(struct ring_object *self, int status) {
     struct shmb_entry *me = self->ring.me;
     int64_t now_ns = note_seen(self, &status);
-    if (status == SHMB_OK) {
+    if (status == SHMB_OK && shmb_bypass != SHMB_PASSES) {
         atomic_store_explicit(&me->last_insert_ns, (uint64_t)now_ns, memory_order_relaxed);
         CP(count_added);
     }

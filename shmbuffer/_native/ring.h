@@ -407,7 +407,7 @@ uint64_t shmb_oldest_ticket(const struct shmb_ring *ring);
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count);
 
 /* flow.c: flow control */
-extern _Thread_local enum shmb_bypass { SHMB_COUNTS, SHMB_PASSES_ONCE, SHMB_PASSES } shmb_bypass; /* of this thread's calls */
+extern _Thread_local enum shmb_bypass { SHMB_COUNTS, SHMB_PASSES_ONCE, SHMB_PASSES } shmb_bypass; /* of this thread's calls; PASSES: it loads */
 int shmb_wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why);
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);

@@ -249,13 +249,19 @@ def _oldest(look: Look, age: int) -> str:
 def _collectors(axes: Axes, look: Look) -> str | None:
     if look.item_stats is None or not len(look.item_stats.sources):
         return "there is no item"
-    sources, counts = np.unique(look.item_stats.sources, return_counts=True)
+    # Items that were loaded have sources of their own, which name no client.
+    sources = np.minimum(look.item_stats.sources, np.uint64(layout.INCARNATIONS))
+    sources, counts = np.unique(sources, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     shares = (100 * counts[order] / counts.sum()).tolist()
     shown = len(order) if len(order) <= _MOST_ROWS else _MOST_ROWS - 1
     alive = {client["incarnation"] for client in look.living}
     labels, colors = [], []
     for source in sources[order][:shown].tolist():
+        if source == layout.INCARNATIONS:
+            labels.append("loaded")
+            colors.append(_GONE)
+            continue
         writer = look.item_stats.writers[source]
         labels.append(_cut(_name(look, writer), 24))
         colors.append(WRITTEN if writer.living and source in alive else _GONE)
@@ -281,11 +287,7 @@ def _name(look: Look, writer: ItemWriter) -> str:
         return f"{name} ({known.pid})" if name else f"{known.role} {known.pid}"
     if writer.pid is not None:
         return f"{writer.role} {writer.pid}"
-    return (
-        "loaded"
-        if writer.incarnation >= layout.INCARNATIONS
-        else f"client no. {writer.incarnation}"
-    )
+    return f"client no. {writer.incarnation}"
 
 
 def _without_priorities(look: Look) -> str:

@@ -25,6 +25,7 @@ LOOPBACK = "127.0.0.1"
 
 COUNTERS = {
     "inserts": "items written",
+    "loaded": "items that loads have written; they do not count as inserts",
     "batches_sampled": "batches drawn",
     "items_sampled": "items drawn",
     "age_sum": "writes between an item and its draw, summed over drawn items",

@@ -6,6 +6,7 @@
     inserts, batches_sampled,
     items_sampled                     items written, batches and items drawn, since creation
     ..._per_s of these                the same per second since the last reading
+    loaded                            items that loads have written; they are no inserts
     sampled_age                       mean age of an item when it was drawn, counted in writes:
                                       since the last reading, or ever if nothing was drawn since
     updates_applied, updates_stale    priorities set; dropped because their item was overwritten

@@ -178,9 +178,11 @@ def run() -> Look:
         row.update(length=min(1000, 100 * row["t"]), p_sum=800.0, max_priority=4.0)
     timeline = Timeline(history_of(recorded, happened=happened))
     writers = [ItemWriter(6, 21, "collector", True), ItemWriter(2, None, "", False)]
-    writers.append(ItemWriter(2**38 + 3, None, "", False))
+    writers += [ItemWriter(2**38 + n, None, "", False) for n in (3, 4)]
     priorities = np.random.default_rng(1).lognormal(size=1000)
-    held = item_stats(priorities, [2] * 250 + [6] * 700 + [2**38 + 3] * 50, writers)
+    held = item_stats(
+        priorities, [2] * 250 + [6] * 700 + [2**38 + 3] * 40 + [2**38 + 4] * 10, writers
+    )
     clients = [
         client(incarnation=5, role="coordinator", pid=20),
         client(incarnation=6, pid=21),

@@ -26,6 +26,7 @@ from shmbuffer.errors import (
     BufferInUseError,
     BufferNotFoundError,
     ForkedHandleError,
+    RateLimitTimeout,
     SpaceError,
 )
 from shmbuffer.memory import RateLimiter
@@ -287,6 +288,30 @@ def test_numbers_of_numpy_are_recorded(scratch_dir: Path) -> None:
     given = {"capacity": np.int64(8), "batch_size": np.int32(4), "dim_extend": np.int64(0)}
     with Coordinator(scratch_dir, **given), attach(scratch_dir) as buffer:
         assert buffer.batch_size == 4
+
+
+@pytest.mark.parametrize("storage", ["LazyMemmapStorage", "LazyStackStorage"])
+def test_a_load_is_counted_apart_and_writes_nothing(
+    scratch_dir: Path, tmp_path: Path, storage: str
+) -> None:
+    options: dict[str, Any] = {"capacity": 16, "storage": storage}
+    if storage != "LazyMemmapStorage":
+        options["max_bytes"] = 2**16
+    with Coordinator(scratch_dir, **options) as coordinator:
+        coordinator.buffer.extend(steps(8))
+        coordinator.buffer.dumps(tmp_path / "saved")
+        before = coordinator.stats()
+    assert (before["inserts"], before["loaded"], before["write_count"]) == (8, 0, 8)
+    with Coordinator(scratch_dir, on_existing="recover") as coordinator:
+        coordinator.buffer.loads(tmp_path / "saved")
+        coordinator.buffer.loads(tmp_path / "saved")
+        after = coordinator.stats()
+        assert (after["inserts"], after["loaded"], after["write_count"]) == (8, 16, 8)
+        with attach(scratch_dir) as rb, pytest.raises(RateLimitTimeout, match="no collector"):
+            rb.sample(9, min_size=9, timeout=0)  # who has loaded does not write
+        coordinator.buffer.extend(steps(1))
+        after = coordinator.stats()
+        assert (after["inserts"], after["loaded"], after["write_count"]) == (9, 16, 9)
 
 
 def test_more_arguments_of_the_buffer_are_recorded_or_local(scratch_dir: Path) -> None:

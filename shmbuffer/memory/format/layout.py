@@ -29,8 +29,8 @@ MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
 #: 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since;
 #: 4: streams, first_draws; 5: offline_base, offline_fraction, nexts, holders, consumer_version,
-#: ledger, ages.
-FORMAT_MINOR = 5
+#: ledger, ages; 6: loaded, the default of a queue.
+FORMAT_MINOR = 6
 ENDIAN_TAG = 0x01020304
 
 PAGE = 4096

@@ -21,6 +21,7 @@ RUNTIME_COUNTERS = (
     "reaped",
     "evicted",
     "lock_waits",
+    "loaded",
     "consumer_version",
     "refused",
 )

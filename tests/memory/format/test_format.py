@@ -37,15 +37,15 @@ def control(engine: Engine) -> bytes:
     return (engine.path / layout.CONTROL).read_bytes()
 
 
-def test_this_is_format_1_5() -> None:
-    assert (layout.FORMAT_MAJOR, layout.FORMAT_MINOR) == (1, 5)
+def test_this_is_format_1_6() -> None:
+    assert (layout.FORMAT_MAJOR, layout.FORMAT_MINOR) == (1, 6)
 
 
 def test_the_first_sixteen_bytes_say_what_it_is(engine: Engine) -> None:
     header = bytes.fromhex(
         "53484d4255460001"  # SHMBUF, 0, 1
         "0100"  # format 1
-        "0500"  # .5
+        "0600"  # .6
         "04030201"  # 0x01020304, little-endian
     )
     data = control(engine)
