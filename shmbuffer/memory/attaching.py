@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from pathlib import Path
 from typing import Literal, get_args
 
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError
+from shmbuffer.memory.directory.neighbours import did_you_mean
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.path_checks import explained
@@ -22,6 +24,11 @@ role_of_this_process: Role = "client"
 LOOK_S = 0.01
 """The interval at which a waiting ``attach`` looks for the buffer."""
 
+SAY_S = 2.0
+"""After so long a wait, ``attach`` logs where it looks."""
+
+log = logging.getLogger("shmbuffer.service")
+
 
 def attached(path: Path, timeout: float, role: Role | None, requested: Prefault) -> Engine:
     """A handle on the buffer of a directory, which need not exist yet, or AttachTimeout."""
@@ -30,10 +37,18 @@ def attached(path: Path, timeout: float, role: Role | None, requested: Prefault)
     role = role or role_of_this_process
     if role not in get_args(Role):
         raise ValueError(f"role is one of {', '.join(get_args(Role))}, not {role!r}")
-    deadline_s = time.monotonic() + timeout
+    began_s, said = time.monotonic(), False
+    deadline_s = began_s + timeout
     while (engine := _opened(path, role, deadline_s, requested)) is None:
-        if time.monotonic() >= deadline_s:
+        if (now_s := time.monotonic()) >= deadline_s:
             raise _nothing_there(path, timeout)
+        if not said and now_s - began_s >= SAY_S:
+            said = True
+            log.warning(
+                "%s: attach() has waited %g s for a buffer, and goes on for up to %g s; the path "
+                "%s%s",
+                *(path.absolute(), SAY_S, timeout - SAY_S, _state(path), _hint(path)),
+            )
         time.sleep(LOOK_S)
     return engine
 
@@ -52,12 +67,22 @@ def _opened(path: Path, role: Role, deadline_s: float, prefault: Prefault) -> En
 
 
 def _nothing_there(path: Path, timeout: float) -> AttachTimeout:
-    there = "holds no buffer" if path.is_dir() else "is no directory"
-    there = there if path.exists() else "does not exist"
     return AttachTimeout(
-        f"{path}: waited {timeout:g} s for a buffer, and it still {there}; start a coordinator "
-        f"for it (shmbuffer serve {path} --capacity N), or check the path",
+        f"{path}: waited {timeout:g} s for a buffer, and it still {_state(path)}; start a "
+        f"coordinator for it (shmbuffer serve {path} --capacity N), or check the path"
+        f"{_hint(path)}",
         path=path,
         timeout_s=timeout,
         pids=[],
     )
+
+
+def _state(path: Path) -> str:
+    if not path.exists():
+        return "does not exist"
+    return "holds no buffer" if path.is_dir() else "is no directory"
+
+
+def _hint(path: Path) -> str:
+    question = did_you_mean(path)
+    return f"; {question}" if question else ""

@@ -234,6 +234,15 @@ def test_calls_with_short_timeouts_find_out_that_they_are_alone(
     assert refused
 
 
+def test_a_loop_over_a_drained_queue_ends_at_its_timeout(make: MakeStorage) -> None:
+    rb = buffer(make(16), QUEUE)
+    rb.extend(items(10))
+    drawn: list[list[int]] = []
+    with pytest.raises(RateLimitTimeout, match="the queue has 2 items to hand out, 4 are wanted"):
+        drawn.extend(batch["number"].tolist() for batch in rb.as_dataset(timeout=0))
+    assert drawn == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_a_write_without_a_learner_may_be_an_error(make: MakeStorage) -> None:
     rb = buffer(make(16), RateLimiter(2, error_buffer=4, when_no_peer="error"))
     rb.extend(items(3))

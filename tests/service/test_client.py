@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -184,6 +185,32 @@ def test_a_timeout_says_what_it_waited_for(scratch_dir: Path, made: bool) -> Non
         f"for it (shmbuffer serve {scratch_dir} --capacity N), or check the path"
     )
     assert caught.value.parts["timeout_s"] == 0.05
+
+
+def test_a_long_wait_is_logged_with_the_buffers_nearby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attaching, "SAY_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    for name in ("run/replay", "run/eval"):
+        Coordinator(name, capacity=8).close()
+    for path, state, meant in (
+        ("typo/replay", "does not exist", "run/replay"),
+        ("run/replya", "does not exist", "run/eval, run/replay"),
+        ("run", "holds no buffer", "run/eval, run/replay"),
+        ("run/replay/inner", "does not exist", "run/replay"),
+    ):
+        caplog.clear()
+        with pytest.raises(AttachTimeout, match=re.escape(f"the path; did you mean {meant}?")):
+            attach(path, timeout=0.05)
+        assert caplog.messages == [
+            f"{tmp_path}/{path}: attach() has waited 0 s for a buffer, and goes on for up to 0.05 "
+            f"s; the path {state}; did you mean {meant}?"
+        ]
+    caplog.clear()
+    with pytest.raises(AttachTimeout, match=r"or check the path$"):
+        attach("elsewhere/entirely", timeout=0.05)
+    assert caplog.messages[0].endswith("the path does not exist")
 
 
 def test_it_says_that_a_file_is_no_directory(scratch_dir: Path) -> None:
