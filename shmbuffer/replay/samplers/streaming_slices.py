@@ -51,9 +51,9 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     - Items that are being written right now hold up the windows behind them, of all streams: until
       then nobody knows whose they are. Those of a writer that has died do for 0.1 s.
     - A window of which an item was written over before it was drawn is left out, and counted:
-      `lost`. Where writers are faster than a draw, so are those that they would write over before
-      it has read them. A trajectory whose first steps were, before this process looked, is cut from
-      what is left of it.
+      `lost`, unless it was also completed since the last draw. Where writers are faster than a
+      draw, so are those that they would write over before it has read them. A trajectory whose
+      first steps were, before this process looked, is cut from what is left of it.
     - The position is that of this process. It is saved with the buffer, and by `state_dict`. A copy
       in another process begins with the oldest window.
 
