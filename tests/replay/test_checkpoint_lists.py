@@ -518,3 +518,30 @@ def test_states_of_ensembles_go_through_a_dict(tmp_path: Path) -> None:
     assert [part[:]["a"].tolist() for part in others] == [[0, 1, 2], [1, 2, 3]]
     assert isinstance(other.writer, WriterEnsemble)
     assert isinstance(other.sampler, SamplerEnsemble)
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "kind"),
+    [
+        (CompressedListStorage, ListStorage, "a CompressedListStorage"),
+        (CompressedListStorage, LazyStackStorage, "a CompressedListStorage"),
+        (ListStorage, CompressedListStorage, "a ListStorage or LazyStackStorage"),
+        (LazyStackStorage, CompressedListStorage, "a ListStorage or LazyStackStorage"),
+    ],
+)
+@pytest.mark.parametrize("item", [TensorDict({"obs": torch.arange(3.0)}), {"obs": torch.ones(2)}])
+def test_a_whole_save_of_another_kind_of_list_is_not_called_damaged(
+    tmp_path: Path, written: type[Any], read: type[Any], kind: str, item: Any
+) -> None:
+    first = ReplayBuffer(storage=written(4), batch_size=2)
+    first.extend([item, item])
+    first.dumps(tmp_path)
+    second = ReplayBuffer(storage=read(4), batch_size=2)
+    second.extend([item])
+    with pytest.raises(SchemaMismatchError) as caught:
+        second.loads(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/storage: has items of {kind}, which a {read.__name__} does not read; load it "
+        "into such a storage, and extend this one with its items. Nothing was changed"
+    )
+    assert len(second) == 1

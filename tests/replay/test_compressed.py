@@ -381,7 +381,7 @@ def test_items_of_a_list_that_is_compressed_or_not_are_not_loaded_into_the_other
     saved.extend([{"a": torch.zeros(3)}, {"a": torch.ones(3)}])
     into.extend([{"a": torch.ones(1)}])
     saved.dumps(tmp_path / "save")
-    with pytest.raises((FormatError, CorruptBufferError), match=str(tmp_path)):
+    with pytest.raises(SchemaMismatchError, match="save/storage: has items of a "):
         into.loads(tmp_path / "save")
     with pytest.raises(SchemaMismatchError, match="compressed; load it into a storage of the kind"):
         into.load_state_dict(saved.state_dict())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import zstandard
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, ItemSnapshot
@@ -21,7 +23,7 @@ from shmbuffer.replay.checkpointers.saved_storage import LIST, SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat import compressed
 from shmbuffer.replay.compat.storages import METADATA, read_metadata
-from shmbuffer.replay.form.packing import Packed
+from shmbuffer.replay.form.packing import RECORD, Packed
 from shmbuffer.replay.safe_files import make_folder
 from shmbuffer.replay.values import damaged, pack_plainly, read_values, unpack_plainly, write_values
 
@@ -161,12 +163,31 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
             codec = storage.codec_for(image.dictionary)
             return [storage.codec.keep(item) for part in image.items(codec) for item in part]
         kept = []
-        _, unpack = self._packing(storage)
+        _, made = self._packing(storage)
+
+        def unpack(packed: Packed) -> Any:
+            try:
+                return made(packed)
+            except Exception as error:
+                if (other := self._other_kind(packed)) is None:
+                    raise
+                raise SchemaMismatchError(
+                    f"{path}: has items of {other}, which a {type(storage).__name__} does not "
+                    "read; load it into such a storage, and extend this one with its items. "
+                    "Nothing was changed"
+                ) from error
+
         with Progress("load", int(record.present.sum()), "items") as progress:
             for item in read_values(path, _ITEMS, allow_pickle=self.allow_pickle, unpacking=unpack):
                 kept.append(item)
                 progress.advance(1)
         return kept
+
+    def _other_kind(self, packed: Packed) -> str | None:
+        """The storage of an item that cannot be read, if it is of another kind."""
+        starts = [chunk.numpy()[:4].tobytes() for chunk in packed.chunks]
+        is_compressed = packed.form == [RECORD] or set(starts) == {zstandard.FRAME_HEADER}
+        return "a CompressedListStorage" if is_compressed else None
 
     def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
         """What the storage keeps of an item as it is written, and the other way."""
@@ -207,6 +228,12 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
         record = SavedStorage(len(items), (), present, cursor, count)
         kept = [storage.codec.keep(item[0]) for item in items if item is not None]
         return self._put(storage, record, path, None, kept)
+
+    def _other_kind(self, packed: Packed) -> str | None:
+        with suppress(Exception):  # what a damaged item raises
+            unpack_plainly(packed)
+            return "a ListStorage or LazyStackStorage"
+        return None
 
     def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
         return storage.packed, storage.unpacked

@@ -40,6 +40,9 @@ Compress = Callable[[torch.Tensor], Any]  # a uint8 tensor: looked at, since use
 Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
 """Of a chunk, with the type, shape, dtype and device of the tensor that was compressed."""
 
+RECORD = "record"
+"""The form of an item that is kept as the body of a record, which is its one chunk."""
+
 _CPU = torch.device("cpu")
 
 

@@ -18,7 +18,7 @@ from shmbuffer.memory import RecordBatch
 from shmbuffer.memory.format.record_batch import join
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.form.packing import Packed, pack, unpack
+from shmbuffer.replay.form.packing import RECORD, Packed, pack, unpack
 from shmbuffer.replay.form.tensors import contiguous
 from shmbuffer.replay.records.decoder import RawBatch
 from shmbuffer.replay.storages.mover import by_leaf, to_device
@@ -30,7 +30,6 @@ from shmbuffer.replay.storages.record_codec import (
 )
 
 _KEPT_FORMS = 1024  # that items to come may share
-_RECORD = "record"
 
 
 _ITS_OWN = "load it into a storage of the kind that it is of. Nothing was changed"
@@ -206,12 +205,12 @@ class BodyCodec(ItemCodec):
         """What is kept, in the words of files: a record is one chunk."""
         if isinstance(kept, Packed):
             return kept
-        return Packed([_RECORD], [], [torch.frombuffer(bytearray(kept), dtype=torch.uint8)])
+        return Packed([RECORD], [], [torch.frombuffer(bytearray(kept), dtype=torch.uint8)])
 
     @staticmethod
     def unpacked(packed: Packed) -> bytes | Packed:
         """What `packed` was given."""
-        return packed.chunks[0].numpy().tobytes() if packed.form == [_RECORD] else packed
+        return packed.chunks[0].numpy().tobytes() if packed.form == [RECORD] else packed
 
     @staticmethod
     def nbytes(kept: bytes | Packed) -> int:
