@@ -7,8 +7,8 @@
                                        of records: stack_dim, compression_level, compress,
                                        dictionary_bytes, share_frames
     of one process, never recorded     sampler, sample_unit, transform, collate_fn, pin_memory,
-                                       prefetch, generator, rank, prefault,
-                                       of records: device, pad_output, compression_fn,
+                                       prefetch, generator, rank, prefault, device,
+                                       of records: pad_output, compression_fn,
                                        decompression_fn
 
 Arguments that are left out are not requested: the recorded value is used, or the default.
@@ -35,7 +35,7 @@ PRIORITY_KEY = "td_error"
 RECORDED = frozenset({"weight_key", "reduction", "dim_extend"})
 LOCAL = frozenset(
     {"sampler", "sample_unit", "transform", "collate_fn", "pin_memory", "prefetch"}
-    | {"generator", "rank"}
+    | {"generator", "rank", "device"}
 )
 
 STORAGES: Mapping[str, frozenset[str]] = {
@@ -47,7 +47,7 @@ STORAGES: Mapping[str, frozenset[str]] = {
 }
 """The kinds of storage, and the arguments of each that are recorded."""
 OF_STORAGES = frozenset().union(*STORAGES.values())
-LOCAL_OF_STORAGES = frozenset({"device", "pad_output", "compression_fn", "decompression_fn"})
+LOCAL_OF_STORAGES = frozenset({"pad_output", "compression_fn", "decompression_fn"})
 _ROWS = "LazyMemmapStorage"
 _SHARING = frozenset({"share_next", "share_next_room"})
 

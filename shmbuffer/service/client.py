@@ -51,8 +51,9 @@ def attach(
         **options: local options: ``sampler`` (of any kind; a prioritized one with the recorded
             alpha and eps), ``sample_unit``, ``transform``, ``collate_fn``, ``prefetch``,
             ``generator``, ``rank``, ``batch_size``, ``beta``, and other arguments of the buffer's
-            class; for records also ``device``, ``pad_output``, and the ``compression_fn`` and
-            ``decompression_fn`` of the buffer.
+            class; ``device``, where samples are sent, while the items stay in the directory; for
+            records also ``pad_output``, and the ``compression_fn`` and ``decompression_fn`` of the
+            buffer.
 
     Returns:
         The buffer, for instance a ``TensorDictPrioritizedReplayBuffer``.

@@ -86,8 +86,8 @@ class Coordinator:
             ``dim_extend``; of records ``stack_dim``, ``compression_level``, ``compress``,
             ``dictionary_bytes``, ``share_frames``. For ``buffer`` alone: ``sampler``,
             ``sample_unit``, ``transform``, ``collate_fn``, ``pin_memory``, ``prefetch``,
-            ``generator``, ``rank``; of records ``device``, ``pad_output``, ``compression_fn``,
-            ``decompression_fn``.
+            ``generator``, ``rank``, ``device`` (where samples are sent); of records ``pad_output``,
+            ``compression_fn``, ``decompression_fn``.
 
     Recorded values have precedence over defaults. A given ``capacity``, ``alpha``, ``eps``,
     ``ndim``, ``storage`` or ``max_bytes`` that differs is an error; other given values replace the

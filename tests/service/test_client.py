@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,6 +186,20 @@ def test_a_timeout_says_what_it_waited_for(scratch_dir: Path, made: bool) -> Non
         f"for it (shmbuffer serve {scratch_dir} --capacity N), or check the path"
     )
     assert caught.value.parts["timeout_s"] == 0.05
+
+
+@pytest.mark.parametrize("max_bytes", [None, 2**16], ids=["rows", "records"])
+def test_a_device_says_where_samples_go(scratch_dir: Path, max_bytes: int | None) -> None:
+    storage = None if max_bytes is None else "LazyStackStorage"
+    options: dict[str, Any] = {"storage": storage, "max_bytes": max_bytes, "batch_size": 2}
+    with Coordinator(scratch_dir, capacity=8, device="meta", **options) as coordinator:
+        coordinator.buffer.extend(batch(1, 2, 3))
+        assert coordinator.buffer.sample()["obs"].device.type == "meta"
+        with attach(scratch_dir, device="meta") as rb:
+            assert rb.sample()["obs"].device.type == "meta"
+        for device in (None, "auto", "cpu") if max_bytes is None else (None, "cpu"):
+            with attach(scratch_dir, device=device) as rb:
+                assert set(rb.sample()["obs"].tolist()) <= {1, 2, 3}
 
 
 def test_a_long_wait_is_logged_with_the_buffers_nearby(

@@ -103,7 +103,9 @@ def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
     """The storage of an open directory; its options are taken out of ``overrides``."""
     settings = engine.settings
     if not settings.record_bytes:
-        return LazyMemmapStorage.from_engine(engine)
+        device = overrides.pop("device", None)
+        on_cpu = device is None or device == "auto"  # as of its constructor
+        return LazyMemmapStorage.from_engine(engine, device="cpu" if on_cpu else device)
     kind = recorded.of_storage(settings, engine.where).get("kind", "")
     records = RECORDS.get(kind, LazyStackStorage)  # records tell themselves how they are stored
     options = {name: overrides.pop(name) for name in records.storage_options & overrides.keys()}
