@@ -91,7 +91,7 @@ def test_a_superblock_is_these_bytes() -> None:
         4096,
     )
     expected = (
-        bytes.fromhex("53484d425546000101000500040302010807060504030201")
+        bytes.fromhex("53484d425546000101000600040302010807060504030201")
         + bytes(range(32))
         + struct.pack("<QIIQQII", 3, 1, 3, 1_000_000, 4, 6, 256)
         + bytes(range(32, 64))
