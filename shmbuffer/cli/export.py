@@ -15,9 +15,10 @@ DESCRIPTION = (
     "Writes the items of a buffer, the oldest first, for other programs: a Parquet file (a column "
     "for each leaf), an HDF5 file (a dataset for each leaf), or a directory for "
     "TensorDict.load_memmap. The buffer may be in use; items that are overwritten meanwhile are "
-    "left out. Joins as a client: a buffer whose processes were killed is recovered first. "
-    "Priorities and the cursor are not exported; buffer.dumps() saves everything for shmbuffer. "
-    "Needs torch."
+    "left out. Joins as a client: a buffer whose processes were killed is recovered first. A "
+    "buffer of another user, or on a read-only file system, is copied into memory instead, and "
+    "stays as it is. Priorities and the cursor are not exported; buffer.dumps() saves everything "
+    "for shmbuffer. Needs torch."
 )
 EXAMPLES = (
     "shmbuffer export run/buffer items.parquet\n"
@@ -52,23 +53,26 @@ def run(args: argparse.Namespace) -> int:
     inspect(args.dir, live_bytes=False)  # raises its errors before torch is imported
     from shmbuffer.distributed.nearby import engine_of
     from shmbuffer.replay.export import export
-    from shmbuffer.service.client import attach
+    from shmbuffer.service.client import open_to_read
 
     began = time.monotonic()
-    with (
-        Bar(wanted=not args.json) as bar,
-        attach(args.dir, timeout=args.timeout, on_progress=bar) as buffer,
-    ):
-        try:
-            items = export(buffer.storage, args.file, kind)
-        except TypeError as error:  # these items have no such format
-            raise ShmBufferError(str(error), path=args.dir) from error
-        report = engine_of(buffer).report
+    with Bar(wanted=not args.json) as bar:
+        opened, changed = open_to_read(args.dir, timeout=args.timeout, on_progress=bar)
+        with opened as buffer:
+            try:
+                items = export(buffer.storage, args.file, kind)
+            except TypeError as error:  # these items have no such format
+                raise ShmBufferError(str(error), path=args.dir) from error
+            report = engine_of(buffer).report
     seconds = time.monotonic() - began
     nbytes = sum(one.stat().st_size for one in (args.file, *args.file.rglob("*")) if one.is_file())
     counted = units.counted(items, "item", "items")
     recovery = None if report is None else report.to_json()
     mended = [] if recovery is None else words.mended(recovery)
+    first = "recovered first"
+    if changed is not None:
+        first = "copied first, without a lock"
+        mended += [units.counted(changed, "item", "items") + " overwritten meanwhile and left out"]
     console.tell(
         {
             "path": args.dir,
@@ -78,8 +82,9 @@ def run(args: argparse.Namespace) -> int:
             "bytes": nbytes,
             "seconds": seconds,
             "recovery": recovery,
+            "left_out": changed,
         },
-        *([f"recovered first: {', '.join(mended)}"] if mended else []),
+        *([f"{first}: {', '.join(mended)}"] if mended else []),
         f"{args.file}: {counted}, {units.size(nbytes)}, {kind}, in {units.span(seconds)}",
         as_json=args.json,
     )

@@ -1,4 +1,4 @@
-"""Attaching to a directory by its path: waiting until there is a buffer."""
+"""Attaching to a directory by its path, or copying it if this process can only read there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import time
 from pathlib import Path
 from typing import Literal, get_args
 
-from shmbuffer.errors import AttachTimeout, BufferNotFoundError
+from shmbuffer.errors import AttachTimeout, BufferNotFoundError, EmptyBufferError
+from shmbuffer.memory.directory.anonymous import Anonymous
+from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.neighbours import did_you_mean
+from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.opening import require_platform
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.memory.system.progress import hearing
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.memory.upkeep.copied_buffer import copy_buffer, repair_copy
 
 Role = Literal["client", "collector", "learner", "coordinator"]
 
@@ -51,6 +57,31 @@ def attached(path: Path, timeout: float, role: Role | None, requested: Prefault)
             )
         time.sleep(LOOK_S)
     return engine
+
+
+def copied(path: Path) -> tuple[Engine, int]:
+    """A handle on a private copy, in memory, of a buffer that this process can only read.
+
+    No other process sees the handle. Its ``report`` says which items of the copy were dropped.
+
+    Returns:
+        The handle, and how many elements were overwritten while they were copied.
+
+    Raises:
+        EmptyBufferError: nothing has been written yet.
+        BufferInUseError, SpaceError: see `copy_buffer`.
+    """
+    require_platform()
+    with Directory.open(path, reading=True) as directory:
+        files = Files(directory)
+        copy = copy_buffer(files)
+        if copy.mapped is None:
+            raise EmptyBufferError(f"{path}: nothing has been written yet, so there is no item")
+        report = repair_copy(copy, copy.mapped)
+        ground = Anonymous.around(files.dictionary())
+    engine = Engine(Seat(ground, copy.found.control, layout.Role.CLIENT, copy.mapped))
+    engine.report = report
+    return engine, copy.changed
 
 
 def _opened(path: Path, role: Role, deadline_s: float, prefault: Prefault) -> Engine | None:

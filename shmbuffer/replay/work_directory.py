@@ -71,7 +71,7 @@ class Work:
         """Open it, and lock it if no other process has. False if it was swept meanwhile."""
         made = False
         try:
-            made = make and self.above.make(self.name)
+            made = make and self.above.make(self.name, mode=0o700)
             _core.reached("save.work")
             try:
                 self.directory = self.above.folder(self.name)

@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.memory.attaching import Role, attached
+from shmbuffer.memory.attaching import Role, attached, copied
 from shmbuffer.memory.system.prefault import Prefault
+from shmbuffer.memory.system.progress import hearing
+from shmbuffer.memory.system.region import Directory
 
 if TYPE_CHECKING:
+    from shmbuffer.memory.engine import Engine
     from shmbuffer.memory.system.progress import OnProgress
     from shmbuffer.replay.buffers import ReplayBuffer
 
@@ -74,6 +77,29 @@ def attach(
             f"Coordinator(..., {decided[0]}=...)"
         )
     engine = attached(Path(scratch_dir), timeout, role, Prefault(prefault, on_progress))
+    return _buffer_of(engine, **options)
+
+
+def open_to_read(
+    scratch_dir: str | os.PathLike[str], *, timeout: float, on_progress: OnProgress | None
+) -> tuple[ReplayBuffer, int | None]:
+    """Attaches to a buffer, or opens a private copy of it if this process can only read there.
+
+    Returns:
+        The buffer, and how many items of a copy were overwritten while they were copied; None if it
+        is no copy.
+    """
+    with Directory.open(scratch_dir, reading=True) as directory:
+        copying = directory.copying
+    if not copying:
+        return attach(scratch_dir, timeout=timeout, on_progress=on_progress), None
+    with hearing(on_progress):
+        engine, changed = copied(Path(scratch_dir))
+    return _buffer_of(engine), changed
+
+
+def _buffer_of(engine: Engine, **options: Any) -> ReplayBuffer:
+    """The buffer of an engine, which it owns from now on."""
     try:
         from shmbuffer.replay.buffers.reopened import from_engine
 

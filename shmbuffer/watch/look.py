@@ -52,7 +52,7 @@ def look_at(path: str, last_s: float | None) -> Look:
     found = inspect(path)
     timeline, absent = None, "it has no record yet"
     try:
-        with Directory.open(path) as directory:
+        with Directory.open(path, reading=True) as directory:
             recorded = history.read(directory)
         if len(recorded.fine) or len(recorded.coarse):
             timeline = Timeline(recorded, last_s)

@@ -16,8 +16,9 @@ Found = Mapping[str, Any]
 def use(found: Found) -> Styled:
     """Returns who uses a buffer, or what has to happen before it can be used."""
     clients, state, reason = found["clients"], found["state"], found["needs_recovery"]
-    alive = sum(client["alive"] for client in clients)
-    dead = len(clients) - alive
+    unseen = sum(client["state"] == "unknown" for client in clients)
+    alive = sum(client["alive"] for client in clients) - unseen
+    dead = len(clients) - alive - unseen
     if state == "CLOSING":
         return Styled("being removed", "yellow")
     if reason in _REASONS:
@@ -32,7 +33,13 @@ def use(found: Found) -> Styled:
         return Styled("nobody; everybody left in good order", "yellow")
     stopped = sum(client["alive"] and client["state"] == "stopped" for client in clients)
     waiting = sum(client["turn"] is not None for client in clients)
-    counted = {"alive": alive, "dead": dead, "stopped": stopped, "waiting for a slot": waiting}
+    counted = {
+        "alive": alive,
+        "that cannot be seen from here": unseen,
+        "dead": dead,
+        "stopped": stopped,
+        "waiting for a slot": waiting,
+    }
     words = ", ".join(f"{number} {what}" for what, number in counted.items() if number)
     if state == "NO_SCHEMA":
         return Styled(f"nothing written yet, {words}", "yellow")
@@ -54,6 +61,8 @@ def state(client: Found) -> Styled:
         return Styled("stopped", "yellow")
     if client["state"] == "elsewhere":
         return Styled("in another container", "")
+    if client["state"] == "unknown":
+        return Styled("cannot be seen", "")
     return Styled("alive", "yellow" if client["turn"] is not None else "")
 
 

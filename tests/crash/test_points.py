@@ -14,11 +14,17 @@ from tests.crash.sources import c, python
 from tests.crash.sources.flow import Reading, Step, points_of, without
 
 PACKAGE = Path(shmbuffer.__file__).parent
-MEMORY = PACKAGE / "memory"  # its record_format stores to private memory only
+MEMORY = PACKAGE / "memory"
+#: Modules that store to private memory only.
+PRIVATE_STORES = {
+    *MEMORY.glob("record_format/*.py"),
+    MEMORY / "system/private_copy.py",
+    MEMORY / "upkeep/copied_buffer.py",
+}
 CORE = c.read(sorted((PACKAGE / "_native").glob("*.c")))
 FLOOR = python.read(
     [
-        *sorted({*MEMORY.rglob("*.py")} - {*MEMORY.glob("record_format/*.py")}),
+        *sorted({*MEMORY.rglob("*.py")} - PRIVATE_STORES),
         PACKAGE / "replay/file_tree.py",
         PACKAGE / "replay/publication.py",
         PACKAGE / "replay/work_directory.py",

@@ -55,6 +55,15 @@ class Anonymous:
         control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
         return ground, control
 
+    @classmethod
+    def around(cls, dictionary: bytes | None) -> Anonymous:
+        """The ground of a buffer whose memory was mapped already, and which no process shares."""
+        ground = cls(_core.Descriptor())
+        with _explained():
+            ground.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
+        ground._dictionary = dictionary
+        return ground
+
     def open_control(self) -> Control:
         """Maps the control file."""
         with _explained(layout.CONTROL_BYTES):

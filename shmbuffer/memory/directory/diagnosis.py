@@ -51,11 +51,11 @@ class Diagnosis:
         """The schema, read once; None before the first write."""
         return self.files.recorded_schema(self.superblock)
 
-    def load(self) -> Mapped | None:
+    def load(self, *, writable: bool = True) -> Mapped | None:
         """Maps what was built; None before the first write."""
         if self.superblock.schema_sha256 == bytes(32):
             return None
-        return self.files.load(self.superblock, vars(self).get("schema"))
+        return self.files.load(self.superblock, vars(self).get("schema"), writable=writable)
 
     def reason_to_recover(self) -> str | None:
         """Why the directory has to be recovered first; None if somebody alive uses it.

@@ -50,6 +50,7 @@ from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.beneath import remove_if_empty
 from shmbuffer.memory.system.filesystem import free_memory_bytes, space_error
 from shmbuffer.memory.system.path_checks import explained, not_durable
+from shmbuffer.memory.system.private_copy import Parts, map_file
 from shmbuffer.memory.system.region import Directory
 
 _NEW_CONTROL = f"{layout.CONTROL}.new"
@@ -136,7 +137,9 @@ class Files:
                 self.path / layout.CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
             ),
         ):
-            mapped = _core.Map(file.fd, layout.CONTROL_BYTES, writable)
+            mapped = map_file(
+                self.directory, layout.CONTROL, file, layout.CONTROL_BYTES, writable=writable
+            )
             found = os.fstat(file.fd)
         return Control(mapped, str(self.path), (found.st_dev, found.st_ino))
 
@@ -201,7 +204,9 @@ class Files:
             self.discard_unfinished()
             raise
 
-    def load(self, superblock: Superblock, schema: Schema | None = None) -> Mapped:
+    def load(
+        self, superblock: Superblock, schema: Schema | None = None, *, writable: bool = True
+    ) -> Mapped:
         """Maps what another process built."""
         if schema is None:
             data = self._read_required(layout.SCHEMA, layout.SCHEMA_LIMIT)
@@ -217,7 +222,7 @@ class Files:
                 expected=expected[3].hex(),
                 found=found[3].hex(),
             )
-        return self._map(schema)
+        return self._map(schema, writable=writable)
 
     def dictionary(self) -> bytes | None:
         """The dictionary of records; None until one is published."""
@@ -296,33 +301,40 @@ class Files:
                     found=found,
                 )
 
-    def _map(self, schema: Schema) -> Mapped:
-        slots = self.map_slots(schema)
+    def _map(self, schema: Schema, *, writable: bool = True) -> Mapped:
+        slots = self.map_slots(schema, writable=writable)
         if schema.record_bytes:
-            records = self._map_file(layout.RECORDS, schema.record_bytes, twice=True)
-            return Mapped(schema, slots, [records], self._map_ledger(schema))
-        leaves = [
-            self._map_file(file, nbytes, aligned=nbytes < _SMALL_ROW * schema.capacity)
-            if nbytes
-            else _core.Map(-1, 0)
-            for file, nbytes in zip(schema.leaf_files, schema.leaf_bytes, strict=True)
-        ]
-        return Mapped(schema, slots, leaves, self._map_ledger(schema))
+            size = schema.record_bytes
+            leaves = [self._map_file(layout.RECORDS, size, writable=writable, twice=True)]
+        else:
+            leaves = [
+                self._map_file(
+                    file,
+                    nbytes,
+                    writable=writable,
+                    aligned=nbytes < _SMALL_ROW * schema.capacity,
+                )
+                if nbytes
+                else _core.Map(-1, 0)
+                for file, nbytes in zip(schema.leaf_files, schema.leaf_bytes, strict=True)
+            ]
+        return Mapped(schema, slots, leaves, self._map_ledger(schema, writable=writable))
 
     def _create_ledger(self) -> None:
         self.directory.unlink(_NEW_LEDGER)
         self.directory.create(_NEW_LEDGER, layout.PAGE).close()
         self.directory.rename(_NEW_LEDGER, layout.LEDGER)
 
-    def _map_ledger(self, schema: Schema) -> Any:
+    def _map_ledger(self, schema: Schema, *, writable: bool = True) -> Any:
         """Maps more than the file has, so that it may grow: see `ledger`."""
-        if not self.directory.exists(layout.LEDGER):  # of an older version
+        if writable and not self.directory.exists(layout.LEDGER):  # of an older version
             self._create_ledger()
             _core.reached("ledger.made")
-        where = self.path / layout.LEDGER
-        with self.directory.open_file(layout.LEDGER) as file, explained(where):
+        where, room = self.path / layout.LEDGER, schema.ledger_bytes
+        with self._open_required(layout.LEDGER, writable=writable) as file, explained(where):
             ledger.require_length(file.fd, where)
-            return _core.Map(file.fd, schema.ledger_bytes)
+            size = min(os.fstat(file.fd).st_size, room)
+            return map_file(self.directory, layout.LEDGER, file, room, size=size, writable=writable)
 
     def extend_ledger(self, start: int, nbytes: int) -> None:
         """Takes the room for a part of the ledger; SpaceError without it. Under init.lock."""
@@ -343,22 +355,23 @@ class Files:
                 raise not_durable(str(self.path), error) from error
         _core.reached("define.synced")
 
-    def map_slots(self, schema: Schema, *, writable: bool = True) -> Any:
-        """Maps the slots file."""
-        size = schema.sections["bytes"]
-        return self._map_file(layout.SLOTS, size, writable=writable, aligned=True)
-
-    def _map_file(
-        self,
-        name: str,
-        nbytes: int,
-        *,
-        writable: bool = True,
-        twice: bool = False,
-        aligned: bool = False,
+    def map_slots(
+        self, schema: Schema, *, writable: bool = True, parts: Parts | None = None
     ) -> Any:
+        """Maps the slots file; of one that has to be copied only these parts, if they are given."""
+        size = schema.sections["bytes"]
+        return self._map_file(layout.SLOTS, size, writable=writable, aligned=True, parts=parts)
+
+    def _map_file(self, name: str, nbytes: int, *, writable: bool, **options: Any) -> Any:
+        file = self._open_required(name, nbytes=nbytes, writable=writable)
+        with file, explained(self.path / name, needed=nbytes, free=free_memory_bytes):
+            return map_file(self.directory, name, file, nbytes, writable=writable, **options)
+
+    def _open_required(
+        self, name: str, *, nbytes: int | None = None, writable: bool
+    ) -> _core.Descriptor:
         try:
-            file = self.directory.open_file(name, nbytes=nbytes, writable=writable)
+            return self.directory.open_file(name, nbytes=nbytes, writable=writable)
         except FileNotFoundError as error:
             raise CorruptBufferError(
                 f"{self.path}/{name}: missing; restore it from a copy of the directory",
@@ -366,8 +379,6 @@ class Files:
                 expected=nbytes,
                 found=None,
             ) from error
-        with file, explained(self.path / name, needed=nbytes, free=free_memory_bytes):
-            return _core.Map(file.fd, nbytes, writable, twice=twice, aligned=aligned)
 
     def _read_required(self, name: str, limit: int) -> bytes:
         try:

@@ -47,7 +47,8 @@ class Client:
     pid: int  # process id, in the pid namespace that it lives in
     alive: bool  # whether it could not be proven dead
     # what the kernel says of the process: running, stopped, zombie, gone; elsewhere, if it lives in
-    # another pid namespace, where its number means another process to us
+    # another pid namespace, where its number means another process to us; unknown, if only its
+    # lock could tell, and the directory belongs to another user
     state: str
     phase: str  # of its claim; IDLE if it is writing nothing
     # ``first`` ticket and ``count`` of slots of its claim; None if it writes nothing
@@ -65,11 +66,16 @@ class Client:
 
 
 class Registry:
-    """The registry of a control file; without a directory of liveness files identity decides."""
+    """The registry of a control file.
+
+    Without a directory of liveness files identity decides. So it does in a directory of another
+    user, where no lock is tried: its owner would see it held.
+    """
 
     def __init__(self, control: Control, directory: Directory | None) -> None:
         self._control = control
-        self._directory = directory
+        self._foreign = directory is not None and directory.foreign
+        self._directory = None if self._foreign else directory
 
     def __repr__(self) -> str:
         return f"Registry({self._control.where!r}, entries={[entry for entry, _ in self.live()]})"
@@ -220,7 +226,10 @@ class Registry:
     def _state(self, entry: int, *, alive: bool) -> str:
         """The state of a client's process; "gone" if dead, even if its pid is in use again."""
         who, here = self.identity(entry), identity.current().pid_namespace
-        if 0 not in (who.pid_namespace, here) and who.pid_namespace != here:
+        same = who.pid_namespace == here != 0
+        if self._foreign and alive and (not same or identity.is_of_another_boot(who)):
+            return "unknown"
+        if 0 not in (who.pid_namespace, here) and not same:
             return "elsewhere" if alive else "gone"
         state = identity.process_state(who.pid)
         return state if alive or state == "zombie" else "gone"

@@ -7,7 +7,6 @@ knows of no holes, all of it is data.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 
@@ -18,6 +17,7 @@ from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.slots_file import PIECE, SlotsFile
+from shmbuffer.memory.system.filesystem import data_ranges
 from shmbuffer.memory.system.path_checks import explained
 
 
@@ -30,7 +30,7 @@ class Written:
             files.directory.open_file(layout.SLOTS, writable=False) as file,
             explained(files.path / layout.SLOTS),
         ):
-            self._data = list(_data_of(file.fd))
+            self._data = list(data_ranges(file.fd, 0, os.fstat(file.fd).st_size))
 
     def slots(self) -> int:
         """How many slots there are to look at: from there on every word is zero."""
@@ -74,16 +74,3 @@ class Written:
             low, high = max(0, first - at) // 8, min(count, -(-(end - at) // 8))
             if low < high:
                 yield low, high
-
-
-def _data_of(fd: int) -> Iterator[tuple[int, int]]:
-    size, at = os.fstat(fd).st_size, 0
-    while at < size:
-        try:
-            first = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # it knows of no holes; else there are no more data
-                yield at, size
-            return
-        at = os.lseek(fd, first, os.SEEK_HOLE)
-        yield first, at

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer.memory.system import beneath
 
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
@@ -316,7 +317,7 @@ COUNTERS = (
 )
 
 #: Names below the scratch directory that belong to us whatever the schema is.
-PRIVATE = ".shmbuffer"
+PRIVATE = beneath.PRIVATE
 CONTROL = f"{PRIVATE}/control"
 SLOTS = f"{PRIVATE}/slots"
 SCHEMA = f"{PRIVATE}/schema.json"

@@ -147,7 +147,8 @@ def consumers(content: Any) -> Any:
 
 def open_leases(content: Any, which: int, capacity: int) -> Any:
     """A copy of the leases in use of one consumer; None if the ledger has no room for it yet."""
-    parts, reaches = _core.parts(capacity), int(np.frombuffer(content, HEAD, 1)["bytes"][0])
+    parts, said = _core.parts(capacity), int(np.frombuffer(content, HEAD, 1)["bytes"][0])
+    reaches = min(said, memoryview(content).nbytes)
     start = parts["consumers"] + which * parts["each"]
     if reaches < start + parts["each"]:
         return None

@@ -42,6 +42,7 @@ from shmbuffer.memory.format.leaf import ITEMSIZES, Leaf
 from shmbuffer.memory.format.schema import MAX_LEAVES, difference_of
 from shmbuffer.memory.system.filesystem import free_memory_bytes
 from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.private_copy import map_file
 from shmbuffer.memory.system.region import Directory
 
 MAGIC = b"SHMWTS\x00\x01"
@@ -115,18 +116,23 @@ class Copied(NamedTuple):
 
 
 class WeightsFile:
-    """The file, mapped."""
+    """The file, mapped. Where nothing can be written, only head and form can be read."""
 
-    def __init__(self, file: int, where: Path, *, writable: bool = True) -> None:
-        self.where = where
+    def __init__(
+        self, directory: Directory, file: _core.Descriptor, *, writable: bool = True
+    ) -> None:
+        self.where = where = directory.path / layout.WEIGHTS
         with explained(where):
-            found = os.fstat(file)
+            found = os.fstat(file.fd)
         if found.st_size < layout.PAGE:
             raise _foreign(where)
         self.identity = (found.st_dev, found.st_ino)
         self.looked_s = 0.0  # when it was last seen under its name
         with explained(where, needed=found.st_size, free=free_memory_bytes):
-            mapped: Any = _core.Map(file, found.st_size, writable)
+            size, told = found.st_size, [(0, layout.PAGE + layout.SCHEMA_LIMIT)]
+            mapped: Any = map_file(
+                directory, layout.WEIGHTS, file, size, writable=writable, parts=told
+            )
         head, self.form = _read(memoryview(mapped), where)
         self._copies, self._bytes = int(head["copies"]), self.form.nbytes
         self._map = mapped
@@ -210,7 +216,7 @@ def opened(directory: Directory, *, writable: bool = True) -> WeightsFile | None
     except BufferNotFoundError:
         return None
     with file:
-        return WeightsFile(file.fd, directory.path / layout.WEIGHTS, writable=writable)
+        return WeightsFile(directory, file, writable=writable)
 
 
 def make(directory: Directory, leaves: Sequence[Leaf], newest: int) -> None:

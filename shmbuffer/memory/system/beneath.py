@@ -1,9 +1,10 @@
-"""The way to a name: part by part, never through a link, each directory on it ours.
+"""The way to a name: part by part, never through a link.
 
     root ──openat "next", O_NOFOLLOW──▶ fd ──openat ...──▶ fd of the directory that holds the file
 
 A path of several parts that is given to the kernel at once is followed through every link that lies
-on it, whatever O_NOFOLLOW says about the last part.
+on it, whatever O_NOFOLLOW says about the last part. Each directory on the way has to be ours,
+unless the root belongs to another user and is only read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from pathlib import Path
 from shmbuffer._native import _core
 from shmbuffer.errors import UnsafePathError
 from shmbuffer.memory.system.path_checks import explained, require_own_directory
+
+PRIVATE = ".shmbuffer"
+"""The folder whose mode decides whether the group may read new files.
+
+Only its owner changes that mode. A directory that the user has made is often readable by the group
+without any intention.
+"""
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -37,18 +45,36 @@ def parts(name: str, root: Path) -> list[str]:
 
 
 @contextmanager
-def walk(root: int, where: Path, folders: list[str], *, make: bool = False) -> Iterator[int]:
-    """Yield the descriptor of a directory below `root`, which is open and lies at `where`."""
+def walk(
+    root: int, where: Path, folders: list[str], *, make: int | None = None, foreign: bool = False
+) -> Iterator[int]:
+    """Yield the descriptor of a directory below `root`, which is open and lies at `where`.
+
+    Directories that are missing are made with the mode ``make``, unless that is None. ``foreign``:
+    the root belongs to another user, and is only read.
+    """
     with _core.Descriptor() as reached:
         fd = root
         for folder in folders:
             where /= folder
-            with explained(where, wanted="a directory"):
-                if make:
-                    make_folder(folder, 0o700, dir_fd=fd)
+            with explained(where, wanted="a directory", reading=foreign):
+                if make is not None:
+                    make_folder(folder, make, dir_fd=fd)
                 fd = reached.take(os.open, folder, FOLDER, dir_fd=fd)
-                require_own_directory(os.fstat(fd), where)
+                if not foreign:
+                    require_own_directory(os.fstat(fd), where)
         yield fd
+
+
+def new_modes(root: int, where: Path) -> tuple[int, int]:
+    """Modes of new files and folders below `root`, which is open and lies at `where`."""
+    with explained(where / PRIVATE, wanted="a directory"):
+        try:
+            found = os.stat(PRIVATE, dir_fd=root, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0o600, 0o700
+    group_reads = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IRGRP
+    return (0o640, 0o750) if group_reads else (0o600, 0o700)
 
 
 def make_with_parents(where: Path) -> bool:

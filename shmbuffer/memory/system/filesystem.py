@@ -14,7 +14,7 @@ import errno
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,6 +64,11 @@ def filesystem_type(fd: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
+
+
+def is_read_only(fd: int) -> bool:
+    """Whether the file system of an open file is mounted read-only."""
+    return bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY)
 
 
 def shut(fd: int) -> None:
@@ -138,6 +143,24 @@ def read_at(fd: int, nbytes: int, at: int) -> bytes:
     while len(data) < nbytes and (more := os.pread(fd, nbytes - len(data), at + len(data))):
         data += more
     return bytes(data)
+
+
+def data_ranges(fd: int, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yields where a part of a file has data, as first and end (lseek(2), SEEK_DATA).
+
+    If the file system knows of no holes, all of the part is data.
+    """
+    while first < end:
+        try:
+            first = os.lseek(fd, first, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # it knows of no holes; else there are no more data
+                yield first, end
+            return
+        hole = min(os.lseek(fd, first, os.SEEK_HOLE), end)
+        if first < hole:
+            yield first, hole
+        first = hole if first < hole else end
 
 
 def allocate_part(fd: int, start: int, nbytes: int, *, free: int) -> None:

@@ -1,8 +1,9 @@
 """Which paths are opened, and what is said about the others.
 
 A directory has to be ours, and not open to everybody; a file has to be a regular one of ours with
-one name. Everything else that the kernel answers on the way to a file becomes an error that says
-where it happened, and what to do.
+one name. If a directory is opened for reading only, both may belong to another user. Everything
+else that the kernel answers on the way to a file becomes an error that says where it happened, and
+what to do.
 """
 
 from __future__ import annotations
@@ -38,11 +39,16 @@ _KINDS = {
     stat.S_IFBLK: "a block device",
 }
 
+_CHOOSE_ANOTHER = "choose a directory where you may write, or change its permissions"
+_ASK_OWNER = (
+    "read it as its owner or as root, or ask its owner to let your group read: `chmod -R g+rX`"
+)
+
 
 def require_own_directory(found: os.stat_result, where: Path) -> None:
     """UnsafePathError unless this user owns the directory, and others may not write to it."""
     # A group may: umask 002 makes such directories, with the user's own group.
-    _require_owner(found, where)
+    require_owner(found, where)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise UnsafePathError(
             f"{where}: everybody can write there (mode {stat.S_IMODE(found.st_mode):#o}), so files"
@@ -58,8 +64,8 @@ def require_regular_file(found: os.stat_result, where: Path) -> None:
         raise _another_kind(where, "a regular file")
 
 
-def require_own_file(found: os.stat_result, where: Path) -> None:
-    """Raise UnsafePathError unless it is a regular file of ours with one name."""
+def require_one_name(found: os.stat_result, where: Path) -> None:
+    """Raises UnsafePathError unless it is a regular file with one name, whoever owns it."""
     require_regular_file(found, where)
     if found.st_nlink != 1:
         raise UnsafePathError(
@@ -69,7 +75,12 @@ def require_own_file(found: os.stat_result, where: Path) -> None:
             path=where,
             links=found.st_nlink,
         )
-    _require_owner(found, where)
+
+
+def require_own_file(found: os.stat_result, where: Path) -> None:
+    """Raise UnsafePathError unless it is a regular file of ours with one name."""
+    require_one_name(found, where)
+    require_owner(found, where)
 
 
 def followed(path: str | os.PathLike[str]) -> Path:
@@ -107,6 +118,7 @@ def explained(
     wanted: str = "a regular file",
     needed: int = 0,
     free: Callable[[], int] | None = None,
+    reading: bool = False,
 ) -> Iterator[None]:
     """Turn an OSError of the body into the error of ours that it means.
 
@@ -115,6 +127,7 @@ def explained(
         wanted: what it has to be.
         needed: bytes that the body takes.
         free: how many there are; None: what the file system at ``where`` has.
+        reading: the directory belongs to another user, and is only read.
     """
     try:
         yield
@@ -132,9 +145,9 @@ def explained(
                     f"{where}: is there already; remove it, or choose another name", path=where
                 )
             case errno.EROFS | errno.EACCES | errno.EPERM:
+                advice = _ASK_OWNER if reading else _CHOOSE_ANOTHER
                 meaning = ReadOnlyError(
-                    f"{where}: {os.strerror(error.errno).lower()}{_whose(where)}; choose a "
-                    "directory where you may write, or change its permissions",
+                    f"{where}: {os.strerror(error.errno).lower()}{_whose(where)}; {advice}",
                     path=where,
                 )
             case errno.ELOOP | errno.ENOTDIR | errno.EISDIR | errno.ENXIO:
@@ -183,7 +196,8 @@ def name_of(fd: int) -> str:
         return f"file descriptor {fd}"
 
 
-def _require_owner(found: os.stat_result, where: Path) -> None:
+def require_owner(found: os.stat_result, where: Path) -> None:
+    """Raises UnsafePathError unless this user owns the file or directory."""
     if found.st_uid != os.geteuid():
         raise UnsafePathError(
             f"{where}: belongs to uid {found.st_uid}, but this process runs as uid {os.geteuid()};"

@@ -15,8 +15,11 @@ Always true
      would come back as zeros, or as SIGBUS where the disk is full.
   2. A new file has its room before anybody can map it, or it does not exist.
   3. New files are 0600 and new directories 0700, whatever the umask; a directory is setgid where
-     the one above it is.
+     the one above it is. If the group may read `beneath.PRIVATE`, they are 0640 and 0750, except
+     lock files, which others could lock.
   4. Only names that the caller gives are removed; nothing is removed recursively.
+  5. In a directory of another user (``reading``) nothing is written, mapped or locked. Its files
+     belong to whomever they belong to; all else of 1 holds.
 If a process dies here: `create` may leave a file that is too short, so what has to be complete is
 built under a temporary name and renamed; `write_atomic` leaves the old file or the new one, and
 perhaps one of `leftovers`.
@@ -44,8 +47,10 @@ from shmbuffer.memory.system.path_checks import (
     explained,
     name_of,
     not_durable,
+    require_one_name,
     require_own_directory,
     require_own_file,
+    require_owner,
     wrong_size,
 )
 
@@ -65,7 +70,9 @@ class Directory:
         BufferClosedError: after `close`.
     """
 
-    def __init__(self, path: Path, file: _core.Descriptor, *, created: bool) -> None:
+    def __init__(
+        self, path: Path, file: _core.Descriptor, *, created: bool, reading: bool = False
+    ) -> None:
         # where it was opened, absolute; links above it are allowed, and not resolved
         self.path = path
         # whether `open` made it. Directories above it that were made too do not count
@@ -73,6 +80,10 @@ class Directory:
         found = os.fstat(file.fd)
         self.identity = (found.st_dev, found.st_ino)  # device and inode
         self.file = file  # what owns its descriptor
+        # whether it belongs to another user, and is only read
+        self.foreign = reading and found.st_uid != os.geteuid()
+        # whether files are copied and not mapped, because nothing can be written here
+        self.copying = self.foreign or (reading and filesystem.is_read_only(file.fd))
 
     def __repr__(self) -> str:
         return f"Directory({str(self.path)!r}{', closed' if self.file.fd < 0 else ''})"
@@ -85,29 +96,40 @@ class Directory:
         create: bool = False,
         allow_unsafe_fs: bool = False,
         anybodys: bool = False,
+        reading: bool = False,
     ) -> Directory:
-        """Open a directory for a buffer to live in."""
+        """Open a directory for a buffer to live in.
+
+        ``reading``: nothing will be written, so it may belong to another user, or lie on a
+        read-only file system.
+        """
         if not os.fspath(path):
             raise ValueError(f"the path of a directory cannot be empty, as {path!r} is")
         where, file, created = Path(path).absolute(), _core.Descriptor(), False
         try:
-            with explained(where, wanted="a directory"):
+            with explained(where, wanted="a directory", reading=reading):
                 created = create and beneath.make_with_parents(where)
                 fd = file.take(os.open, where, beneath.FOLDER | (os.O_PATH if anybodys else 0))
-                if not anybodys:
-                    require_own_directory(os.fstat(fd), where)
+                found = os.fstat(fd)
+                if not (anybodys or (reading and found.st_uid != os.geteuid())):
+                    require_own_directory(found, where)
                 if not (allow_unsafe_fs or anybodys):
                     filesystem.require_safe(fd, where)
-                return cls(where, file, created=created)
+                return cls(where, file, created=created, reading=reading)
         except BaseException:
             file.close()
             if created:
                 beneath.remove_if_empty(where)
             raise
 
-    def make(self, name: str, *, mode: int = 0o700) -> bool:
-        """Make a directory with exactly this mode, and return whether it was not there yet."""
+    def make(self, name: str, *, mode: int | None = None) -> bool:
+        """Make a directory, and return whether it was not there yet.
+
+        It has exactly this mode, by default that of every new directory.
+        """
         with self._within(name, make=True) as (folder, last):
+            if mode is None:
+                mode = beneath.new_modes(self._root(), self.path)[1]
             return beneath.make_folder(last, mode, dir_fd=folder)
 
     def folder(self, name: str) -> Directory:
@@ -118,19 +140,29 @@ class Directory:
             return Directory(self.path / name, file, created=False)
 
     def create(
-        self, name: str, nbytes: int, *, reserve: bool = True, into: _core.Descriptor | None = None
+        self,
+        name: str,
+        nbytes: int,
+        *,
+        reserve: bool = True,
+        shared: bool = True,
+        into: _core.Descriptor | None = None,
     ) -> _core.Descriptor:
-        """Make a file of zeros and return what owns it; directories on the way are made too."""
-        file = into or _core.Descriptor()
+        """Make a file of zeros and return what owns it; directories on the way are made too.
+
+        ``shared``: the group may read it, if it may read `beneath.PRIVATE`.
+        """
+        file, root = into or _core.Descriptor(), self._root()
         if nbytes < 0:
             raise ValueError(f"{self.path / name}: a file cannot have {nbytes} bytes")
         with self._within(name, make=True, needed=nbytes) as (folder, last):
+            mode = beneath.new_modes(root, self.path)[0] if shared else 0o600
             try:
                 fd = file.take(
-                    os.open, last, _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600, dir_fd=folder
+                    os.open, last, _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR, mode, dir_fd=folder
                 )
                 _core.reached("file.made")
-                os.fchmod(fd, 0o600)
+                os.fchmod(fd, mode)
                 _core.reached("file.mode")
                 filesystem.allocate(fd, nbytes, reserve=reserve, free=self.free_bytes())
             except BaseException:
@@ -153,12 +185,13 @@ class Directory:
         """Open a file that has to be there, and return what owns it."""
         where, file = self.path / name, into or _core.Descriptor()
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
-        with self._within(name) as (folder, last):
+        require = require_one_name if self.foreign else require_own_file
+        with self._within(name, write=writable) as (folder, last):
             try:
                 while True:
                     found = os.fstat(file.take(os.open, last, flags, dir_fd=folder))
                     if found.st_nlink > 0:
-                        require_own_file(found, where)
+                        require(found, where)
                         if nbytes is not None and found.st_size != nbytes:
                             raise wrong_size(where, str(nbytes), nbytes, found.st_size)
                         return file
@@ -174,7 +207,7 @@ class Directory:
                 return self.open_file(name, into=into)
             except FileNotFoundError:
                 with suppress(FileExistsError):
-                    return self.create(name, 0, into=into)
+                    return self.create(name, 0, shared=False, into=into)
 
     def read(self, name: str, *, limit: int) -> bytes:
         """Return the content of a file that has `limit` bytes at most."""
@@ -233,7 +266,7 @@ class Directory:
     def rename(self, old: str, new: str, *, into: Directory | None = None) -> None:
         """Move a file to `new` (in `into`), over what is there; make the directories on the way."""
         with (
-            self._within(old) as (source, old_last),
+            self._within(old, write=True) as (source, old_last),
             (into or self)._within(new, make=True) as (target, new_last),
             explained(self.path / old),
         ):
@@ -242,7 +275,7 @@ class Directory:
 
     def unlink(self, name: str) -> bool:
         """Remove a file, or a link itself, and return whether it was there."""
-        with suppress(FileNotFoundError), self._within(name) as (folder, last):
+        with suppress(FileNotFoundError), self._within(name, write=True) as (folder, last):
             os.unlink(last, dir_fd=folder)
             _core.reached("file.unlinked")
             return True
@@ -251,7 +284,7 @@ class Directory:
     def rmdir(self, name: str) -> bool:
         """Remove a directory if it is there and empty, and return whether that was done."""
         try:
-            with self._within(name, wanted="a directory") as (folder, last):
+            with self._within(name, write=True, wanted="a directory") as (folder, last):
                 os.rmdir(last, dir_fd=folder)
                 _core.reached("folder.removed")
         except OSError as error:
@@ -320,19 +353,31 @@ class Directory:
 
     @contextmanager
     def _within(
-        self, name: str, *, make: bool = False, wanted: str = "a regular file", needed: int = 0
+        self,
+        name: str,
+        *,
+        make: bool = False,
+        write: bool = False,
+        wanted: str = "a regular file",
+        needed: int = 0,
     ) -> Iterator[tuple[int, str]]:
         """The descriptor of the directory of `name`, and its last part; see `explained`."""
         root = self._root()
         *folders, last = beneath.parts(name, self.path)
+        if self.foreign and (make or write):
+            require_owner(os.fstat(root), self.path)
         if make and not self._has_a_name():
             raise BufferUnlinkedError(
                 f"{self.path}: was removed while it was in use; close it, and create it again",
                 path=self.path,
             )
+        where = self.path / name
+        mode = beneath.new_modes(root, self.path)[1] if make else None
         with (
-            beneath.walk(root, self.path, folders, make=make) as folder,
-            explained(self.path / name, wanted=wanted, needed=needed, free=self.free_bytes),
+            beneath.walk(root, self.path, folders, make=mode, foreign=self.foreign) as folder,
+            explained(
+                where, wanted=wanted, needed=needed, free=self.free_bytes, reading=self.foreign
+            ),
         ):
             yield folder, last
 
@@ -342,7 +387,7 @@ class Directory:
         folders = [] if name == "." else beneath.parts(name, self.path)
         with (
             _core.Descriptor() as opened,
-            beneath.walk(self._root(), self.path, folders) as folder,
-            explained(self.path / name, wanted="a directory"),
+            beneath.walk(self._root(), self.path, folders, foreign=self.foreign) as folder,
+            explained(self.path / name, wanted="a directory", reading=self.foreign),
         ):
             yield opened.take(os.open, ".", beneath.FOLDER, dir_fd=folder)

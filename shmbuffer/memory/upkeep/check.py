@@ -2,7 +2,7 @@
 
 A living buffer is looked at under its mutex, for some milliseconds a million elements; checksums
 are compared without it. Of a dead one it is not taken, as taking it repairs. What recovery will
-mend is a note, not a problem.
+mend is a note, not a problem. Where nothing can be written, a copy is checked, and no lock taken.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.system.progress import OnProgress, Progress, hearing
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
+from shmbuffer.memory.upkeep.copied_buffer import copy_buffer
 from shmbuffer.memory.upkeep.recovery import wrong_checksums
 
 NO_SCHEMA = "nothing has been written yet: there is no schema"
@@ -67,18 +68,26 @@ class CheckReport:
 def check(
     path: str | PathLike[str], *, timeout: float = 60.0, on_progress: OnProgress | None = None
 ) -> CheckReport:
-    """Checks a directory, living or dead, without joining it; under init.lock."""
+    """Checks a directory, living or dead, without joining it; under init.lock.
+
+    A private copy is checked, without a lock, if the directory belongs to another user or lies on a
+    read-only file system. If it may be in use, priorities, sums and counters are not compared.
+    """
     # The lock keeps a recovery from making a new mutex while this holds it without an entry.
-    with Directory.open(path) as directory:
+    with Directory.open(path, reading=True) as directory:
         files = Files(directory)
         files.require_control()
         report = CheckReport(str(directory.path))
         report.notes += _of_history(directory)
         try:
+            if directory.copying:
+                _check_copy(report, files, on_progress)
+                return report
             Diagnosis.of(files)  # of a foreign file not even the lock is touched
             with files.lock(timeout):
                 found = Diagnosis.of(files)
-                mapped = _map(report, found)
+                _compare_control(report, found)
+                mapped = _noted(report, found.load())
                 if mapped is not None:
                     native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
                     looked = _compare_slots(report, found.control, mapped, native, files)
@@ -116,7 +125,32 @@ def _of_history(directory: Directory) -> list[str]:
     return [f"{found.left_out} records of the history are torn"] if found.left_out else []
 
 
-def _map(report: CheckReport, found: Diagnosis) -> Mapped | None:
+def _check_copy(report: CheckReport, files: Files, on_progress: OnProgress | None) -> None:
+    """Checks a private copy of the files."""
+    copied = copy_buffer(files)
+    found, changed = copied.found, copied.changed
+    _compare_control(report, found)
+    if any(client.state == "unknown" for client in found.registry.clients()):
+        report.notes.append("whether all of its clients live cannot be seen from here")
+    mapped = _noted(report, copied.mapped)
+    if mapped is None:
+        return
+    native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
+    if copied.unsettled is None:
+        looked = _compare_slots(report, found.control, mapped, native, files)
+    else:
+        report.notes.append(
+            f"{copied.unsettled}, and a copy was checked without a lock: priorities, sums and "
+            f"counters were not compared; items overwritten meanwhile were left out: {changed:,}"
+        )
+        live = SlotsFile(mapped.slots, mapped.schema)
+        looked = Written(files, live).slots()
+        report.items = int(np.count_nonzero(live.holds(slice(looked)))) * live.width
+    with hearing(on_progress):
+        _compare_checksums(report, found.superblock, mapped, native, looked)
+
+
+def _compare_control(report: CheckReport, found: Diagnosis) -> None:
     control, superblock = found.control, found.superblock
     report.problems += _impossible_fields(control, superblock)
     reason = found.reason_to_recover()
@@ -125,7 +159,9 @@ def _map(report: CheckReport, found: Diagnosis) -> Mapped | None:
         report.notes.append(f"{reason}: the next process to open it recovers it")
     if control.repaired:
         report.problems.append("one of the two superblock copies is damaged; the other is used")
-    mapped = found.load()
+
+
+def _noted(report: CheckReport, mapped: Mapped | None) -> Mapped | None:
     if mapped is None:
         report.notes.append(NO_SCHEMA)
     return mapped

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, FormatError
 from shmbuffer.memory.directory import partials
 from shmbuffer.memory.directory.diagnosis import Diagnosis
@@ -31,6 +30,7 @@ from shmbuffer.memory.ring import counters
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.filesystem import UNLIMITED
 from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.private_copy import map_file
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.system.residency import Residency, residency, resident_bytes
 
@@ -64,15 +64,20 @@ def inspect(
         ``waits`` (who waits for the other side of a limited buffer: ``entry``, ``pid``,
         ``seconds``, ``text``), ``reservations`` (who holds room for items to come: ``entry``,
         ``pid``, ``reservations``, ``items``, ``nbytes``, ``oldest_s``), ``partials`` (rollouts of
-        dead processes that another one may go on with).
+        dead processes that another one may go on with; None in another user's directory, where no
+        lock is tried).
 
         A client of ``clients`` has what `Client` has, ``mutex`` (whether it holds it now), and
         ``memory_bytes`` of its process, shared pages included; None where it cannot be seen.
 
+    The directory may belong to another user, if this process may read its files (root may). They
+    are copied, and not mapped. A client has the state ``unknown`` if it is of another pid
+    namespace or boot, because only its lock could tell.
+
     Cost: about a millisecond, whatever the capacity, without ``live_bytes``; it reads some pages
     that everybody else reads, and stores nothing.
     """
-    with Directory.open(path) as directory:
+    with Directory.open(path, reading=True) as directory:
         files = Files(directory)
         look = Diagnosis.of(files, writable=False)
         control, superblock, settings = look.control, look.superblock, look.settings()
@@ -123,7 +128,7 @@ def inspect(
             ),
             "reservations": [asdict(holder) for holder in held],
             "consumers": [consumer.to_json() for consumer in consumers],
-            "partials": len(partials.orphans(directory)),
+            "partials": None if directory.foreign else len(partials.orphans(directory)),
             **spread,
         }
 
@@ -144,7 +149,8 @@ def _consumers(files: Files, schema: Schema | None, control: Control) -> list[Co
         return []
     where = files.path / layout.LEDGER
     with files.directory.open_file(layout.LEDGER, writable=False) as file, explained(where):
-        content = _core.Map(file.fd, os.fstat(file.fd).st_size, False)
+        nbytes = min(os.fstat(file.fd).st_size, schema.ledger_bytes)
+        content = map_file(files.directory, layout.LEDGER, file, nbytes, writable=False)
     head = int(control.runtime["head"][0])
     return consumer_status.status(content, schema.capacity, head, control.entries)
 
@@ -236,11 +242,13 @@ def _now(
     client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
 ) -> dict[str, Any]:
     """Values of a client beside its entry; the mutex holder may have several handles."""
-    here = client["state"] != "elsewhere"
+    here = client["state"] not in ("elsewhere", "unknown")
     theirs = [
         one
         for one in clients
-        if mutex is not None and one["pid"] == mutex["pid"] and one["state"] != "elsewhere"
+        if mutex is not None
+        and one["pid"] == mutex["pid"]
+        and one["state"] not in ("elsewhere", "unknown")
     ]
     theirs.sort(key=lambda one: one["phase"] in ("IDLE", "PAYLOAD"))
     return {
@@ -272,8 +280,9 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
     """Shares of items by the power of two that their priority is below, smallest first."""
     if schema is None or not control.runtime["prioritized"][0]:
         return None
-    live = SlotsFile(files.map_slots(schema, writable=False), schema)
     looked = _looked_at(min(int(control.runtime["head"][0]), schema.capacity))
+    parts = _parts(looked, schema)
+    live = SlotsFile(files.map_slots(schema, writable=False, parts=parts), schema)
     held = looked[live.holds(looked)]
     found = live.raw.reshape(schema.capacity, schema.width)[held].ravel()
     found = found[found >= 0]  # NaN: somebody is just writing it
@@ -294,6 +303,17 @@ def _looked_at(reached: int) -> Ints:
         return np.arange(reached)
     starts = np.linspace(0, reached // _RUN - 1, runs).astype(np.int64) * _RUN
     return (starts[:, None] + np.arange(_RUN)).ravel()
+
+
+def _parts(looked: Ints, schema: Schema) -> list[tuple[int, int]]:
+    """Where words and raw priorities of these slots lie in the slots file, a part for each run."""
+    breaks = np.flatnonzero(np.diff(looked) != 1) + 1
+    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(looked, breaks) if len(run)]
+    return [
+        (schema.sections[name] + first * nbytes, schema.sections[name] + end * nbytes)
+        for name, nbytes in (("words", 8), ("raw", 8 * schema.width))
+        for first, end in runs
+    ]
 
 
 def exists(path: str | PathLike[str]) -> bool:

@@ -55,7 +55,7 @@ class ItemStats:
 
 def take(path: str | PathLike[str]) -> ItemStats | None:
     """Looks at the items of a directory; None before the first write."""
-    with Directory.open(path) as directory:
+    with Directory.open(path, reading=True) as directory:
         files = Files(directory)
         look = Diagnosis.of(files, writable=False)
         control, schema = look.control, look.schema

@@ -73,7 +73,7 @@ def recover_directory(
         state = BufferState.NO_SCHEMA
         report = replace(report, clients_retired=retired)
     else:
-        repair = _Repair(found, superblock, settings, mapped)
+        repair = Repair(found, superblock, settings, mapped)
         report = repair.run(report, verify=verify, left_whole=left_whole)
         state = BufferState.READY
     _core.reached("recover.tree")
@@ -115,7 +115,7 @@ def wrong_checksums(
     return wrong
 
 
-class _Repair:
+class Repair:
     """The steps between RECOVERING and READY, on the mapped bytes."""
 
     def __init__(
@@ -134,8 +134,12 @@ class _Repair:
         self.written = Written(found.files, self.live)
         self.used = slice(0)  # the slots to look at
 
-    def run(self, report: RecoveryReport, *, verify: bool, left_whole: bool) -> RecoveryReport:
+    def run(
+        self, report: RecoveryReport, *, verify: bool, left_whole: bool, believed: bool = False
+    ) -> RecoveryReport:
         """All of them. Bytes that the dead have left in this boot are believed, unless ``verify``.
+
+        ``believed``: without checksums, items are kept whatever the reason.
 
         Those of a directory that seems to have been restored may be theirs after all: its claims
         are finished too, so that their batches stay whole. Where everybody has left in order, there
@@ -162,7 +166,8 @@ class _Repair:
         verify = verify or not trusted
         if not verify:
             progress.advance(held // 3)
-        failed, unverified = self._verify(progress, trusted) if verify else (0, 0)
+        believed = believed or trusted
+        failed, unverified = self._verify(progress, believed) if verify else (0, 0)
         if self.schema.record_bytes:  # also in one boot: a damaged stride shows nowhere else
             failed += self._relink()
         elif self.schema.sharing:
@@ -336,7 +341,7 @@ class _Repair:
             aborted += int(np.count_nonzero(which))
         return aborted
 
-    def _verify(self, progress: Progress, trusted: bool) -> tuple[int, int]:
+    def _verify(self, progress: Progress, believed: bool) -> tuple[int, int]:
         """Keeps what fits its checksum; without, only what a barrier covered and nobody touched."""
         runtime = self.control.runtime
         head = int(runtime["head"][0])
@@ -347,7 +352,7 @@ class _Repair:
             wrong = wrong_checksums(self.native, self.schema, self.live, len(words), progress)
             failed = len(wrong)
             words[wrong] = 0
-        elif trusted or self.superblock.durable_ticket == head > self._newest_ticket():
+        elif believed or self.superblock.durable_ticket == head > self._newest_ticket():
             unverified = int(np.count_nonzero(committed))
         else:
             failed = int(np.count_nonzero(committed))

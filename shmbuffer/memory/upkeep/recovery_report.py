@@ -16,7 +16,8 @@ class RecoveryReport:
 
     Attributes:
         path: the directory.
-        reason: ``"nobody alive"``, ``"reboot"``, ``"copy"`` or ``"restored"``.
+        reason: ``"nobody alive"``, ``"reboot"``, ``"copy"`` or ``"restored"``; ``"in use"`` of a
+            private copy.
         items: elements that are there now.
         rolled_back: elements of batches that their writers had not finished; their slots are free.
         rolled_forward: elements of batches that were written whole but not all marked as committed.

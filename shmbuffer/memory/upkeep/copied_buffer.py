@@ -1,0 +1,93 @@
+"""A private copy of a buffer whose directory this process can only read.
+
+    copy all files ──▶ read the slot words again ──▶ take out what changed ──▶ valid items
+
+The files belong to another user, or lie on a read-only file system, so no lock is taken and other
+processes may write meanwhile. As for any reader, an item is valid if its slot word was the same
+before and after its bytes were copied. All else in the copy may be of different moments.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import BufferInUseError
+from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.layout import BufferState
+from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.upkeep.recovery import Repair
+from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
+
+
+@dataclass(frozen=True)
+class CopiedBuffer:
+    """The copy. Whatever is stored into it stays in this process."""
+
+    found: Diagnosis  # its control file is a copy, made after all others
+    mapped: Mapped | None  # the copies of the other files; None before the first write
+    changed: int  # elements that were overwritten while they were copied, and taken out
+    # None if no process can have changed anything meanwhile; else why that cannot be excluded
+    unsettled: str | None
+
+
+def copy_buffer(files: Files) -> CopiedBuffer:
+    """Copies a buffer, without a lock.
+
+    Raises:
+        BufferInUseError: it was recovered, removed or defined anew meanwhile.
+        SpaceError: it is larger than the free memory.
+    """
+    before = Diagnosis.of(files, writable=False)
+    mapped = before.load(writable=False)
+    changed = 0 if mapped is None else _take_out_changed(files, mapped)
+    found = Diagnosis.of(files, writable=False)
+    then, now = before.superblock, found.superblock
+    if (then.uuid, then.epoch, then.schema_sha256) != (now.uuid, now.epoch, now.schema_sha256):
+        raise BufferInUseError(
+            f"{files.path}: was recovered or defined anew while it was copied; repeat the call",
+            pids=[],
+        )
+    unsettled = None
+    if found.reason_to_recover() is None:
+        unsettled = "it may be in use"
+    elif memoryview(before.control.map) != memoryview(found.control.map):
+        unsettled = "it was used meanwhile"
+    return CopiedBuffer(found, mapped, changed, unsettled)
+
+
+def repair_copy(copied: CopiedBuffer, mapped: Mapped) -> RecoveryReport:
+    """Repairs the copy as a recovery does, and touches no file.
+
+    If processes of this boot have written it, items without checksums are kept: their slot words
+    were compared when they were copied.
+    """
+    found, control, began = copied.found, copied.found.control, time.perf_counter_ns()
+    reason = found.reason_to_recover()
+    of_this_boot = reason in (None, "nobody alive")
+    if of_this_boot and copied.unsettled is not None:
+        reason = "in use"
+    report = RecoveryReport(str(found.files.path), str(reason), epoch=found.superblock.epoch)
+    _core.format_mutex(control.map)
+    repair = Repair(found, found.superblock, found.settings(), mapped)
+    report = repair.run(report, verify=True, left_whole=False, believed=of_this_boot)
+    control.runtime["state"] = BufferState.READY
+    duration_ms = (time.perf_counter_ns() - began) / 1e6
+    return replace(report, clients_retired=0, duration_ms=duration_ms)  # the clients go on
+
+
+def _take_out_changed(files: Files, mapped: Mapped) -> int:
+    """Empties the slots of the copy whose words are others by now; returns how many elements."""
+    schema, live = mapped.schema, SlotsFile(mapped.slots, mapped.schema)
+    words = (live.at["words"], live.at["words"] + 8 * live.capacity)
+    now = SlotsFile(files.map_slots(schema, writable=False, parts=[words]), schema).words
+    changed = live.words != now
+    taken_out = int(np.count_nonzero(slots.committed(live.words[changed])))
+    live.words[changed] = 0
+    return taken_out * live.width
