@@ -34,7 +34,7 @@ def no_item_is_verified(patch: pytest.MonkeyPatch) -> None:
         head[0] = max([int(head[0]), *(ticket + 1 for ticket in tickets)])
         return 0, 0
 
-    patch.setattr(recovery._Repair, "_verify", trust)
+    patch.setattr(recovery.Repair, "_verify", trust)
 
 
 def the_superblock_is_written_first(patch: pytest.MonkeyPatch) -> None:
@@ -92,9 +92,9 @@ def sizes_are_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def claims_of_an_older_page_are_finished(patch: pytest.MonkeyPatch) -> None:
-    right = recovery._Repair._reap_everybody
+    right = recovery.Repair._reap_everybody
     patch.setattr(
-        recovery._Repair, "_reap_everybody", lambda repair, **_: right(repair, finishing=True)
+        recovery.Repair, "_reap_everybody", lambda repair, **_: right(repair, finishing=True)
     )
 
 

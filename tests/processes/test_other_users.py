@@ -491,6 +491,15 @@ def test_a_copy_larger_than_the_memory_is_refused_with_both_numbers(
         check(theirs)
 
 
+def test_holes_that_are_read_count_as_memory(fast_path: Path) -> None:
+    path, room = fast_path / "file", 2**43
+    with path.open("wb+") as file:
+        file.truncate(room)
+        private_copy(file.fileno(), path, size=room, room=room).close()
+        with pytest.raises(SpaceError, match=r"file: 8\.0 TiB .* have to be copied into memory"):
+            private_copy(file.fileno(), path, size=room, room=room, dense=True)
+
+
 def test_holes_of_a_file_are_holes_of_its_copy(fast_path: Path) -> None:
     path, page = fast_path / "file", os.sysconf("SC_PAGESIZE")
     with path.open("wb+") as file:

@@ -360,7 +360,8 @@ class Files:
     ) -> Any:
         """Maps the slots file; of one that has to be copied only these parts, if they are given."""
         size = schema.sections["bytes"]
-        return self._map_file(layout.SLOTS, size, writable=writable, aligned=True, parts=parts)
+        options: dict[str, Any] = {"aligned": True, "dense": True, "parts": parts}
+        return self._map_file(layout.SLOTS, size, writable=writable, **options)
 
     def _map_file(self, name: str, nbytes: int, *, writable: bool, **options: Any) -> Any:
         file = self._open_required(name, nbytes=nbytes, writable=writable)

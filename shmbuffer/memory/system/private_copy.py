@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import SpaceError
@@ -31,23 +32,31 @@ def map_file(
     writable: bool = True,
     size: int | None = None,
     parts: Parts | None = None,
+    dense: bool = False,
     twice: bool = False,
     aligned: bool = False,
 ) -> _core.Map:
     """Maps an open file of a directory, or a private copy of it if nothing can be written there.
 
     A copy is always writable. It has the ``parts`` that are going to be read. The file has to have
-    ``size`` bytes, if the map is longer.
+    ``size`` bytes, if the map is longer. ``dense``: see `private_copy`.
     """
     if not directory.copying:
         return _core.Map(file.fd, nbytes, writable, twice=twice, aligned=aligned)
     size, where = nbytes if size is None else size, directory.path / name
-    with private_copy(file.fd, where, size=size, room=nbytes, parts=parts) as copy:
+    options: dict[str, Any] = {"size": size, "room": nbytes, "parts": parts, "dense": dense}
+    with private_copy(file.fd, where, **options) as copy:
         return _core.Map(copy.fd, nbytes, twice=twice, aligned=aligned)
 
 
 def private_copy(
-    fd: int, where: Path, *, size: int, room: int, parts: Parts | None = None
+    fd: int,
+    where: Path,
+    *,
+    size: int,
+    room: int,
+    parts: Parts | None = None,
+    dense: bool = False,
 ) -> _core.Descriptor:
     """Copies a file into memory without a name, and returns what owns that memory.
 
@@ -59,6 +68,8 @@ def private_copy(
         size: bytes that the file has to have.
         room: bytes of the copy, which is zeros behind ``size``.
         parts: copy only these parts. The rest of the copy is zeros.
+        dense: all of the copy is going to be read, holes too, if there are no ``parts``. That takes
+            memory for the holes as well.
 
     Raises:
         CorruptBufferError: the file is shorter, or became shorter meanwhile.
@@ -70,6 +81,8 @@ def private_copy(
         for found in data_ranges(fd, first, min(end, size))
     ]
     needed, free = sum(end - first for first, end in ranges), free_memory_bytes()
+    if dense and parts is None:
+        needed = room
     if needed > free:
         raise SpaceError(
             f"{where}: {human_size(needed)} have to be copied into memory, because this process "
