@@ -155,7 +155,7 @@ class _Mapped:
     def __del__(self) -> None:
         self._files.close()
 
-    def load(self, superblock: Any, schema: Any = None) -> Any:
+    def load(self, superblock: Any, schema: Any = None, *, writable: bool = True) -> Any:
         return self._loaded
 
     def stat(self, name: str) -> os.stat_result:
