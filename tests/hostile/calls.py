@@ -7,7 +7,7 @@ they need lies below `aside`, out of the way of every trap.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import os
 import pickle
@@ -658,9 +658,7 @@ def _verbs() -> dict[str, Call]:
         "set": _on_a_buffer("set", after=("min_size=1", *short)),
         "stop": _on_a_buffer("stop"),
         "top": _on_a_buffer("top", "--once"),
-        "export": Call(
-            lambda path: verb("export", path, aside(path) / "run.parquet", *short), buffer
-        ),
+        "export": Call(lambda path: verb("export", path, aside(path) / "run", *short), buffer),
     }
     found = {f"shmbuffer {name}(dir)": call for name, call in rows.items()}
     found["shmbuffer export(file)"] = _written("export", name="run.h5")
@@ -716,4 +714,24 @@ def table() -> dict[str, Call]:
     }
 
 
-TABLE = table()
+_NEEDS = {
+    "RayReplayBuffer": "ray",
+    "parquet": "pyarrow",
+    "Parquet": "pyarrow",
+    "load_dataset(root)": "pyarrow",
+    "sb3.": "stable_baselines3",
+    "plot(output)": "matplotlib",
+    "demo(picture)": "matplotlib",
+}
+"""Packages of extras, by what the rows have in their names."""
+
+
+def missing(row: str) -> set[str]:
+    """Packages that a row needs, and that are not installed."""
+    needed = {package for word, package in _NEEDS.items() if word in row}
+    return {package for package in needed if importlib.util.find_spec(package) is None}
+
+
+ROWS = table()
+TABLE = {row: call for row, call in ROWS.items() if not missing(row)}
+"""The rows that can be called here."""

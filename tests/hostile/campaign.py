@@ -29,7 +29,8 @@ def drawn(rng: random.Random) -> Trial:
     names = [*traps.IN_PLACE, *traps.AROUND]
     if os.geteuid() == 0:
         names += [*traps.ROOT_IN_PLACE, *traps.ROOT_AROUND]
-    chosen = rng.sample(names, 2 if rng.random() < _TWO else 1)
+    chosen = [rng.choice(list(traps.IN_PLACE))] if rng.random() < _TWO else []
+    chosen.append(rng.choice(names))
     return Trial(row, tuple(Trap(name, rng.choice(places(row, name))) for name in chosen))
 
 

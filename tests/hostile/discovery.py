@@ -75,7 +75,10 @@ def _functions() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Public functions and methods: what is before the name, the name, and the function."""
     seen: list[object] = []
     for module in MODULES:
-        home = importlib.import_module(module)
+        try:
+            home = importlib.import_module(module)
+        except ModuleNotFoundError:  # of an extra
+            continue
         prefix = module.removeprefix("shmbuffer").removeprefix(".")
         before = f"{prefix}." if prefix else ""
         for name in home.__all__:

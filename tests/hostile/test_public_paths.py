@@ -15,7 +15,7 @@ import pytest
 
 from tests.damage.trials import failures, require_all
 from tests.hostile import traps
-from tests.hostile.calls import TABLE, Call
+from tests.hostile.calls import ROWS, TABLE, Call, missing
 from tests.hostile.campaign import campaign, drawn
 from tests.hostile.discovery import path_parameters, unannotated
 from tests.hostile.trial import Trap, Trial, judge, places
@@ -32,9 +32,16 @@ TRAPS = (
 
 def test_every_public_path_has_a_row_that_says_how_to_call_it() -> None:
     found = {str(parameter) for parameter in path_parameters()}
-    rows = {row.partition(",")[0] for row in TABLE}
+    rows = {row.partition(",")[0] for row in ROWS}
     assert not found - rows, "add a row to tests/hostile/calls.py"
-    assert not rows - found, "these rows are of nothing that is public"
+    unknown = {row for row in rows - found if "stable_baselines3" not in missing(row)}
+    assert not unknown, "these rows are of nothing that is public"
+
+
+def test_every_row_can_be_called_here() -> None:
+    if packages := set[str]().union(*map(missing, ROWS)):
+        pytest.skip(f"rows are left out, because these are not installed: {sorted(packages)}")
+    assert TABLE == ROWS
 
 
 def test_every_parameter_that_is_a_path_is_annotated_as_one() -> None:

@@ -29,14 +29,13 @@ def make_away(away: Path) -> None:
 
 def _cleared(place: Path, away: Path) -> Path:
     """Moves what is at the place to where links may lead; it is what a reader expects there."""
-    is_folder = place.is_dir()
-    target = away / ("moved folder" if is_folder else "moved")
-    if place.is_symlink() or place.exists():
-        os.rename(place, target)
-        if is_folder:
-            (target / "precious").write_bytes(PRECIOUS)
-        return target
-    return away / "precious"
+    if not os.path.lexists(place):
+        return away / "precious"
+    target = away / f"moved {len(os.listdir(away))}"
+    os.rename(place, target)
+    if target.is_dir() and not target.is_symlink():
+        (target / "precious").write_bytes(PRECIOUS)
+    return target
 
 
 def _a_link(place: Path, away: Path) -> None:
@@ -95,7 +94,7 @@ def _device(minor: int) -> InPlace:
 
 
 def _of_a_stranger(place: Path, away: Path) -> None:
-    if not place.exists():
+    if not os.path.lexists(place):
         place.write_bytes(PRECIOUS)
     os.chown(place, STRANGER, STRANGER, follow_symlinks=False)
 
@@ -156,10 +155,17 @@ def _directories_beside(path: Path, away: Path) -> None:
         (each / "precious").write_bytes(PRECIOUS)
 
 
+def _is_directory(path: Path) -> bool:
+    """Makes a directory if nothing is there, and returns whether one is."""
+    if not os.path.lexists(path):
+        path.mkdir()
+    return path.is_dir() and not path.is_symlink()
+
+
 def _files_within(path: Path, away: Path) -> None:
-    if not path.is_file():
-        (path / "shards-raw").mkdir(parents=True)
-        (path / "shards-raw" / "precious").write_bytes(PRECIOUS)
+    if _is_directory(path):
+        (path / "shards-old").mkdir()
+        (path / "shards-old" / "precious").write_bytes(PRECIOUS)
         (path / "shards-notes.txt").write_bytes(PRECIOUS)
 
 
@@ -168,9 +174,8 @@ def _open_above(path: Path, away: Path) -> None:
 
 
 def _open(path: Path, away: Path) -> None:
-    if not path.exists():
-        path.mkdir()
-    path.chmod(path.stat().st_mode | stat.S_IRWXO)
+    if _is_directory(path):
+        path.chmod(path.stat().st_mode | stat.S_IRWXO)
 
 
 def _read_only_above(path: Path, away: Path) -> None:
@@ -190,8 +195,7 @@ def _above_of_a_stranger(path: Path, away: Path) -> None:
 
 def _of_a_stranger_whole(path: Path, away: Path) -> None:
     """The path is a directory of another user, with links under every name that can be guessed."""
-    if not path.exists():
-        path.mkdir()
+    _is_directory(path)
     _links_beside(path, away)
     for each in (path, *path.rglob("*")):
         os.chown(each, STRANGER, STRANGER, follow_symlinks=False)
