@@ -167,6 +167,10 @@ class _Mapped:
             raise BufferNotFoundError(f"{name}: is not mapped")
         return self._files.directory.open_file(name, **options)
 
+    def listdir(self, name: str) -> list[str]:
+        """No names: no coordinator has spawned a process here."""
+        return []
+
     def vouch(self, schema: Any) -> None:
         """Nothing: in the next image it is another boot."""
 
