@@ -107,6 +107,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
             "rolled_back": 0,
             "rolled_forward": 0,
             "reaped": 0,
+            "loaded": 0,
             "evicted": 0,
             "lock_waits": 0,
             "samples_per_insert": 0.0,
