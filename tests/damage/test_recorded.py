@@ -91,6 +91,7 @@ def dead(request: pytest.FixtureRequest, fast_path: Path) -> Iterator[Path]:
     return path
 
 
+@pytest.mark.filterwarnings("ignore:beta=")  # a recorded beta may be strange, and is served
 @pytest.mark.product(few=1)
 def test_settings_with_another_value_are_refused_or_served(dead: Path, full: bool) -> None:
     rng = random.Random(4)
