@@ -199,8 +199,11 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(write_idle);
     shmb_settle(ring, me);
-    _Atomic uint64_t *written = shmb_bypass == SHMB_PASSES ? &runtime->loaded : &me->inserts;
-    atomic_fetch_add_explicit(written, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
+    uint64_t elements = ring->claim_slots_taken * ring->lanes;
+    if (shmb_bypass == SHMB_PASSES)
+        atomic_fetch_add_explicit(&runtime->loaded, elements, memory_order_relaxed);
+    else
+        atomic_fetch_add_explicit(&me->inserts, elements, memory_order_relaxed);
     CP(count_added);
     shmb_unlock(ring);
     CP(write_done);

@@ -49,7 +49,8 @@ static bool lies_in_order(const struct dl_tensor *tensor) {
 static bool look_at_tensor(PyObject *leaf, struct dl_tensor *tensor) {
     if (classes.table->look(leaf, tensor) != 0) return PyErr_Clear(), false;
     if (tensor->device != DL_CPU || !lies_in_order(tensor)) return false;
-    if (tensor->data == NULL) return false; /* its storage was freed, or it never had any */
+    /* Without memory: its storage was freed, or it never had any. */
+    if (tensor->data == NULL && product(tensor->shape, tensor->rank) != 0) return false;
     if (tensor->dtype.code != DL_FLOAT || product(tensor->shape, tensor->rank) != 1) return true;
     PyObject *negative = PyObject_CallMethodObjArgs(leaf, classes.is_negative, NULL);
     bool plain = negative == Py_False;

@@ -399,6 +399,8 @@ def test_a_save_without_such_counts_begins_them_again(tmp_path: Path) -> None:
     rb.dumps(tmp_path / "save")
     (saved,) = read_consumed(tmp_path / "save")
     assert (saved.pop("begun").tolist(), saved.pop("acks").tolist()) == ([3, 4, 5], [1, 1, 1])
+    for end in ("jsonl", "data"):
+        (tmp_path / "save" / f"shmbuffer.consumers.{end}").unlink()
     write_values(
         tmp_path / "save", "shmbuffer.consumers", [[saved]], allow_pickle=False, what="consumer"
     )

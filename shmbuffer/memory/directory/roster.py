@@ -294,3 +294,4 @@ def _append(directory: Directory, file: str, line: dict[str, Any]) -> None:
         os.lseek(held.fd, 0, os.SEEK_END)
         while rest:
             rest = rest[os.write(held.fd, rest) :]
+            _core.reached("spawned.noted")

@@ -442,7 +442,7 @@ def test_without_room_nothing_is_left_behind(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Directory, "free_bytes", lambda _: 1000)
-        with pytest.raises(SpaceError, match=r"history\.new: needs 3\.\d MiB"):
+        with pytest.raises(SpaceError, match=r"history\.new: needs 4\.\d MiB"):
             recorder_of(engine)
     assert sorted(os.listdir(path_of(engine) / layout.PRIVATE)) == [
         *("control", "init.lock", "ledger", "made.json", "procs", "schema.json", "slots"),
