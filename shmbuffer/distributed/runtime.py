@@ -7,7 +7,7 @@ from typing import Any
 
 from shmbuffer.extras import missing
 
-PATIENT = {"RAY_agent_register_timeout_ms": "600000", "RAY_worker_register_timeout_seconds": "600"}
+PATIENT = {"RAY_agent_register_timeout_ms": "600000", "RAY_worker_register_timeout_seconds": "120"}
 """Environment variables that make Ray wait longer for processes that it starts.
 
 A worker imports for many seconds on a busy machine. By default Ray kills one that has not
