@@ -9,9 +9,13 @@ import gc
 import os
 import random
 import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
 
+from tests import holdings
 from tests.damage.trials import require_all
-from tests.hostile import traps
+from tests.hostile import traps, trial
 from tests.hostile.calls import TABLE
 from tests.hostile.trial import Trap, Trial, judge, places
 from tests.torture.command import Figures, Say, main, repeatable, seeds
@@ -43,15 +47,24 @@ def campaign(seconds: float, seed: int, say: Say) -> Figures:
     """
     gc.collect()
     gc.freeze()  # of each child's garbage none is older
+    base = holdings.IN_MEMORY if os.access(holdings.IN_MEMORY, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory("", "shmbuffer-hostile-", base) as folder,
+        mock.patch.object(trial, "scenes", Path(folder)),
+    ):
+        return _tried(seconds, seed, say)
+
+
+def _tried(seconds: float, seed: int, say: Say) -> Figures:
     figures: Figures = {"trials": 0, "with_two_traps": 0}
-    for each in seeds(seed, seconds):
-        rng = random.Random(each)
+    for round_seed in seeds(seed, seconds):
+        rng = random.Random(round_seed)
         trials = [drawn(rng) for _ in range(_TRIALS)]
-        with repeatable(MODULE, each):
-            require_all(trials, judge, f"python -m {MODULE} --seconds 1 --seed {each}")
+        with repeatable(MODULE, round_seed):
+            require_all(trials, judge, f"python -m {MODULE} --seconds 1 --seed {round_seed}")
         figures["trials"] += len(trials)
-        figures["with_two_traps"] += sum(len(trial.traps) == 2 for trial in trials)
-        say(f"hostile: seed {each}, {figures['trials']} trials")
+        figures["with_two_traps"] += sum(len(each.traps) == 2 for each in trials)
+        say(f"hostile: seed {round_seed}, {figures['trials']} trials")
     return figures
 
 

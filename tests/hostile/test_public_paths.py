@@ -30,6 +30,11 @@ TRAPS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _scenes_are_removed(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.hostile.trial.scenes", fast_path)
+
+
 def test_every_public_path_has_a_row_that_says_how_to_call_it() -> None:
     found = {str(parameter) for parameter in path_parameters()}
     rows = {row.partition(",")[0] for row in ROWS}

@@ -37,7 +37,8 @@ from tests.hostile.calls import TABLE, Call, RefusedError, aside
 
 PATH = "."
 """The place of the path itself."""
-_IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+scenes: Path | None = None
+"""Where scenes are made; a child that never ends leaves its own there."""
 _CAPABILITY_VERSION = 0x20080522
 _OTHER_NAMES = ("dump", "save", "load")
 """Of ``dumps`` and ``loads``, which they call: more than the path itself is tried with those."""
@@ -131,7 +132,7 @@ def _scene(call: Call) -> Iterator[Path]:
     warnings.simplefilter("ignore")
     os.umask(0o22)
     gc.freeze()  # what was there before is no garbage, and there are a million objects
-    base = Path(tempfile.mkdtemp(prefix="shmbuffer-hostile-", dir=_IN_MEMORY))
+    base = Path(tempfile.mkdtemp(prefix="shmbuffer-hostile-", dir=scenes))
     base.chmod(0o755)
     try:
         (base / "here").mkdir()
