@@ -70,7 +70,7 @@ def _form(tree: Tree) -> Any:
 
 
 def _forms(tree: Tree, path: tuple[str, ...] = ()) -> dict[str, str]:
-    """The same in words, by the names of the leaves."""
+    """The dtype and shape of each leaf as text, by the leaf's name."""
     if isinstance(tree, Mapping):
         parts = (_forms(leaf, (*path, str(key))) for key, leaf in tree.items())
         return dict(chain.from_iterable(part.items() for part in parts))

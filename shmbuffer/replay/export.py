@@ -29,7 +29,7 @@ from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay import parquet_file
 from shmbuffer.replay.form.tensors import contiguous
 from shmbuffer.replay.publication import publish, publish_file
-from shmbuffer.replay.safe_files import create_file, make_folder, write_file
+from shmbuffer.replay.safe_files import create_file, make_folders_below, write_file
 from shmbuffer.replay.storages.rows import Rows
 
 _NOT_LOADED = frozenset(name for name in ITEMSIZES if name.startswith("float8"))
@@ -112,8 +112,7 @@ def _tensordict(rows: Rows, target: Path) -> int:
         with ExitStack() as opened:
             files = []
             for leaf in leaves:
-                for above in reversed(Path(leaf.file).parents):
-                    make_folder(folder / above)
+                make_folders_below(folder, folder / leaf.file)
                 files.append(opened.enter_context(create_file(folder / leaf.file)))
             for tensors in parquet_file.in_order_of_age(rows):
                 for file, tensor in zip(files, tensors, strict=True):

@@ -17,6 +17,7 @@ from shmbuffer.memory.format.layout import PAGE
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.memory.system.region import Directory
+from shmbuffer.replay.safe_files import READ
 
 MANIFEST = "shmbuffer.files.json"
 """The list of the files of a save, in its directory."""
@@ -25,7 +26,6 @@ LIST_BYTES = 2**26
 """Size of a list of files, at most."""
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would block
 
 
 class TreeFolder(NamedTuple):
@@ -75,7 +75,7 @@ def list_of(target: Directory) -> set[str]:
     """The files of the save in a directory that its list names; none where there is no list."""
     try:
         with _core.Descriptor() as owned:
-            fd = owned.take(os.open, MANIFEST, _READ, dir_fd=target.file.fd)
+            fd = owned.take(os.open, MANIFEST, READ, dir_fd=target.file.fd)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return set()
             with open(fd, "rb", closefd=False) as file:
@@ -141,11 +141,11 @@ def sync_tree(new: Directory) -> None:
 
 
 def close_tree(new: Directory) -> None:
-    """Lets nobody but the owner and the group write to anything in a directory."""
+    """Takes the right to write from users other than the owner and the group, in a whole tree."""
     for folder in walk(new):
         for name in folder.files:
             with explained(folder.where / name), _core.Descriptor() as file:
-                _close_to_others(file.take(os.open, name, _READ, dir_fd=folder.fd))
+                _close_to_others(file.take(os.open, name, READ, dir_fd=folder.fd))
         with explained(folder.where):
             _close_to_others(folder.fd)
 
@@ -161,7 +161,7 @@ def _close_to_others(fd: int) -> None:
 def _sync_file(name: str, folder: int, progress: Progress) -> None:
     """Sync a file; a large one piece by piece where somebody wants to know how far it is."""
     with _core.Descriptor() as file:
-        fd = file.take(os.open, name, _READ, dir_fd=folder)
+        fd = file.take(os.open, name, READ, dir_fd=folder)
         _close_to_others(fd)
         size = os.fstat(fd).st_size
         pieces = list(progress.cut(-(-size // PAGE), PAGE))

@@ -1,6 +1,7 @@
 """Creates, reads and removes the files of saves, exports and data sets.
 
-    create_file, write_file, make_folder, make_folders   something new; never over what exists
+    create_file, write_file                              a new file; never over what exists
+    make_folder, make_folders, make_folders_below        directories that are missing
     exists, open_file, open_binary, read_file            what another program may have made
     require_plain, require_own_content                   the same, before a library reads it
     remove_file, remove_tree                             what we made
@@ -36,7 +37,7 @@ from shmbuffer.errors import BufferNotFoundError, UnsafePathError
 from shmbuffer.memory.system.path_checks import explained, followed, require_regular_file
 from shmbuffer.memory.system.region import Directory
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would wait
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would wait
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE, _FOLDER_MODE = 0o664, 0o775  # the umask may take more
 
@@ -44,7 +45,7 @@ _FILE_MODE, _FOLDER_MODE = 0o664, 0o775  # the umask may take more
 def create_file(path: Path) -> BinaryIO:
     """Creates a file and opens it for writing; BufferExistsError if the name is taken."""
     with explained(path):
-        return os.fdopen(os.open(path, _CREATE, _FILE_MODE), "w+b")
+        return open(path, "w+b", opener=lambda name, _: os.open(name, _CREATE, _FILE_MODE))
 
 
 def write_file(path: Path, content: bytes | str) -> None:
@@ -63,6 +64,12 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
                 raise
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path)) from None
+
+
+def make_folders_below(root: Path, file: Path) -> None:
+    """Makes a directory, and those below it that a file in it lies in."""
+    for folder in reversed(file.relative_to(root).parents):
+        make_folder(root / folder)
 
 
 def make_folders(path: Path) -> None:
@@ -94,7 +101,7 @@ def open_file(path: Path) -> Iterator[int]:
     with _core.Descriptor() as opened:
         try:
             with explained(path):
-                fd = opened.take(os.open, path, _READ)
+                fd = opened.take(os.open, path, READ)
                 require_regular_file(os.fstat(fd), path)
         except BufferNotFoundError as error:  # its message tells how to make a buffer
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error

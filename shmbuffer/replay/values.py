@@ -46,7 +46,6 @@ _WORDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "dtype": (torch.dtype, dtype_name, torch_dtype),
     "device": (torch.device, str, torch.device),
 }
-_CPU = torch.device("cpu")
 # What values that make no sense lead to, where they are read. Numpy parses the head of a file as
 # Python, and torch says in a RuntimeError what it cannot make of them.
 _DAMAGES = (
@@ -141,7 +140,7 @@ def read_state(directory: Path) -> dict[str, Any] | None:
 
 def pack_plainly(value: Any) -> Packed:
     """A value as its form, what JSON can hold of it, and the bytes of its tensors."""
-    return pack(value, lambda tensor: contiguous(tensor).reshape(-1).view(torch.uint8), _CPU)
+    return pack(value, lambda tensor: contiguous(tensor).reshape(-1).view(torch.uint8), cpu.DEVICE)
 
 
 def unpack_plainly(packed: Packed) -> Any:

@@ -212,6 +212,16 @@ def called(body: Callable[[], None]) -> None:
     body()
 
 
+def is_killed_at(point: str, passing: int, work: Callable[[], object]) -> bool:
+    """Whether a process that works is killed when it passes a point again after so many times."""
+
+    def body() -> None:
+        _core.arm(point, after=passing)
+        work()
+
+    return ended(fork(body)) == -signal.SIGKILL
+
+
 def dies(path: Path, point: str, work: Callable[[Engine], None], after: int = 0) -> bool:
     """A victim attaches, arms ``point`` and works.
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
-from shmbuffer._native import _core
 from shmbuffer.memory.system import beneath, region
 from shmbuffer.replay import file_tree, publication, safe_files, work_directory
 from shmbuffer.replay.publication import publish
+from tests.crash.harness import is_killed_at
 
 pytestmark = pytest.mark.crash
 
@@ -45,18 +44,6 @@ def tree(path: Path) -> dict[str, str]:
         for file in path.rglob("*")
         if file.is_file() and file.name != file_tree.MANIFEST
     }
-
-
-def is_killed_at(path: Path, point: str, passing: int) -> bool:
-    """Whether a process that saves came by."""
-    pid = os.fork()
-    if not pid:
-        try:
-            _core.arm(point, after=passing)
-            save(path, NEW)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 def prepare(path: Path, before: str) -> None:
@@ -97,7 +84,7 @@ def test_the_next_process_finds_a_whole_save_and_nothing_else(tmp_path: Path, be
     for point in points():
         for passing in range(2):
             prepare(path, before)
-            if not is_killed_at(path, point, passing):
+            if not is_killed_at(point, passing, lambda: save(path, NEW)):
                 break
             passed.add(point)
             publication.finish(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from shmbuffer._native import _core
 from shmbuffer.distributed.shards.saving import LIST, save_shards, saves_of_nodes
 from shmbuffer.errors import (
     BufferInUseError,
@@ -23,6 +21,7 @@ from shmbuffer.errors import (
 from shmbuffer.replay.compat.buffers import METADATA
 from shmbuffer.replay.file_tree import MANIFEST
 from shmbuffer.replay.publication import publish
+from tests.crash.harness import is_killed_at
 from tests.crash.test_save_points import points
 from tests.memory.programs import needs_root
 
@@ -244,18 +243,6 @@ def save(path: Path, contents: dict[str, str]) -> None:
     save_shards(members, path)
 
 
-def is_killed_at(path: Path, point: str, passing: int) -> bool:
-    """Whether a process that saves came by."""
-    pid = os.fork()
-    if not pid:
-        try:
-            _core.arm(point, after=passing)
-            save(path, NEW)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-
-
 #: Points that are passed by a save that is exchanged for another one, with strange umasks, without
 #: directories above, or if another process puts something there meanwhile.
 NOT_PASSED = {
@@ -275,7 +262,7 @@ def test_a_save_of_shards_that_is_killed_anywhere_leaves_the_old_one_or_the_new_
     for point in points():
         for passing in range(2):
             save(path, OLD)
-            if not is_killed_at(path, point, passing):
+            if not is_killed_at(point, passing, lambda: save(path, NEW)):
                 break
             passed.add(point)
             assert loaded(path) in (OLD, NEW), f"killed at {point}, passing {passing}"

@@ -175,7 +175,7 @@ class Seat:
         """Raises ForkedHandleError unless the buffer is as it was when the parent forked.
 
         The superblock decides: a process that died may not have changed the runtime page. A child
-        must not join while the buffer is being recovered, as nobody else may.
+        must not join while the buffer is being recovered. No other process may either.
         """
         superblock, state = self.control.superblock(), self.state()
         known = superblock.schema_sha256 if self.mapped is None else self.mapped.schema.digest

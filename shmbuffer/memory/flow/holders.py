@@ -36,7 +36,7 @@ def table_of(seat: Seat) -> NDArray[Any]:
 def holders(table: NDArray[Any], entries: Any, width: int = 1) -> list[Holder]:
     """The holders, the one with the most items first."""
     held = table[(table["state"] == ReservationState.OPEN)]
-    now, found = now_ns(), []
+    now, found = _core.boot_ns(), []
     for entry in np.unique(held["entry"][held["entry"] < layout.ENTRIES]):
         its = held[held["entry"] == entry]
         its = its[its["incarnation"] == entries["incarnation"][entry]]
@@ -66,8 +66,3 @@ def told(found: list[Holder]) -> str:
     rest = sum(one.items for one in found[1:])
     others = "another process" if len(found) == 2 else f"{len(found) - 1} other processes"
     return f"{text}, and {others} {rest:,}"
-
-
-def now_ns() -> int:
-    """The clock that reservations end by: it goes on while the machine sleeps."""
-    return _core.boot_ns()

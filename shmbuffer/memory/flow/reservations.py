@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.directory.seat import Seat
-from shmbuffer.memory.flow.holders import now_ns, table_of
+from shmbuffer.memory.flow.holders import table_of
 from shmbuffer.memory.flow.waiting import Calls
 from shmbuffer.memory.format import ledger
 from shmbuffer.memory.format.array_types import Flags, Ints
@@ -61,7 +61,7 @@ class Reservations:
         self._take_room()
         ends = _FOR_EVER
         if seconds is not None and seconds < _ENDLESS_S:
-            ends = now_ns() + int(seconds * 1e9)
+            ends = _core.boot_ns() + int(seconds * 1e9)
 
         if name is None:
             name = np.zeros(1, np.uint64)

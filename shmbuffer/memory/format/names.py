@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.format.leaf import MAX_DEPTH, KeyPath
+from shmbuffer.memory.system.beneath import leads_down
 
 RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
 """The entries of tensordict in a meta.json, which would overwrite a key of that name."""
@@ -37,7 +38,7 @@ def require_file_name(
     if len(path) > MAX_DEPTH:
         _refuse(path, what, f"it is nested {len(path)} keys deep, and {MAX_DEPTH} are the limit")
     for depth, key in enumerate(path, 1):
-        if "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
+        if not leads_down(key):
             why = "leads out of the directory of the files, or is no name for a file"
         elif not slashes and "/" in key:
             why = "has a slash in it, which would be taken for a path"

@@ -31,17 +31,24 @@ without any intention.
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def leads_down(name: str) -> bool:
+    """Whether a name, taken for a path, is a way down from a directory: relative, without "..".
+
+    Also refuses ".", empty parts and NUL, so that no two names lead to one file.
+    """
+    return "\0" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
+
+
 def parts(name: str, root: Path) -> list[str]:
     """Split a name; UnsafePathError if it is anything but a way down from `root`."""
-    found = name.split("/")
-    if "\0" in name or any(part in ("", ".", "..") for part in found):
+    if not leads_down(name):
         raise UnsafePathError(
             f"{root}: {name!r} is not the name of a file in this directory; a name is relative,"
             " without '.', '..', NUL and empty parts",
             path=root,
             name=name,
         )
-    return found
+    return name.split("/")
 
 
 @contextmanager

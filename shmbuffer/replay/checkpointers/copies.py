@@ -70,7 +70,7 @@ def make_columns(
     with ExitStack() as undo:
         for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
             if at in leaves.objects:
-                columns.append(leaves.column(at, lead, torch.device("cpu")))
+                columns.append(leaves.column(at, lead, cpu.DEVICE))
                 continue
             new = create_file(paths[at]) if named else unnamed_file(path)
             file = undo.enter_context(new)

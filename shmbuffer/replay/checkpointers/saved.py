@@ -55,7 +55,7 @@ class Saved:
             raise RuntimeError(f"{path}: is a buffer that nothing was written to")
         leaves = Leaves.of_schema(ring.schema, str(path))
         has_columns = ring.seat.is_alone() and not ring.schema.sharing
-        columns = leaves.columns(ring.capacity, torch.device("cpu"))
+        columns = leaves.columns(ring.capacity, cpu.DEVICE)
         if has_columns:
             for at, column in enumerate(columns):
                 if column.numel():
@@ -134,7 +134,7 @@ class Saved:
         columns = [self.by_key[key] for key in self.node.paths()]
         lead = (1, *self.record.lanes)
         with reading(Path(self.where) / METADATA):
-            return self.node.build(map(blank, columns), lead, torch.device("cpu"))
+            return self.node.build(map(blank, columns), lead, cpu.DEVICE)
 
     def columns(self, leaves: Leaves) -> list[Any]:
         """One column for each leaf of a storage."""

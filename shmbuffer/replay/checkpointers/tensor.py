@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import ShmBufferError
@@ -24,7 +23,7 @@ from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import require_nameable, require_no_pickle
 from shmbuffer.replay.compat.storages import METADATA, pytree_metadata, read_metadata
-from shmbuffer.replay.form import structure
+from shmbuffer.replay.form import cpu, structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.safe_files import exists, make_folder, require_plain
@@ -155,7 +154,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         moment, columns = copied(rows, scratch, named=False)
         record = SavedStorage.of_moment(moment, leaves)
         lead = (record.slots, *record.lanes)
-        data = leaves.node.build(iter(columns), lead, torch.device("cpu"))
+        data = leaves.node.build(iter(columns), lead, cpu.DEVICE)
         data = self._apply_save_hooks(data, path, shift=record.shift, is_full=record.is_full)
         metadata: dict[str, Any] | None = None
         if is_collection(data):
@@ -174,7 +173,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         rows = storage.mover()
         out = None
         if rows is not None:
-            capacity, device = rows.ring.capacity, torch.device("cpu")
+            capacity, device = rows.ring.capacity, cpu.DEVICE
             blank = iter(rows.leaves.columns(capacity, device))
             out = rows.leaves.node.build(blank, (capacity, *rows.leaves.lanes), device)
         with _named(path):

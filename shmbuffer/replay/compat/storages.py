@@ -17,11 +17,12 @@ import torch
 
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.names import require_file_name
+from shmbuffer.memory.system.beneath import leads_down
 from shmbuffer.numpy.nodes import LEAF, Node
 from shmbuffer.replay.compat.folders import described, mapped, write_folder
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
-from shmbuffer.replay.safe_files import make_folder
+from shmbuffer.replay.safe_files import make_folders_below
 from shmbuffer.replay.values import read_json, reading
 
 METADATA = "storage_metadata.json"
@@ -50,8 +51,7 @@ def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
         return write_folder(path, leaves.node, forms, lead)
     files = [path / f"{name}.memmap" for name in _pytree_names(leaves)]
     for file in files:
-        for folder in reversed(file.relative_to(path).parents):
-            make_folder(path / folder)
+        make_folders_below(path, file)
     return files
 
 
@@ -95,7 +95,7 @@ def pytree_columns(
         if not names:
             raise ValueError("there is no tensor")
         for name in names.values():
-            if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            if not leads_down(name):
                 raise ValueError(f"{name!r} is not the name of a file below this directory")
         return node, {
             key: mapped(path / f"{name}.memmap", *described(metadata[name.replace("/", ".")]))

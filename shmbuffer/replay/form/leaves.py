@@ -72,7 +72,7 @@ class Leaves(SchemaLeaves):
         self.dtypes = tuple(
             torch.uint8 if leaf.dtype == OBJECT else torch_dtype(leaf.dtype) for leaf in leaves
         )
-        self.device = torch.device("cpu")
+        self.device = cpu.DEVICE
         # Our own memory, once views of it have been given out: a batch that lies in there is copied
         # first.
         self.own_memory: tuple[int, int] = (0, 0)

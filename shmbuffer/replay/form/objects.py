@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
 
+from shmbuffer.replay.form import cpu
+
 OBJECT = "object"
 """In place of a dtype: the leaf holds Python objects. They stay in their process."""
-
-_CPU = torch.device("cpu")
 
 
 class Objects:
@@ -21,7 +21,7 @@ class Objects:
     __slots__ = ("array",)
 
     is_cuda = False
-    device = _CPU
+    device = cpu.DEVICE
 
     def __init__(self, array: np.ndarray[Any, np.dtype[np.object_]]) -> None:
         self.array = array

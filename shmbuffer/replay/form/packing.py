@@ -43,8 +43,6 @@ Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
 RECORD = "record"
 """The form of an item that is kept as the body of a record, which is its one chunk."""
 
-_CPU = torch.device("cpu")
-
 
 class Packed(NamedTuple):
     """An item, compressed."""
@@ -171,7 +169,7 @@ class _Unpacker:
         return next(self._values) if isinstance(key, dict) else labels.from_json(key)
 
     def _tensor(
-        self, dtype: torch.dtype, shape: torch.Size | None, device: torch.device = _CPU
+        self, dtype: torch.dtype, shape: torch.Size | None, device: torch.device = cpu.DEVICE
     ) -> torch.Tensor:
         """What a chunk holds, or its bytes. Without a shape: so many as there are."""
         chunk = next(self._chunks)
@@ -211,7 +209,7 @@ def expanded(
     chunk: torch.Tensor,
     dtype: torch.dtype,
     shape: torch.Size | None,
-    device: torch.device = _CPU,
+    device: torch.device = cpu.DEVICE,
 ) -> torch.Tensor:
     """What the user's function makes of a chunk: the tensor that was compressed, or its bytes."""
     about = {"type": "tensor", "shape": shape, "dtype": dtype, "device": device}

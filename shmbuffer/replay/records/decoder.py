@@ -37,7 +37,6 @@ from shmbuffer.replay.records.building import (
 )
 from shmbuffer.replay.records.memory import by_user, empty, torch_dtype_of
 
-_CPU = torch.device("cpu")
 _NOTHING = np.empty(0, np.uint8)
 _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
 
@@ -256,7 +255,7 @@ class Reading(decoder.Reading):
         if memory is self.data and self._sent is not None:
             return cutting.tensors(self._sent, starts, column.dims, dtype)
         bytes_ = torch.from_numpy(memory) if memory.size else cpu.empty(0, dtype=torch.uint8)
-        sent = bytes_.to(self.device or _CPU)
+        sent = bytes_.to(self.device or cpu.DEVICE)
         if memory is self.data:
             self._sent = sent
         return cutting.tensors(sent, starts, column.dims, dtype)

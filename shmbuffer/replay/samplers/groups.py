@@ -202,8 +202,7 @@ class PromptGroupSampler(Consumes):
             tickets = None if ring is None else self._index.tickets(elements)
             return None if ring is not None and tickets is None else (elements, tickets)
 
-        look = lambda: self._look(storage)  # noqa: E731
-        elements, tickets = self._index.unchanged(look, draw, "groups")
+        elements, tickets = self._index.unchanged(lambda: self._look(storage), draw, "groups")
         info = {}
         if tickets is not None and storage.shared:
             info[GENERATION] = torch.from_numpy(tickets)

@@ -129,7 +129,7 @@ class PrioritizedSampler(PriorityStore):
     @property
     def device(self) -> torch.device:
         """Where the priorities are: on the CPU."""
-        return torch.device("cpu")
+        return cpu.DEVICE
 
     @property
     def max_priority_within_buffer(self) -> bool:

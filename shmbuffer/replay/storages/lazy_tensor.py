@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shmbuffer.memory.system.progress import OnProgress
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
@@ -98,7 +99,7 @@ class LazyTensorStorage(TensorStorage):
     def _define(self, data: Any, single: bool) -> Rows:
         if self.device is None:
             self.device = _device_of(data)
-        device = torch.device("cpu") if self._memory_mapped else self.device
+        device = cpu.DEVICE if self._memory_mapped else self.device
         leaves = self._described(data, single)
         for_all = self.shared or self._handed_over
         if device.type == "cpu" and (for_all or leaves.node.private() is None):
@@ -113,6 +114,6 @@ def _device_of(data: Any) -> torch.device:
             return torch.device(data.device)
         values = list(data.values()) if hasattr(data, "values") else data
         if not isinstance(values, (list, tuple)) or not values:
-            return torch.device("cpu")
+            return cpu.DEVICE
         data = values[0]
     return data.device

@@ -14,7 +14,7 @@ from shmbuffer.replay.checkpointers.restoring import (
     sources_of_state,
 )
 from shmbuffer.replay.checkpointers.saved import blank
-from shmbuffer.replay.form import structure
+from shmbuffer.replay.form import cpu, structure
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.storages.rows import Rows
 
@@ -54,7 +54,7 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
 def example_of(state: dict[str, Any]) -> Any:
     """A batch of one item, for defining a storage that is to hold the state: zeros."""
     node, lanes, columns = _form_of(state)
-    return node.build(map(blank, columns), (1, *lanes), torch.device("cpu"))
+    return node.build(map(blank, columns), (1, *lanes), cpu.DEVICE)
 
 
 def load_state(rows: Rows, state: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
             f"{[ring.capacity, *leaves.lanes]}"
         )
     node, _, columns = _form_of(state)
-    data = node.build(iter(columns), (len(columns[0]), *lanes), torch.device("cpu"))
+    data = node.build(iter(columns), (len(columns[0]), *lanes), cpu.DEVICE)
     leaves.values(data)  # before anything is emptied: these are our leaves
     slots = state["_index"].numpy()[:: ring.width] // ring.width
     rows.copy_in(

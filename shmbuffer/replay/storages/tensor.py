@@ -16,6 +16,7 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.checkpoints import has_its_own
+from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, fields, is_collection
@@ -331,7 +332,7 @@ class TensorStorage(RingBacked):
     def _hold(self, leaves: Leaves, slots: int, columns: list[Any]) -> Rows:
         """Rows of tensors that this process holds, on a ring that has no leaves of its own."""
         tensors = [column for column in columns if isinstance(column, torch.Tensor)]
-        leaves.device = tensors[0].device if tensors else torch.device("cpu")
+        leaves.device = tensors[0].device if tensors else cpu.DEVICE
         ring = self.engine().define(Schema((), slots, leaves.lanes, {"kind": "held"}))
         return self._settle(HeldRows(ring, leaves, columns))
 
