@@ -291,9 +291,10 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         if not self._ray.wait(started, timeout=SLOW_START_S - START_S)[0]:
             _log.warning(
                 "Ray has not started the actor of a RayReplayBuffer for %g seconds. On a busy "
-                "machine Ray kills a worker that has not registered after 60 seconds and starts "
-                "another, again and again; set RAY_worker_register_timeout_seconds=600 in the "
-                "environment before the cluster is started",
+                "machine Ray's workers hardly get a processor, because their niceness is 15, and "
+                "Ray kills one that has not registered after 60 seconds; set RAY_worker_niceness=0 "
+                "and RAY_worker_register_timeout_seconds=600 in the environment before the cluster "
+                "is started",
                 SLOW_START_S,
             )
 

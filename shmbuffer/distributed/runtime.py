@@ -7,11 +7,16 @@ from typing import Any
 
 from shmbuffer.extras import missing
 
-PATIENT = {"RAY_agent_register_timeout_ms": "600000", "RAY_worker_register_timeout_seconds": "120"}
-"""Environment variables that make Ray wait longer for processes that it starts.
+PATIENT = {
+    "RAY_worker_niceness": "0",
+    "RAY_worker_register_timeout_seconds": "120",
+    "RAY_agent_register_timeout_ms": "600000",
+}
+"""Environment variables with which Ray's workers start on a busy machine.
 
-A worker imports for many seconds on a busy machine. By default Ray kills one that has not
-registered after 60 seconds and starts another, which takes as long, for ever.
+By default a worker has niceness 15 and about a thirtieth of the time that any other process gets,
+so that on a machine without an idle processor its imports take many minutes; and Ray kills a
+worker that has not registered after 60 seconds and starts another.
 """
 
 _lock = threading.RLock()

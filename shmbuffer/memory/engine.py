@@ -286,7 +286,7 @@ class Engine:
 
         Returns:
             `counters.totals`, and ``clients_alive``, ``clients_dead`` (not reaped yet), ``p_sum``,
-            ``epoch``, ``bytes`` (mapped), ``time_ns`` (monotonic); `weights.stats`,
+            ``epoch``, ``bytes`` (of all files), ``time_ns`` (monotonic); `weights.stats`,
             `consumer_stats`.
         """
         self.seat.require_open()

@@ -67,7 +67,7 @@ GAUGES = {
     "p_sum": "sum of all priority masses",
     "max_priority": "largest priority that was given",
     "alpha": "priority exponent",
-    "bytes": "size of all files, without the history",
+    "bytes": "size of all files",
     "weights_version": "version of the newest weights that a learner has published; 0: none",
     "weights_age_s": "seconds since they were published",
     "consumer_version": "policy version that learners have reported; 0: none",

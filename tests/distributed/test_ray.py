@@ -734,4 +734,4 @@ def test_a_slow_start_says_what_ray_does_to_slow_workers(
         assert buffer.is_alive
     waits, killed = caplog.messages
     assert waits.startswith("waiting for Ray to start the actor of a RayReplayBuffer")
-    assert "RAY_worker_register_timeout_seconds=600" in killed
+    assert "set RAY_worker_niceness=0 and RAY_worker_register_timeout_seconds=600" in killed

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer.distributed.runtime import PATIENT
 from tests.docs import warm
 from tests.docs.blocks import RUNS, Block, blocks_of, pages
 from tests.service.programs import environment
@@ -57,8 +58,8 @@ IN_FULL = (
     "docs/monitoring.md",
 )
 
-# Else it reports what is used, and leaves a token in the user's home.
-RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+# Else Ray reports what is used, leaves a token in the user's home, and starts workers late.
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(16), **PATIENT}
 
 # Else each model leaves a directory among the temporary ones.
 SB3 = {"SB3_LOGDIR": "logs"}

@@ -215,7 +215,7 @@ def test_it_goes_together_with_sharing(tmp_path: Path) -> None:
     def collect() -> None:
         with attach(tmp_path / "buffer") as collector:
             first = 64
-            while not stop.is_set():
+            while not stop.wait(0.001):  # else it may lap the ring in each turn that it gets
                 collector.extend(steps(7, first))
                 first += 7
 

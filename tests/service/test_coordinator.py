@@ -31,7 +31,6 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.progress import ProgressReport
 from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
 from shmbuffer.replay.samplers import PrioritizedSampler, SliceSampler
@@ -755,7 +754,9 @@ def test_the_pages_of_an_example_are_made_ahead(
         if prefault == "full":
             assert done.is_set()
         assert done.wait(30)
-        assert heard[-1].total == coordinator.stats()["bytes"] - layout.CONTROL_BYTES
+        mapped = coordinator._engine.seat.mapped
+        assert mapped
+        assert heard[-1].total == mapped.nbytes
     assert not caplog.records
 
 

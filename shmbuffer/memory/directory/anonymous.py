@@ -69,6 +69,10 @@ class Anonymous:
         with _explained(layout.CONTROL_BYTES):
             return Control(_core.Map(self.file.fd, layout.CONTROL_BYTES), WHERE)
 
+    def beside(self) -> dict[str, int]:
+        """There is no history and there are no weights."""
+        return {}
+
     def passed(self) -> Any:
         """What pickles as the file, for a process that is being spawned."""
         from multiprocessing import context, reduction

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,14 @@ class Files:
         _core.reached("remove.private")
         if created_directory:
             remove_if_empty(self.path)
+        return found
+
+    def beside(self) -> dict[str, int]:
+        """The sizes in bytes of the history and of the weights, by name, where they exist."""
+        found = {}
+        for name in (layout.HISTORY, layout.WEIGHTS):
+            with suppress(FileNotFoundError):
+                found[name] = self.directory.stat(name).st_size
         return found
 
     def close(self) -> None:

@@ -80,9 +80,14 @@ def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | fl
         **_of_handle(seat, ring, capacity, runtime, entries),
         "clients_alive": len(alive),
         "clients_dead": len(live) - len(alive),
-        "bytes": layout.CONTROL_BYTES + (seat.mapped.nbytes if seat.mapped else 0),
+        "bytes": _bytes(seat),
         "time_ns": time.monotonic_ns(),
     }
+
+
+def _bytes(seat: Seat) -> int:
+    mapped = seat.mapped.nbytes if seat.mapped else 0
+    return layout.CONTROL_BYTES + mapped + sum(seat.ground.beside().values())
 
 
 def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:

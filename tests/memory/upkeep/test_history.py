@@ -474,6 +474,13 @@ def test_a_record_that_cannot_be_written_is_an_error_and_no_hole(
     assert found.fine[["number", "length"]].tolist() == [(1, 1), (2, 3)]
 
 
+def test_the_history_counts_among_the_bytes_of_the_buffer(engine: Engine) -> None:
+    before = engine.stats()["bytes"]
+    filled(engine, 1)
+    size = history.file_bytes(history.recorded_fields())
+    assert engine.stats()["bytes"] == before + size
+
+
 def test_it_goes_with_the_buffer(engine: Engine) -> None:
     filled(engine, 1)
     (path_of(engine) / f"{layout.HISTORY}.new").write_bytes(b"left by one that was killed")
