@@ -69,9 +69,9 @@ class Anonymous:
         with _explained(layout.CONTROL_BYTES):
             return Control(_core.Map(self.file.fd, layout.CONTROL_BYTES), WHERE)
 
-    def beside(self) -> dict[str, int]:
+    def beside(self) -> tuple[tuple[str, int], ...]:
         """There is no history and there are no weights."""
-        return {}
+        return ()
 
     def passed(self) -> Any:
         """What pickles as the file, for a process that is being spawned."""

@@ -27,7 +27,7 @@ process loads the files: see `definition`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -275,13 +275,11 @@ class Files:
             remove_if_empty(self.path)
         return found
 
-    def beside(self) -> dict[str, int]:
-        """The sizes in bytes of the history and of the weights, by name, where they exist."""
-        found = {}
+    def beside(self) -> Iterator[tuple[str, int]]:
+        """Yields the name and the size in bytes of the history and the weights that exist."""
         for name in (layout.HISTORY, layout.WEIGHTS):
             with suppress(FileNotFoundError):
-                found[name] = self.directory.stat(name).st_size
-        return found
+                yield name, self.directory.stat(name).st_size
 
     def close(self) -> None:
         """Closes the directory; the maps stay until nothing refers to them."""

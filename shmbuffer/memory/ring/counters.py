@@ -87,7 +87,7 @@ def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | fl
 
 def _bytes(seat: Seat) -> int:
     mapped = seat.mapped.nbytes if seat.mapped else 0
-    return layout.CONTROL_BYTES + mapped + sum(seat.ground.beside().values())
+    return layout.CONTROL_BYTES + mapped + sum(size for _, size in seat.ground.beside())
 
 
 def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:

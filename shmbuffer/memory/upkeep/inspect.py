@@ -186,7 +186,7 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
     names = [layout.CONTROL]
     if schema is not None:
         names += [layout.SCHEMA, *schema.mapped_files]
-    names += files.beside()
+    names += (name for name, _ in files.beside())
     nbytes = 0
     on_disk, in_memory = 0, Residency(0, 0)
     told = True
