@@ -10,7 +10,9 @@ import numpy as np
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.first_write import first_ring
 from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.system import deadline
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.numpy.indices import as_int
 
 Batch = TypeVar("Batch")
 
@@ -83,6 +85,42 @@ class Limits:
         """An admitted draw was not made."""
         if self.ring is not None and self.version[0]:
             self.ring.admission.cancel(count)
+
+    def in_turn(
+        self,
+        count: int,
+        min_size: int | None,
+        timeout: float | None,
+        draw: Callable[[int], Batch],
+        oldest: Callable[[Ring, int], Batch | None],
+    ) -> Batch:
+        """Waits until ``count`` items may be drawn, and draws them.
+
+        Args:
+            count: the number of items.
+            min_size: as the user gave it to `sample`.
+            timeout: as the user gave it to `sample`.
+            draw: draws the sample.
+            oldest: takes the sample out of a queue; returns None if it is not a queue any more.
+        """
+        if min_size is None and timeout is None and (not self.version[0] or self.admit_now(count)):
+            try:
+                return draw(count)
+            except BaseException:
+                self.cancel(count)
+                raise
+        if min_size is not None and (min_size := as_int("min_size", min_size)) < 0:
+            raise ValueError(f"min_size has to be at least 0, got {min_size}")
+        with deadline.within(timeout):
+            turn = self.turn(count, min_size or 0)
+            if turn is None:
+                return draw(count)
+            try:
+                batch = oldest(turn.ring, count) if turn.is_queue else None
+                return draw(count) if batch is None else batch
+            except BaseException:
+                turn.give_back()
+                raise
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
         """Waits until so many items may be drawn, and counts them as drawn; None: no limits."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.memory.system import deadline
 from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import named
 from shmbuffer.numpy.handle import Handle
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.limits import taken
-from shmbuffer.numpy.mover import Drawn, Mover
+from shmbuffer.numpy.mover import Drawn
 from shmbuffer.numpy.nodes import entry_of
 from shmbuffer.numpy.raw_priorities import PriorityUpdate, as_raw, reduced
 
@@ -52,7 +52,9 @@ class Sampling(Handle):
         Cost: one native call; 0.5 µs a leaf for the arrays that it fills.
         """
         count = self._count(batch_size)
-        drawn = self._in_turn(count, min_size, timeout)
+        if self._rows is None:
+            self._look()
+        drawn = self._limits.in_turn(count, min_size, timeout, self._draw, self._oldest)
         data, info = drawn.data, self._info(drawn)
         if type(data) is dict:
             data.update(info)
@@ -122,39 +124,20 @@ class Sampling(Handle):
     def _count(self, batch_size: int | None) -> int:
         return indices.asked_size(batch_size, self._batch_size, "shmbuffer.numpy.attach()", 3)
 
-    def _in_turn(self, count: int, min_size: int | None, timeout: float | None) -> Drawn:
-        """A sample, once it may be drawn."""
-        if self._rows is None:
-            self._look()
-        limits = self._limits
-        if (
-            min_size is None
-            and timeout is None
-            and (not limits.version[0] or limits.admit_now(count))
-        ):
-            try:
-                return self._draw(count)
-            except BaseException:
-                limits.cancel(count)
-                raise
-        if min_size is not None and (min_size := indices.as_int("min_size", min_size)) < 0:
-            raise ValueError(f"min_size has to be at least 0, got {min_size}")
-        with deadline.within(timeout):
-            turn = limits.turn(count, min_size or 0)
-            if turn is None:
-                return self._draw(count)
-            try:
-                rows = self._need()
-                found = _out_of_queue(rows, count) if turn.is_queue else None
-                return self._draw(count) if found is None else found
-            except BaseException:
-                turn.give_back()
-                raise
-
     def _draw(self, count: int) -> Drawn:
         rows = self._need()
         beta = self._beta if rows.ring.tree.prioritized else None
         return rows.sample(count, self._key(), beta)
+
+    def _oldest(self, ring: Ring, count: int) -> Drawn | None:
+        """The oldest items of a queue; None if it is not a queue any more."""
+        rows = self._need()
+
+        def read(index: Ints, tickets: Ints) -> Drawn | None:
+            data = rows.read(index, tickets)
+            return None if data is None else Drawn(data, index, tickets, None)
+
+        return taken(ring, count, read)
 
     def _key(self) -> int:
         """64 bits that decide a draw; by default the operating system's, so no two are equal."""
@@ -210,13 +193,3 @@ def _entries_of(items: list[Any], key: str | tuple[str, ...] | None) -> dict[Any
         if all(one is not None for one in column):
             found[name] = np.stack([np.asarray(one) for one in column])
     return found
-
-
-def _out_of_queue(rows: Mover, count: int) -> Drawn | None:
-    """The oldest items of a queue; None if it is not a queue any more."""
-
-    def read(index: Ints, tickets: Ints) -> Drawn | None:
-        data = rows.read(index, tickets)
-        return None if data is None else Drawn(data, index, tickets, None)
-
-    return taken(rows.ring, count, read)

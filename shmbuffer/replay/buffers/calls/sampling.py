@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory.system import deadline
-from shmbuffer.numpy.indices import as_int, asked_size
+from shmbuffer.memory import Ring
+from shmbuffer.numpy.indices import asked_size
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.calls.access import swap_dims
 from shmbuffer.replay.buffers.calls.dataset import BatchDataset
@@ -230,33 +230,21 @@ class Sampling(Consuming):
         draw: Callable[[int], Batch],
         shown: Callable[[Batch], Batch] | None = None,
     ) -> Batch:
-        limits = self._planned().limits
-        if (
-            min_size is None
-            and timeout is None
-            and (not limits.version[0] or limits.admit_now(count))
-        ):
-            try:
-                return draw(count)
-            except BaseException:
-                limits.cancel(count)
-                raise
-        if min_size is not None and (min_size := as_int("min_size", min_size)) < 0:
-            raise ValueError(f"min_size has to be at least 0, got {min_size}")
-        ring_backed(self._storage, "min_size and timeout need")
-        with deadline.within(timeout):
-            turn = limits.turn(count, min_size or 0)
-            if turn is None:
-                return draw(count)
-            try:
-                batch = taken(self._planned(), turn.ring, count) if turn.is_queue else None
-                if batch is None:
-                    return draw(count)
-                batch = self._finished(*batch)
-                return batch if shown is None else shown(batch)
-            except BaseException:
-                turn.give_back()
-                raise
+        """Draws a batch once its items may be drawn; ``shown`` adapts one out of a queue."""
+        if min_size is not None or timeout is not None:
+            ring_backed(self._storage, "min_size and timeout need")
+        oldest = partial(self._oldest, shown)
+        return self._planned().limits.in_turn(count, min_size, timeout, draw, oldest)
+
+    def _oldest(
+        self, shown: Callable[[Batch], Batch] | None, ring: Ring, count: int
+    ) -> Batch | None:
+        """The oldest items of a queue; None if it is not a queue any more."""
+        found = taken(self._planned(), ring, count)
+        if found is None:
+            return None
+        batch = self._finished(*found)
+        return batch if shown is None else shown(batch)
 
     def _next(self, count: int) -> Batch:
         if self._prefetcher is not None and count == self._batch_size:
