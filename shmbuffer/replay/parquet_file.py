@@ -41,6 +41,7 @@ from shmbuffer.replay.parquet_columns import (
 )
 from shmbuffer.replay.publication import publish_file
 from shmbuffer.replay.safe_files import require_plain
+from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.values import reading
@@ -286,14 +287,16 @@ def _chunk(columns: list[Column]) -> int:
 def in_order_of_age(rows: Rows) -> Iterator[list[torch.Tensor]]:
     """All items ``[n, ...]``, validated; what is written over meanwhile is left out."""
     chunk = _chunk([Column(leaf, rows.lanes) for leaf in rows.leaves.leaves])
-    tickets, width = rows.ring.live.tickets(), rows.ring.width
-    slots = np.flatnonzero(tickets >= 0)
-    slots = slots[np.argsort(tickets[slots], kind="stable")]
+    ring, width = rows.ring, rows.ring.width
+    slots = ring.live.committed_slots()
+    tickets = tickets_at(ring, slots)
+    order = np.argsort(tickets, kind="stable")[np.count_nonzero(tickets < 0) :]
+    slots, tickets = slots[order], tickets[order]
     for start in range(0, len(slots), chunk):
         part = slots[start : start + chunk]
         elements = (part[:, None] * width + np.arange(width)).reshape(-1)
         tensors, now, _ = rows.read(torch.from_numpy(elements))
-        kept = (now.numpy().reshape(-1, width) == tickets[part][:, None]).all(1)
+        kept = (now.numpy().reshape(-1, width) == tickets[start : start + chunk, None]).all(1)
         shaped = [tensor.view(len(part), *rows.lanes, *tensor.shape[1:]) for tensor in tensors]
         if not kept.all():
             shaped = [tensor[torch.from_numpy(kept)] for tensor in shaped]

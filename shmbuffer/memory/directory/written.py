@@ -16,7 +16,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Floats
-from shmbuffer.memory.format.slots_file import PIECE, SlotsFile
+from shmbuffer.memory.format.slots_file import SlotsFile, end_of_use
 from shmbuffer.memory.system.filesystem import data_ranges
 from shmbuffer.memory.system.path_checks import explained
 
@@ -36,11 +36,8 @@ class Written:
         """How many slots there are to look at: from there on every word is zero."""
         words = self._live.words
         for low, high in reversed(list(self._data_in("words", len(words)))):
-            for end in range(high, low, -PIECE):
-                first = max(low, end - PIECE)
-                used = (words[first:end] != 0).nonzero()[0]  # of a copy: numpy looks twice
-                if len(used):
-                    return first + int(used[-1]) + 1
+            if (end := end_of_use(words, low, high)) > low:
+                return end
         return 0
 
     def massive(self, element: int) -> int:

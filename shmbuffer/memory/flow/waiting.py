@@ -157,7 +157,8 @@ class Calls:
         self.seat.reap_dead()
         if limit is not None and time.monotonic() >= limit.deadline:
             return False
-        return int(self.seat.native.length) > 0 or bool(self._live.writing().any())
+        used = slice(self._live.used())
+        return int(self.seat.native.length) > 0 or bool(self._live.writing(used).any())
 
     def _wait_for_blocker(
         self, what: str, limit: deadline.Deadline | None, before: _Blocked | None

@@ -41,7 +41,7 @@ def not_theirs(live: SlotsFile, record_bytes: int, records_map: Any, placed: Fla
 
 def live_bytes(live: SlotsFile) -> int:
     """Bytes of the records of all items; what several of them share counts once."""
-    held = live.extents[live.holds()]
+    held = live.extents[live.committed_slots()]
     starts = np.sort(held["position"].astype(np.int64))
     order = np.argsort(held["position"], kind="stable")
     ends = np.maximum.accumulate(padded((held["position"] + held["bytes"]).astype(np.int64)[order]))

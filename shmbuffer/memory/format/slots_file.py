@@ -9,6 +9,7 @@ core's (``_core.sections``); here they become arrays, and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,15 @@ PIECE = 16384
 
 
 class SlotsFile:
-    """A view of a slots file, or of a copy of one."""
+    """A view of a slots file, or of a copy of one.
 
-    def __init__(self, content: Any, schema: Schema) -> None:
+    Args:
+        content: the map of the file.
+        schema: of the buffer.
+        head: returns the next ticket of the ring; None: it is not known or not to be believed.
+    """
+
+    def __init__(self, content: Any, schema: Schema, head: Callable[[], int] | None = None) -> None:
         data, at = np.frombuffer(content, np.uint8), schema.sections
         self.at = at  # where each section begins, in bytes
         capacity, elements = schema.capacity, schema.elements
@@ -35,6 +42,7 @@ class SlotsFile:
             size = np.dtype(dtype).itemsize
             return data[at[name] : at[name] + size * count].view(dtype)
 
+        self._head = head
         self.capacity = capacity
         self.width = schema.width
         # uint64[capacity]: state and ticket; see `slots`
@@ -74,9 +82,26 @@ class SlotsFile:
         found: Flags = slots.states(self.words[where]) == SlotState.WRITING
         return found
 
+    def used(self) -> int:
+        """Number of slots to look at for items: the words of all later slots are EMPTY.
+
+        A claim moves the head before it changes a word, so a ring that has not gone around once
+        ends at its head, and the look costs nothing. After that, or after an emptying or a placed
+        write, whose tickets are a whole lap, the words are searched from the end: O(capacity) if
+        few slots are used, and one piece of the words if the last ones are.
+        """
+        if self._head is not None and (head := self._head()) <= self.capacity:
+            return head
+        return end_of_use(self.words, 0, self.capacity)
+
+    def committed_slots(self) -> Ints:
+        """Slots that hold an item, in storage order. Its cost is that of the slots in use."""
+        found: Ints = self.holds(slice(self.used())).nonzero()[0]
+        return found
+
     def committed(self) -> Ints:
-        """Elements that hold an item, in storage order. O(capacity)."""
-        found = self.holds().nonzero()[0]
+        """Elements that hold an item, in storage order; see `committed_slots`."""
+        found = self.committed_slots()
         if self.width == 1:
             return found
         lanes: Ints = (found[:, None] * self.width + np.arange(self.width)).ravel()
@@ -96,8 +121,19 @@ class SlotsFile:
 
     def tickets(self) -> Ints:
         """Ticket of the item in each slot, -1 where there is none. O(capacity)."""
-        words = self.words.copy()
-        return np.where(slots.committed(words), slots.tickets(words), -1)
+        words = self.words[: self.used()].copy()
+        found = np.where(slots.committed(words), slots.tickets(words), -1)
+        return np.concatenate((found, np.full(self.capacity - len(words), -1)))
+
+
+def end_of_use(words: NDArray[np.uint64], low: int, high: int) -> int:
+    """One past the last word from ``low`` to ``high`` that is not zero; ``low`` if all are zero."""
+    for end in range(high, low, -PIECE):
+        first = max(low, end - PIECE)
+        used = (words[first:end] != 0).nonzero()[0]  # of a copy: numpy looks twice
+        if len(used):
+            return first + int(used[-1]) + 1
+    return low
 
 
 def _padded(nodes: int) -> int:

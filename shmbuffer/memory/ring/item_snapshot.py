@@ -56,7 +56,7 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
     seat, schema = calls.seat, calls.schema
     capacity, width = schema.capacity, schema.width
     tickets = np.full(capacity, -1, np.int64)
-    raw, sources = np.zeros(schema.elements, np.float64), np.zeros(capacity, np.uint64)
+    raw, sources = np.full(schema.elements, np.nan), np.zeros(capacity, np.uint64)
     at, whose = tickets.ctypes.data, sources.ctypes.data
     slot_bytes = sum(schema.leaf_bytes) // capacity if out else 0
     with Progress("copy", length // width * slot_bytes) as progress:
@@ -73,7 +73,8 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
         lambda: seat.native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS),
         "copy_out",
     )
-    raw[np.repeat(tickets < 0, width)] = np.nan
+    reached = min(head, capacity)
+    raw[: reached * width][np.repeat(tickets[:reached] < 0, width)] = np.nan
     return ItemSnapshot(
         tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None
     )

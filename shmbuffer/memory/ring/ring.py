@@ -63,7 +63,7 @@ class Ring(HasTotals):
         self.seat, self.schema = seat, schema
         self.capacity, self.width = schema.capacity, schema.width
         self.elements = schema.elements
-        self.live = SlotsFile(slots, schema)
+        self.live = SlotsFile(slots, schema, lambda: int(seat.native.head))
         self._calls = Calls(seat, schema, self.live)
         self.tree = PriorityTree(self._calls, self.live)
         self.claims = Claims(self._calls, self.tree)

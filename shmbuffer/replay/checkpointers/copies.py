@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
 import torch
 
 from shmbuffer.memory import ItemSnapshot
@@ -38,9 +37,7 @@ def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list
     ring = rows.ring
     columns, files = make_columns(rows.leaves, ring.capacity, folder, named=named)
     try:
-        words = ring.live.words[: min(ring.head, ring.capacity)]
-        used = np.flatnonzero(words != 0)  # a copy: numpy looks twice, and words change
-        extent = int(used[-1]) + 1 if len(used) else 0
+        extent = ring.live.used()
         extent = min(ring.capacity, extent + max(_MARGIN, extent // 8))
         needed = {
             at: columns[at].numel() // ring.capacity * extent * columns[at].itemsize for at in files

@@ -186,9 +186,12 @@ class SavedStorage:
                     f"{folder}: a storage of {ours['kind']} was saved there, and this one holds "
                     f"{kind}; load it into a storage of its own kind"
                 )
-        whose = layout.writer_of(writers.astype(np.uint64))  # of an earlier version: words
-        sources = layout.source_of(whose, streams)
-        return cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, sources, head)
+        saved = cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, None, head)
+        used = slice(saved.extent)
+        whose = layout.writer_of(writers[used].astype(np.uint64))  # of an earlier version: words
+        saved.sources = np.zeros(slots, np.uint64)
+        saved.sources[used] = layout.source_of(whose, streams[used])
+        return saved
 
     def _streams(self) -> NDArray[Any] | None:
         """Of each item, as narrow as they can be; None: all are in stream 0."""

@@ -31,7 +31,7 @@ def newest_of_streams(storage: Storage) -> Newest | None:
     ring = storage.ring()
     if ring is None:
         return None
-    words = ring.live.words.copy()
+    words = ring.live.words[: ring.live.used()].copy()
     held = np.flatnonzero(slots.committed(words))
     held = held[np.argsort(-((held - ring.head) % ring.capacity))]  # a change gives a new ticket
     found = held[np.unique(ring.live.sources[held], return_index=True)[1]]

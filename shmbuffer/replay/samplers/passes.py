@@ -114,11 +114,14 @@ def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
 
 
 def places_of(storage: Any, ring: Ring | None) -> Ints:
-    """Elements with an item, committed or being written, in storage order. O(capacity)."""
+    """Elements with an item, committed or being written, in storage order.
+
+    The cost is that of the slots in use; see `SlotsFile.used`.
+    """
     wait_for_items(storage, ring, NOTHING_THERE)
     if ring is None:
         return np.arange(len(storage), dtype=np.int64)
-    states = slots.states(ring.live.words)
+    states = slots.states(ring.live.words[: ring.live.used()])
     found = np.nonzero((states == SlotState.COMMITTED) | (states == SlotState.WRITING))[0]
     return elements_of(found, ring.width)
 

@@ -170,7 +170,7 @@ class SamplerWithoutReplacement(Sampler):
         return length > now.items and (self._written or not storage.shared)
 
     def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
-        """All items, in the order of a new pass. O(capacity)."""
+        """All items, in the order of a new pass. The cost is that of the slots in use."""
         places = places_of(storage, ring)
         ours = self._ours(places)
         if self.drop_last and len(ours) < batch_size:

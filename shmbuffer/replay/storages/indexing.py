@@ -94,8 +94,8 @@ def extent(ring: Ring) -> int:
     head = ring.head
     if head <= ring.capacity and length == head * lanes:  # filled in order, and not yet once around
         return int(head)
-    committed = ring.live.committed()
-    return int(committed[-1]) // lanes + 1 if len(committed) else 0
+    committed = ring.live.committed_slots()
+    return int(committed[-1]) + 1 if len(committed) else 0
 
 
 def tickets_at(ring: Ring, slots: Ints) -> Ints:

@@ -149,7 +149,7 @@ class RecordStore(ItemStore):
 
     def form_and_chunk(self, path: tuple[str, ...]) -> tuple[Form, int] | None:
         """The form of an item that is there, and the number of the leaf under a path in it."""
-        held = np.flatnonzero(self.ring.live.holds())[:1]
+        held = self.ring.live.committed_slots()[:1]
         drawn = self.records.read(held)
         located = record_format.locate(self.some(drawn.batch, drawn.tickets >= 0), self.where)
         number = chunks_at(located[0].form.tree).get(path) if located else None

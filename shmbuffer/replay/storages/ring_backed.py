@@ -160,7 +160,7 @@ class RingBacked(Storage):
     def __iter__(self) -> Iterator[Any]:
         """The items that are there, in storage order; places without one are left out."""
         ring = self.ring()
-        held = () if ring is None else np.unique(ring.live.committed() // ring.width).tolist()
+        held = () if ring is None else ring.live.committed_slots().tolist()
         for slot in held:
             try:
                 yield self.get(slot)
@@ -174,7 +174,9 @@ class RingBacked(Storage):
         ring = self.ring()
         there = np.zeros(asked.shape, np.bool_)
         if ring is not None:
-            slots = np.where(asked < 0, asked + extent(ring), asked)
+            slots = asked
+            if (asked < 0).any():
+                slots = np.where(asked < 0, asked + extent(ring), asked)
             inside = (slots >= 0) & (slots < ring.capacity)
             there[inside] = ring.live.holds(slots[inside])
         return torch.from_numpy(there) if there.ndim else bool(there)

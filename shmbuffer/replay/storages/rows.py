@@ -106,8 +106,8 @@ class Rows(Mover):
         assert selection.view is not None
         return self.build([selection.view(view) for view in self.views()], selection.lead)
 
-    def everything(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Copies of all elements that are there: their indices, and the leaves."""
+    def everything(self) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        """Copies of all elements that are there: their indices, the leaves, and their tickets."""
         index = torch.from_numpy(self.ring.live.committed())
         tensors, tickets, missing = self.read(index)
         if missing:  # written over by another process since
@@ -115,7 +115,8 @@ class Rows(Mover):
             kept = (tickets >= 0).view(-1, lanes).all(1).repeat_interleave(lanes)
             index = index[kept]
             tensors = [tensor[kept.to(tensor.device)] for tensor in tensors]
-        return index, tensors
+            tickets = tickets[kept]
+        return index, tensors, tickets
 
     # -- changing ------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from shmbuffer.errors import RingOverrunError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.replay.form.leaves import Leaves
+from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.storages.mover import ATTEMPTS
 from shmbuffer.replay.storages.native_rows import NativeRows
 from shmbuffer.replay.tickets import Tickets
@@ -44,7 +45,7 @@ class SharingRows(NativeRows):
         changed = np.zeros(len(elements), np.bool_)
         left = np.arange(len(elements))
         for _ in range(ATTEMPTS):
-            now = self.ring.live.tickets()[elements[left]]
+            now = tickets_at(self.ring, elements[left])
             meant = now >= 0 if tickets is None else now == tickets[left]
             left, now = left[meant], now[meant]
             if not len(left):

@@ -16,6 +16,7 @@ from shmbuffer.replay.checkpointers.restoring import (
 from shmbuffer.replay.checkpointers.saved import blank
 from shmbuffer.replay.form import cpu, structure
 from shmbuffer.replay.form.objects import Objects
+from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.storages.rows import Rows
 
 
@@ -27,11 +28,11 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
     """
     if rows is None:
         return {"initialized": False, "_len": 0}
-    live = rows.ring.live
-    tickets, sources = live.tickets(), live.sources.copy()
-    index, tensors = rows.everything()
-    sources[live.tickets() != tickets] = 0  # written over meanwhile: by whom is not known
+    index, tensors, tickets = rows.everything()
     slots = index.numpy()[:: rows.ring.width] // rows.ring.width
+    sources = rows.ring.live.sources[slots]
+    overwritten = tickets_at(rows.ring, slots) != tickets.numpy()[:: rows.ring.width]
+    sources[overwritten] = 0  # the writers of the items that were read are not known any more
     leaves = rows.leaves
     return {
         "initialized": True,
@@ -47,7 +48,7 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
             "lanes": list(leaves.lanes),
             "capacity": rows.ring.capacity,
         },
-        **sources_in_state(sources[slots]),
+        **sources_in_state(sources),
     }
 
 

@@ -251,7 +251,7 @@ class TensorStorage(RingBacked):
     def flatten(self) -> Any:
         """Every item, with one dimension for the storage whatever ``ndim`` is. Copies."""
         rows = self._need()
-        index, tensors = rows.everything()
+        index, tensors, _ = rows.everything()
         return self.to_device(rows.build(tensors, (len(index),)))
 
     def to_device(self, data: Any) -> Any:

@@ -173,3 +173,25 @@ def test_the_ticket_of_an_item_is_its_generation(ring: Ring) -> None:
     assert tickets.tolist() == [8, 9, 2, 3, 4, 5, 6, 7] == numbers.tolist()
     place(ring, [3], [33], in_place=True)
     assert read(ring, [3])[1].tolist() == [11], "another ticket, so that old updates miss it"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_words_behind_the_slots_in_use_are_empty(ring: Ring, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    for number in range(60):
+        kind = int(draw.integers(5))
+        if kind == 0:
+            ring.empty()
+        elif kind == 1:
+            place(ring, [int(draw.integers(8))], [number])
+        elif kind == 2:  # the next write or claim aborts it
+            ring.claims.claim(int(draw.integers(1, 4)))
+        else:
+            write(ring, [number] * int(draw.integers(1, 4)))
+        used = ring.live.used()
+        assert not ring.live.words[used:].any()
+        assert ring.live.committed_slots().tolist() == np.flatnonzero(ring.live.holds()).tolist()
+        held, now = ring.live.holds(), slots.tickets(ring.live.words)
+        assert ring.live.tickets().tolist() == np.where(held, now, -1).tolist()
+        if ring.head <= 8:
+            assert used == ring.head

@@ -20,6 +20,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, NO_ITEM
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.form import cpu
+from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.values import read_values, reading, write_values
 
 _CONSUMERS = "shmbuffer.consumers"
@@ -77,7 +78,6 @@ def restore_consumed(ring: Ring | None, saved: list[dict[str, Any]], loaded: Loa
     known = {one["name"]: one for one in saved}
     for name in {*there, *known}:
         ring.consumers.remove(name)
-    tickets = ring.live.tickets()
     for name in sorted({*there, *known}):
         one = known.get(name)
         times = there[name].max_sample_count if one is None else one["times"]
@@ -88,9 +88,10 @@ def restore_consumed(ring: Ring | None, saved: list[dict[str, Any]], loaded: Loa
         slots = loaded.places(torch.cat([one["done"], one["begun"]]).numpy())
         acks = np.append(np.full(len(one["done"]), times), one["acks"].numpy().clip(0, times))
         there_still = (slots >= 0) & (slots < ring.capacity)
-        there_still[there_still] = tickets[slots[there_still]] >= 0
         slots, acks = slots[there_still], acks[there_still]
+        tickets = tickets_at(ring, slots)
+        slots, acks, tickets = (each[tickets >= 0] for each in (slots, acks, tickets))
         while len(slots):
-            _, lease = consumer.claim(slots, tickets[slots])
-            consumer.ack(lease, slots, tickets[slots])
-            slots, acks = slots[acks > 1], acks[acks > 1] - 1
+            _, lease = consumer.claim(slots, tickets)
+            consumer.ack(lease, slots, tickets)
+            slots, acks, tickets = (each[acks > 1] for each in (slots, acks - 1, tickets))

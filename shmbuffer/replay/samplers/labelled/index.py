@@ -145,7 +145,7 @@ class LabelIndex:
             self._follower.forget()
             raise
         if self._trim is not None:
-            self._trim(lambda: self.labels(np.flatnonzero(ring.live.holds())))
+            self._trim(lambda: self.labels(ring.live.committed_slots()))
         if not self.table.items and not self.is_claimed:
             raise EmptyBufferError(NOTHING_THERE)
         return ring

@@ -146,7 +146,7 @@ class Boundaries:
             entries = self._objects(storage, np.arange(count))
             table = self._of_foreign(entries, count)
         elif self._given:
-            there = np.flatnonzero(ring.live.holds())
+            there = ring.live.committed_slots()
             entries = self._entries(storage, mover, there)
             entries.read(there)
             assert moment is not None
@@ -157,7 +157,7 @@ class Boundaries:
                 following, self._asked, seen = Following(ring), None, None
                 if self._windows is not None:
                     self._windows.follow(ring, following)
-            there = np.zeros(0, np.int64) if lies_open else np.flatnonzero(ring.live.holds())
+            there = np.zeros(0, np.int64) if lies_open else ring.live.committed_slots()
             entries = self._entries(storage, mover, there) if seen is None else seen.entries
             table = following.table
             if seen is None and self._step is None and isinstance(mover, Rows):
