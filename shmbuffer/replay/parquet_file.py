@@ -25,7 +25,7 @@ import torch
 
 from shmbuffer.errors import FormatError, SchemaMismatchError, ShmBufferError
 from shmbuffer.memory import Leaf
-from shmbuffer.memory.format.names import require_file_names
+from shmbuffer.memory.format.names import is_number, require_file_names
 from shmbuffer.memory.format.schema import difference_of
 from shmbuffer.memory.system.path_checks import followed
 from shmbuffer.numpy.keys import OWN_KEYS
@@ -267,7 +267,7 @@ def part_files(path: Path) -> list[Path]:
 def _order_of(file: Path) -> list[tuple[bool, int, str]]:
     """Sorts ``part.10`` behind ``part.2``."""
     return [
-        (text.isdigit(), int(text) if text.isdigit() else 0, text)
+        (is_number(text), int(text) if is_number(text) else 0, text)
         for text in re.split("([0-9]+)", str(file))
     ]
 

@@ -37,6 +37,7 @@ from shmbuffer.errors import (
     UnsafePathError,
 )
 from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.format.names import is_number
 from shmbuffer.memory.system.filesystem import too_large
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.progress import is_of_callback
@@ -271,5 +272,5 @@ def in_use(path: Path, pid: str = "") -> BufferInUseError:
     """The error for a directory that the process ``pid`` is saving into."""
     return BufferInUseError(
         f"{path}: process {pid or '?'} is saving here right now; wait for it, or save elsewhere",
-        pids=[int(pid)] if pid.isdigit() else [],
+        pids=[int(pid)] if is_number(pid) else [],
     )

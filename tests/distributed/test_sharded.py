@@ -296,6 +296,17 @@ def test_without_ray_a_buffer_is_not_looked_for_in_a_new_cluster(
         ShardedReplayBuffer.find("tests")
 
 
+def test_the_exponent_of_weights_is_checked_as_by_other_clients(rb: ShardedReplayBuffer) -> None:
+    before = rb.beta
+    for value, error in ((-0.5, ValueError), (float("nan"), ValueError), ("0.4", TypeError)):
+        with pytest.raises(error, match=f"beta must be a finite number, .* got beta={value}"):
+            rb.beta = value
+    assert rb.beta == before == 1.0
+    rb.beta = 0.4
+    assert rb.beta == 0.4
+    rb.beta = 1.0
+
+
 def test_priorities_that_are_not_one_for_each_item_are_refused(rb: ShardedReplayBuffer) -> None:
     shard = rb.extend(items(0, 10)).shard
     for given in ({"shard": [shard] * 3}, {"shard": shard, "generation": [0] * 3}):

@@ -412,6 +412,13 @@ def test_the_part_files_of_a_folder_are_one_data_set_in_the_order_of_their_names
     assert second[:]["x"].tolist() == list(range(25))
 
 
+def test_digits_that_are_no_numbers_are_names_like_others(tmp_path: Path) -> None:
+    write_parts(tmp_path, ["m²/part.0.parquet", "m²/part.9.parquet", "m²/part.10.parquet"])
+    write_parts(tmp_path, ["m²/²7²/part.11.parquet"])
+    read = TensorDictReplayBuffer.from_parquet(tmp_path / "m²")
+    assert sorted(read[:]["x"].tolist()) == [0, 0, 1, 1, 2, 3, 4, 5]
+
+
 def test_a_part_file_without_rows_has_no_items(tmp_path: Path) -> None:
     for at, items in enumerate([[], [[1, 2], [3, 4]], []]):
         column = pa.array(items, pa.list_(pa.int64()))

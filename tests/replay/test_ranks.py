@@ -129,6 +129,15 @@ def test_a_generator_is_mixed_with_a_rank_that_is_given_beside_it_and_with_no_ot
     assert one() == alone
 
 
+@pytest.mark.parametrize("text", ["²", "٣", "-1", "one"])
+def test_a_variable_rank_that_is_no_number_is_refused(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("RANK", text)
+    with pytest.raises(ValueError, match=f"the environment variable RANK is '{text}', and should"):
+        drawn(shared)
+
+
 def test_the_rank_is_asked_for_at_the_first_draw(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -424,7 +424,9 @@ def test_more_than_ten_trajectories_keep_their_order(tmp_path: Path) -> None:
 
 def test_combining_gives_the_nested_form_again() -> None:
     nested = TED2Nested()(two_episodes())
-    combined = H5Combine()(H5Split()(nested))
+    split = H5Split()(nested)
+    split["traj_²"] = split["traj_0"]  # an entry of the user's: it has no number
+    combined = H5Combine()(split)
     assert combined.batch_size == (2,)
     assert lists(combined["observation"]) == lists(nested["observation"])
     assert combined["shift"] == 5

@@ -10,6 +10,7 @@ from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_batches import EFFECTIVE_SIZE, Begun, ShardBatches
 from shmbuffer.numpy.indices import asked_size
+from shmbuffer.numpy.raw_priorities import as_beta
 from shmbuffer.replay.buffers.data_path.sample_info import with_info
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.sampler import draw_key
@@ -18,7 +19,7 @@ from shmbuffer.replay.samplers.sampler import draw_key
 class Sampling:
     """The part of a handle that draws batches."""
 
-    beta: float | None
+    _beta: float | None
     _members: Members
     _batches: ShardBatches
     _face: dict[str, Any]
@@ -27,6 +28,20 @@ class Sampling:
     _at_once: int  # batches that are begun by one message
     _credits: Credits
     _draws: RandomSampler  # the source of random keys
+
+    @property
+    def beta(self) -> float | None:
+        """Exponent of the importance weights of this handle's samples; None: they have none.
+
+        Raises:
+            TypeError: set to what is no number.
+            ValueError: set to a number that is negative or not finite.
+        """
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._beta = as_beta(value)
 
     @property
     def batch_size(self) -> int | None:
@@ -110,6 +125,6 @@ class Sampling:
             while paid < missing and self._credits.spend_now(count):
                 paid += 1
             keys = [draw_key(self._draws, None) for _ in range(paid)]
-            begun.extend((count, one) for one in self._batches.begin(count, keys, self.beta))
+            begun.extend((count, one) for one in self._batches.begin(count, keys, self._beta))
         _, first = begun.popleft()
         return self._batches.finish(first)

@@ -90,8 +90,7 @@ class ShardedClient(Sampling, Limited):
         self._batches = ShardBatches(self._members, face, self._node if local else None)
         self._credits = Credits(self._ray, self._members, f"sharded buffer {options.name!r}")
         self._batches.drawn_again = self._credits.spend_more
-        self.beta: float | None = face["beta"]
-        """Exponent of the importance weights of this handle's samples; None: they have none."""
+        self._beta: float | None = face["beta"]
         self._begun = deque()
         self._draws = RandomSampler()
         self._draws._rank_in_draws = known_rank(options.rank) or 0

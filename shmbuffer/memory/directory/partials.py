@@ -36,6 +36,7 @@ from shmbuffer.errors import AttachTimeout, CorruptBufferError, UnsafePathError
 from shmbuffer.memory.directory.locks import Lock, is_free
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.ledger import RESERVATIONS
+from shmbuffer.memory.format.names import is_number
 from shmbuffer.memory.system.filesystem import human_size, memory_bytes, read_at
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
@@ -185,7 +186,7 @@ def numbers(directory: Directory) -> list[int]:
     if not directory.exists(layout.PARTIALS):
         return []
     names = directory.listdir(layout.PARTIALS)
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(int(name) for name in names if is_number(name))
 
 
 def orphans(directory: Directory) -> list[int]:

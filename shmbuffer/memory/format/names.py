@@ -24,6 +24,15 @@ RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
 _NAME_BYTES = 255  # NAME_MAX of Linux
 
 
+def is_number(name: str) -> bool:
+    """True if a name consists of the digits 0 to 9, so that it is a number for `int`.
+
+    `str.isdigit` is also true of "²", which `int` refuses, and of digits of other scripts, which
+    are no names that we write.
+    """
+    return name.isascii() and name.isdecimal()
+
+
 def require_file_name(
     path: KeyPath, what: str = "leaf", *, folder: bool = False, slashes: bool = True
 ) -> None:

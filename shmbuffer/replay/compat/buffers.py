@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from shmbuffer.memory.format.names import is_number
 from shmbuffer.replay.compat.folders import read_folder
 from shmbuffer.replay.safe_files import exists, read_file, write_file
 from shmbuffer.replay.transforms import Compose
@@ -91,7 +92,7 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
     states: dict[str, Any] = {}
     for key, value in content.items():
         at, _, rest = key.removeprefix(_PREFIX).partition(".")
-        known = at.isdecimal() and int(at) < len(chain.transforms)
+        known = is_number(at) and int(at) < len(chain.transforms)
         if not known or not hasattr(chain.transforms[int(at)], "load_state_dict"):
             raise ValueError(
                 f"{file}: has the state {key!r}, and the buffer's transforms are "

@@ -26,7 +26,7 @@ from tensordict import is_non_tensor
 
 from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.memory.format.names import require_file_name
+from shmbuffer.memory.format.names import is_number, require_file_name
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import LEAF, BranchNode, Node
 from shmbuffer.replay.form import cpu
@@ -128,7 +128,7 @@ def _add_nested(
             folder.values[at] = meta["data"]
             items[key] = ObjectNode()
     elif "LazyStacked" in kind:
-        count = sum(each.name.isdigit() for each in inner.iterdir())
+        count = sum(is_number(each.name) for each in inner.iterdir())
         parts = {n: _node_of(folder, inner / str(n), (*at, str(n)), dims) for n in range(count)}
         dim, batch = int(meta["stack_dim"]) - dims, parts[0]
         assert isinstance(batch, TensorDictNode)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.names import is_number
 from shmbuffer.replay.compat.folders import described, mapped
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.safe_files import exists, make_folder, write_file
@@ -70,7 +71,7 @@ def read_cursor(directory: Path) -> Cursor:
 def read_counts(directory: Path) -> Any:
     """Slot of the next item and count of writes; of an ensemble a list; else None."""
     if (directory / "0").is_dir():
-        numbers = sorted(int(each.name) for each in directory.iterdir() if each.name.isdigit())
+        numbers = sorted(int(each.name) for each in directory.iterdir() if is_number(each.name))
         return [read_counts(directory / str(number)) for number in numbers]
     if not exists(directory / _METADATA):
         return None

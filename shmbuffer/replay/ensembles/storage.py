@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from shmbuffer.memory.format.names import is_number
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpoints import apply_part, dump_part, read_part
 from shmbuffer.replay.compat.buffers import load_plainly, save_plainly
@@ -61,7 +62,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         with reading(file):
             found = read_json(file)["empty_members"] if file.exists() else []
             empty = {int(member) for member in found}
-        saved = {int(each.name) for each in path.iterdir() if each.name.isdigit()} | empty
+        saved = {int(each.name) for each in path.iterdir() if is_number(each.name)} | empty
         if saved != set(range(len(members))):
             raise ValueError(
                 f"{path}: has the storages {sorted(saved)} of an ensemble, this one has "

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.names import is_number
 from shmbuffer.replay.form import cpu
 
 UNKNOWN = -1
@@ -43,7 +44,7 @@ def known_rank(given: int | None) -> int | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     text = os.environ.get("RANK", "").strip()
-    if text and not text.isdecimal():
+    if text and not is_number(text):
         raise ValueError(
             f"the environment variable RANK is {text!r}, and should be the number of this learner; "
             "correct it, unset it, or pass rank= to the buffer or to attach()"

@@ -8,7 +8,7 @@ import torch
 from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
 
 from shmbuffer.memory.format.leaf import RAW, KeyPath
-from shmbuffer.memory.format.names import require_file_name
+from shmbuffer.memory.format.names import is_number, require_file_name
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.form.tensors import dtype_name
@@ -70,7 +70,7 @@ class H5Combine:
         numbered = sorted(
             (int(name.removeprefix(PREFIX)), name)
             for name in present
-            if name.startswith(PREFIX) and name.removeprefix(PREFIX).isdigit()
+            if name.startswith(PREFIX) and is_number(name.removeprefix(PREFIX))
         )
         if not numbered:
             raise ValueError(
