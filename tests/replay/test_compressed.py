@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 from collections import OrderedDict, namedtuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -504,3 +505,59 @@ def test_a_compressed_list_is_of_this_process() -> None:
     storage.set(0, TensorDict({"a": torch.zeros(2)}))
     with pytest.raises(RuntimeError, match="a CompressedListStorage holds objects"):
         pickle.dumps(storage)
+
+
+@pytest.mark.parametrize("way", ["add", "items", "batch"])
+def test_a_function_of_the_user_is_called_once_for_each_tensor(way: str) -> None:
+    compressed: list[Any] = []
+    expanded: list[Any] = []
+
+    def compress(tensor: torch.Tensor) -> torch.Tensor:
+        compressed.append((tensor.dtype, tuple(tensor.shape)))
+        return as_bytes(tensor)
+
+    def decompress(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+        expanded.append((metadata["dtype"], tuple(metadata["shape"])))
+        return chunk ^ 255
+
+    functions = {"compression_fn": compress, "decompression_fn": decompress}
+    rb = ReplayBuffer(storage=CompressedListStorage(4, **functions))
+    batch = TensorDict(
+        {"x": torch.rand(2, 3), "n": {"y": torch.zeros(2, 0), "z": torch.ones(2).bfloat16()}}, [2]
+    )
+    items = list(batch.unbind(0))
+    if way == "batch":
+        rb.extend(batch)
+    elif way == "items":
+        rb.extend(items)
+    else:
+        rb.add(items[0])
+        rb.add(items[1])
+    once = [(torch.float32, (3,)), (torch.bfloat16, ())]  # a tensor without numbers has no bytes
+    assert sorted(compressed, key=str) == sorted(once * 2, key=str)
+    assert rb[1]["x"].tolist() == items[1]["x"].tolist()
+    assert expanded == once
+    assert rb[:].batch_size == torch.Size([2])
+    assert len(expanded) == 6
+
+
+@pytest.mark.parametrize("by", ["file", "state"])
+def test_items_of_an_unknown_compression_fn_are_refused_before_anything_changes(
+    tmp_path: Path, by: str
+) -> None:
+    functions = {"compression_fn": as_bytes, "decompression_fn": lambda chunk: chunk ^ 255}
+    saved = CompressedListStorage(4, **functions)
+    saved.set(range(2), [torch.arange(100), torch.ones(3, 4)])
+    into = CompressedListStorage(4)
+    into.set(0, torch.zeros(2))
+    saved.dumps(tmp_path)
+    state = saved.state_dict()
+    load = partial(into.loads, tmp_path) if by == "file" else partial(into.load_state_dict, state)
+    with pytest.raises(SchemaMismatchError, match=r"by a compression_fn; load it into a storage"):
+        load()
+    assert into.get(0).tolist() == [0, 0]
+    zstd = CompressedListStorage(4)
+    zstd.set(range(2), [torch.arange(100), torch.ones(3, 4)])
+    other = CompressedListStorage(4, **functions)
+    other.load_state_dict(zstd.state_dict())  # zstd needs no function
+    assert torch.equal(other.get(0), torch.arange(100))

@@ -156,13 +156,19 @@ class CompressedListStorage(RecordList):
             )
 
     def _made_item_codec(self) -> ItemCodec:
-        # Functions of the user's are called item by item, and records do not know of devices.
-        if self._functions != (None, None) or self.device is None:
+        if self.device is None:  # records do not store devices
             return self.packing
-        return BodyCodec(self._made_record_codec(), self.packing)
+        # A function whose counterpart was not given meets zstd, tensor by tensor.
+        own = self._functions != (None, None)
+        functions = (self.compression_fn, self.decompression_fn) if own else self._functions
+        return BodyCodec(self._record_codec(*functions), self.packing)
 
     def _made_record_codec(self) -> RecordCodec:
-        compress, decompress = self._functions
+        return self._record_codec(*self._functions)
+
+    def _record_codec(
+        self, compress: Compress | None, decompress: Decompress | None
+    ) -> RecordCodec:
         return RecordCodec(
             level=self.compression_level,
             keys=self._of_records["compress"],
@@ -225,7 +231,9 @@ class CompressedListStorage(RecordList):
         kept = BodyCodec.unpacked(packed)
         if isinstance(kept, Packed):
             self.packing.give(kept)  # an item that cannot be given is an error now
-        elif not isinstance(self.codec, BodyCodec):
+        elif isinstance(self.codec, BodyCodec):
+            self.codec.require_function(kept)
+        else:
             return self.codec.keep(BodyCodec(self._made_record_codec(), self.packing).give(kept))
         return kept
 
