@@ -233,7 +233,7 @@ def test_every_level_of_zstd_works(level: int) -> None:
     storage.set(0, tensor)
     assert torch.equal(storage.get(0), tensor)
     assert 0 < storage.bytes() < tensor.nbytes / 10
-    chunk = storage.pack(tensor).chunks[0].numpy().tobytes()
+    chunk = storage.packing.keep(tensor).chunks[0].numpy().tobytes()
     assert zstandard.ZstdDecompressor().decompress(chunk) == tensor.numpy().tobytes()
 
 
@@ -315,10 +315,10 @@ def test_bytes_that_zstd_has_not_written_are_named() -> None:
     with pytest.raises(CorruptBufferError, match="cannot be decompressed"):
         storage.get(0)
     good = CompressedListStorage(3)
-    packed = good.pack(torch.zeros(100))
+    packed = good.packing.keep(torch.zeros(100))
     shorter = packed._replace(form=["tensor", "float32", [99], "cpu"])
     with pytest.raises(CorruptBufferError, match="400 bytes where 396 belong"):
-        good.unpack(shorter)
+        good.packing.give(shorter)
 
 
 # -- packed ----------------------------------------------------------------------------------------
@@ -329,13 +329,13 @@ def test_a_packed_item_is_json_and_bytes() -> None:
     item = TensorDict(
         {"a": torch.arange(3), "n": {"b": torch.zeros(3, 2, dtype=torch.bool)}, "t": "text"}, []
     )
-    packed = storage.pack(item)
+    packed = storage.packing.keep(item)
     assert packed.values == ["text"]
     assert [chunk.dtype for chunk in packed.chunks] == [torch.uint8] * 2
     assert packed.nbytes == sum(chunk.numel() for chunk in packed.chunks)
     form, values = json.loads(json.dumps([packed.form, packed.values]))
     other = CompressedListStorage(3)
-    found = other.unpack(Packed(form, values, [chunk.clone() for chunk in packed.chunks]))
+    found = other.packing.give(Packed(form, values, [chunk.clone() for chunk in packed.chunks]))
     assert (found["a"], found["n", "b"], found["t"]) == (found["a"], found["n", "b"], "text")
     assert found["a"].tolist() == [0, 1, 2]
     assert found["n", "b"].dtype is torch.bool
@@ -347,7 +347,7 @@ def test_a_packed_item_is_json_and_bytes() -> None:
 def test_an_unknown_form_is_refused(form: Any) -> None:
     storage = CompressedListStorage(3)
     with pytest.raises(FormatError, match="not known to this version"):
-        storage.unpack(Packed(form, [], [torch.zeros(1, dtype=torch.uint8)]))
+        storage.packing.give(Packed(form, [], [torch.zeros(1, dtype=torch.uint8)]))
 
 
 def test_contents_can_be_copied_out_and_in_without_touching_the_bytes() -> None:

@@ -212,17 +212,9 @@ class CompressedListStorage(RecordList):
             self._packing = PackedCodec(self.compression_level, *self._functions, self.device)
         return self._packing
 
-    def pack(self, item: Any) -> Packed:
-        """An item whose tensors are compressed one by one, for a file of one's own."""
-        return self.packing.keep(item)
-
-    def unpack(self, packed: Packed) -> Any:
-        """The item again; CorruptBufferError where the bytes are damaged."""
-        return self.packing.give(packed)
-
     def packed(self, kept: Any) -> Packed:
         """What is kept of an item, as files have it."""
-        return self.pack(kept) if self.shared else BodyCodec.packed(kept)
+        return self.packing.keep(kept) if self.shared else BodyCodec.packed(kept)
 
     def unpacked(self, packed: Packed) -> Any:
         """What is kept, or the item itself where that is a record."""
