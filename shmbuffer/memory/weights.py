@@ -27,7 +27,8 @@ from shmbuffer.memory.directory.locks import Lock
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow.status import require_linked
 from shmbuffer.memory.format import layout, weights_file
-from shmbuffer.memory.format.leaf import ITEMSIZES, RAW, Leaf
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.leaf import Leaf
 from shmbuffer.memory.format.weights_file import Copied, WeightsFile
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
@@ -157,9 +158,9 @@ def publish_arrays(
     leaves, arrays = [], []
     for path, value in flat(state_dict).items():
         dtype, array = _array(path, value, named)
-        bits = known.get(path, dtype)
-        if bits in RAW and numpy_dtype(bits) == array.dtype:  # as they come from `newest_arrays`
-            dtype = bits
+        wanted = DTYPES[known.get(path, dtype)]
+        if not wanted.in_numpy and wanted.array == array.dtype:  # as `newest_arrays` gives them
+            dtype = wanted.name
         leaves.append(Leaf(path, dtype, array.shape))
         arrays.append(array)
     return publish(seat, leaves, [array.ctypes.data for array in arrays], step, timeout)
@@ -172,30 +173,25 @@ def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
         return None
     leaves = found.form.leaves
     arrays = [
-        part.view(numpy_dtype(leaf.dtype)).reshape(leaf.shape)
+        part.view(DTYPES[leaf.dtype].array).reshape(leaf.shape)
         for leaf, part in zip(leaves, found.parts(), strict=True)
     ]
     return Weights(found.version, found.step, nested(leaves, arrays))
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of that name; where it has none, unsigned numbers of that size."""
-    return np.dtype(f"u{ITEMSIZES[name]}" if name in RAW else name)
 
 
 def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> Named:
     """An array whose bytes lie in a row, little-endian."""
     try:
         dtype, array = named(value)
-        if dtype not in ITEMSIZES:
+        if dtype not in DTYPES:
             raise TypeError(f"its dtype is {dtype}")
     except (TypeError, ValueError, RuntimeError, OverflowError, BufferError) as error:
         raise TypeError(
             f"publish: '{'.'.join(path)}' is a {type(value).__name__} that cannot be stored "
             f"({error}); leave it out, or convert it"
         ) from error
-    if dtype in RAW:
-        array = array.view(numpy_dtype(dtype))
+    if not DTYPES[dtype].in_numpy:
+        array = array.view(DTYPES[dtype].array)
     return dtype, np.asarray(array, array.dtype.newbyteorder("<"), "C")
 
 

@@ -1,7 +1,7 @@
 """Arrays, and what becomes one: numbers, lists, and what has ``__array__`` or DLPack.
 
-NumPy has no names for some of torch's dtypes (`RAW`). Their numbers are bytes here, in unsigned
-integers of the same size, which ml_dtypes, JAX and torch look at with ``view``.
+NumPy lacks some of torch's dtypes, such as bfloat16. Arrays hold their bits as unsigned integers of
+the same size (`DType.array`), which ml_dtypes, JAX and torch look at with ``view``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
+from shmbuffer.memory.format.dtypes import DTYPES
 
 _core.know_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))
 
@@ -28,11 +28,6 @@ _PYTHONS = frozenset((bool, int, float, complex))
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 _SHORTER = {"float64": np.float32, "complex128": np.complex64}
 """What torch makes of Python's numbers."""
-
-DTYPES = {
-    name: np.dtype(f"uint{8 * size}" if name in RAW else name) for name, size in ITEMSIZES.items()
-}
-"""NumPy's dtype for each that can be stored."""
 
 
 def is_array(value: Any) -> bool:
@@ -60,7 +55,7 @@ def _is_double(value: Any) -> bool:
 
 
 def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    """An array, over the same memory where possible, and its dtype's name; of `RAW` integers."""
+    """An array, over the same memory where possible, and the name of its dtype."""
     if type(value) is not np.ndarray:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -81,21 +76,22 @@ def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     name = value.dtype.name
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
-    return name, value.view(DTYPES[name]) if name in RAW else value
+    found = DTYPES.get(name)
+    return name, value if found is None or found.in_numpy else value.view(found.array)
 
 
 def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
     """`named`; plain numbers, and lists of them, in that dtype where it holds them exactly.
 
-    An integer may become any float, and a float a shorter one, but not infinite. Into a dtype of
-    `RAW` go its bytes, as unsigned integers.
+    An integer may become any float, and a float a shorter one, but not infinite. A dtype
+    that NumPy lacks takes its bits, as unsigned integers.
     """
-    wanted = DTYPES[dtype]
+    wanted = DTYPES[dtype].array
     limits = _limits(dtype).get(type(value))
     if limits is not None and limits[0] <= value <= limits[1]:
         return dtype, np.array(value, wanted)
     name, array = named(value)
-    if dtype in RAW:
+    if not DTYPES[dtype].in_numpy:
         bits = array.dtype == wanted and name == wanted.name and not is_plain(value)
         return dtype if bits else name, array
     if not is_plain(value):
@@ -119,8 +115,8 @@ def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
 @cache
 def _limits(dtype: str) -> dict[type, tuple[Any, Any]]:
     """By class, between which of Python's numbers a dtype can hold each."""
-    kind = DTYPES[dtype].kind
-    if dtype in RAW or kind == "c":
+    kind = DTYPES[dtype].array.kind
+    if not DTYPES[dtype].in_numpy or kind == "c":
         return {}
     if kind == "b":
         return {bool: (False, True)}
@@ -135,8 +131,9 @@ def _of_torch(tensor: Any, torch: Any) -> tuple[str, np.ndarray[Any, Any]]:
     """A tensor as an array; torch is there already."""
     name = str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    if name in RAW:
+    found = DTYPES.get(name)
+    if found is not None and not found.in_numpy:
         tensor = tensor.contiguous()
         rows = tensor.reshape(-1).view(torch.uint8).numpy()
-        return name, rows.view(DTYPES[name]).reshape(tuple(tensor.shape))
+        return name, rows.view(found.array).reshape(tuple(tensor.shape))
     return name, tensor.numpy()

@@ -12,10 +12,11 @@ import numpy as np
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Engine, RateLimiter, Ring, Schema, weights
 from shmbuffer.memory.format import recorded
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.weights import Weights
-from shmbuffer.numpy.arrays import DTYPES, named
+from shmbuffer.numpy.arrays import named
 from shmbuffer.numpy.indices import as_int
 from shmbuffer.numpy.keys import OWN_KEYS, WEIGHT_KEYS
 from shmbuffer.numpy.leaves import ArrayLeaves

@@ -14,8 +14,9 @@ import numpy as np
 from shmbuffer._native._core import address
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
-from shmbuffer.memory.format.leaf import RAW, KeyPath
-from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, is_array, like, named
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.numpy.arrays import NO_ARRAY, is_array, like, named
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import (
@@ -168,7 +169,7 @@ class ArrayLeaves(SchemaLeaves):
 
     def __init__(self, node: Node, leaves: tuple[Leaf, ...], *of: Any) -> None:
         super().__init__(node, leaves, *of)
-        self.dtypes = tuple(DTYPES[leaf.dtype] for leaf in leaves)
+        self.dtypes = tuple(DTYPES[leaf.dtype].array for leaf in leaves)
         self._shapes = Kept(self._shapes_of, _KEPT_SIZES)
 
     @classmethod
@@ -176,7 +177,7 @@ class ArrayLeaves(SchemaLeaves):
         cls,
         data: Any,
         swapped: int,  # the dimension of the data that becomes the first one
-        dtypes: Mapping[KeyPath, str],  # for leaves whose arrays are the bytes of one in `RAW`
+        dtypes: Mapping[KeyPath, str],  # of leaves whose arrays hold the bits of another dtype
         **of: Any,
     ) -> Self:
         """`of_data`, of which some dtypes are known."""
@@ -245,8 +246,9 @@ def _form(value: Any, path: KeyPath, asked: str | None) -> tuple[str, tuple[int,
     if name not in DTYPES:
         raise TypeError(not_a_tensor(value, TypeError(f"its dtype is {name}")))
     if asked is not None and asked != name:
-        if asked not in RAW or DTYPES[asked].name != name:
-            bytes_of = f"{DTYPES[asked].name}, its bytes" if asked in RAW else asked
+        wanted = DTYPES[asked]
+        if wanted.bits != name:
+            bytes_of = asked if wanted.in_numpy else f"{wanted.bits}, its bytes"
             raise SchemaMismatchError(
                 f"leaf {'.'.join(path)!r} is to be {asked}, and this write has {name}; give arrays "
                 f"of {bytes_of}, or another dtype",

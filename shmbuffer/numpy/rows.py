@@ -17,9 +17,9 @@ import numpy as np
 from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
-from shmbuffer.memory.format.leaf import RAW, path_of
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.memory.format.streams import GivenStreams
-from shmbuffer.numpy.arrays import DTYPES
 from shmbuffer.numpy.leaves import ArrayLeaves, SchemaLeaves
 from shmbuffer.numpy.mover import Drawn, Mover, write_found
 from shmbuffer.numpy.nodes import LEAF, tree_of
@@ -44,9 +44,8 @@ class ArrayRows(Mover):
         self._swapped = swapped
         self._priority = priority_of([leaf.path for leaf in leaves.leaves], leaves.optional, key)
         arrays = [np.zeros((2, 3), dtype) for dtype in leaves.dtypes]
-        numbers = [
-            None if leaf.dtype in RAW else DTYPES[leaf.dtype].type() for leaf in leaves.leaves
-        ]
+        dtypes = [DTYPES[leaf.dtype] for leaf in leaves.leaves]
+        numbers = [dtype.array.type() if dtype.in_numpy else None for dtype in dtypes]
         examples = zip(arrays, numbers, repeat(None), strict=False)
         self._form = intake_form(ring, leaves, examples, tensors=False, box=_NO_CLASS, inside="")
 

@@ -13,7 +13,7 @@ If the process dies here: nothing is at the target. What it wrote lies in a work
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.extras import missing
 from shmbuffer.memory import Schema
-from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
+from shmbuffer.memory.format.dtypes import DType, require_dtypes
 from shmbuffer.memory.format.names import require_file_names
 from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay import parquet_file
@@ -31,9 +31,6 @@ from shmbuffer.replay.form.tensors import contiguous
 from shmbuffer.replay.publication import publish, publish_file
 from shmbuffer.replay.safe_files import create_file, make_folders_below, write_file
 from shmbuffer.replay.storages.rows import Rows
-
-_NOT_LOADED = frozenset(name for name in ITEMSIZES if name.startswith("float8"))
-"""The dtypes for which `TensorDict.load_memmap` has no name, up to tensordict 0.15."""
 
 
 def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
@@ -74,7 +71,7 @@ def _hdf5(rows: Rows, target: Path) -> int:
         import h5py  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise missing("HDF5 files need h5py", "h5", name=error.name) from error
-    _refuse_dtypes(rows, target, RAW, "HDF5 has no type for")
+    _require_dtypes(rows, target, lambda dtype: dtype.in_hdf5, "HDF5")
     paths = [leaf.path for leaf in rows.leaves.leaves]
     require_file_names(paths, f"{target}: leaf", slashes=False)
     names = list(map("/".join, paths))
@@ -104,8 +101,7 @@ def _tensordict(rows: Rows, target: Path) -> int:
         raise TypeError(
             f"{target}: an item is one tensor, which no TensorDict names; export it to HDF5"
         )
-    why = "TensorDict.load_memmap does not read"
-    _refuse_dtypes(rows, target, _NOT_LOADED, why)
+    _require_dtypes(rows, target, lambda dtype: dtype.tensordict, "TensorDict.load_memmap")
     leaves, count = rows.leaves.leaves, 0
     require_file_names([leaf.path for leaf in leaves], f"{target}: leaf")
     with parquet_file.errors_located(target), publish(target) as folder:
@@ -124,14 +120,13 @@ def _tensordict(rows: Rows, target: Path) -> int:
     return count
 
 
-def _refuse_dtypes(rows: Rows, target: Path, refused: Collection[str], why: str) -> None:
+def _require_dtypes(
+    rows: Rows, target: Path, accepts: Callable[[DType], bool], reader: str
+) -> None:
     """Raises TypeError for the first leaf of a dtype that the format does not have."""
-    for leaf in rows.leaves.leaves:
-        if leaf.dtype in refused:
-            raise TypeError(
-                f"{target}: {why} the {leaf.dtype} of {leaf.name!r}; export it to Parquet. Nothing "
-                "was written"
-            )
+    leaves = [(leaf.name, leaf.dtype) for leaf in rows.leaves.leaves]
+    remedy = "export it to Parquet. Nothing was written"
+    require_dtypes(leaves, accepts, str(target), reader, remedy)
 
 
 def _require_items(count: int, target: Path) -> None:

@@ -1,7 +1,8 @@
 """Columns of Parquet files: a leaf and its column, in Arrow's memory and as a tensor over it.
 
-dtypes that Arrow has not are stored as integers or floats of the same bits. Columns of another
-program are numbers, lists of them of one length, fixed-size binaries and structs of these.
+Dtypes that Arrow lacks are stored as integers or floats of the same bits (`DType.arrow`). Columns
+of another program are numbers, lists of them of one length, fixed-size binaries and structs of
+these.
 
 Always true: a tensor lies over a column only after Arrow's type and the number of its values were
 compared with those of the leaf, whatever the metadata of the file say.
@@ -20,19 +21,10 @@ import torch
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.extras import missing
 from shmbuffer.memory import Leaf
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.tensors import contiguous, dtype_name, torch_dtype, torch_dtype_like
-
-_AS = {
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), torch.uint8),
-    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz"), torch.uint8),
-    "bfloat16": torch.int16,
-    "complex32": torch.float16,
-    "complex64": torch.float32,
-    "complex128": torch.float64,
-}
-"""dtypes that Arrow has not, and what has the same bits there."""
 
 
 class Column:
@@ -42,7 +34,7 @@ class Column:
         self.leaf = leaf
         self.shape = (*lanes, *leaf.shape)
         self._dtype = torch_dtype(leaf.dtype)
-        self._stored = _AS.get(leaf.dtype, self._dtype)
+        self._stored = torch_dtype(DTYPES[leaf.dtype].arrow or leaf.dtype)
         # numbers in a row, as they are stored
         self.count = math.prod(self.shape) * (self._dtype.itemsize // self._stored.itemsize)
         self.nbytes = self.count * self._stored.itemsize

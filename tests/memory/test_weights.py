@@ -30,7 +30,7 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import Engine, Leaf, Settings, consumer_version, weights
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.leaf import ITEMSIZES
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import ended, fork, stopped_at, succeeds
@@ -107,7 +107,7 @@ def test_a_version_only_grows_though_the_step_goes_back(engine: Engine) -> None:
 
 
 @pytest.mark.product(few=5)
-@pytest.mark.parametrize("dtype", ITEMSIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_comes_back_with_its_name_and_its_bytes(engine: Engine, dtype: str) -> None:
     leaf = Leaf(("w",), dtype, (5, 3))
     given = np.arange(leaf.nbytes, dtype=np.uint8)

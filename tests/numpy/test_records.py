@@ -14,9 +14,8 @@ from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from shmbuffer import CompressedListStorage, LazyStackStorage, ReplayBuffer
 from shmbuffer._native import _core
-from shmbuffer.memory.format.leaf import ITEMSIZES
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.numpy import attach
-from shmbuffer.numpy.arrays import DTYPES
 from tests.crash.harness import ended, fork
 from tests.numpy.conftest import Directory
 from tests.numpy.test_both_clients import as_tensor, bits, some_bytes
@@ -135,7 +134,7 @@ def test_items_of_tensordicts_come_out_as_dicts(directory: Directory) -> None:
 
 
 @pytest.mark.product(few=6)
-@pytest.mark.parametrize("dtype", ITEMSIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_leaves_of_each_dtype_go_both_ways(dtype: str, directory: Directory) -> None:
     create(directory)
     tensors, arrays = directory.tensors(), directory.arrays()
@@ -143,7 +142,7 @@ def test_leaves_of_each_dtype_go_both_ways(dtype: str, directory: Directory) -> 
     tensor = as_tensor(data, dtype)
     tensors.add(TensorDict({"a": tensor}))
     (item,) = arrays.sample(1)
-    assert item["a"].dtype == DTYPES[dtype]
+    assert item["a"].dtype == DTYPES[dtype].array
     assert bits(item["a"]) == bits(data)
     arrays.add({"a": tensor})
     assert body(arrays, 1) == body(tensors, 0)

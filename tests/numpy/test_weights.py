@@ -11,7 +11,7 @@ import torch
 
 import shmbuffer.numpy
 from shmbuffer import Coordinator, SchemaMismatchError
-from shmbuffer.memory.format.leaf import ITEMSIZES, RAW
+from shmbuffer.memory.format.dtypes import DTYPES
 
 
 def made(path: Path) -> Any:
@@ -19,16 +19,18 @@ def made(path: Path) -> Any:
 
 
 @pytest.mark.product(few=6)
-@pytest.mark.parametrize("name", ITEMSIZES)
+@pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_goes_there_and_back(tmp_path: Path, name: str) -> None:
-    given = torch.arange(6 * ITEMSIZES[name], dtype=torch.uint8) % (2 if name == "bool" else 251)
+    given = torch.arange(6 * DTYPES[name].itemsize, dtype=torch.uint8) % (
+        2 if name == "bool" else 251
+    )
     tensor = given.view(getattr(torch, name)).reshape(2, 3)
     with made(tmp_path / "rb") as coordinator, shmbuffer.numpy.attach(tmp_path / "rb") as rb:
         assert coordinator.buffer.publish({"net": {"w": tensor}}, 3) == 1
         found = rb.newest()
         assert (found.version, found.step) == (1, 3)
         array = found.state_dict["net"]["w"]
-        assert array.dtype == (f"u{ITEMSIZES[name]}" if name in RAW else name)
+        assert array.dtype == (f"u{DTYPES[name].itemsize}" if not DTYPES[name].in_numpy else name)
         assert array.tobytes() == given.numpy().tobytes()
         assert rb.publish({"net": {"w": array}}, 4) == 2
         back = coordinator.buffer.newest(1).state_dict["net"]["w"]

@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 from collections import OrderedDict, namedtuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ def test_every_level_of_zstd_works(level: int) -> None:
     storage.set(0, tensor)
     assert torch.equal(storage.get(0), tensor)
     assert 0 < storage.bytes() < tensor.nbytes / 10
-    chunk = storage.pack(tensor).chunks[0].numpy().tobytes()
+    chunk = storage.packing.keep(tensor).chunks[0].numpy().tobytes()
     assert zstandard.ZstdDecompressor().decompress(chunk) == tensor.numpy().tobytes()
 
 
@@ -314,10 +315,10 @@ def test_bytes_that_zstd_has_not_written_are_named() -> None:
     with pytest.raises(CorruptBufferError, match="cannot be decompressed"):
         storage.get(0)
     good = CompressedListStorage(3)
-    packed = good.pack(torch.zeros(100))
+    packed = good.packing.keep(torch.zeros(100))
     shorter = packed._replace(form=["tensor", "float32", [99], "cpu"])
     with pytest.raises(CorruptBufferError, match="400 bytes where 396 belong"):
-        good.unpack(shorter)
+        good.packing.give(shorter)
 
 
 # -- packed ----------------------------------------------------------------------------------------
@@ -328,13 +329,13 @@ def test_a_packed_item_is_json_and_bytes() -> None:
     item = TensorDict(
         {"a": torch.arange(3), "n": {"b": torch.zeros(3, 2, dtype=torch.bool)}, "t": "text"}, []
     )
-    packed = storage.pack(item)
+    packed = storage.packing.keep(item)
     assert packed.values == ["text"]
     assert [chunk.dtype for chunk in packed.chunks] == [torch.uint8] * 2
     assert packed.nbytes == sum(chunk.numel() for chunk in packed.chunks)
     form, values = json.loads(json.dumps([packed.form, packed.values]))
     other = CompressedListStorage(3)
-    found = other.unpack(Packed(form, values, [chunk.clone() for chunk in packed.chunks]))
+    found = other.packing.give(Packed(form, values, [chunk.clone() for chunk in packed.chunks]))
     assert (found["a"], found["n", "b"], found["t"]) == (found["a"], found["n", "b"], "text")
     assert found["a"].tolist() == [0, 1, 2]
     assert found["n", "b"].dtype is torch.bool
@@ -346,7 +347,7 @@ def test_a_packed_item_is_json_and_bytes() -> None:
 def test_an_unknown_form_is_refused(form: Any) -> None:
     storage = CompressedListStorage(3)
     with pytest.raises(FormatError, match="not known to this version"):
-        storage.unpack(Packed(form, [], [torch.zeros(1, dtype=torch.uint8)]))
+        storage.packing.give(Packed(form, [], [torch.zeros(1, dtype=torch.uint8)]))
 
 
 def test_contents_can_be_copied_out_and_in_without_touching_the_bytes() -> None:
@@ -504,3 +505,59 @@ def test_a_compressed_list_is_of_this_process() -> None:
     storage.set(0, TensorDict({"a": torch.zeros(2)}))
     with pytest.raises(RuntimeError, match="a CompressedListStorage holds objects"):
         pickle.dumps(storage)
+
+
+@pytest.mark.parametrize("way", ["add", "items", "batch"])
+def test_a_function_of_the_user_is_called_once_for_each_tensor(way: str) -> None:
+    compressed: list[Any] = []
+    expanded: list[Any] = []
+
+    def compress(tensor: torch.Tensor) -> torch.Tensor:
+        compressed.append((tensor.dtype, tuple(tensor.shape)))
+        return as_bytes(tensor)
+
+    def decompress(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+        expanded.append((metadata["dtype"], tuple(metadata["shape"])))
+        return chunk ^ 255
+
+    functions = {"compression_fn": compress, "decompression_fn": decompress}
+    rb = ReplayBuffer(storage=CompressedListStorage(4, **functions))
+    batch = TensorDict(
+        {"x": torch.rand(2, 3), "n": {"y": torch.zeros(2, 0), "z": torch.ones(2).bfloat16()}}, [2]
+    )
+    items = list(batch.unbind(0))
+    if way == "batch":
+        rb.extend(batch)
+    elif way == "items":
+        rb.extend(items)
+    else:
+        rb.add(items[0])
+        rb.add(items[1])
+    once = [(torch.float32, (3,)), (torch.bfloat16, ())]  # a tensor without numbers has no bytes
+    assert sorted(compressed, key=str) == sorted(once * 2, key=str)
+    assert rb[1]["x"].tolist() == items[1]["x"].tolist()
+    assert expanded == once
+    assert rb[:].batch_size == torch.Size([2])
+    assert len(expanded) == 6
+
+
+@pytest.mark.parametrize("by", ["file", "state"])
+def test_items_of_an_unknown_compression_fn_are_refused_before_anything_changes(
+    tmp_path: Path, by: str
+) -> None:
+    functions = {"compression_fn": as_bytes, "decompression_fn": lambda chunk: chunk ^ 255}
+    saved = CompressedListStorage(4, **functions)
+    saved.set(range(2), [torch.arange(100), torch.ones(3, 4)])
+    into = CompressedListStorage(4)
+    into.set(0, torch.zeros(2))
+    saved.dumps(tmp_path)
+    state = saved.state_dict()
+    load = partial(into.loads, tmp_path) if by == "file" else partial(into.load_state_dict, state)
+    with pytest.raises(SchemaMismatchError, match=r"by a compression_fn; load it into a storage"):
+        load()
+    assert into.get(0).tolist() == [0, 0]
+    zstd = CompressedListStorage(4)
+    zstd.set(range(2), [torch.arange(100), torch.ones(3, 4)])
+    other = CompressedListStorage(4, **functions)
+    other.load_state_dict(zstd.state_dict())  # zstd needs no function
+    assert torch.equal(other.get(0), torch.arange(100))

@@ -28,7 +28,7 @@ from shmbuffer import (
     load_dataset,
 )
 from shmbuffer.extras import MissingExtra
-from shmbuffer.memory.format.schema import ITEMSIZES
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.replay import parquet_file
 from tests.crash.harness import ended, fork
 
@@ -83,7 +83,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.product(few=25)
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("dtype", sorted(ITEMSIZES))
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (4, 0)])
 def test_every_dtype_comes_back_bit_for_bit(
     tmp_path: Path, dtype: str, shape: tuple[int, ...]
@@ -510,7 +510,7 @@ def test_other_programs_read_every_dtype(tmp_path: Path, reader: str) -> None:
     library = pytest.importorskip(reader)
     number = torch.arange(12)
     data = {}
-    for name in sorted(ITEMSIZES):
+    for name in sorted(DTYPES):
         leaf = (number % 2 if name == "bool" else number).to(getattr(torch, name))
         data |= {f"{name}_one": leaf, f"{name}_many": leaf.view(12, 1, 1).expand(12, 1, 2).clone()}
     rb = buffer(12)

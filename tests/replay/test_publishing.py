@@ -22,7 +22,7 @@ from shmbuffer import (
     Weights,
     attach,
 )
-from shmbuffer.memory.format.leaf import ITEMSIZES
+from shmbuffer.memory.format.dtypes import DTYPES
 
 
 @pytest.fixture
@@ -66,10 +66,10 @@ def test_tensors_that_are_returned_are_the_callers_own(buffer: ReplayBuffer) -> 
 
 
 @pytest.mark.product(few=5)
-@pytest.mark.parametrize("name", ITEMSIZES)
+@pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_comes_back(buffer: ReplayBuffer, name: str) -> None:
     dtype = getattr(torch, name)
-    given = torch.arange(6 * ITEMSIZES[name], dtype=torch.uint8)
+    given = torch.arange(6 * DTYPES[name].itemsize, dtype=torch.uint8)
     if name == "bool":
         given = given % 2
     tensor = given.view(dtype).reshape(2, 3)

@@ -1,41 +1,15 @@
-"""One tensor of an item: its key, what a torch dtype is without torch, and the name of its file."""
+"""One tensor of an item: its key, dtype and shape, and the name of its file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from shmbuffer.memory.format.dtypes import DTYPES
+
 MAX_DEPTH = 64
-#: torch's dtype names and sizes in bytes. All of them are opaque bytes to the engine.
-ITEMSIZES: Mapping[str, int] = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "uint16": 2,
-    "int16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "uint32": 4,
-    "int32": 4,
-    "float32": 4,
-    "complex32": 4,
-    "uint64": 8,
-    "int64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
-#: Those that NumPy has no name for: their bytes are unsigned integers there.
-RAW = frozenset(
-    ("bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-)
 
 Key = str | tuple[str, ...]
 """Of a TensorDict; nested as a tuple."""
@@ -63,7 +37,7 @@ class Leaf:
     @property
     def itemsize(self) -> int:
         """Bytes of one number."""
-        return ITEMSIZES[self.dtype]
+        return DTYPES[self.dtype].itemsize
 
     @property
     def nbytes(self) -> int:

@@ -19,8 +19,9 @@ from urllib.parse import quote
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.layout import LEDGER, PAGE, RECORDS, SLOTS
-from shmbuffer.memory.format.leaf import ITEMSIZES, MAX_DEPTH, Leaf, size_of, sizes_of
+from shmbuffer.memory.format.leaf import MAX_DEPTH, Leaf, size_of, sizes_of
 from shmbuffer.memory.format.names import require_file_names
 from shmbuffer.memory.format.sharing import NOT_SHARED, Sharing
 
@@ -82,7 +83,7 @@ class Schema:
             )
 
     def _check_leaf(self, leaf: Leaf) -> None:
-        if leaf.dtype not in ITEMSIZES:
+        if leaf.dtype not in DTYPES:
             raise SchemaMismatchError(
                 f"leaf '{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it",
                 leaf=leaf.name,

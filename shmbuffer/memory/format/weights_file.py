@@ -38,7 +38,8 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Bytes
-from shmbuffer.memory.format.leaf import ITEMSIZES, Leaf
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.leaf import Leaf
 from shmbuffer.memory.format.schema import MAX_LEAVES, difference_of
 from shmbuffer.memory.system.filesystem import free_memory_bytes
 from shmbuffer.memory.system.path_checks import explained
@@ -63,7 +64,7 @@ class WeightsForm:
         self.places: list[int] = []  # where each starts in a copy
         self.nbytes = 0  # of a copy
         for leaf in self.leaves:
-            if leaf.dtype not in ITEMSIZES:
+            if leaf.dtype not in DTYPES:
                 raise SchemaMismatchError(
                     f"'{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it",
                     leaf=leaf.name,

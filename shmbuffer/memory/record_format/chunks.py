@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shmbuffer.memory.format.leaf import ITEMSIZES
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.record_format.bounds import MAX_NUMBERS, MAX_RANK
 
 DTYPED = ("tensor", "array", "number")
@@ -60,9 +60,9 @@ class Chunk:
                 )
             return _PLAIN[self.kind][0]
         if self.kind == "tensor":
-            if self.dtype not in ITEMSIZES:
+            if self.dtype not in DTYPES:
                 raise ValueError(f"{self.dtype!r:.40} is no dtype of torch that can be stored")
-            return ITEMSIZES[self.dtype]
+            return DTYPES[self.dtype].itemsize
         if self.kind not in KINDS:
             raise ValueError(f"{self.kind!r:.40} is no kind of chunk; there are {', '.join(KINDS)}")
         if _NUMPY_DTYPE.fullmatch(self.dtype):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.memory.format.array_types import Bytes, Ints
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.record_format import Chunk
-from shmbuffer.numpy.arrays import DTYPES
 
 
 def values(memory: Bytes, starts: Ints, dims: Ints, chunk: Chunk) -> list[Any]:
@@ -16,7 +16,8 @@ def values(memory: Bytes, starts: Ints, dims: Ints, chunk: Chunk) -> list[Any]:
     at, data = starts.tolist(), memory.data
     match chunk.kind:
         case "array" | "tensor":
-            dtype = DTYPES[chunk.dtype] if chunk.kind == "tensor" else np.dtype(chunk.dtype)
+            kind = chunk.dtype
+            dtype = DTYPES[kind].array if chunk.kind == "tensor" else np.dtype(kind)
             return [
                 np.ndarray(shape, dtype, data, start)
                 for shape, start in zip(dims.tolist(), at, strict=True)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmbuffer.memory.format.leaf import ITEMSIZES
-from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, is_array
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.numpy.arrays import NO_ARRAY, is_array
 from shmbuffer.numpy.arrays import named as named_array
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import no_names
@@ -84,5 +84,5 @@ def _numbers(item: _Numbers, out: forms.Walk) -> None:
 
 forms.know(
     {_Numbers: _numbers, _Taken: forms.containing(attrgetter("taken"))},
-    tensors={_token(dtype): dtype for dtype in ITEMSIZES},
+    tensors={_token(dtype): dtype for dtype in DTYPES},
 )

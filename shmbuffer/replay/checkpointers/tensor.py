@@ -27,6 +27,7 @@ from shmbuffer.replay.form import cpu, structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.safe_files import exists, make_folder, require_plain
+from shmbuffer.replay.ted.entries import entries, require_loadable
 from shmbuffer.replay.values import damaged, reading
 
 if TYPE_CHECKING:  # storages import their checkpointers
@@ -125,6 +126,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         saved_path = data.saved_path if data.is_memmap() else None
         if saved_path is None or os.path.realpath(saved_path) != os.path.realpath(path):
             require_nameable(data, str(path))
+            require_loadable(entries(data), type(self).__name__)
             data.memmap(path, copy_existing=True)  # else a hook has written it there
         require_no_pickle(path)
 

@@ -15,8 +15,9 @@ import torch
 from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf
-from shmbuffer.memory.format.leaf import RAW, KeyPath
-from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.numpy.arrays import NO_ARRAY
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.leaves import SchemaLeaves, length_of
 from shmbuffer.numpy.mismatch import not_a_tensor, refuse_leaf
@@ -81,9 +82,8 @@ class Leaves(SchemaLeaves):
         # are.
         self.is_flat = type(node) is TensorDictNode and not node.batch and not self.lanes
         # NumPy's dtype of each leaf, where it has one.
-        self.arrays = tuple(
-            None if leaf.dtype in RAW else DTYPES.get(leaf.dtype) for leaf in leaves
-        )
+        known = [DTYPES.get(leaf.dtype) for leaf in leaves]
+        self.arrays = tuple(one.array if one and one.in_numpy else None for one in known)
         self._wanted = Kept(self._want, _KEPT_SHAPES)
         self._templates = Kept(self._templates_of, _KEPT_SHAPES)
 

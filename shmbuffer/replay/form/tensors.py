@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from shmbuffer._native import _core
 from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.numpy.arrays import is_plain
 from shmbuffer.replay.form import cpu
 
@@ -60,13 +62,21 @@ def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
         cast = cpu.tensor(value, dtype=wanted)  # from the number: as_tensor may have rounded it
     except RuntimeError:  # out of range
         return name, tensor
-    if wanted.is_floating_point or wanted.is_complex:
-        held = cast.isfinite() | ~cpu.tensor(value, dtype=torch.complex128).isfinite()
-    else:
-        held = cast == tensor
-    if held.all():
+    if _holds(cast, value if wanted.is_floating_point or wanted.is_complex else tensor):
         return dtype, cast
     return ("float64" if name == dtype else name), tensor  # too large for the same one
+
+
+def _holds(cast: torch.Tensor, value: Any) -> bool:
+    """Whether a tensor has these numbers: integers exactly, and floats and complex ones rounded."""
+    numbers = as_numbers(cast)
+    if isinstance(value, torch.Tensor):
+        return bool((numbers == as_numbers(value)).all())
+    exact, form = np.asarray(value, np.complex128), torch.finfo(cast.dtype)
+    # A float8 without infinity has its largest number, or NaN, in place of one that is too large.
+    cut = (np.abs(numbers) == form.max) & (np.abs(exact) > form.max * (1 + form.eps))
+    held = (np.isinf(numbers) == np.isinf(exact)) & (np.isnan(numbers) == np.isnan(exact)) & ~cut
+    return bool(held.all())
 
 
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -116,33 +126,45 @@ def torch_dtype_like(dtype: np.dtype[Any] | str) -> torch.dtype | None:
         return None
 
 
-_SIGNED: dict[torch.dtype | None, torch.dtype] = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
+def _by_dtype(column: str) -> dict[torch.dtype | None, torch.dtype]:
+    """Returns a column of `DTYPES`, by dtypes of this torch, without its empty places."""
+    return {
+        getattr(torch, name): torch_dtype(getattr(dtype, column))
+        for name, dtype in DTYPES.items()
+        if getattr(dtype, column) and hasattr(torch, name)
+    }
+
+
+_NUMBERS, _ASSIGNED = _by_dtype("numbers"), _by_dtype("assigned")
+
+
+def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
+    """Returns the numbers of a tensor as an array, in the same memory if NumPy has its dtype."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    array: NDArray[Any] = tensor.to(_NUMBERS.get(tensor.dtype, tensor.dtype)).numpy()
+    return array
 
 
 def take_rows(
     rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``rows.index_select(0, index)``, also of unsigned integers; see `put_rows`."""
-    signed = _SIGNED.get(getattr(rows, "dtype", None))
-    if signed is None:
+    """``rows.index_select(0, index)``, also of the dtypes of `_ASSIGNED`; see `put_rows`."""
+    assigned = _ASSIGNED.get(getattr(rows, "dtype", None))
+    if assigned is None:
         if out is None:
             return rows.index_select(0, index)  # objects have this method, too
         return torch.index_select(rows, 0, index, out=out)
-    taken = take_rows(rows.view(signed), index, None if out is None else out.view(signed))
+    taken = take_rows(rows.view(assigned), index, None if out is None else out.view(assigned))
     return taken.view(rows.dtype)
 
 
 def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
-    """``into[index] = rows``, also of unsigned integers, which torch does not put by an index."""
-    signed = _SIGNED.get(getattr(into, "dtype", None))  # objects have none
-    if signed is None:
+    """``into[index] = rows``, also of dtypes that torch does not assign by an index."""
+    assigned = _ASSIGNED.get(getattr(into, "dtype", None))  # objects have none
+    if assigned is None:
         into[index] = rows
     else:
-        into.view(signed)[index] = rows.view(signed)
+        into.view(assigned)[index] = rows.view(assigned)
 
 
 def require_memory(tensor: torch.Tensor) -> None:

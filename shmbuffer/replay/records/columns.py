@@ -22,7 +22,7 @@ from shmbuffer.numpy.records.forms import (
 )
 from shmbuffer.replay.form.containers import take_of
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.records.forms import DTYPES, plain
+from shmbuffer.replay.records.forms import NAMES, plain
 
 
 def of_batch(data: Any) -> Columns | None:
@@ -123,7 +123,7 @@ class _Rows(Walk):
             and data.layout is torch.strided
             and not data.is_nested
             and data.is_cpu
-            and data.dtype in DTYPES
+            and data.dtype in NAMES
             and not (data.is_neg() or data.is_conj())
             and (data.is_contiguous() or data[0].is_contiguous())
         )

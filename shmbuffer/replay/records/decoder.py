@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict
 
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.array_types import Bytes, Ints
-from shmbuffer.memory.format.leaf import RAW
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec, Form, Located
 from shmbuffer.numpy.records import decoder
@@ -263,7 +263,7 @@ class Reading(decoder.Reading):
 
 def _is_array(column: Column) -> bool:
     chunk = column.chunk
-    return chunk.kind == "tensor" and chunk.dtype not in RAW and not column.ragged
+    return chunk.kind == "tensor" and DTYPES[chunk.dtype].in_numpy and not column.ragged
 
 
 def _is_number(located: Located, chunk: int) -> bool:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from shmbuffer.memory.format.leaf import ITEMSIZES
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.numpy.records import forms
 from shmbuffer.numpy.records.forms import STORABLE, RefusedError, Walk
 from shmbuffer.replay.form.containers import TAKES, take_of
 from shmbuffer.replay.form.tensors import contiguous, dtype_name
 
-#: Torch's names of the dtypes that can be stored.
-DTYPES = {
-    dtype: name
-    for name in ITEMSIZES
-    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+#: Names of the dtypes that can be stored and that this torch has.
+NAMES = {
+    dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
-_FLOATS = frozenset(dtype for dtype in DTYPES if dtype.is_floating_point)
-_INTEGERS = frozenset(dtype for dtype in DTYPES if not dtype.is_complex) - _FLOATS
+_FLOATS = frozenset(dtype for dtype in NAMES if dtype.is_floating_point)
+_INTEGERS = frozenset(dtype for dtype in NAMES if not dtype.is_complex) - _FLOATS
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as one whose bytes in a row are its numbers: contiguous, on the CPU, detached."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in DTYPES:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAMES:
         nested = "nested " if tensor.is_nested else ""
         words = f"{nested}{dtype_name(tensor.dtype)} tensor ({tensor.layout})"
         raise RefusedError(f"is a {words}, which has no plain bytes: {STORABLE}")
@@ -60,5 +58,5 @@ forms.know(
     {torch.Tensor: _tensor, **{kind: forms.containing(take) for kind, take in TAKES.items()}},
     {torch.Tensor: _subclass},
     take_of,
-    tensors=DTYPES,
+    tensors=NAMES,
 )

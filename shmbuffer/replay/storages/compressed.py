@@ -156,13 +156,19 @@ class CompressedListStorage(RecordList):
             )
 
     def _made_item_codec(self) -> ItemCodec:
-        # Functions of the user's are called item by item, and records do not know of devices.
-        if self._functions != (None, None) or self.device is None:
+        if self.device is None:  # records do not store devices
             return self.packing
-        return BodyCodec(self._made_record_codec(), self.packing)
+        # A function whose counterpart was not given meets zstd, tensor by tensor.
+        own = self._functions != (None, None)
+        functions = (self.compression_fn, self.decompression_fn) if own else self._functions
+        return BodyCodec(self._record_codec(*functions), self.packing)
 
     def _made_record_codec(self) -> RecordCodec:
-        compress, decompress = self._functions
+        return self._record_codec(*self._functions)
+
+    def _record_codec(
+        self, compress: Compress | None, decompress: Decompress | None
+    ) -> RecordCodec:
         return RecordCodec(
             level=self.compression_level,
             keys=self._of_records["compress"],
@@ -206,17 +212,9 @@ class CompressedListStorage(RecordList):
             self._packing = PackedCodec(self.compression_level, *self._functions, self.device)
         return self._packing
 
-    def pack(self, item: Any) -> Packed:
-        """An item whose tensors are compressed one by one, for a file of one's own."""
-        return self.packing.keep(item)
-
-    def unpack(self, packed: Packed) -> Any:
-        """The item again; CorruptBufferError where the bytes are damaged."""
-        return self.packing.give(packed)
-
     def packed(self, kept: Any) -> Packed:
         """What is kept of an item, as files have it."""
-        return self.pack(kept) if self.shared else BodyCodec.packed(kept)
+        return self.packing.keep(kept) if self.shared else BodyCodec.packed(kept)
 
     def unpacked(self, packed: Packed) -> Any:
         """What is kept, or the item itself where that is a record."""
@@ -225,7 +223,9 @@ class CompressedListStorage(RecordList):
         kept = BodyCodec.unpacked(packed)
         if isinstance(kept, Packed):
             self.packing.give(kept)  # an item that cannot be given is an error now
-        elif not isinstance(self.codec, BodyCodec):
+        elif isinstance(self.codec, BodyCodec):
+            self.codec.require_function(kept)
+        else:
             return self.codec.keep(BodyCodec(self._made_record_codec(), self.packing).give(kept))
         return kept
 

@@ -16,6 +16,7 @@ import zstandard
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from shmbuffer.memory import RecordBatch
 from shmbuffer.memory.format.record_batch import join
+from shmbuffer.memory.record_format import Codec, locate
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.packing import RECORD, Packed, pack, unpack
@@ -198,7 +199,21 @@ class BodyCodec(ItemCodec):
 
     def loaded(self, saved: dict[str, Any]) -> bytes | Packed:
         """See `ItemCodec.loaded`."""
-        return self.unpacked(self._compressing.loaded(saved))
+        kept = self.unpacked(self._compressing.loaded(saved))
+        if not isinstance(kept, Packed):
+            self.require_function(kept)
+        return kept
+
+    def require_function(self, body: bytes) -> None:
+        """Raises SchemaMismatchError if a function that is not known here compressed a record."""
+        if self._codec.decompresses_own:
+            return
+        (located,) = locate(join([body]), "an item")
+        if any(chunk.codec is Codec.OWN for chunk in located.form.chunks):
+            raise SchemaMismatchError(
+                "an item was compressed by a compression_fn; load it into a storage with the "
+                "decompression_fn that belongs to it. Nothing was changed"
+            )
 
     @staticmethod
     def packed(kept: bytes | Packed) -> Packed:

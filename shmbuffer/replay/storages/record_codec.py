@@ -54,6 +54,11 @@ class RecordCodec(codec.RecordCodec):
             self.expand, device, None if decompress is None else with_metadata(decompress)
         )
 
+    @property
+    def decompresses_own(self) -> bool:
+        """Whether a function is known for what a ``compression_fn`` compressed."""
+        return self._config["decompress"] is not None
+
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(RecordCodec, **self._config), ()
 

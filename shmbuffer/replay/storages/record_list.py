@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Ring, Schema, Settings
@@ -17,6 +16,7 @@ from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.form import cpu
+from shmbuffer.replay.form.tensors import as_tensor, put_rows
 from shmbuffer.replay.storages.indexing import meant, ravel
 from shmbuffer.replay.storages.item_store import changes_of, edits
 from shmbuffer.replay.storages.list import ListStorage
@@ -188,7 +188,7 @@ class RecordList(ListStorage):
         edit = edits(changes, elements, len(elements))
         return self._records().change_held(elements, tickets, edit)
 
-    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:
+    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
         """See `Storage.entry`."""
         if not self.shared:
             return super().entry(index, path)
@@ -197,11 +197,11 @@ class RecordList(ListStorage):
         held = tickets >= 0
         if any(one is None for one in column):
             raise KeyError(f"{'.'.join(path)!r} is not a number in each of the items")
-        found = [cpu.as_tensor(one).cpu().numpy() for one in column]
-        first = found[0] if found else np.zeros(())
-        numbers = np.zeros((len(elements), *first.shape), first.dtype)
+        found = [as_tensor(one).cpu() for one in column]
+        first = found[0] if found else cpu.zeros((), dtype=torch.float64)
+        numbers = cpu.zeros((len(elements), *first.shape), dtype=first.dtype)
         if found:
-            numbers[held] = found
+            put_rows(numbers, torch.from_numpy(held.nonzero()[0]), torch.stack(found))
         return elements, numbers, tickets
 
     def collate(self, items: Any) -> Any:

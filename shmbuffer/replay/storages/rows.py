@@ -136,7 +136,7 @@ class Rows(Mover):
         columns = columns_of(self.leaves, (len(elements),), patch, (), written, dim_extend)
         return self.patch(elements, columns, tickets)
 
-    def entry(self, index: Any, path: KeyPath) -> tuple[NDArray[Any], Ints, Ints]:
+    def entry(self, index: Any, path: KeyPath) -> tuple[Ints, torch.Tensor, Ints]:
         """See `Storage.entry`."""
         found = [at for at, leaf in enumerate(self.leaves.leaves) if leaf.path == path]
         if not found:
@@ -145,7 +145,7 @@ class Rows(Mover):
         column = view.view(-1, *self.leaves.leaves[found[0]].shape)
         numbers = column[torch.from_numpy(elements).to(column.device)]
         # Only now: a ticket that is the same by then says that the number was its item's.
-        return elements, numbers.cpu().numpy(), tickets_at(self.ring, elements // self.ring.width)
+        return elements, numbers.cpu(), tickets_at(self.ring, elements // self.ring.width)
 
     def patch(
         self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None

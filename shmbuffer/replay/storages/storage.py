@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from numpy.typing import NDArray
 
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
@@ -219,7 +218,7 @@ class Storage(Checkpoints):
         """
         raise RuntimeError(self._no_generations)
 
-    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:
+    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
         """One entry of some items.
 
         Returns:

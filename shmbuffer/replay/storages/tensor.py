@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shmbuffer.errors import SchemaMismatchError, SpaceError
 from shmbuffer.memory import Ring, Schema, Settings
@@ -224,7 +223,7 @@ class TensorStorage(RingBacked):
         changed: Flags = rows.change_if_present(index, generation, patch, dim_extend=dim_extend)
         return changed
 
-    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[NDArray[Any], Ints, Ints]:
+    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
         """See `Storage.entry`."""
         return self._need().entry(index, path)  # type: ignore[no-any-return]
 

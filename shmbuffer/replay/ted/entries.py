@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
+from shmbuffer.memory.format.dtypes import require_dtypes
 from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.replay.form.nodes import fields, is_collection
+from shmbuffer.replay.form.tensors import dtype_name
 
 NestedKey = str | tuple[Any, ...]
 """A key, or a tuple of nested keys."""
@@ -60,6 +62,18 @@ def entries(data: Any) -> dict[KeyPath, Any]:
         else:  # a version of tensordict that unwraps what it hands out
             found[(name,)] = NonTensorData(value)
     return found
+
+
+def require_loadable(found: Mapping[KeyPath, Any], where: str) -> None:
+    """Raises TypeError for a tensor that `TensorDict.load_memmap` could not read from a file."""
+    tensors = {path: leaf for path, leaf in found.items() if isinstance(leaf, torch.Tensor)}
+    require_dtypes(
+        [(dotted(path), dtype_name(leaf.dtype)) for path, leaf in tensors.items()],
+        lambda dtype: dtype.tensordict,
+        where,
+        "TensorDict.load_memmap",
+        "convert it, or use a TensorStorageCheckpointer",
+    )
 
 
 def assemble(found: Mapping[KeyPath, Any], batch: Sequence[int]) -> TensorDict:

@@ -31,6 +31,7 @@ from shmbuffer.replay.ted.entries import (
     assemble,
     entries,
     names,
+    require_loadable,
 )
 from shmbuffer.replay.ted.episodes import Episodes, as_bytes, flags_of, rows_of, transfer
 
@@ -200,6 +201,7 @@ class TED2Flat(Roles):
         if path is not None:
             names = [*(name for name in constants if name != ROOT), *(entry.path for entry in kept)]
             require_file_names(names, f"{path}: entry")
+            require_loadable({entry.path: entry.leaf for entry in kept}, type(self).__name__)
         shapes = [
             self._shape(entry, episodes, tuple(entry.leaf.shape[len(episodes.shape) :]))
             for entry in kept

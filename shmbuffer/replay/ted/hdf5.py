@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
 
-from shmbuffer.memory.format.leaf import RAW, KeyPath
+from shmbuffer.memory.format.dtypes import require_dtypes
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.names import is_number, require_file_name
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import fields
@@ -37,11 +38,13 @@ class H5Split(TED2Flat):
         for path, leaf in entries(data).items():
             require_file_name(path, "H5Split: entry", slashes=False)
             if isinstance(leaf, torch.Tensor):
-                if dtype_name(leaf.dtype) in RAW:
-                    raise TypeError(
-                        f"H5Split: entry {dotted(path)!r} is {dtype_name(leaf.dtype)}, for which "
-                        "HDF5 has no type; convert it, or use a NestedStorageCheckpointer"
-                    )
+                require_dtypes(
+                    [(dotted(path), dtype_name(leaf.dtype))],
+                    lambda dtype: dtype.in_hdf5,
+                    "H5Split",
+                    "HDF5",
+                    "convert it, or use a TensorStorageCheckpointer",
+                )
                 for number, part in enumerate(leaf.unbind(0)):
                     split[(f"{PREFIX}{number:0{width}}", *path)] = part
             elif isinstance(leaf, NonTensorData) and _is_number(leaf.data):

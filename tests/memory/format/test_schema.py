@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
-from shmbuffer.memory.format.leaf import ITEMSIZES, MAX_DEPTH
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.leaf import MAX_DEPTH
 from shmbuffer.memory.format.names import RESERVED
 from shmbuffer.memory.format.schema import MAX_LEAVES
 
@@ -57,10 +58,10 @@ def test_a_schema_adds_it_up() -> None:
     assert Schema((OBS,), 10).width == 1
 
 
-@pytest.mark.parametrize("dtype", ITEMSIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_is_opaque_bytes(dtype: str) -> None:
     leaf = Leaf(("x",), dtype, (3,))
-    assert Schema((leaf,), 2).leaf_bytes == (2 * 3 * ITEMSIZES[dtype],)
+    assert Schema((leaf,), 2).leaf_bytes == (2 * 3 * DTYPES[dtype].itemsize,)
 
 
 # What may not be stored.

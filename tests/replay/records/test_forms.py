@@ -19,12 +19,12 @@ from tensordict import (
     tensorclass,
 )
 
-from shmbuffer.memory.format.leaf import ITEMSIZES
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.record_format import encode_form
 from shmbuffer.numpy.records import forms
 from shmbuffer.numpy.records.forms import describe
 from shmbuffer.replay.form.tensors import torch_dtype
-from shmbuffer.replay.records.forms import DTYPES
+from shmbuffer.replay.records.forms import NAMES
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -166,20 +166,20 @@ _LONG = ("bytes", "str", "int")
 
 
 def test_a_plan_of_dtypes_is_that_of_the_engine() -> None:
-    assert {name: dtype.itemsize for dtype, name in DTYPES.items()} == {
-        name: size for name, size in ITEMSIZES.items() if hasattr(torch, name)
+    assert {name: dtype.itemsize for dtype, name in NAMES.items()} == {
+        name: known.itemsize for name, known in DTYPES.items() if hasattr(torch, name)
     }
 
 
 @pytest.mark.product
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("name", ITEMSIZES)
+@pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("shape", [(), (3,), (0,), (2, 0)], ids=str)
 def test_tensors_of_every_dtype_are_described(name: str, shape: tuple[int, ...]) -> None:
     tensor = torch.zeros(shape, dtype=torch_dtype(name))
     found = describe(tensor)
     (chunk,) = found.kind.chunks
-    assert (chunk.dtype, chunk.itemsize) == (name, ITEMSIZES[name])
+    assert (chunk.dtype, chunk.itemsize) == (name, DTYPES[name].itemsize)
     assert found.dims == list(shape)
     assert found.leaves[0].dtype is tensor.dtype
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.format.array_types import Flags
+from shmbuffer.replay.form.tensors import as_numbers
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.indexing import ravel
 
@@ -26,16 +27,17 @@ def compared(
 ) -> tuple[torch.Tensor, torch.Tensor, Flags]:
     """Tickets of items to change, else -1; versions to store; which present items are newer."""
     elements, column, now = storage.entry(index, path)
-    tickets, stored = ravel(generation, ()), column.reshape(-1)
+    tickets, stored = ravel(generation, ()), as_numbers(column).reshape(-1)
     if len(stored) != len(elements):
         raise ValueError(
             f"{'.'.join(path)!r} is {list(column.shape[1:])} an item; one number can be compared"
         )
     if len(tickets) != len(elements):
         raise RuntimeError(f"there are {len(tickets)} generations for {len(elements)} items")
-    given = np.asarray(version.detach().cpu() if isinstance(version, torch.Tensor) else version)
+    given = as_numbers(version) if isinstance(version, torch.Tensor) else np.asarray(version)
+    versions = version if isinstance(version, torch.Tensor) else torch.from_numpy(given.copy())
     if not given.ndim:  # a plain number takes the dtype of the entry
-        given = given.astype(stored.dtype)
+        given, versions = given.astype(stored.dtype), versions.to(column.dtype)
     if given.size not in (1, len(elements)):
         raise ValueError(f"version is one number, or one for each of {len(elements)} items")
     given = np.broadcast_to(given.reshape(-1), elements.shape)
@@ -45,4 +47,5 @@ def compared(
     order = rows[np.lexsort((given[rows], elements[rows]))]  # stable: of equal ones the last wins
     wins[order[:-1][elements[order[1:]] == elements[order[:-1]]]] = False
     found = torch.from_numpy(np.where(wins, tickets, -1))
-    return found, torch.from_numpy(given.reshape(column.shape).copy()), live & ~wins
+    versions = versions.detach().cpu().reshape(-1).expand(len(elements))
+    return found, versions.reshape(column.shape), live & ~wins

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
+from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.record_format.chunks import Codec
-from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import entry_at, is_collection
-from shmbuffer.replay.samplers.slicing.single_entries import as_numbers
+from shmbuffer.replay.form.tensors import as_numbers, as_tensor
 from shmbuffer.replay.storages.item_store import ItemStore
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.storages.rows import Rows
@@ -29,7 +29,6 @@ from shmbuffer.replay.storages.rows import Rows
 Column = NDArray[Any] | list[Any]
 _READ = {*((kind, size) for kind in "iu" for size in (1, 2, 4, 8)), ("f", 4), ("f", 8)}
 """Kinds and sizes of numbers that the core reads."""
-_DTYPES = {np.dtype(f"{kind}{size}").name for kind, size in _READ} | {"bool"}
 
 
 class LabelEntry(NamedTuple):
@@ -107,8 +106,8 @@ def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
     chunk, steps = form.chunks[number], form.columns.steps
     if steps is None or chunk.codec is not Codec.RAW or chunk.kind not in ("tensor", "array"):
         return None
-    if chunk.kind == "tensor" and chunk.dtype not in _DTYPES:
-        return None  # numpy does not know all of torch's
+    if chunk.kind == "tensor" and not DTYPES[chunk.dtype].in_numpy:
+        return None
     dtype = np.dtype(chunk.dtype)
     kind = {"b": "u"}.get(dtype.kind, dtype.kind)
     if (kind, dtype.itemsize) not in _READ or not dtype.isnative:
@@ -185,7 +184,7 @@ def _stacked(column: Sequence[Any] | NDArray[Any], held: Flags) -> NDArray[Any]:
     if isinstance(column, np.ndarray):
         values = column.reshape(len(column), -1)
     else:
-        parts = [as_numbers(cpu.as_tensor(value)).reshape(-1) for value in column]
+        parts = [as_numbers(as_tensor(value)).reshape(-1) for value in column]
         if len({len(part) for part in parts}) > 1:
             raise ValueError("an entry that names versions or groups has one shape in all items")
         values = np.stack(parts)

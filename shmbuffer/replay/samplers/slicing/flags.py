@@ -17,10 +17,10 @@ import torch
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of
 from shmbuffer.replay.form import cpu
+from shmbuffer.replay.form.tensors import as_numbers
 from shmbuffer.replay.samplers.slicing.marks import Marks
 from shmbuffer.replay.samplers.slicing.single_entries import Entries, LeafEntries
 
-_WHOLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _ENDS, _BEGINS, _IDS = range(3)  # of the core
 _AS_STORED, _AND_LAST, _AND_FIRST = range(3)
 
@@ -36,7 +36,7 @@ def cuts_of(
     found = []
     for path, role in wanted:
         column = entries.column(path)
-        if column is None or column.dtype not in _WHOLE:
+        if column is None or as_numbers(column[:0]).dtype.kind not in "biu":
             return None
         elements = max(1, entries.elements)
         found.append((column.data_ptr(), column.nbytes // elements, role))

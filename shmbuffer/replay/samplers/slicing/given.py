@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.replay.form import cpu
+from shmbuffer.replay.form.tensors import as_numbers, as_tensor
 from shmbuffer.replay.samplers.slicing.single_entries import any_of
 from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
@@ -60,7 +60,7 @@ class Given:
 
 def _checked(name: str, given: torch.Tensor, slots: int, capacity: int, width: int) -> NDArray[Any]:
     """One number an item, ``[slots, width, 1]``."""
-    values = cpu.as_tensor(given).detach().cpu().numpy().reshape(-1)
+    values = as_numbers(as_tensor(given)).reshape(-1)
     count, rest = divmod(len(values), width)
     if rest or not slots <= count <= capacity:
         raise ValueError(

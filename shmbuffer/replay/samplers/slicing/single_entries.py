@@ -22,7 +22,7 @@ from shmbuffer.numpy.indices import elements_of
 from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay.form import cpu
 from shmbuffer.replay.form.nodes import entry_at
-from shmbuffer.replay.form.tensors import as_tensor, take_rows
+from shmbuffer.replay.form.tensors import as_numbers, as_tensor, take_rows
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.storages.rows import Rows
 
@@ -220,15 +220,6 @@ def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
     if isinstance(found, (np.ndarray, np.generic, bool, int, float)):
         found = cpu.as_tensor(found)
     return found.detach().cpu() if isinstance(found, torch.Tensor) else None
-
-
-def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
-    """A tensor as an array, in the same memory if possible."""
-    tensor = tensor.detach()
-    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
-        tensor = tensor.float()  # numpy does not know them
-    array: NDArray[Any] = tensor.cpu().numpy()
-    return array
 
 
 def any_of(numbers: NDArray[Any]) -> Flags:
