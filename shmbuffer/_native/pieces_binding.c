@@ -21,14 +21,15 @@ PyObject *shmb_core_locate_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     return right ? PyBool_FromLong(alike) : Py_NewRef(Py_None);
 }
 
-/* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends) -> bytes; -1: not so */
+/* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored) -> bytes; -1: not so */
 PyObject *shmb_core_measure_records(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends;
-    if (!PyArg_ParseTuple(args, "KKKKKKKKK:measure_records", &steps, &code, &code_bytes, &numbers, &sizes, &count, &offsets, &starts, &ends))
+    unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKK:measure_records", &steps, &code, &code_bytes, &numbers, &sizes, &count, &offsets, &starts, &ends,
+                          &stored))
         return NULL;
     const struct shmb_records_written written = {AT(const int64_t, steps), AT(const unsigned char, code), code_bytes,
                                                  AT(const int64_t, numbers), AT(const int64_t, sizes), count};
-    return PyLong_FromLongLong(shmb_measure_records(&written, AT(int64_t, offsets), AT(int64_t, starts), AT(int64_t, ends)));
+    return PyLong_FromLongLong(shmb_measure_records(&written, AT(int64_t, offsets), AT(int64_t, starts), AT(int64_t, ends), AT(int64_t, stored)));
 }
 
 /* lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data) */
