@@ -423,12 +423,12 @@ def take_apart(
     count: int,
     to: int,
     of_each: bool,
-    parts: int,
+    out: int,
     room: int,
-    at: int,
+    frames: int,
+    parts: int,
     /,
-) -> int: ...
-def arrange_parts(parts: int, room: int, count: int, out: int, /) -> tuple[int, int]: ...
+) -> tuple[int, int]: ...
 def runs(
     whole: int,
     frames: int,

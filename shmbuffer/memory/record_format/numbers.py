@@ -13,6 +13,10 @@ Place = tuple[str, int, int]
 """A size: ("batch", column, 0), ("dim", chunk, dim) or ("value", itself, 0)."""
 
 
+_HELD = {Codec.ZSTD: 1, Codec.JOINED: 2}
+"""See ``shmb_holding`` of frames.h. What a user's function has made is read by Python."""
+
+
 class NumberColumns(NamedTuple):
     """Where the numbers of a form are, and how its pieces are stored, one for each chunk.
 
@@ -43,8 +47,7 @@ class NumberColumns(NamedTuple):
     alignments: tuple[int, ...]
     """Of each chunk."""
     held: Ints
-    """int64[chunks, 3], for `_core.take_apart`: whether it is compressed with zstd; the piece in
-    whose frame it is, or itself; the column of its planes, or -1."""
+    """int64[chunks, 3], for `_core.take_apart`: as `shmb_held` of frames.h tells."""
     steps: Ints
     """The same for `_core.locate_pieces`."""
 
@@ -56,16 +59,19 @@ def columns_of(
     at = batch_dims
     dims = []
     size_of: dict[int, int] = {}  # column of the size, by the number of the chunk
-    ways: list[tuple[bool, int, int]] = []
+    held: list[list[int]] = []
+    last: dict[int, int] = {}  # piece in each frame, by the piece that has the frame
     for number, chunk in enumerate(chunks):
         dims.append(slice(at, at + chunk.rank))
         at += chunk.rank
         if chunk.codec in (Codec.ZSTD, Codec.OWN):
             size_of[number] = at
             at += 1
-        head = number if chunk.joined is None else chunk.joined
+        if chunk.joined is not None:
+            held[last[chunk.joined]][1] = number
+        last[number if chunk.joined is None else chunk.joined] = number
         planes = dims[-1].stop - 1 if chunk.planar else -1
-        ways.append((chunk.codec in (Codec.ZSTD, Codec.JOINED), head, planes))
+        held.append([_HELD.get(chunk.codec, 0), -1, planes])
     constants: dict[int, int] = {}  # value: column
 
     def column(value: int) -> int:
@@ -73,9 +79,9 @@ def columns_of(
 
     first = []
     factors: list[int] = []
-    for chunk, held in zip(chunks, dims, strict=True):
+    for chunk, mine in zip(chunks, dims, strict=True):
         first.append(len(factors))
-        factors += [column(chunk.itemsize), *range(held.start, held.stop)]
+        factors += [column(chunk.itemsize), *range(mine.start, mine.stop)]
 
     def found_in(place: Place) -> int:
         match place:
@@ -89,10 +95,10 @@ def columns_of(
     steps = [at, len(constants), len(left), len(chunks), *constants]
     steps += [column for pair in zip(left, right, strict=True) for column in pair]
     for number, chunk in enumerate(chunks):
-        mine = factors[first[number] : first[number] + 1 + chunk.rank]
+        columns = factors[first[number] : first[number] + 1 + chunk.rank]
         head = -1 if chunk.joined is None else chunk.joined
         steps += [chunk.alignment, chunk.codec, size_of.get(number, -1), head]
-        steps += [len(mine), *mine]
+        steps += [len(columns), *columns]
     return NumberColumns(
         numbers=at,
         constants=_ints(list(constants)),
@@ -108,7 +114,7 @@ def columns_of(
             (at, chunk.joined) for at, chunk in enumerate(chunks) if chunk.joined is not None
         ),
         alignments=tuple(chunk.alignment for chunk in chunks),
-        held=np.array(ways, np.int64).reshape(len(chunks), 3),
+        held=np.array(held, np.int64).reshape(len(chunks), 3),
         steps=_ints(steps),
     )
 

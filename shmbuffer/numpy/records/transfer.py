@@ -80,11 +80,11 @@ class Transfer:
         """Moves what is stored raw, and decompresses the rest."""
         base = address(self._data)
         room = sum([located.offsets.size for located, _ in self._stored.values()])
-        count = 0
-        parts = np.empty((_PARTS, room), np.int64)
+        out = np.empty((len(Places._fields), room), np.int64)
+        frames = parts = 0
         for located, to in self._stored.values():
             rows, pieces = located.offsets.shape
-            count = _core.take_apart(
+            frames, parts = _core.take_apart(
                 base,
                 address(located.form.columns.held),
                 pieces,
@@ -96,25 +96,19 @@ class Transfer:
                 rows,
                 address(to),
                 to.ndim == 2,
-                address(parts),
+                address(out),
                 room,
-                count,
+                frames,
+                parts,
             )
-        if not count:
+        if not parts:
             return
         if self._expand is None:
             raise RuntimeError(
                 f"{self._where}: its records are compressed with zstd, and this storage reads raw "
                 "ones only: open it as the CompressedListStorage that it is"
             )
-        out = np.empty((_ARRANGED, count), np.int64)
-        frames, left = _core.arrange_parts(address(parts), room, count, address(out))
-        self._expand(Places(*out[:3, :frames], *out[3:, :left]), self._where)
-
-
-_PARTS = 7
-_ARRANGED = len(Places._fields)
-"""Rows of what `_core.take_apart` and `_core.arrange_parts` give: see frames.h."""
+        self._expand(Places(*out[:3, :frames], *out[3:, :parts]), self._where)
 
 
 def homes(nbytes: Ints) -> tuple[Ints, int]:
