@@ -28,8 +28,6 @@ IN_PLACE, ELSEWHERE = "in place", "elsewhere"
 MEMMAP, LAZY_STACK, COMPRESSED = "memmap", "lazy stack", "compressed"
 #: Compressed by functions that the library is given, of zstandard; of torchrl only.
 GIVEN_ZSTD = "compressed, given zstd"
-#: Compressed, frames that several items have stored once; of shmbuffer only.
-FRAMES_ONCE = "compressed, frames once"
 #: Of zstd, or of whatever else a library compresses with.
 LEVEL = 3
 #: Of `Operation.form` for sample: what is done with a batch before the clock stops.

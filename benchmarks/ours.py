@@ -18,7 +18,6 @@ from benchmarks.library import (
     BY_STALENESS,
     ELSEWHERE,
     FRAGMENTED,
-    FRAMES_ONCE,
     IN_FILES,
     IN_GROUPS,
     IN_MEMORY,
@@ -92,7 +91,7 @@ class ShmBuffer(TorchLike):
             how = {"scratch_dir": directory, "max_bytes": room}
         if storage == LAZY_STACK:
             return shmbuffer.ReplayBuffer(storage=shmbuffer.LazyStackStorage(capacity, **how))
-        how.update(compression_level=LEVEL, share_frames=storage == FRAMES_ONCE)
+        how.update(compression_level=LEVEL)
         return shmbuffer.ReplayBuffer(storage=shmbuffer.CompressedListStorage(capacity, **how))
 
     def feeding(self, form: str) -> Callable[[int], object]:

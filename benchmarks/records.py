@@ -27,7 +27,6 @@ from benchmarks.comparison import Setting
 from benchmarks.library import (
     AS_IT_COMES,
     COMPRESSED,
-    FRAMES_ONCE,
     GIVEN_ZSTD,
     LAZY_STACK,
     LEVEL,
@@ -59,12 +58,11 @@ def run(setting: Setting) -> list[Series]:
     counts = sorted({min(count, setting.records) for count in COUNTS})
     most = counts[-1]
     ours = [(PRIVATE, private, COMPRESSED), (SHARED, shared, COMPRESSED)]
-    once = (f"{SHARED}, frames once", ShmBuffer(shared=True), FRAMES_ONCE)
     theirs = [(PRIVATE, peer, COMPRESSED) for peer in peers]
     found = _measured(
         setting,
         "frames",
-        [*ours, once, *theirs],
+        [*ours, *theirs],
         {**_ADDING, **_writing(counts), **_drawing(counts, AS_IT_COMES, READ)},
         shrinks=True,
     )
@@ -76,7 +74,7 @@ def run(setting: Setting) -> list[Series]:
         every = {**_writing(counts), **_drawing(counts, READ)}
         for recording in ("frames", "channels last"):
             beside = f"{recording}, beside zstd alone"
-            found += _measured(setting, beside, [*ours, once], every, beside=alone)
+            found += _measured(setting, beside, ours, every, beside=alone)
     runners = [(form, library, LAZY_STACK) for form, library, _ in [*ours, *theirs]]
     reading = _drawing(counts, AS_IT_COMES, LISTED, PADDED, NESTED)
     writing = {**_ADDING, **_writing(counts)}

@@ -1,105 +1,48 @@
 /* Frames of zstd: what they say of themselves, which of them are expanded in one step, and where what they hold goes.
  *
- *     leaves of records ──take apart──▶ parts ──arrange──▶ frames, each with its parts ──▶ runs of frames
+ *     leaves of records ──take apart──▶ frames, each with its parts ──▶ runs of frames
  *
  * The core has no zstd: this is what lies around it. numpy/records/places.py has the picture. */
 #include "frames.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define MAGIC 0xFD2FB528u
 #define LARGEST_WINDOW 31 /* of zstd, as a power of two */
 
-/* Whether part b comes before part a. */
-static bool before(const int64_t *parts, uint64_t room, uint64_t b, uint64_t a) {
-    static const int keys[] = {SHMB_PART_AT, SHMB_PART_SIZE, SHMB_PART_WHOLE, SHMB_PART_BEFORE};
-    for (unsigned i = 0; i < sizeof keys / sizeof *keys; i++) {
-        int64_t one = parts[(uint64_t)keys[i] * room + b], other = parts[(uint64_t)keys[i] * room + a];
-        if (one != other) return one < other;
-    }
-    return false;
-}
-
-static uint64_t ascending(const int64_t *parts, uint64_t room, uint64_t count, const uint64_t *order, uint64_t at) {
-    while (++at < count && !before(parts, room, order[at], order[at - 1])) continue;
-    return at;
-}
-
-/* Records lie in order, and mostly their pieces do: what is in order already is merged with what follows it. Returns one of the two. */
-static uint64_t *sorted(const int64_t *parts, uint64_t room, uint64_t count, uint64_t *order, uint64_t *spare) {
-    for (uint64_t i = 0; i < count; i++) order[i] = i;
-    while (count && ascending(parts, room, count, order, 0) < count) {
-        for (uint64_t first = 0; first < count;) {
-            uint64_t middle = ascending(parts, room, count, order, first);
-            uint64_t end = middle < count ? ascending(parts, room, count, order, middle) : count;
-            for (uint64_t a = first, b = middle, to = first; to < end; to++)
-                spare[to] = b == end || (a < middle && !before(parts, room, order[b], order[a])) ? order[a++] : order[b++];
-            first = end;
-        }
-        uint64_t *merged = spare;
-        spare = order;
-        order = merged;
-    }
-    return order;
-}
-
-bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool of_each, int64_t *parts, uint64_t room, uint64_t *at) {
+void shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool of_each, int64_t *out, uint64_t room, uint64_t *frames,
+                     uint64_t *parts) {
     const uint64_t pieces = leaves->pieces;
-    int64_t *before = malloc((pieces + !pieces) * 2 * sizeof *before), *whole = before + pieces;
-    if (before == NULL) return false;
     for (uint64_t row = 0; row < leaves->count; row++) {
         const int64_t *offsets = leaves->offsets + row * pieces;
         const int64_t *stored = leaves->stored + row * pieces;
         const int64_t *expanded = leaves->expanded + row * pieces;
         const int64_t *numbers = leaves->numbers + row * leaves->width;
         for (uint64_t p = 0; p < pieces; p++) {
-            const int64_t head = leaves->held[p].head;
-            before[p] = head == (int64_t)p ? 0 : whole[head];
-            whole[head] = before[p] + expanded[p];
-        }
-        for (uint64_t p = 0; p < pieces; p++) {
-            const struct shmb_held *held = &leaves->held[p];
-            const int64_t goes = of_each ? to[p * leaves->count + row] : to[p] + (int64_t)row * expanded[p];
-            const int64_t from = leaves->base + offsets[held->head];
-            if (goes == 0 || expanded[p] == 0) continue;
-            if (!held->compressed) {
-                memcpy((void *)(uintptr_t)goes, (const void *)(uintptr_t)from, (size_t)expanded[p]);
-                continue;
+            const enum shmb_holding holding = (enum shmb_holding)leaves->held[p].holding;
+            const int64_t from = leaves->base + offsets[p];
+            const uint64_t before = *parts;
+            int64_t whole = 0;
+            if (holding == SHMB_JOINED) continue; /* with the piece that has its frame */
+            for (int64_t q = (int64_t)p; q >= 0; q = leaves->held[q].next) {
+                const int64_t planes = leaves->held[q].planes, nbytes = expanded[q];
+                const int64_t goes = of_each ? to[(uint64_t)q * leaves->count + row] : to[q] + (int64_t)row * nbytes;
+                if (goes && nbytes && holding == SHMB_RAW) memcpy((void *)(uintptr_t)goes, (const void *)(uintptr_t)from, (size_t)nbytes);
+                if (goes && nbytes && holding == SHMB_FRAME) {
+                    const int64_t part[] = {(int64_t)*frames, whole, nbytes, goes, planes < 0 ? 1 : numbers[planes]};
+                    for (uint64_t column = 0; column < sizeof part / sizeof *part; column++)
+                        out[(SHMB_IN_FRAME + column) * room + *parts] = part[column];
+                    ++*parts;
+                }
+                whole += nbytes;
             }
-            const int64_t part[SHMB_PART_COLUMNS] = {from, stored[held->head], whole[held->head], before[p], expanded[p], goes,
-                                                     held->planes < 0 ? 1 : numbers[held->planes]};
-            for (uint64_t column = 0; column < SHMB_PART_COLUMNS; column++) parts[column * room + *at] = part[column];
-            ++*at;
-        }
-    }
-    free(before);
-    return true;
-}
-
-bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int64_t *out, uint64_t *frames, uint64_t *left) {
-    uint64_t *orders = malloc((count + !count) * 2 * sizeof *orders);
-    if (orders == NULL) return false;
-    const uint64_t *order = sorted(parts, room, count, orders, orders + count);
-    const int64_t *at = parts + SHMB_PART_AT * room, *size = parts + SHMB_PART_SIZE * room, *whole = parts + SHMB_PART_WHOLE * room;
-    uint64_t last = 0;
-    *frames = *left = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t part = order[i], to = *left;
-        if (to == 0 || at[part] != at[last] || size[part] != size[last] || whole[part] != whole[last]) {
-            out[SHMB_FRAME_AT * count + *frames] = at[part];
-            out[SHMB_FRAME_STORED * count + *frames] = size[part];
-            out[SHMB_FRAME_WHOLE * count + *frames] = whole[part];
+            if (*parts == before) continue;
+            out[SHMB_FRAME_AT * room + *frames] = from;
+            out[SHMB_FRAME_STORED * room + *frames] = stored[p];
+            out[SHMB_FRAME_WHOLE * room + *frames] = whole;
             ++*frames;
         }
-        out[SHMB_IN_FRAME * count + to] = (int64_t)*frames - 1;
-        for (uint64_t column = 0; column < 4; column++)
-            out[(SHMB_IN_BEFORE + column) * count + to] = parts[(SHMB_PART_BEFORE + column) * room + part];
-        last = part;
-        ++*left;
     }
-    free(orders);
-    return true;
 }
 
 /* The frames from `run` on that can be woven, two by two, at most so many bytes. False: none. */

@@ -5,16 +5,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Columns of `shmb_arrange_parts`, with room for so many parts each. */
-enum { SHMB_PART_AT, SHMB_PART_SIZE, SHMB_PART_WHOLE, SHMB_PART_BEFORE, SHMB_PART_BYTES, SHMB_PART_TO, SHMB_PART_PLANES, SHMB_PART_COLUMNS };
-/* And of what it makes of them: three of frames, then five of parts. */
-enum { SHMB_FRAME_AT, SHMB_FRAME_STORED, SHMB_FRAME_WHOLE, SHMB_IN_FRAME, SHMB_IN_BEFORE, SHMB_IN_BYTES, SHMB_IN_TO, SHMB_IN_PLANES, SHMB_IN_COLUMNS };
+/* Columns of what `shmb_take_apart` finds, with room for so many each: three of frames, then five of parts. */
+enum { SHMB_FRAME_AT, SHMB_FRAME_STORED, SHMB_FRAME_WHOLE, SHMB_IN_FRAME, SHMB_IN_BEFORE, SHMB_IN_BYTES, SHMB_IN_TO, SHMB_IN_PLANES };
+
+/* A piece is raw, or has a frame of zstd, or is in the frame of another piece. */
+enum shmb_holding { SHMB_RAW = 0, SHMB_FRAME = 1, SHMB_JOINED = 2 };
 
 /* How a piece of a form is stored. */
 struct shmb_held {
-    int64_t compressed; /* with zstd */
-    int64_t head;       /* the piece whose frame it is in; itself: it has one, or none */
-    int64_t planes;     /* the number that says how many lie in it one behind the other; -1: it is no plane */
+    int64_t holding; /* enum shmb_holding */
+    int64_t next;    /* the piece behind it in its frame, or -1 */
+    int64_t planes;  /* the number that says how many lie in it one behind the other; -1: it is no plane */
 };
 
 /* Located records of one form: rows of numbers, and of pieces. */
@@ -29,12 +30,10 @@ struct shmb_leaves {
 };
 
 /* What each piece holds, on its way to an address of `to`, [pieces][count]; 0: nobody wants it. Where these are not `of_each`,
- * but [pieces], the first ones go there, and the others behind them. Copies what is raw. Adds what is compressed to the parts, of
- * which there is `room` for so many, from `at` on. False: there is no memory for it. */
-bool shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool of_each, int64_t *parts, uint64_t room, uint64_t *at);
-
-/* Parts by frame, in the order in which they lie in it. False: there is no memory for it. */
-bool shmb_arrange_parts(const int64_t *parts, uint64_t room, uint64_t count, int64_t *out, uint64_t *frames, uint64_t *left);
+ * but [pieces], the first ones go there, and the others behind them. Copies what is raw. Writes the frames of what is compressed, and
+ * the parts of each in their order, behind those that are there; there is room for so many of both. */
+void shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool of_each, int64_t *out, uint64_t room, uint64_t *frames,
+                     uint64_t *parts);
 
 /* What frames expand to, and where it goes: as numpy/records/places.py tells. */
 struct shmb_places {

@@ -198,8 +198,8 @@ _Static_assert(sizeof(struct shmb_reservation) == 64, "a reservation is one cach
 struct shmb_record {
     uint64_t ticket;
     uint64_t position;
-    uint64_t bytes;  /* header included; may reach over the records behind it */
-    uint64_t stride; /* to the next header; a multiple of 8 */
+    uint64_t bytes;  /* header included */
+    uint64_t stride; /* to the next header: bytes, rounded up to 8 */
 };
 
 /* Where the record of a slot is. */

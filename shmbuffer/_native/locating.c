@@ -1,4 +1,4 @@
-/* Where the pieces of records lie, for the usual batch: records of one form, without pieces that have a place of their own.
+/* Where the pieces of records lie, for the usual batch: records of one form.
  * Nothing is believed. What is not so is no error here: memory/record_format looks at it again, and says what is wrong. It
  * also tells the format. What is written is laid out by the same rules. */
 #include "locating.h"
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define HEADER 32 /* of the ring; the body begins behind it */
-#define FRONT (HEADER + 16)
+#define NUMBERS_AT (HEADER + 16)
 #define VERSION 1u
 #define MOST_VOLUME ((uint64_t)1 << 40)
 #define MOST_BYTES ((uint64_t)1 << 32)
@@ -57,15 +57,15 @@ static bool shapes_agree(const struct form *form, const int64_t *numbers) {
 
 static bool numbers_of(const struct form *form, const unsigned char *record, uint64_t size, int64_t *numbers) {
     uint32_t words[4];
-    if (size < FRONT + 4 * form->n_numbers + form->nbytes) return false;
+    if (size < NUMBERS_AT + 4 * form->n_numbers + form->nbytes) return false;
     memcpy(words, record + HEADER, sizeof words);
     if (words[0] != (VERSION | (uint32_t)form->n_numbers << 16) || words[1] != form->nbytes || words[2] || words[3]) return false;
     for (uint64_t i = 0; i < form->n_numbers; i++) {
         uint32_t number;
-        memcpy(&number, record + FRONT + 4 * i, sizeof number);
+        memcpy(&number, record + NUMBERS_AT + 4 * i, sizeof number);
         numbers[i] = number;
     }
-    return memcmp(record + FRONT + 4 * form->n_numbers, form->code, form->nbytes) == 0 && shapes_agree(form, numbers);
+    return memcmp(record + NUMBERS_AT + 4 * form->n_numbers, form->code, form->nbytes) == 0 && shapes_agree(form, numbers);
 }
 
 /* Of the first 64 numbers, those that are no sizes of pieces. */
@@ -90,7 +90,7 @@ static bool dims_agree(const struct form *form, uint64_t dims, const int64_t *on
  * `known` has what they expand to in a record of the same dims, or is NULL. */
 static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t *numbers, int64_t *offsets, int64_t *sizes,
                           int64_t *expanded, const int64_t *known) {
-    uint64_t total = 0, at = FRONT + 4 * form->n_numbers + form->nbytes;
+    uint64_t total = 0, at = NUMBERS_AT + 4 * form->n_numbers + form->nbytes;
     const int64_t *step = form->pieces;
     for (uint64_t p = 0; p < form->n_pieces; p++) {
         const struct piece *piece = (const struct piece *)step;
@@ -167,13 +167,13 @@ uint64_t shmb_measure_record(const int64_t *steps, uint64_t code_bytes, const in
     return end;
 }
 
-int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t *offsets, int64_t *starts, int64_t *ends) {
+int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t *offsets, int64_t *starts, int64_t *ends,
+                             int64_t *stored) {
     const struct form form = form_told(written->steps, written->code, written->code_bytes);
     uint64_t at = 0;
     for (uint64_t row = 0; row < written->count; row++) {
         const int64_t *numbers = written->numbers + row * form.n_numbers, *given = written->sizes + row * form.n_pieces;
-        int64_t stored[SHMB_MOST_PIECES];
-        if (form.n_pieces > SHMB_MOST_PIECES || !can_be_written(&form, numbers)) return -1;
+        if (!can_be_written(&form, numbers)) return -1;
         uint64_t end = pieces_of(&form, 0, numbers, offsets + row * form.n_pieces, stored, NULL, NULL);
         if (end == 0 || memcmp(stored, given, form.n_pieces * sizeof *stored) != 0) return -1;
         starts[row] = (int64_t)at;

@@ -19,8 +19,6 @@ struct shmb_records_read {
 bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *steps, const unsigned char *code, uint64_t code_bytes,
                         int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded, bool *alike);
 
-#define SHMB_MOST_PIECES 64 /* of a form whose records the core lays out */
-
 /* How many numbers and pieces the records of a form have. */
 static inline uint64_t shmb_numbers_of_form(const int64_t *steps) { return (uint64_t)steps[0]; }
 static inline uint64_t shmb_pieces_of_form(const int64_t *steps) { return (uint64_t)steps[3]; }
@@ -40,9 +38,10 @@ struct shmb_records_written {
 uint64_t shmb_measure_record(const int64_t *steps, uint64_t code_bytes, const int64_t *dims, uint64_t count, int64_t *numbers,
                              int64_t *sizes, int64_t *offsets, int64_t *stored);
 
-/* Writes where each record starts and ends in their bytes, and where its pieces begin from its start. Returns how many bytes there
- * are; -1: one of them cannot be written. */
-int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t *offsets, int64_t *starts, int64_t *ends);
+/* Writes where each record starts and ends in their bytes, and where its pieces begin from its start. `stored` is room for a number a
+ * piece. Returns how many bytes there are; -1: one of them cannot be written. */
+int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t *offsets, int64_t *starts, int64_t *ends,
+                             int64_t *stored);
 
 /* Writes those bytes; the pieces come from `addresses`. */
 void shmb_lay_out_records(const struct shmb_records_written *written, const int64_t *addresses, const int64_t *offsets,

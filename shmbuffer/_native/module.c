@@ -328,18 +328,6 @@ static PyObject *turn_pieces(PyObject *args, bool splits) {
 static PyObject *core_split_planes(PyObject *Py_UNUSED(module), PyObject *args) { return turn_pieces(args, true); }
 static PyObject *core_join_planes(PyObject *Py_UNUSED(module), PyObject *args) { return turn_pieces(args, false); }
 
-/* checksum_pieces(from, nbytes, count, out): CRC32C of each, uint32[count] */
-static PyObject *core_checksum_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long from, nbytes, count, out;
-    if (!PyArg_ParseTuple(args, "KKKK:checksum_pieces", &from, &nbytes, &count, &out)) return NULL;
-    const uint64_t *source = (const uint64_t *)(uintptr_t)from;
-    uint32_t *found = (uint32_t *)(uintptr_t)out;
-    Py_BEGIN_ALLOW_THREADS
-    for (uint64_t i = 0; i < count; i++) found[i] = shmb_crc32c(0, (const void *)(uintptr_t)source[i], nbytes);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 /* same_pieces(one, other, nbytes, count, out): whether the bytes are equal, uint8[count] */
 static PyObject *core_same_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long one, other, nbytes, count, out;
@@ -400,7 +388,6 @@ static PyMethodDef methods[] = {
     {"split_planes", core_split_planes, METH_VARARGS, "split_planes(from, sizes, planes, to, count, base=0): what lies byte beside byte, plane by plane."},
     {"join_planes", core_join_planes, METH_VARARGS, "join_planes(from, sizes, planes, to, count, base=0): planes byte beside byte."},
     {"move_pieces", core_move_pieces, METH_VARARGS, "move_pieces(from, sizes, to, count, base=0): copy pieces from address to address."},
-    {"checksum_pieces", core_checksum_pieces, METH_VARARGS, "checksum_pieces(from, nbytes, count, out): CRC32C of pieces."},
     {"same_pieces", core_same_pieces, METH_VARARGS, "same_pieces(one, other, nbytes, count, out): which pieces are equal."},
     {"locate_pieces", shmb_core_locate_pieces, METH_VARARGS,
      "locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded): of one form; None: not so."},
@@ -410,8 +397,7 @@ static PyMethodDef methods[] = {
      "lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data): write those."},
     {"record", shmb_core_record, METH_VARARGS, "record(steps, code, dims, pieces): the bytes of one record and where it ends, or None."},
     {"take_apart", shmb_core_take_apart, METH_VARARGS,
-     "take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, parts, room, at): leaves of located records."},
-    {"arrange_parts", shmb_core_arrange_parts, METH_VARARGS, "arrange_parts(parts, room, count, out): by frame; how many of both."},
+     "take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames, parts): leaves of located records."},
     {"runs", shmb_core_runs, METH_VARARGS,
      "runs(whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out): frames that are expanded in one step."},
     {"unweave", shmb_core_unweave, METH_VARARGS, "unweave(into, other, half, frames): their other halves to their places."},

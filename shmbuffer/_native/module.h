@@ -34,7 +34,6 @@ PyObject *shmb_core_lay_out_records(PyObject *module, PyObject *args);
 PyObject *shmb_core_record(PyObject *module, PyObject *args);
 PyObject *shmb_core_locate_pieces(PyObject *module, PyObject *args);
 PyObject *shmb_core_take_apart(PyObject *module, PyObject *args);
-PyObject *shmb_core_arrange_parts(PyObject *module, PyObject *args);
 PyObject *shmb_core_runs(PyObject *module, PyObject *args);
 PyObject *shmb_core_unweave(PyObject *module, PyObject *args);
 PyObject *shmb_core_frames_say(PyObject *module, PyObject *args);

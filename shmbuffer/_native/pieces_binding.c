@@ -21,14 +21,15 @@ PyObject *shmb_core_locate_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     return right ? PyBool_FromLong(alike) : Py_NewRef(Py_None);
 }
 
-/* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends) -> bytes; -1: not so */
+/* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored) -> bytes; -1: not so */
 PyObject *shmb_core_measure_records(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends;
-    if (!PyArg_ParseTuple(args, "KKKKKKKKK:measure_records", &steps, &code, &code_bytes, &numbers, &sizes, &count, &offsets, &starts, &ends))
+    unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKK:measure_records", &steps, &code, &code_bytes, &numbers, &sizes, &count, &offsets, &starts, &ends,
+                          &stored))
         return NULL;
     const struct shmb_records_written written = {AT(const int64_t, steps), AT(const unsigned char, code), code_bytes,
                                                  AT(const int64_t, numbers), AT(const int64_t, sizes), count};
-    return PyLong_FromLongLong(shmb_measure_records(&written, AT(int64_t, offsets), AT(int64_t, starts), AT(int64_t, ends)));
+    return PyLong_FromLongLong(shmb_measure_records(&written, AT(int64_t, offsets), AT(int64_t, starts), AT(int64_t, ends), AT(int64_t, stored)));
 }
 
 /* lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data) */
@@ -100,30 +101,20 @@ done:
     return record;
 }
 
-/* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, parts, room, at) -> where the parts
- * end: see frames.h */
+/* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames, parts) -> how many frames
+ * and parts there are: see frames.h */
 PyObject *shmb_core_take_apart(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, parts, room, at;
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKK:take_apart", &base, &held, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
-                          &to, &of_each, &parts, &room, &at))
+    unsigned long long base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames, parts;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK:take_apart", &base, &held, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
+                          &to, &of_each, &out, &room, &frames, &parts))
         return NULL;
     const struct shmb_leaves leaves = {(int64_t)base, AT(const struct shmb_held, held), pieces, AT(const int64_t, numbers), width,
                                        AT(const int64_t, offsets), AT(const int64_t, stored), AT(const int64_t, expanded), count};
-    uint64_t end = at;
-    bool done;
+    uint64_t n_frames = frames, n_parts = parts;
     Py_BEGIN_ALLOW_THREADS
-    done = shmb_take_apart(&leaves, AT(const int64_t, to), of_each != 0, AT(int64_t, parts), room, &end);
+    shmb_take_apart(&leaves, AT(const int64_t, to), of_each != 0, AT(int64_t, out), room, &n_frames, &n_parts);
     Py_END_ALLOW_THREADS
-    return done ? PyLong_FromUnsignedLongLong(end) : PyErr_NoMemory();
-}
-
-/* arrange_parts(parts, room, count, out) -> frames, parts that are left: see frames.h */
-PyObject *shmb_core_arrange_parts(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long parts, room, count, out;
-    uint64_t frames, left;
-    if (!PyArg_ParseTuple(args, "KKKK:arrange_parts", &parts, &room, &count, &out)) return NULL;
-    if (!shmb_arrange_parts(AT(const int64_t, parts), room, count, AT(int64_t, out), &frames, &left)) return PyErr_NoMemory();
-    return Py_BuildValue("KK", (unsigned long long)frames, (unsigned long long)left);
+    return Py_BuildValue("KK", (unsigned long long)n_frames, (unsigned long long)n_parts);
 }
 
 /* runs(whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out) -> count: see frames.h */

@@ -26,7 +26,7 @@ static inline bool is_in_slot(const struct shmb_ring *ring, const struct shmb_re
 }
 
 static inline bool leads_on(const struct shmb_ring *ring, const struct shmb_record *record, uint64_t at, uint64_t end) {
-    return record->position == at && record->stride >= HEADER && record->stride % 8 == 0 && record->stride <= end - at;
+    return record->position == at && record->stride >= HEADER && record->stride == padded(record->bytes) && record->stride <= end - at;
 }
 
 /* Where the record of an item, or of one to be, lies. A slot that was marked a moment ago still has the extent of
@@ -49,29 +49,17 @@ static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t 
     return next;
 }
 
-/* A batch from outside: every record is within it, and only the records of a ring write reach over the next ones.
- * Returns SHMB_BAD_BATCH (see shmb_refusal.bad_at) where that is not so, SHMB_TOO_LARGE where the ring is too small. */
-int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart) {
-    uint64_t apart_bytes = 0;
+/* A batch from outside: every record is within it. Returns SHMB_BAD_BATCH (see shmb_refusal.bad_at) where that is not so,
+ * SHMB_TOO_LARGE where the ring is too small. */
+int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes) {
+    const uint64_t skipped = batch->count > ring->capacity ? batch->count - ring->capacity : 0;
+    uint64_t needed = 0;
     for (uint64_t i = 0; i < batch->count; i++) {
         uint64_t start = (uint64_t)batch->starts[i], size = (uint64_t)batch->sizes[i];
-        bool last = i + 1 == batch->count;
         shmb_refusal.bad_at = i;
         if (start % 8 || start > bytes || size < HEADER || size > bytes - start) return SHMB_BAD_BATCH;
-        if (apart) {
-            apart_bytes += padded(size);
-            continue;
-        }
-        const uint64_t end = (uint64_t)batch->starts[batch->count - 1] + (uint64_t)batch->sizes[batch->count - 1];
-        if (start + size > end) return SHMB_BAD_BATCH;
-        if (!last && ((uint64_t)batch->starts[i + 1] > bytes || (uint64_t)batch->starts[i + 1] < start + HEADER))
-            return SHMB_BAD_BATCH;
+        if (i >= skipped) needed += padded(size);
     }
-    if (batch->count == 0) return SHMB_OK;
-    uint64_t skipped = batch->count > ring->capacity ? batch->count - ring->capacity : 0, at = batch->count - 1;
-    uint64_t needed = apart ? apart_bytes
-                            : (uint64_t)batch->starts[at] + padded((uint64_t)batch->sizes[at]) -
-                                  (uint64_t)batch->starts[skipped];
     shmb_refusal.needed = needed;
     return needed > ring->max_bytes ? SHMB_TOO_LARGE : SHMB_OK;
 }
@@ -81,10 +69,7 @@ static inline uint64_t batch_row(const struct shmb_ring *ring, uint64_t row) {
 }
 
 static inline uint64_t stride_of(const struct shmb_ring *ring, uint64_t row) {
-    const struct shmb_batch *batch = &ring->claim_batch;
-    uint64_t at = batch_row(ring, row);
-    bool alone = ring->claim_kind != SHMB_RING_WRITE || at + 1 == batch->count;
-    return alone ? padded((uint64_t)batch->sizes[at]) : (uint64_t)(batch->starts[at + 1] - batch->starts[at]);
+    return padded((uint64_t)ring->claim_batch.sizes[batch_row(ring, row)]);
 }
 
 static uint64_t bytes_of_claim(const struct shmb_ring *ring) {
@@ -186,15 +171,13 @@ void shmb_take_bytes(struct shmb_ring *ring) {
     CP(write_bytes);
 }
 
-/* W9. What lies between two headers is copied as it is: a body, and padding. */
+/* W9. The bodies. */
 void shmb_fill_records(struct shmb_ring *ring) {
     const struct shmb_batch *batch = &ring->claim_batch;
     for (uint64_t row = 0; row < ring->claim_rows; row++) {
-        uint64_t at = batch_row(ring, row), size = (uint64_t)batch->sizes[at], stride = stride_of(ring, row);
-        bool alone = ring->claim_kind != SHMB_RING_WRITE || at + 1 == batch->count;
-        uint64_t bytes = alone ? size : stride;
-        const unsigned char *from = batch->data + batch->starts[at] + HEADER;
-        memcpy(shmb_record_at(ring, ring->extents[shmb_slot_of_row(ring, row)].position) + HEADER, from, bytes - HEADER);
+        const uint64_t at = batch_row(ring, row), body = (uint64_t)batch->sizes[at] - HEADER;
+        unsigned char *to = shmb_record_at(ring, ring->extents[shmb_slot_of_row(ring, row)].position);
+        memcpy(to + HEADER, batch->data + batch->starts[at] + HEADER, body);
         CP(write_copy);
     }
 }
@@ -232,84 +215,42 @@ static void forget(struct shmb_ring *ring, uint64_t slot) {
     CP(relink_forgotten);
 }
 
-/* An item may end within a header behind it. What is beyond the item is free, and must not make of that header one that
- * leads on when the head has moved far enough: then the slots are asked, and no item is passed over. */
-static void lead_nowhere(struct shmb_record *record, uint64_t covered) {
-    uint64_t from = covered > offsetof(struct shmb_record, stride) ? covered : offsetof(struct shmb_record, stride);
-    memset((unsigned char *)record + from, 0xFF, HEADER - from);
-    CP(relink_header);
+/* Whether the header of an item says what its slot says. */
+static bool is_item_at(const struct shmb_ring *ring, struct shmb_extent extent) {
+    const struct shmb_record *record = header_at(ring, extent.position);
+    return record->bytes == extent.bytes && leads_on(ring, record, extent.position, extent.position + ring->max_bytes);
 }
 
 /* One way from the oldest item to the newest: for recovery, while nobody else is alive and only items are left in the
  * slots. Slots come in the order of their positions. What cannot be beside another record is forgotten; how many, is
- * returned. Gaps get a header that is no item's. */
+ * returned. Each gap gets a header that is no item's. */
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count) {
-    uint64_t forgotten = 0, end = 0, tail = 0, at = 0, reach = 0, last = 0, known = 0;
+    uint64_t forgotten = 0, end = 0, tail = 0, at = 0;
     bool begun = false;
     for (uint64_t i = 0; i < count; i++) {
-        struct shmb_extent extent = ring->extents[slots[i]];
-        const struct shmb_record *record = header_at(ring, extent.position);
-        if (!leads_on(ring, record, extent.position, extent.position + ring->max_bytes)) continue;
-        uint64_t bytes = padded(extent.bytes) > record->stride ? padded(extent.bytes) : record->stride;
-        if (extent.position + bytes > end) end = extent.position + bytes;
-        if (extent.position + extent.bytes > known) known = extent.position + extent.bytes;
-        last = extent.position;
-    }
-    /* An item may reach over the headers of records that are gone: they are part of it and stay as they are, so
-     * the head must not lie before the place that the last of them leads to. A header that is not wholly part of an
-     * item may hold anything, and is not followed. */
-    for (uint64_t next = last; end > 0 && next < end;) {
-        const struct shmb_record *record = header_at(ring, next);
-        bool leads = next + HEADER <= known && leads_on(ring, record, next, last + ring->max_bytes);
-        if (!leads && end - next < HEADER) end = next + HEADER; /* no other header may lie across this one */
-        if (!leads) break;
-        next += record->stride;
-        if (next > end) end = next;
+        const struct shmb_extent extent = ring->extents[slots[i]];
+        if (is_item_at(ring, extent) && extent.position + padded(extent.bytes) > end) end = extent.position + padded(extent.bytes);
     }
     for (uint64_t i = 0; i < count; i++) {
-        uint64_t slot = (uint64_t)slots[i], position = ring->extents[slot].position;
-        struct shmb_record *record = header_at(ring, position);
-        bool fits = leads_on(ring, record, position, position + ring->max_bytes) && end - position <= ring->max_bytes &&
-                    (!begun || position == at || (position > at && position - at >= HEADER));
-        if (fits && !begun) tail = at = position, begun = true;
-        while (fits && at < position) { /* what was there may still lead on, and may be part of an item before it */
-            struct shmb_record *between = header_at(ring, at);
-            bool leads = leads_on(ring, between, at, position);
-            uint64_t next = leads ? at + between->stride : position;
-            bool narrow = next != position && position - next < HEADER;
-            if (!leads || narrow) {
-                next = position;
-                if (at >= reach) {
-                    *between = (struct shmb_record){0, at, position - at, position - at};
-                    CP(relink_header);
-                } else if (at + HEADER > reach)
-                    lead_nowhere(between, reach - at);
-                else if (leads_on(ring, between, at, at + ring->max_bytes))
-                    fits = false; /* not ours to change, and it leads past this record, now or later */
-            }
-            if (fits) at = next;
-        }
-        if (!fits) {
-            forget(ring, slot);
+        const struct shmb_extent extent = ring->extents[slots[i]];
+        const uint64_t position = extent.position;
+        if (!is_item_at(ring, extent) || end - position > ring->max_bytes || (begun && position != at && position < at + HEADER)) {
+            forget(ring, (uint64_t)slots[i]);
             forgotten++;
             continue;
         }
-        at = position + record->stride;
-        if (position + ring->extents[slot].bytes > reach) reach = position + ring->extents[slot].bytes;
-    }
-    while (begun && at < end) { /* an item reaches over records that are gone */
-        struct shmb_record *between = header_at(ring, at);
-        if (!leads_on(ring, between, at, end)) {
-            if (at < reach && at + HEADER > reach) lead_nowhere(between, reach - at);
-            if (at < reach || end - at < HEADER) break; /* the slots are asked */
-            *between = (struct shmb_record){0, at, end - at, end - at};
+        if (!begun)
+            tail = position;
+        else if (position > at) {
+            *header_at(ring, at) = (struct shmb_record){0, at, position - at, position - at};
             CP(relink_header);
         }
-        at += between->stride;
+        begun = true;
+        at = position + padded(extent.bytes);
     }
     atomic_store(&ring->runtime->byte_tail, tail);
     CP(relink_tail);
-    atomic_store(&ring->runtime->byte_head, begun ? (at > end ? at : end) : 0);
+    atomic_store(&ring->runtime->byte_head, at);
     CP(relink_head);
     return forgotten;
 }

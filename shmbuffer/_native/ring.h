@@ -392,7 +392,7 @@ enum shmb_version_change { SHMB_VERSION_SET = 0, SHMB_VERSION_ADD = 1, SHMB_VERS
 uint64_t shmb_consumer_version(struct shmb_runtime *runtime, enum shmb_version_change change, uint64_t value);
 
 /* records.c: the byte ring */
-int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart);
+int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes);
 bool shmb_bytes_are_being_written(struct shmb_ring *ring);
 bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t since, uint64_t bytes);
 void shmb_take_bytes(struct shmb_ring *ring);

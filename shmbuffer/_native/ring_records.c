@@ -23,7 +23,7 @@ PyObject *shmb_ring_write_records(struct ring_object *self, struct asked *asked)
     struct shmb_batch batch = batch_at(asked, 0);
     const double *priorities = AT(const double, 5);
     uint64_t bytes = NUMBER(1), first = 0;
-    int status = shmb_batch_in_order(ring, &batch, bytes, false);
+    int status = shmb_batch_in_order(ring, &batch, bytes);
     if (status == SHMB_OK && priorities) status = shmb_priorities_in_order(ring, priorities, batch.count);
     shmb_release_for(&asked->python, bytes);
     if (status == SHMB_OK) status = shmb_claim_ring(ring, CALL, batch.count, &batch, AT(const uint32_t, 6), &first);
@@ -45,7 +45,7 @@ PyObject *shmb_ring_place_records(struct ring_object *self, struct asked *asked)
     if (priorities && tickets) return PyErr_Format(PyExc_ValueError, "place_records: priorities or tickets, not both");
     if (batch.count == 0) return shmb_answer(asked, SHMB_OK, 0); /* a claim of nothing would stay open */
     int status = shmb_indices_in_order(ring, slots, batch.count, ring->capacity);
-    if (status == SHMB_OK) status = shmb_batch_in_order(ring, &batch, bytes, true);
+    if (status == SHMB_OK) status = shmb_batch_in_order(ring, &batch, bytes);
     if (status == SHMB_OK && priorities) status = shmb_priorities_in_order(ring, priorities, batch.count);
     shmb_release_for(&asked->python, bytes);
     if (status == SHMB_OK)

@@ -40,8 +40,7 @@ class RecordRows(Mover):
         how = told if compresses else {}
         level = how.get("compression_level", _LEVEL) if compresses else None
         self._codec = RecordCodec(level, how.get("dictionary_bytes", 0))
-        share = bool(how.get("share_frames"))
-        self._codec.encoder = Encoder(keys=how.get("compress"), share=share)
+        self._codec.encoder = Encoder(keys=how.get("compress"))
         self._codec.decoder = Decoder(self._codec.expand)
         self._codec.join(engine)
 

@@ -5,7 +5,7 @@
     recorded, and may be changed       beta, batch_size, priority_key,
                                        weight_key, reduction, dim_extend,
                                        of records: stack_dim, compression_level, compress,
-                                       dictionary_bytes, share_frames
+                                       dictionary_bytes
     of one process, never recorded     sampler, sample_unit, transform, collate_fn, pin_memory,
                                        prefetch, generator, rank, prefault, device,
                                        of records: pad_output, compression_fn,
@@ -41,9 +41,7 @@ LOCAL = frozenset(
 STORAGES: Mapping[str, frozenset[str]] = {
     "LazyMemmapStorage": frozenset(),
     "LazyStackStorage": frozenset({"stack_dim"}),
-    "CompressedListStorage": frozenset(
-        {"compression_level", "compress", "dictionary_bytes", "share_frames"}
-    ),
+    "CompressedListStorage": frozenset({"compression_level", "compress", "dictionary_bytes"}),
 }
 """The kinds of storage, and the arguments of each that are recorded."""
 OF_STORAGES = frozenset().union(*STORAGES.values())

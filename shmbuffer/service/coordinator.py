@@ -84,7 +84,7 @@ class Coordinator:
         **options: further arguments of the buffer, as TorchRL's. Fixed: `LazyMemmapStorage`'s
             ``share_next`` and ``share_next_room``. Recorded: ``weight_key``, ``reduction``,
             ``dim_extend``; of records ``stack_dim``, ``compression_level``, ``compress``,
-            ``dictionary_bytes``, ``share_frames``. For ``buffer`` alone: ``sampler``,
+            ``dictionary_bytes``. For ``buffer`` alone: ``sampler``,
             ``sample_unit``, ``transform``, ``collate_fn``, ``pin_memory``, ``prefetch``,
             ``generator``, ``rank``, ``device`` (where samples are sent); of records ``pad_output``,
             ``compression_fn``, ``decompression_fn``.

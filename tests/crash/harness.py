@@ -6,8 +6,8 @@ own
 bookkeeping: every leaf of an item carries the item's number in its own way, so that a mixture of
 two items, an item that nobody wrote and a missing item all show in the bytes.
 
-Items are rows of leaves, or records of different sizes that reach over the next ones, in a byte
-ring with room for all of them or with room for some.
+Items are rows of leaves, or records of different sizes, in a byte ring with room for all of them or
+with room for some.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def write(ring: Ring, numbers: Iterable[int], **options: object) -> int:
 def place(ring: Ring, where: list[int], numbers: Iterable[int], *, in_place: bool) -> None:
     batch = Batch(numbers)
     if ring.records is not None:
-        rows = records(batch.numbers.tolist(), apart=True)
+        rows = records(batch.numbers.tolist())
         ring.records.place(np.array(where, np.int64), rows, in_place=in_place)
         return
     ring.place(np.array(where, np.int64), batch.addresses, in_place=in_place)

@@ -224,18 +224,14 @@ void record_fill(unsigned char *body, uint64_t ticket, uint64_t from, uint64_t b
     fill(body, ticket, 0, from, bytes);
 }
 
-/* A record may reach over those behind it, which were written with it and have the next tickets. */
 void record_check(const unsigned char *record, uint64_t bytes, uint64_t ticket, const char *who) {
     struct shmb_record header;
-    unsigned char right[256]; /* strides are shorter */
-    for (uint64_t at = 0; at + sizeof header <= bytes; at += header.stride, ticket++) {
-        memcpy(&header, record + at, sizeof header);
-        if (header.ticket != ticket || header.stride < sizeof header || header.stride > sizeof right)
-            fail("%s: the header of ticket %llu names %llu", who, (unsigned long long)ticket, (unsigned long long)header.ticket);
-        uint64_t end = at + header.stride < bytes ? at + header.stride : bytes;
-        if (end > at + sizeof header) fill(right, ticket, 0, sizeof header, end - at - sizeof header);
-        if (end > at + sizeof header && memcmp(right, record + at + sizeof header, end - at - sizeof header))
-            fail("%s: the body of ticket %llu is not what was written", who, (unsigned long long)ticket);
-    }
+    unsigned char right[256]; /* records are shorter */
+    memcpy(&header, record, sizeof header);
+    if (header.ticket != ticket || header.bytes != bytes || bytes > sizeof right)
+        fail("%s: the header of ticket %llu names %llu", who, (unsigned long long)ticket, (unsigned long long)header.ticket);
+    fill(right, ticket, 0, sizeof header, bytes - sizeof header);
+    if (memcmp(right, record + sizeof header, bytes - sizeof header))
+        fail("%s: the body of ticket %llu is not what was written", who, (unsigned long long)ticket);
     COUNT(checked, 1);
 }

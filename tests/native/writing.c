@@ -53,7 +53,7 @@ static void fill_rows(struct shmb_ring *ring) {
     for (unsigned leaf = 0; leaf < LEAVES; leaf++) free(held[leaf]);
 }
 
-/* A batch whose records reach over the next ones, where they may. */
+/* A batch of records, one behind the other. */
 struct records {
     unsigned char data[ROWS * 192];
     int64_t starts[ROWS], sizes[ROWS];
@@ -61,7 +61,7 @@ struct records {
     uint64_t bytes;
 };
 
-static void lay_out(struct records *records, uint64_t count, bool apart) {
+static void lay_out(struct records *records, uint64_t count) {
     uint64_t header = sizeof(struct shmb_record), at = 0;
     for (uint64_t i = 0; i < count; i++) {
         records->starts[i] = (int64_t)at;
@@ -69,8 +69,6 @@ static void lay_out(struct records *records, uint64_t count, bool apart) {
         at += ((uint64_t)records->sizes[i] + 7) & ~(uint64_t)7;
     }
     records->bytes = count ? (uint64_t)(records->starts[count - 1] + records->sizes[count - 1]) : 0;
-    for (uint64_t i = 0; !apart && i + 1 < count; i++)
-        if (random_below(2)) records->sizes[i] += (int64_t)random_below(records->bytes - (uint64_t)(records->starts[i] + records->sizes[i]) + 1);
     records->batch = (struct shmb_batch){records->data, records->starts, records->sizes, count};
 }
 
@@ -78,9 +76,7 @@ static void fill_records(struct shmb_ring *ring, struct records *records) {
     uint64_t header = sizeof(struct shmb_record);
     for (uint64_t row = 0; row < ring->claim_rows; row++) {
         uint64_t i = ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped + row : (uint64_t)ring->claim_from[row];
-        uint64_t next = i + 1 < records->batch.count ? (uint64_t)records->starts[i + 1] : records->bytes;
-        uint64_t start = (uint64_t)records->starts[i];
-        record_fill(records->data + start + header, shmb_ticket_of_row(ring, row), header, next - start - header);
+        record_fill(records->data + records->starts[i] + header, shmb_ticket_of_row(ring, row), header, (uint64_t)records->sizes[i] - header);
     }
     shmb_fill_records(ring);
 }
@@ -185,8 +181,8 @@ void write_once(struct shmb_ring *ring) {
     uint64_t count = kind == SHMB_RING_WRITE ? 1 + random_below(random_below(8) ? 3 : most) : choose_slots(ring, slots);
     if (world.options.once && atomic_load(&ring->runtime->head) + 16 * ROWS > ring->capacity) return;
     bool given = random_below(3) == 0 && kind != SHMB_IN_PLACE && !world.options.once;
-    if (ring->bytes) lay_out(&records, count, kind != SHMB_RING_WRITE);
-    if (ring->bytes) expect(shmb_batch_in_order(ring, &records.batch, records.bytes, kind != SHMB_RING_WRITE), "batch");
+    if (ring->bytes) lay_out(&records, count);
+    if (ring->bytes) expect(shmb_batch_in_order(ring, &records.batch, records.bytes), "batch");
     for (uint64_t i = 0; i < count * ring->lanes; i++) priorities[i] = (double)(1 + random_below(100)) / 10;
     if (given) expect(shmb_priorities_in_order(ring, priorities, count * ring->lanes), "priorities");
     bool reserves = kind == SHMB_RING_WRITE && count <= ring->capacity && random_below(4) == 0;

@@ -191,7 +191,7 @@ def test_a_column_of_text_is_the_same_in_both_clients(
 
 
 def test_what_is_compressed_together_is_read(directory: Directory) -> None:
-    create(directory, STORAGES[1], share_frames=True, dictionary_bytes=1024)
+    create(directory, STORAGES[1], dictionary_bytes=1024)
     arrays, tensors = directory.arrays(rng=0), directory.tensors()
     rng = np.random.default_rng(0)
     frames = np.repeat(rng.integers(0, 9, (70, 1, 84), dtype=np.uint8), 84, axis=1)

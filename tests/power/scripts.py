@@ -49,7 +49,7 @@ class Client:
     def place(self, where: list[int], numbers: list[int], *, in_place: bool) -> None:
         self.reporter.mark("invoke", numbers=numbers)
         if self.ring.records is not None:
-            batch = records(numbers, apart=True)
+            batch = records(numbers)
             self.ring.records.place(np.array(where), batch, in_place=in_place)
         else:
             rows.place(self.ring, where, numbers, in_place=in_place)

@@ -349,7 +349,6 @@ def test_a_coordinator_makes_a_buffer_of_records_that_attach_opens(scratch_dir: 
         batch_size=6,
         compression_level=5,
         compress=["obs", ("next", "obs")],
-        share_frames=True,
         pad_output=0,
     ) as coordinator:
         with attach(scratch_dir) as buffer:
@@ -386,8 +385,8 @@ def test_an_argument_of_another_kind_is_named_and_leaves_nothing(
         ({"max_bytes": 9}, "storage='LazyMemmapStorage' has none; max_bytes is for records"),
         ({"storage": "LazyStackStorage", "max_bytes": 0}, "max_bytes is at least 1, not 0"),
         (
-            {"storage": "LazyStackStorage", "max_bytes": 9, "share_frames": True},
-            "storage='LazyStackStorage' takes no share_frames",
+            {"storage": "LazyStackStorage", "max_bytes": 9, "dictionary_bytes": 9},
+            "storage='LazyStackStorage' takes no dictionary_bytes",
         ),
         ({"compress": ["obs"]}, "storage='LazyMemmapStorage' takes no compress"),
         (
@@ -419,7 +418,7 @@ def test_another_storage_than_the_recorded_one_is_an_error(scratch_dir: Path) ->
     for arguments, message in (
         ({"storage": "LazyMemmapStorage"}, "has storage='LazyStackStorage', not 'LazyMemmap"),
         ({"max_bytes": 20_000}, "has max_bytes=12288, not 20480"),
-        ({"share_frames": True}, "lies in a LazyStackStorage, which takes no share_frames"),
+        ({"dictionary_bytes": 9}, "lies in a LazyStackStorage, which takes no dictionary_bytes"),
     ):
         with pytest.raises(ValueError, match=message):
             Coordinator(scratch_dir, on_existing="recover", **arguments)

@@ -91,18 +91,16 @@ def record_bytes(keys: Keys, mean: int) -> int:
 
 
 def records_of(keys: Keys, mean: int) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64]]:
-    """A batch of records: data, where each header is, and how far each record reaches.
+    """A batch of records: data, where each header is, and the size of each.
 
-    The body of a record is its own length, its words, and, if there is a record behind it in the
-    batch, that one's header and length: a part which the two have in common.
+    The body of a record is its own length and its words.
     """
     numbers = np.asarray(keys, np.uint64).tolist()
     bodies = [record_body(key, mean) for key in numbers]
     parts = [bytes(32) + _LENGTH.pack(len(body)) + body for body in bodies]
     starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    sizes = np.diff(starts)
-    sizes[:-1] += 32 + _LENGTH.size
-    return np.frombuffer(bytearray(b"".join(parts)), np.uint8), starts[:-1].copy(), sizes
+    data = np.frombuffer(bytearray(b"".join(parts)), np.uint8)
+    return data, starts[:-1].copy(), np.diff(starts)
 
 
 def record_key(body: bytes, mean: int) -> int | None:
@@ -110,15 +108,11 @@ def record_key(body: bytes, mean: int) -> int | None:
     if len(body) < 2 * _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack_from(body)
-    own = body[_LENGTH.size : _LENGTH.size + length]
+    own = body[_LENGTH.size :]
     key = _LENGTH.unpack_from(own)[0] * int(INVERSE) & 2**64 - 1 if len(own) >= 8 else 2**63
-    if key >> 50 or own != record_body(key, mean):
+    if key >> 50 or len(own) != length or own != record_body(key, mean):
         return None
-    behind = body[_LENGTH.size + length :]
-    if not behind:
-        return key
-    following = _LENGTH.pack(8 * record_words(key + 1, mean))
-    return key if len(behind) == 40 and behind[32:] == following else None
+    return key
 
 
 def priority(key: Keys) -> NDArray[np.float64]:

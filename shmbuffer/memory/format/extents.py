@@ -40,13 +40,8 @@ def not_theirs(live: SlotsFile, record_bytes: int, records_map: Any, placed: Fla
 
 
 def live_bytes(live: SlotsFile) -> int:
-    """Bytes of the records of all items; what several of them share counts once."""
-    held = live.extents[live.committed_slots()]
-    starts = np.sort(held["position"].astype(np.int64))
-    order = np.argsort(held["position"], kind="stable")
-    ends = np.maximum.accumulate(padded((held["position"] + held["bytes"]).astype(np.int64)[order]))
-    before = np.concatenate(([0], ends[:-1])) if len(ends) else ends
-    return int((ends - np.maximum(starts, before)).clip(0).sum())
+    """Bytes of the records of all items."""
+    return int(padded(live.extents["bytes"][live.committed_slots()].astype(np.int64)).sum())
 
 
 def padded(sizes: Ints) -> Ints:

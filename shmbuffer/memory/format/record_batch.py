@@ -26,8 +26,7 @@ class RecordBatch:
     starts: Ints
     """int64[n]: offset of each record's header in ``data``, a multiple of 8."""
     sizes: Ints
-    """int64[n]: bytes of each record, header included. In a batch to be written they may reach over
-    the next records (see `record_format`); in one that was read they do not."""
+    """int64[n]: bytes of each record, header included."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -67,7 +66,7 @@ def join(bodies: Sequence[bytes]) -> RecordBatch:
 
 
 def gather(addresses: Ints, sizes: Ints) -> RecordBatch:
-    """Copies of records, header included, that lie anywhere in memory; they do not overlap."""
+    """Copies of records, header included, that lie anywhere in memory."""
     starts = np.cumsum(padded(sizes)) - padded(sizes)
     data = np.zeros(int(padded(sizes).sum()), np.uint8)
     to = address(data) + starts

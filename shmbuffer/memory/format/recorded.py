@@ -124,6 +124,5 @@ _OF_STORAGES: dict[str, Callable[[Any], bool]] = {
     "compress": _or_none(lambda value: type(value) is list and all(map(_is_key, value))),
     "compression_level": _is_from(1, 22),
     "dictionary_bytes": _is_from(0, 2**31),
-    "share_frames": _is_bool,
     "own_functions": _is_bool,
 }

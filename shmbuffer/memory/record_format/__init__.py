@@ -7,40 +7,31 @@ Offsets count from the start of the header; integers are little-endian.
     33  u8   0
     34  u16  numbers: how many there are
     36  u32  form_bytes
-    40  u32  front_bytes
-    44  u32  0
-    48  front     pieces that have a place of their own: the records before may hold them too
-    ..  numbers   u32 each, from a multiple of 4
+    40  u64  0
+    48  numbers   u32 each
     ..  form      what the item is made of; the same bytes for all items of one kind
-    ..  inline    the other pieces, in order
+    ..  pieces    the bytes of each leaf, in order
 
 The form is a tree in the grammar of `grammar`, in binary, with the sizes taken out of it: they are
 the numbers. Its leaves are chunks, numbered from 0 in the order of the form. First
 come the numbers of all batch sizes, in the order of the form. Then a chunk has its dims, and
 
-    raw, inline             nothing: its size follows from the dims
-    compressed, inline      its size
-    joined                  nothing: its bytes are in the frame of a chunk before it
-    placed                  offset and size
-    placed, in F frames     F times offset and size; dims[0] is F, a frame is compressed alone
+    raw           nothing: its size follows from the dims
+    compressed    its size
+    joined        nothing: its bytes are in the frame of a chunk before it
 
-A chunk that zstd has compressed inline may have others joined to it: what its frame expands to is
-its own bytes, and behind them those of the chunks that are joined to it, in their order.
+A chunk that zstd has compressed may have others joined to it: what its frame expands to is its own
+bytes, and behind them those of the chunks that are joined to it, in their order.
 
-The bytes of a planar chunk lie with the last of its dims first: plane by plane, where frames were
-stacked along it. A byte is an item of its dtype, and it has two dims or more; what it holds is the
-same. Placed in F frames, each is a plane: its last dim is F.
+The bytes of a planar chunk are compressed with the last of its dims first: plane by plane, where
+frames were stacked along it. A byte is an item of its dtype, and it has two dims or more. It is
+read into the same array.
 
 Text, bytes and integers are chunks of one dim, their length in bytes (integers in two's
 complement, little-endian); a float is 8 bytes, a bool 1 byte, None nothing.
 
 A raw piece starts at a multiple of its alignment, the largest power of two that divides its
-itemsize, 8 at most; a placed piece at a multiple of the largest alignment among those that are
-placed and raw. Gaps are zeros. A record ends where the last of its pieces does.
-
-A placed piece may lie beyond the record's own bytes: in the front of a record that was written
-after it in the same batch. The extent of the record reaches as far, so that it is copied, and
-covered by its checksum, as a whole.
+itemsize, 8 at most. Gaps are zeros. A record ends where the last of its pieces does.
 
 The binary form. There is one way to write each tree:
 
@@ -67,9 +58,8 @@ The binary form. There is one way to write each tree:
            | 16 flags [how]                       float
            | 17 flags [how]                       bool
            | 18 flags [how]                       None
-    flags  = u8                bits 0-1 codec (0 raw, 1 zstd, 2 own, 3 joined), bit 2 placed, which
-                               joined ones are not, bit 3 planar
-    how    = count             placed: frames, 0 for one piece; joined: the number of the chunk
+    flags  = u8                bits 0-1 codec (0 raw, 1 zstd, 2 own, 3 joined), bit 3 planar
+    how    = count             joined: the number of the chunk
     marks  = u8 [name...]      bit 0: the dims have names, which follow; bit 1: it had a device
     name   = 00 | 01 text      none, or this
     key    = 00 | 01 | 02      None, False, True

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from shmbuffer.memory.format.dtypes import DTYPES
-from shmbuffer.memory.record_format.bounds import MAX_NUMBERS, MAX_RANK
+from shmbuffer.memory.record_format.bounds import MAX_RANK
 
 DTYPED = ("tensor", "array", "number")
 _PLAIN = {"bytes": (1, 1), "str": (1, 1), "int": (1, 1), "float": (8, 0), "bool": (1, 0)}
@@ -33,7 +33,7 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A leaf of a form: what its numbers and pieces mean."""
+    """A leaf of a form: what its numbers and its piece mean."""
 
     # ``tensor``, ``array`` (numpy), ``number`` (numpy scalar), ``bytes``, ``str``, ``int``,
     # ``float``, ``bool`` or ``none``
@@ -41,11 +41,9 @@ class Chunk:
     # torch's name (``float32``) of a tensor, numpy's (``<f4``) of an array or number; else empty
     dtype: str = ""
     rank: int = 0  # how many dims it has; text, bytes and integers have one
-    codec: Codec = Codec.RAW  # of its pieces
-    placed: bool = False  # its pieces have places of their own
-    frames: int = 0  # pieces along the first dim of what is placed; 0: one piece
+    codec: Codec = Codec.RAW
     joined: int | None = None  # the chunk in whose frame its bytes are; None: its bytes are its own
-    planar: bool = False  # its bytes lie with the last dim first, one plane behind the other
+    planar: bool = False  # it is compressed with the last dim first, one plane behind the other
 
     @cached_property
     def itemsize(self) -> int:
@@ -76,15 +74,9 @@ class Chunk:
         raise ValueError(f"{self.dtype!r:.40} is no dtype of numpy that can be stored")
 
     @property
-    def pieces(self) -> int:
-        """How many there are."""
-        return self.frames or 1
-
-    @property
     def numbers(self) -> int:
         """How many it has."""
-        told = 2 if self.placed else self.codec in (Codec.ZSTD, Codec.OWN)
-        return self.rank + told * self.pieces
+        return self.rank + (self.codec in (Codec.ZSTD, Codec.OWN))
 
     @property
     def alignment(self) -> int:
@@ -108,26 +100,17 @@ def require_possible(chunk: Chunk, number: int) -> None:
         raise ValueError(
             f"chunk {number} ({chunk.kind}) has {chunk.rank} dims, not {least} to {most}"
         )
-    if chunk.frames and not (chunk.placed and chunk.rank and 0 < chunk.frames <= MAX_NUMBERS):
-        raise ValueError(
-            f"chunk {number} cannot have {chunk.frames} frames: they are placed, along its first "
-            "dim, and not so many"
-        )
     if chunk.planar and not (
         itemsize == 1
         and chunk.rank > 1
         and chunk.kind in ("tensor", "array")
-        and chunk.codec is not Codec.OWN
+        and chunk.codec in (Codec.ZSTD, Codec.JOINED)
     ):
         raise ValueError(
             f"chunk {number} ({chunk.kind} {chunk.dtype}) cannot be planar: planes are of bytes, "
-            "along the last of several dims"
+            "along the last of several dims, and compressed with zstd"
         )
     if chunk.codec not in tuple(Codec):
         raise ValueError(f"chunk {number} has the codec {chunk.codec!r}, which there is not")
-    if (chunk.joined is None) is (chunk.codec is Codec.JOINED) or (
-        chunk.joined is not None and chunk.placed
-    ):
-        raise ValueError(
-            f"chunk {number} is either joined to another, without a place, or has its own codec"
-        )
+    if (chunk.joined is None) is (chunk.codec is Codec.JOINED):
+        raise ValueError(f"chunk {number} is either joined to another, or has its own codec")

@@ -112,27 +112,22 @@ class FormWriter:
                 (("batch", expected, 0), ("dim", number, dim)) for dim, expected in enumerate(lead)
             ]
         kind = KINDS.index(chunk.kind)
-        flags = chunk.codec | grammar.PLACED * chunk.placed | grammar.PLANAR * chunk.planar
+        flags = chunk.codec | grammar.PLANAR * chunk.planar
         self.out += bytes((grammar.CHUNK_TAG + kind, flags))
         if chunk.kind in DTYPED:
             self._text(chunk.dtype)
         if rank_of(chunk.kind) is None:
             self.out.append(chunk.rank)
-        if chunk.placed:
-            self._count(chunk.frames)
         if chunk.joined is not None:
             self._count(chunk.joined)
-        if chunk.frames:
-            along = chunk.rank - 1 if chunk.planar else 0
-            self.equal.append((("value", chunk.frames, 0), ("dim", number, along)))
 
     def _require_head(self, number: int, head: int) -> None:
         """ValueError if no chunk can be joined to this one."""
         one = self._chunks[head] if 0 <= head < number else None
-        if one is None or one.codec is not Codec.ZSTD or one.placed:
+        if one is None or one.codec is not Codec.ZSTD:
             raise ValueError(
                 f"chunk {number} cannot be joined to chunk {head}: that is no chunk before it that "
-                "zstd has compressed in the record"
+                "zstd has compressed"
             )
 
     def _stack(self, dim: int, parts: int, lead: tuple[int, ...]) -> tuple[int, ...]:

@@ -137,16 +137,14 @@ class _Reader:
     def _chunk(self, kind: str) -> Any:
         flags = self._u8()
         codec = Codec(flags & 3)
-        if flags > 15:
+        if flags & ~(3 | grammar.PLANAR):
             raise ValueError(f"the flags {flags:#04x} of a chunk are not known")
         dtype = self._text() if kind in DTYPED else ""
         if (rank := rank_of(kind)) is None:
             rank = self._u8()
-        placed = bool(flags & grammar.PLACED)
-        frames = self._count() if placed else 0
         joined = self._count() if codec is Codec.JOINED else None
         planar = bool(flags & grammar.PLANAR)
-        self.chunks.append(Chunk(kind, dtype, rank, codec, placed, frames, joined, planar))
+        self.chunks.append(Chunk(kind, dtype, rank, codec, joined, planar))
         if len(self.chunks) > bounds.MAX_CHUNKS:
             raise ValueError(f"it has more than {bounds.MAX_CHUNKS} chunks")
         return ["chunk", len(self.chunks) - 1]

@@ -34,7 +34,7 @@ TAGS = {
 NAMES = {tag: name for name, tag in TAGS.items()}
 CHUNK_TAG = 0x10
 # In the flags of a chunk, beside its codec; in the marks of a tensordict.
-PLACED, PLANAR = 4, 8
+PLANAR = 8
 NAMED, ON_DEVICE = 1, 2
 
 BATCHED = ("tensordict", "object")

@@ -11,15 +11,11 @@ from numpy.typing import NDArray
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.bounds import refuse
-from shmbuffer.memory.record_format.forms import Form
-from shmbuffer.memory.record_format.pieces import aligned
 
 VERSION = 1
-HEAD = struct.Struct("<BBHIII")
-FRONT_AT = HEADER_BYTES + HEAD.size
-_HEAD_WORDS = np.arange(HEADER_BYTES // 4, FRONT_AT // 4)
-FRONT_WORD = HEADER_BYTES // 4 + 2
-"""Of a record: ``front_bytes``."""
+HEAD = struct.Struct("<BBHIQ")
+NUMBERS_AT = HEADER_BYTES + HEAD.size
+_HEAD_WORDS = np.arange(HEADER_BYTES // 4, NUMBERS_AT // 4)
 
 
 class Headers(NamedTuple):
@@ -27,7 +23,6 @@ class Headers(NamedTuple):
 
     numbers: Ints
     form_bytes: Ints
-    numbers_at: Ints
     form_at: Ints
 
 
@@ -40,33 +35,30 @@ def heads_of(batch: RecordBatch) -> Headers:
             f"{sizes[row]} bytes from {starts[row]} are not among the {len(data)} that were read"
         ),
     )
-    refuse(sizes < FRONT_AT, lambda row: f"it has {sizes[row]} bytes, the shortest has {FRONT_AT}")
+    refuse(
+        sizes < NUMBERS_AT,
+        lambda row: f"it has {sizes[row]} bytes, the shortest has {NUMBERS_AT}",
+    )
     head = words_of(batch)[(starts >> 2)[:, None] + _HEAD_WORDS].astype(np.int64)
     refuse(
-        (head[:, 0] & 0xFFFF != VERSION) | (head[:, 3] != 0),
+        (head[:, 0] & 0xFFFF != VERSION) | head[:, 2:].any(axis=1),
         lambda row: (
             f"its body is of version {head[row, 0] & 0xFF}, or starts with other bytes than those "
             f"of version {VERSION}"
         ),
     )
-    numbers, form_bytes, front = head[:, 0] >> 16, head[:, 1], head[:, 2]
-    numbers_at = aligned(FRONT_AT + front, 4)
-    form_at = numbers_at + 4 * numbers
+    numbers, form_bytes = head[:, 0] >> 16, head[:, 1]
+    form_at = NUMBERS_AT + 4 * numbers
     refuse(
         form_at + form_bytes > sizes,
         lambda row: (
-            f"a front of {front[row]} bytes, {numbers[row]} numbers and a form of "
-            f"{form_bytes[row]} bytes do not fit into its {sizes[row]} bytes"
+            f"{numbers[row]} numbers and a form of {form_bytes[row]} bytes do not fit into its "
+            f"{sizes[row]} bytes"
         ),
     )
-    return Headers(numbers, form_bytes, numbers_at, form_at)
+    return Headers(numbers, form_bytes, form_at)
 
 
 def words_of(batch: RecordBatch) -> NDArray[np.uint32]:
     """The bytes of a batch as words; records start at a word."""
     return batch.data[: len(batch.data) & -4].view(np.uint32)
-
-
-def head_of(form: Form) -> bytes:
-    """The head of a record without a front."""
-    return HEAD.pack(VERSION, 0, form.columns.numbers, len(form.code), 0, 0)

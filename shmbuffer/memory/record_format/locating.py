@@ -14,18 +14,13 @@ from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.bounds import ImpossibleError, refuse
 from shmbuffer.memory.record_format.forms import Form, form_of, parse_form
 from shmbuffer.memory.record_format.headers import (
-    FRONT_AT,
     HEAD,
+    NUMBERS_AT,
     Headers,
     heads_of,
     words_of,
 )
-from shmbuffer.memory.record_format.pieces import (
-    measure,
-    name_of,
-    place_inline,
-    require_short,
-)
+from shmbuffer.memory.record_format.pieces import measure, place_pieces, require_short
 
 
 class Located(NamedTuple):
@@ -40,11 +35,11 @@ class Located(NamedTuple):
     numbers: Ints
     """int64[m, numbers]: what each of them says."""
     offsets: Ints
-    """int64[m, pieces]: where each piece starts in ``batch.data``; chunk after chunk."""
+    """int64[m, chunks]: where the piece of each chunk starts in ``batch.data``."""
     sizes: Ints
-    """int64[m, pieces]: stored bytes."""
+    """int64[m, chunks]: stored bytes."""
     expanded: Ints
-    """int64[m, pieces]: bytes of the leaf that is stored so."""
+    """int64[m, chunks]: bytes of the leaf that is stored so."""
     alike: bool = False
     """The dims of each leaf are known to be the same in all of them."""
 
@@ -78,21 +73,21 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
 
 
 def _located_by_core(batch: RecordBatch) -> Located | None:
-    """The usual batch, records of one form without a front; None for `_located` to judge."""
+    """The usual batch, records of one form; None for `_located` to judge."""
     data, first = batch.data, int(batch.starts[0])
-    if not 0 <= first <= len(data) - FRONT_AT:
+    if not 0 <= first <= len(data) - NUMBERS_AT:
         return None
-    _, _, numbers, form_bytes, _, _ = HEAD.unpack_from(data.data, first + HEADER_BYTES)
-    code = first + FRONT_AT + 4 * numbers
+    _, _, numbers, form_bytes, _ = HEAD.unpack_from(data.data, first + HEADER_BYTES)
+    code = first + NUMBERS_AT + 4 * numbers
     try:
         form = parse_form(data[code : code + form_bytes].tobytes())
     except ValueError:
         return None
     columns, count = form.columns, len(batch)
-    if columns.steps is None or columns.numbers != numbers or len(form.code) != form_bytes:
+    if columns.numbers != numbers or len(form.code) != form_bytes:
         return None
     told = np.empty((count, numbers), np.int64)
-    offsets, stored, expanded = np.empty((3, count, columns.pieces), np.int64)
+    offsets, stored, expanded = np.empty((3, count, len(form.chunks)), np.int64)
     starts, sizes = np.ascontiguousarray(batch.starts), np.ascontiguousarray(batch.sizes)
     at = address(data)
     read = (at, len(data), address(starts), address(sizes), count)
@@ -137,17 +132,12 @@ def _located(batch: RecordBatch, heads: Headers, rows: Ints) -> Located:
     try:
         form = form_of(_code(batch, heads, int(rows[0])), heads.numbers[rows])
         columns = form.columns
-        at = (starts + heads.numbers_at[rows]) >> 2
+        at = (starts + NUMBERS_AT) >> 2
         numbers = words_of(batch)[at[:, None] + np.arange(columns.numbers)].astype(np.int64)
         sizes, expanded = map(np.ascontiguousarray, measure(form, numbers))
-        offsets = np.empty((len(rows), columns.pieces), np.int64)
-        end = place_inline(form, sizes, heads.form_at[rows] + len(form.code), offsets)
+        offsets = np.empty((len(rows), len(form.chunks)), np.int64)
+        end = place_pieces(form, sizes, heads.form_at[rows] + len(form.code), offsets)
         require_short(end)
-        if len(columns.placed):
-            offsets[:, columns.placed] = places = numbers[:, columns.offsets]
-            reach = places + sizes[:, columns.placed]
-            _require_places(form, places, reach, limits)
-            end = np.maximum(end, reach.max(axis=1))
         refuse(
             end != limits, lambda row: f"it has {limits[row]} bytes, its pieces end at {end[row]}"
         )
@@ -155,22 +145,3 @@ def _located(batch: RecordBatch, heads: Headers, rows: Ints) -> Located:
         raise ImpossibleError(int(rows[error.row]), str(error)) from None
     offsets += starts[:, None]
     return Located(form, rows, numbers, offsets, sizes, expanded)
-
-
-def _require_places(form: Form, places: Ints, reach: Ints, limits: Ints) -> None:
-    """Placed pieces lie inside their records, where they may."""
-    placed, front = form.columns.placed, form.columns.front
-    refuse(
-        (places < FRONT_AT) | (reach > limits[:, None]),
-        lambda row, at: (
-            f"{name_of(form, int(placed[at]))} is said to lie at {places[row, at]} to "
-            f"{reach[row, at]} of {limits[row]} bytes"
-        ),
-    )
-    refuse(
-        places & (front - 1) != 0,
-        lambda row, at: (
-            f"{name_of(form, int(placed[at]))} is said to lie at {places[row, at]}, which is not "
-            f"a multiple of {front}"
-        ),
-    )

@@ -1,4 +1,4 @@
-"""The places of the numbers and pieces of a form."""
+"""The places of the numbers of a form, and how its pieces are stored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ Place = tuple[str, int, int]
 """A size: ("batch", column, 0), ("dim", chunk, dim) or ("value", itself, 0)."""
 
 
+_HELD = {Codec.ZSTD: 1, Codec.JOINED: 2}
+"""See ``shmb_holding`` of frames.h. What a user's function has made is read by Python."""
+
+
 class NumberColumns(NamedTuple):
-    """Where the numbers and the pieces of a form are; pieces are counted chunk after chunk.
+    """Where the numbers of a form are, and how its pieces are stored, one for each chunk.
 
     A row of numbers is made longer by constants, so that one comparison says all that must be equal
     and one product gives the bytes of every chunk.
     """
 
     numbers: int
-    pieces: int
     constants: Ints
     dims: tuple[slice, ...]
     """Of each chunk."""
@@ -29,37 +32,24 @@ class NumberColumns(NamedTuple):
     """Columns: for each chunk its itemsize and its dims."""
     first: Ints
     """The start of each chunk in ``factors``."""
-    chunk_of: Ints
-    """int64[pieces]."""
-    parts: Ints
-    """int64[pieces]: into how many pieces the chunk is divided."""
     equal: tuple[Ints, Ints]
     """Columns: what is expected, and where."""
     stored: Ints
     """Pieces whose size is among the numbers."""
     sizes: Ints
     """Columns of these."""
-    placed: Ints
-    """Pieces that have places."""
-    offsets: Ints
-    """Columns of these."""
     raw: Flags
-    """bool[pieces]."""
+    """bool[chunks]."""
     zstd: Ints
     """Pieces."""
     joined: tuple[tuple[int, int], ...]
     """Pieces in the frames of others, each with the piece whose frame it is."""
-    inline: tuple[tuple[int, int], ...]
-    """The other pieces, in order, and what each is aligned to."""
-    front: int
-    """The alignment of placed pieces."""
-    gapped: Ints
-    """Pieces before which there may be a gap."""
+    alignments: tuple[int, ...]
+    """Of each chunk."""
     held: Ints
-    """int64[pieces, 3], for `_core.take_apart`: whether it is compressed with zstd; the piece in
-    whose frame it is, or itself; the column of its planes, or -1."""
-    steps: Ints | None
-    """The same for `_core.locate_pieces`; None where pieces are placed."""
+    """int64[chunks, 3], for `_core.take_apart`: as `shmb_held` of frames.h tells."""
+    steps: Ints
+    """The same for `_core.locate_pieces`."""
 
 
 def columns_of(
@@ -67,36 +57,21 @@ def columns_of(
 ) -> NumberColumns:
     """Of a form with these chunks, in which these sizes have to be equal."""
     at = batch_dims
-    dims, sizes, offsets = [], [], []
-    stored, placed, zstd, joined, inline, parts = [], [], [], [], [], []
-    chunk_of: list[int] = []
-    raw: list[bool] = []
-    ways: list[tuple[bool, int, int]] = []
+    dims = []
+    size_of: dict[int, int] = {}  # column of the size, by the number of the chunk
+    held: list[list[int]] = []
+    last: dict[int, int] = {}  # piece in each frame, by the piece that has the frame
     for number, chunk in enumerate(chunks):
         dims.append(slice(at, at + chunk.rank))
         at += chunk.rank
-        for piece in range(len(raw), len(raw) + chunk.pieces):
-            head = piece if chunk.joined is None else chunk_of.index(chunk.joined)
-            if chunk.placed:
-                placed.append(piece)
-                offsets.append(at)
-                at += 1
-            else:
-                inline.append((piece, chunk.alignment))
-            if chunk.placed or chunk.codec in (Codec.ZSTD, Codec.OWN):
-                stored.append(piece)
-                sizes.append(at)
-                at += 1
-            if chunk.codec is Codec.ZSTD:
-                zstd.append(piece)
-            if chunk.joined is not None:
-                joined.append((piece, head))
-            packed = chunk.codec in (Codec.ZSTD, Codec.JOINED)
-            planes = dims[-1].stop - 1 if chunk.planar and not chunk.frames else -1
-            ways.append((packed, head, planes))
-            raw.append(chunk.codec is Codec.RAW)
-            chunk_of.append(number)
-            parts.append(chunk.pieces)
+        if chunk.codec in (Codec.ZSTD, Codec.OWN):
+            size_of[number] = at
+            at += 1
+        if chunk.joined is not None:
+            held[last[chunk.joined]][1] = number
+        last[number if chunk.joined is None else chunk.joined] = number
+        planes = dims[-1].stop - 1 if chunk.planar else -1
+        held.append([_HELD.get(chunk.codec, 0), -1, planes])
     constants: dict[int, int] = {}  # value: column
 
     def column(value: int) -> int:
@@ -104,9 +79,9 @@ def columns_of(
 
     first = []
     factors: list[int] = []
-    for chunk, held in zip(chunks, dims, strict=True):
+    for chunk, mine in zip(chunks, dims, strict=True):
         first.append(len(factors))
-        factors += [column(chunk.itemsize), *range(held.start, held.stop)]
+        factors += [column(chunk.itemsize), *range(mine.start, mine.stop)]
 
     def found_in(place: Place) -> int:
         match place:
@@ -117,37 +92,30 @@ def columns_of(
         return place[1]
 
     left, right = ([found_in(pair[side]) for pair in equal] for side in (0, 1))
-    steps = [at, len(constants), len(left), len(raw), *constants]
+    steps = [at, len(constants), len(left), len(chunks), *constants]
     steps += [column for pair in zip(left, right, strict=True) for column in pair]
-    of_size, head_of = dict(zip(stored, sizes, strict=True)), dict(joined)
     for number, chunk in enumerate(chunks):
-        mine = factors[first[number] : first[number] + 1 + chunk.rank]
-        steps += [chunk.alignment, chunk.codec, of_size.get(number, -1), head_of.get(number, -1)]
-        steps += [len(mine), *mine]
-    front = max((chunk.alignment for chunk in chunks if chunk.placed), default=1)
-    gapped = [piece for piece, alignment in inline if alignment > 1]
+        columns = factors[first[number] : first[number] + 1 + chunk.rank]
+        head = -1 if chunk.joined is None else chunk.joined
+        steps += [chunk.alignment, chunk.codec, size_of.get(number, -1), head]
+        steps += [len(columns), *columns]
     return NumberColumns(
         numbers=at,
-        pieces=len(raw),
-        constants=np.array(list(constants), np.int64),
+        constants=_ints(list(constants)),
         dims=tuple(dims),
         factors=_ints(factors),
         first=_ints(first),
-        chunk_of=_ints(chunk_of),
-        parts=_ints(parts),
         equal=(_ints(left), _ints(right)),
-        stored=_ints(stored),
-        sizes=_ints(sizes),
-        placed=_ints(placed),
-        offsets=_ints(offsets),
-        raw=np.array(raw, np.bool_),
-        zstd=_ints(zstd),
-        joined=tuple(joined),
-        inline=tuple(inline),
-        front=front,
-        gapped=_ints(gapped + placed if front > 1 else gapped),
-        held=np.array(ways, np.int64).reshape(len(raw), 3),
-        steps=None if placed else _ints(steps),
+        stored=_ints(list(size_of)),
+        sizes=_ints(list(size_of.values())),
+        raw=np.array([chunk.codec is Codec.RAW for chunk in chunks], np.bool_),
+        zstd=_ints([at for at, chunk in enumerate(chunks) if chunk.codec is Codec.ZSTD]),
+        joined=tuple(
+            (at, chunk.joined) for at, chunk in enumerate(chunks) if chunk.joined is not None
+        ),
+        alignments=tuple(chunk.alignment for chunk in chunks),
+        held=np.array(held, np.int64).reshape(len(chunks), 3),
+        steps=_ints(steps),
     )
 
 

@@ -1,4 +1,4 @@
-"""The pieces of records: how large they are, and where the inline ones lie."""
+"""The pieces of records, one for each chunk: how large they are, and where they lie."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shmbuffer.memory.record_format.forms import Form
 
 
 def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
-    """Stored bytes of each piece, and those of its leaf, int64[m, pieces], from int64[m, numbers].
+    """Stored bytes of each piece, and those of its leaf, int64[m, chunks], from int64[m, numbers].
 
     Refuses products that are too large, and sizes that the dims contradict.
     """
@@ -34,7 +34,7 @@ def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
             one != other,
             lambda row, at: (
                 f"{other[row, at]} stands where its shapes need {one[row, at]}: batch sizes lead "
-                "the shapes of what is in a tensordict, frames are the first dim"
+                "the shapes of what is in a tensordict"
             ),
         )
     if not len(columns.first):
@@ -48,18 +48,16 @@ def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
             f"{_with_dims(form, numbers[row], chunk)} is larger than anything can be"
         ),
     )
-    whole = np.multiply.reduceat(factors, columns.first, axis=1)
-    total = whole.sum(axis=1)
+    held = np.multiply.reduceat(factors, columns.first, axis=1)
+    total = held.sum(axis=1)
     refuse(
         total > MAX_RAW_BYTES,
         lambda row: (
             f"it holds {total[row]} bytes where {MAX_RAW_BYTES} are the limit: "
-            f"{_with_dims(form, numbers[row], int(whole[row].argmax()))} is the largest part"
+            f"{_with_dims(form, numbers[row], int(held[row].argmax()))} is the largest part"
         ),
     )
-    sizes = whole[:, columns.chunk_of]
-    sizes //= columns.parts
-    held = sizes.copy()
+    sizes = held.copy()
     if len(columns.stored):
         expanded = held.copy()
         sizes[:, columns.stored] = numbers[:, columns.sizes]
@@ -71,7 +69,7 @@ def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
         refuse(
             ~plausible(raw, packed),
             lambda row, at: (
-                f"{name_of(form, int(columns.zstd[at]))} says that {raw[row, at]} bytes are "
+                f"{_name(form, int(columns.zstd[at]))} says that {raw[row, at]} bytes are "
                 f"compressed in {packed[row, at]}, which cannot be"
             ),
         )
@@ -83,7 +81,7 @@ def require_raw(form: Form, sizes: Ints, expanded: Ints) -> None:
     refuse(
         (sizes != expanded) & form.columns.raw,
         lambda row, piece: (
-            f"{name_of(form, piece)} has {sizes[row, piece]} bytes, its dims say "
+            f"{_name(form, piece)} has {sizes[row, piece]} bytes, its dims say "
             f"{expanded[row, piece]}"
         ),
     )
@@ -95,14 +93,14 @@ def require_joined(form: Form, sizes: Ints) -> None:
         refuse(
             sizes[:, piece] != 0,
             lambda row, piece=piece: (
-                f"{name_of(form, piece)} is joined to another, and has {sizes[row, piece]} bytes"
+                f"{_name(form, piece)} is joined to another, and has {sizes[row, piece]} bytes"
             ),
         )
 
 
-def place_inline(form: Form, sizes: Ints, at: Ints, offsets: Ints) -> Ints:
-    """Sets the offsets of inline pieces, the first at or behind ``at``; where the last ends."""
-    for piece, alignment in form.columns.inline:
+def place_pieces(form: Form, sizes: Ints, at: Ints, offsets: Ints) -> Ints:
+    """Sets the offsets of pieces, the first at or behind ``at``; returns where the last ends."""
+    for piece, alignment in enumerate(form.columns.alignments):
         if alignment > 1:
             at = aligned(at, alignment)
         offsets[:, piece] = at
@@ -115,21 +113,12 @@ def require_short(ends: Ints) -> None:
     refuse(ends > MAX_U32, lambda row: f"it takes {ends[row]} bytes, {MAX_U32} are the limit")
 
 
-def name_of(form: Form, piece: int) -> str:
-    """A piece in words."""
-    chunk_of = form.columns.chunk_of
-    chunk = int(chunk_of[piece])
-    name = _chunk_name(form, chunk)
-    if form.chunks[chunk].frames:
-        return f"frame {piece - chunk_of.searchsorted(chunk)} of {name}"
-    return name
-
-
 def _with_dims(form: Form, numbers: Ints, chunk: int) -> str:
-    return _chunk_name(form, chunk, numbers[form.columns.dims[chunk]].tolist())
+    return _name(form, chunk, numbers[form.columns.dims[chunk]].tolist())
 
 
-def _chunk_name(form: Form, chunk: int, dims: object = "") -> str:
+def _name(form: Form, chunk: int, dims: object = "") -> str:
+    """Names a chunk and its piece in messages."""
     found = form.chunks[chunk]
     return f"chunk {chunk} ({found.dtype or found.kind}{dims})"
 

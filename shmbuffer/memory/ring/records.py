@@ -19,9 +19,7 @@ Always true
      slot if ticket and position are those of the slot; else nobody needs it any more.
   3. A word stops saying COMMITTED before a byte of its record changes, so what is true of every
      slot is true here: a copy is kept if the word was the same before and after.
-  4. ``bytes`` may reach over the records behind, which were written in the same batch: what
-     several items have in common is there once. Later bytes go later, so it stays as long as the
-     item does.
+  4. ``stride`` is ``bytes``, rounded up to 8. Where it is not, the memory was damaged.
 If the writer dies: before the head has moved nothing but evictions is left of its claim, which were
 to come in any case; later its records are behind words that are rolled back, or forward.
 """
@@ -84,7 +82,7 @@ class Records:
         return int(native.byte_head - native.byte_tail)
 
     def live(self) -> int:
-        """Bytes of the records of all items with headers; shared ones count once. O(capacity)."""
+        """Bytes of the records of all items with headers. O(capacity)."""
         return live_bytes(self._live)
 
     # The hot calls.
@@ -123,7 +121,7 @@ class Records:
         tickets: Ints | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> Flags:
-        """Writes record i, of records that do not overlap, to slot ``where[i]``; bool[n]: if so."""
+        """Writes record i to slot ``where[i]``; returns which were written, bool[n]."""
         count = len(batch)
         if count != len(where):
             raise ValueError(f"{count} records cannot be written to {len(where)} slots")

@@ -2,7 +2,7 @@
 
 `Encoder` makes records of items, which the byte ring keeps; `Decoder` makes items of them.
 
-    items ──forms, columns──▶ Columns ──encoding_plan, shared_frames──▶ pieces ──▶ RecordBatch
+    items ──forms, columns──▶ Columns ──encoding_plan, planes──▶ pieces ──▶ RecordBatch
     RecordBatch ──table──▶ Columns ──transfer, cutting──▶ leaves ──building──▶ items
 
 Here items are made of dicts, lists, tuples, arrays, text and numbers; ``replay/records`` adds

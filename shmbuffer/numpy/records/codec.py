@@ -61,16 +61,16 @@ class RecordCodec:
                 raise
             self._zstd.expand(places, where)
 
-    def encode(self, data: Any, single: bool, *, apart: bool = False) -> RecordBatch:
+    def encode(self, data: Any, single: bool) -> RecordBatch:
         """Records of one item, or of a batch; see `Encoder.encode`."""
         zstd, trainer = self._zstd, self._trainer
         if self._compresses:
             self.encoder.zstd = zstd
         if trainer is None or self._engine is None or zstd.dictionary_id:
-            return self.encoder.encode(data, single, apart=apart)
+            return self.encoder.encode(data, single)
         if not single:
             data = self.encoder.listed(data)
-        batch = self.encoder.encode(data, single, apart=apart)
+        batch = self.encoder.encode(data, single)
         if not trainer.done:
             samples = self.encoder.samples(data, single)
             trained = trainer.learn(samples, self._engine.where)

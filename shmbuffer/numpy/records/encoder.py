@@ -1,6 +1,6 @@
 """Records of items: raw, or compressed leaf by leaf.
 
-items ──taken apart, or as the rows of a batch──▶ Columns ──cut, shared, compressed──▶ pieces
+items ──taken apart, or as the rows of a batch──▶ Columns ──compressed──▶ pieces
 ──laid out──▶ RecordBatch
 """
 
@@ -25,15 +25,6 @@ from shmbuffer.numpy.records.encoding_plan import EncodingPlan, Unit
 from shmbuffer.numpy.records.forms import Walk, describe, kind_of
 from shmbuffer.numpy.records.memory import lent
 from shmbuffer.numpy.records.planes import as_planes, turned, turned_one
-from shmbuffer.numpy.records.shared_frames import (
-    INLINE,
-    REACH,
-    Cut,
-    SharedPieces,
-    are_held,
-    cut,
-    find_equal,
-)
 from shmbuffer.numpy.records.views import readable
 
 _KEPT_PLANS = 4096
@@ -61,8 +52,6 @@ class Encoder:
         # with all that is in them. None: tensors, arrays, bytes and text from 64 bytes on, where
         # zstd makes them smaller
         keys: Iterable[Any] | None = None,
-        # frames that consecutive items of a batch have in common are stored once
-        share: bool = False,
     ) -> None:
         if isinstance(keys, str):
             raise TypeError(f"keys are given in a list; for the one key {keys!r} give [{keys!r}]")
@@ -72,38 +61,34 @@ class Encoder:
             if keys is None
             else frozenset(key if isinstance(key, tuple) else (key,) for key in keys)
         )
-        self.share = share
         self._plans = Kept(self._plan_of, _KEPT_PLANS)
 
-    def encode(self, data: Any, single: bool = False, *, apart: bool = False) -> RecordBatch:
+    def encode(self, data: Any, single: bool = False) -> RecordBatch:
         """Records of one item or of a batch, in its order.
 
         Cost: of a batch 10 µs a leaf and a copy of the bytes; of a list 2 µs an item and 1 µs a
             leaf; of a single item 3 µs, 1 µs a leaf and a copy of the bytes. Compression: that of
-            zstd, and 2 µs a piece. With ``own``, or while frames that an item shares with itself
-            are looked for, 100 µs more of a single item.
+            zstd, and 2 µs a piece. With ``own`` 100 µs more of a single item.
         """
         if not single and len(data := self.listed(data)) == 1:
             (data,), single = self.items(data), True
         if single:
-            return self._one(describe(data), apart)
+            return self._one(describe(data))
         groups = self.columns(data)
         if len(groups) == 1:
-            return self._encode(groups[0][1], apart)
-        return _in_order([(at, self._encode(columns, apart=True)) for at, columns in groups])
+            return self._encode(groups[0][1])
+        return _in_order([(at, self._encode(columns)) for at, columns in groups])
 
     def samples(self, data: Any, single: bool = False) -> list[bytes]:
         """The pieces of these items that are to be compressed with zstd: to train a dictionary."""
         found: list[bytes] = []
         for _, columns in of_items([data]) if single else self.columns(data):
             plan = self._plans[columns.kind.key]
-            planar = self._planar(plan, columns)
-            columns = as_planes(columns, planar)
-            pieces = cut(columns, plan.layout.cut(columns, planar, look=False).frames)
-            for at in range(len(pieces.leaves)):
-                leaf, sizes = int(pieces.leaves[at]), pieces.sizes[:, at]
-                if leaf in plan.compressible and plan.tried(leaf, int(sizes.max())):
-                    found += map(bytes, _views(pieces.addresses[:, at], sizes))
+            columns = as_planes(columns, self._planar(plan, columns))
+            for leaf in plan.compressible:
+                sizes = columns.sizes[:, leaf]
+                if plan.tried(leaf, int(sizes.max())):
+                    found += map(bytes, _views(columns.addresses[:, leaf], sizes))
         return found
 
     def listed(self, data: Any) -> Any:
@@ -121,7 +106,7 @@ class Encoder:
     def _plan_of(self, key: tuple[Any, ...]) -> EncodingPlan:
         kind, codec = kind_of(key), Codec.RAW if self.zstd is None else Codec.ZSTD
         codec = codec if self.own is None else Codec.OWN
-        plan = EncodingPlan(kind, codec, self.keys, self._measured if self.share else None)
+        plan = EncodingPlan(kind, codec, self.keys)
         if self.keys and not (plan.compressible or self._plans):
             warnings.warn(
                 "nothing is compressed: the first item has no leaf under "
@@ -131,30 +116,28 @@ class Encoder:
         return plan
 
     def _measured(self, addresses: Ints, sizes: Ints) -> int:
+        """Returns how many bytes these pieces take when each is compressed."""
         assert self.zstd is not None  # else nothing is compressible
-        apart = sum(map(len, self.zstd.compress(_views(addresses.ravel(), sizes.ravel()))))
-        if addresses.ndim == 1 or addresses.shape[1] == 1:
-            return apart
-        keep, starts, whole = _side_by_side(addresses, sizes)
-        found = min(apart, self._measured(starts, whole))
-        del keep  # the addresses are good until here
-        return found
+        return sum(map(len, self.zstd.compress(_views(addresses, sizes))))
 
-    def _one(self, one: Walk, apart: bool) -> RecordBatch:
-        """The record of one item: as `_encode` makes it, where nothing of it is shared."""
+    def _one(self, one: Walk) -> RecordBatch:
+        """The record of one item: as `_encode` makes it, in less time."""
         plan = self._plans[one.kind.key]
         sizes = [len(leaf) if type(leaf) is bytes else leaf.nbytes for leaf in one.leaves]
         tried = [leaf for leaf in plan.compressible if plan.tried(leaf, sizes[leaf])]
         looked_at = {*tried, *plan.planes.leaves}
         pieces = _pieces(one.leaves, sizes, looked_at) if self.own is None else None
         planar = () if pieces is None else self._turn(plan, one, pieces)
-        if pieces is not None and plan.layout.stays_whole(one.dims, sizes, planar):
-            compressed = self._compress(plan, pieces, sizes, tried)
-            form = plan.form(compressed, planar, plan.layout.whole)
+        if pieces is not None:
+            units = self._compress(plan, pieces, sizes, tried)
+            stored, raw = _planar_in(units, planar)
+            for leaf in raw:
+                pieces[leaf] = one.leaves[leaf]
+            form = plan.form(units, stored)
             record = assemble_one(form, one.batch_dims + one.dims, pieces)
             if record is not None:
                 return record
-        return self._encode(of_described([one]), apart)
+        return self._encode(of_described([one]))
 
     def _turn(self, plan: EncodingPlan, one: Walk, pieces: list[Any]) -> Unit:
         """Puts leaves that are stored plane by plane in the place of what they are; which."""
@@ -224,80 +207,62 @@ class Encoder:
                 compressed.append(unit)
         return tuple(compressed)
 
-    def _encode(self, columns: Columns, apart: bool) -> RecordBatch:
+    def _encode(self, columns: Columns) -> RecordBatch:
         plan = self._plans[columns.kind.key]
         planar = self._planar(plan, columns)
-        columns = as_planes(columns, planar)
-        how = plan.layout.cut(columns, planar, look=not apart)
-        holders = None
-        units: list[Unit] = []
+        turned = as_planes(columns, planar)
         keeps: list[Any] = []
-        if self.own is not None:
-            addresses, sizes, units = self._by_own(plan, columns, keeps)
-        elif how is plan.layout.whole and not plan.compressible:
-            addresses, sizes = columns.addresses, columns.sizes
-        else:
-            pieces = cut(columns, how.frames)
-            holders = _shared(pieces, how, 0 if apart else REACH)
-            addresses, sizes, units = self._by_zstd(plan, pieces, how, holders, keeps)
-        form = plan.form(units, planar, how)
-        return assemble(form, columns.batch_dims, columns.dims, addresses, sizes, holders)
+        compress = self._by_zstd if self.own is None else self._by_own
+        addresses, sizes, units = compress(plan, turned, keeps)
+        stored, raw = _planar_in(units, planar)
+        if raw:
+            addresses = addresses.copy()
+            addresses[:, raw] = columns.addresses[:, raw]
+        return assemble(
+            plan.form(units, stored), columns.batch_dims, columns.dims, addresses, sizes
+        )
 
     def _by_zstd(
-        self,
-        plan: EncodingPlan,
-        pieces: SharedPieces,
-        how: Cut,
-        holders: Ints | None,
-        keeps: list[Any],
+        self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
     ) -> tuple[Ints, Ints, list[Unit]]:
-        """Pieces as stored; leaves with one head may share some, so all or none are compressed."""
-        flat = pieces.sizes.reshape(-1)
-        held: dict[int, Ints] = {}
-        for leaf in plan.compressible:
-            if how.heads[leaf] == leaf and plan.tried(leaf):
-                index = _held(leaf, pieces, how.heads, holders)
-                if plan.tried(leaf, int(flat[index].max())):
-                    held[leaf] = index
-        if self.zstd is None or not held:
-            return pieces.addresses, pieces.sizes, []
-        alone = [leaf for leaf in held if how.frames[leaf] == INLINE]
-        first = np.zeros(len(how.frames), np.int64)
-        first[pieces.leaves] = pieces.sizes[0]
+        """Leaves as they are stored; ``keeps`` gets what owns the compressed ones."""
+        addresses, sizes = columns.addresses, columns.sizes
+        tried = [leaf for leaf in plan.compressible if plan.tried(leaf, int(sizes[:, leaf].max()))]
+        if self.zstd is None or not tried:
+            return addresses, sizes, []
 
-        def parts(unit: Unit, rows: slice) -> tuple[Ints, Ints]:
-            index = np.array([held[leaf][rows] for leaf in unit]).T
-            return pieces.addresses.reshape(-1)[index], flat[index]
+        def parts(unit: Unit, rows: slice = _ALL) -> tuple[Ints, Ints]:
+            return addresses[rows, list(unit)], sizes[rows, list(unit)]
 
         def compared(unit: Unit) -> tuple[int, int, int]:
-            addresses, sizes = parts(unit, _LOOKED_ROWS)
-            keep, starts, whole = _side_by_side(addresses, sizes)
-            apart = self._measured(addresses.ravel(), sizes.ravel())
-            together = self._measured(starts, whole)
-            del keep
+            at, nbytes = parts(unit, _LOOKED_ROWS)
+            keep, starts, whole = _side_by_side(at, nbytes)
+            apart, together = (
+                self._measured(at.ravel(), nbytes.ravel()),
+                self._measured(starts, whole),
+            )
+            del keep  # the addresses are good until here
             return len(whole), apart, together
 
-        units = plan.units.of(alone, first.tolist(), compared)
-        units += [(leaf,) for leaf in held if how.frames[leaf] != INLINE]
+        units = plan.units.of(tried, sizes[0].tolist(), compared)
         views: list[memoryview] = []
         wholes = []
         for unit in units:
-            keep, at, whole = _side_by_side(*parts(unit, _ALL))
+            keep, at, whole = _side_by_side(*parts(unit))
             keeps.append(keep)
             views += _views(at, whole)
             wholes.append(whole)
         keeps.append(frames := self.zstd.compress(views))
         at, found = np.empty((2, len(frames)), np.int64)
         _core.bytes_at(frames, address(at), address(found))
-        addresses, sizes = pieces.addresses.copy(), pieces.sizes.copy()
+        addresses, sizes = addresses.copy(), sizes.copy()
         compressed, end = [], 0
         for unit, whole in zip(units, wholes, strict=True):
             start, end = end, end + len(whole)
             if plan.learn(unit, int((whole - found[start:end]).sum()), len(whole)):
-                for leaf in unit[1:]:
-                    sizes.reshape(-1)[held[leaf]] = 0
-                addresses.reshape(-1)[held[unit[0]]] = at[start:end]
-                sizes.reshape(-1)[held[unit[0]]] = found[start:end]
+                sizes[:, unit[1:]] = 0
+                addresses[:, unit[0]] = at[start:end]
+                sizes[:, unit[0]] = found[start:end]
                 compressed.append(unit)
         return addresses, sizes, compressed
 
@@ -326,28 +291,11 @@ def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> li
     return pieces
 
 
-def _shared(pieces: SharedPieces, how: Cut, reach: int) -> Ints | None:
-    """Holders of all pieces, as `shared_frames.find_equal` has them; None if none is shared."""
-    sharing = {head for head, one in zip(how.heads, how.frames, strict=True) if one != INLINE}
-    if not sharing:
-        return None
-    count, width = pieces.sizes.shape
-    holders = np.arange(count * width).reshape(count, width)
-    of = np.array(how.heads)[pieces.leaves]
-    for head in sharing:
-        mine = np.flatnonzero(of == head)
-        found = find_equal(pieces.addresses[:, mine], pieces.sizes[:, mine], reach)
-        row, piece = np.divmod(found, mine.size)
-        holders[:, mine] = row * width + mine[piece]
-    return holders
-
-
-def _held(leaf: int, pieces: SharedPieces, heads: tuple[int, ...], holders: Ints | None) -> Ints:
-    """Flat indices of the pieces that leaves with this head hold themselves."""
-    if holders is None:
-        return np.arange(leaf, pieces.sizes.size, pieces.sizes.shape[1])
-    of = np.array(heads)[pieces.leaves]
-    return np.flatnonzero(are_held(holders) & (of == leaf))
+def _planar_in(units: Iterable[Unit], planar: Unit) -> tuple[Unit, list[int]]:
+    """Planar leaves that are compressed, and those that are not, and are stored as they were."""
+    compressed = {leaf for unit in units for leaf in unit}
+    stored = tuple(leaf for leaf in planar if leaf in compressed)
+    return stored, [leaf for leaf in planar if leaf not in compressed]
 
 
 def _side_by_side(addresses: Ints, sizes: Ints) -> tuple[Any, Ints, Ints]:
@@ -370,7 +318,7 @@ def _views(addresses: Ints, sizes: Ints) -> list[memoryview]:
 
 
 def _in_order(groups: list[tuple[Ints, RecordBatch]]) -> RecordBatch:
-    """One batch of several, whose records do not overlap: those of each go to these rows."""
+    """One batch of several: the records of each go to these rows."""
     count = sum(len(batch) for _, batch in groups)
     sizes, origins = np.empty(count, np.int64), np.empty(count, np.int64)
     for rows, batch in groups:

@@ -1,4 +1,4 @@
-"""What is decided once for all items of a kind: how leaves are cut, and which are compressed.
+"""What is decided once for all items of a kind: which leaves are compressed, and how.
 
 Leaves may be compressed as one, because they hold partly the same: the next observation of a stack
 of frames is the observation but for one frame. Candidates have one dtype and size; whether it pays
@@ -11,12 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format import Chunk, Codec, Form, encode_form
 from shmbuffer.numpy.kept import Kept
 from shmbuffer.numpy.records.forms import Kind, TreePath
 from shmbuffer.numpy.records.planes import Planes, Trial
-from shmbuffer.numpy.records.shared_frames import INLINE, Cut, Layout
 
 _LEAST_BYTES = 64  # of a leaf that is compressed without being named
 _LOOKED_PIECES = 32  # after so many it is known whether a leaf gets smaller
@@ -74,7 +72,7 @@ class Units:
 
 
 class EncodingPlan:
-    """How items of one kind are stored; ``layout``, ``units`` and ``planes`` say more of leaves."""
+    """How items of one kind are stored; ``units`` and ``planes`` say more about their leaves."""
 
     def __init__(
         self,
@@ -83,8 +81,6 @@ class EncodingPlan:
         # which leaves are compressed: paths that lead to them; None: with zstd those of 64 bytes
         # and more that it makes smaller, with the user's functions all
         keys: frozenset[TreePath] | None,
-        # see `shared_frames.Layout`; None: leaves are not shared
-        measure: Callable[[Ints, Ints], int] | None,
     ) -> None:
         self.kind = kind
         self.codec = codec
@@ -93,7 +89,6 @@ class EncodingPlan:
             for leaf, (chunk, path) in enumerate(zip(kind.chunks, kind.paths, strict=True))
             if chunk.kind in COMPRESSIBLE[codec] and (keys is None or _leads_to(keys, path))
         )
-        self.layout = Layout(kind.chunks, self.compressible, measure)
         self._sure = keys is not None or codec is Codec.OWN
         self._saved = dict.fromkeys(self.compressible, 0)
         self._looked = dict.fromkeys(self.compressible, 0)
@@ -115,25 +110,22 @@ class EncodingPlan:
                 self._looked[leaf] += pieces
         return self._sure or all(self._saved[leaf] > 0 for leaf in unit)
 
-    def form(self, units: Iterable[Unit], planar: Unit, how: Cut) -> Form:
-        """The form of items that are cut so, of which these leaves are compressed."""
-        return self._forms[tuple(units), planar, how]
+    def form(self, units: Iterable[Unit], planar: Unit) -> Form:
+        """Returns the form of items of which these leaves are compressed, and these planar."""
+        return self._forms[tuple(units), planar]
 
-    def _form(self, key: tuple[tuple[Unit, ...], Unit, Cut]) -> Form:
-        units, planar, how = key
+    def _form(self, key: tuple[tuple[Unit, ...], Unit]) -> Form:
+        units, planar = key
         heads = {leaf: unit[0] for unit in units for leaf in unit}
         chunks = []
-        for leaf, (chunk, count, shared) in enumerate(zip(self.kind.chunks, *how, strict=True)):
-            head = heads.get(shared)
-            joined = None if head == shared else head
-            codec = Codec.RAW if head is None else self.codec
+        for leaf, chunk in enumerate(self.kind.chunks):
+            head = heads.get(leaf, leaf)
+            codec = self.codec if leaf in heads else Codec.RAW
             chunks.append(
                 replace(
                     chunk,
-                    codec=codec if joined is None else Codec.JOINED,
-                    placed=count != INLINE,
-                    frames=max(count, 0),
-                    joined=joined,
+                    codec=codec if head == leaf else Codec.JOINED,
+                    joined=None if head == leaf else head,
                     planar=leaf in planar,
                 )
             )

@@ -3,9 +3,9 @@
     in an item   [84, 84, 4]      a0 b0 c0 d0 a1 b1 c1 d1 ...     the last dim runs fastest
     stored       four planes      a0 a1 a2 ... b0 b1 b2 ...       each is a frame, as a stack has it
 
-Frames that are stacked along the last dim lie byte beside byte: zstd finds less in them, and no
-frame lies there whole that another item may have, too. As planes they are what they are where they
-are stacked along the first. Whether it pays is seen from the first items.
+Frames that are stacked along the last dim lie byte beside byte, and zstd finds less in them. As
+planes they take as few bytes as frames that are stacked along the first dim. Whether it pays is
+seen from the first items.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Measure = Callable[[], tuple[int, int, int]]
 """Gives how many items it has looked at, and the bytes of these as usual and the other way."""
 
 _LEAST_PLANE_BYTES = 64
-_MOST_PLANES = 16  # as many frames as are cut apart at most
+_MOST_PLANES = 16  # beyond, it is no stack of frames
 _LOOKED_ITEMS = 32
 _WORTH = 0.95  # as planes they take at most so much: to turn them takes time, if little
 
@@ -94,13 +94,6 @@ def turned_one(at: int, size: int, planes: int) -> Bytes:
     given = address(one := np.array([at, size, planes, address(memory)]))
     _core.split_planes(given, given + 8, given + 16, given + 24, len(one) // 4)
     return memory
-
-
-def joined(addresses: Ints, sizes: Ints, planes: Ints, to: Ints) -> None:
-    """What was stored plane by plane, to where it belongs; of one plane (or none) as it lies."""
-    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
-    planes, to = np.ascontiguousarray(planes), np.ascontiguousarray(to)
-    _core.join_planes(address(addresses), address(sizes), address(planes), address(to), len(sizes))
 
 
 def as_planes(columns: Columns, leaves: Sequence[int]) -> Columns:

@@ -2,8 +2,7 @@
 
     records ──locate──▶ Located, one a form ──Table.of──▶ columns ──Transfer──▶ memory of ours
 
-Records of several forms make one table where their forms differ only in how bytes are stored: in
-codecs, places and frames.
+Records of several forms make one table if their forms differ only in how bytes are compressed.
 """
 
 from __future__ import annotations
@@ -30,10 +29,13 @@ class Stored(NamedTuple):
 
     rows: Rows
     located: Located
-    chunk: Chunk
-    """How it is stored there."""
-    first: int
-    """The first of its pieces."""
+    number: int
+    """Of its chunk."""
+
+    @property
+    def chunk(self) -> Chunk:
+        """How it is stored there."""
+        return self.located.form.chunks[self.number]
 
 
 class Raw(NamedTuple):
@@ -41,9 +43,9 @@ class Raw(NamedTuple):
 
     rows: Rows
     addresses: Ints
-    """int64[m, pieces]."""
+    """int64[m]."""
     sizes: Ints
-    """int64[m, pieces]."""
+    """int64[m]."""
     kept: Any
     """What owns these bytes."""
 
@@ -84,10 +86,9 @@ class Column:
         found = self.parts[0]
         if isinstance(found, Raw):
             return None
-        chunk = found.chunk
-        if chunk.codec is not Codec.RAW or chunk.placed or chunk.planar:
+        if found.chunk.codec is not Codec.RAW:
             return None
-        return found.located.offsets[:, found.first]
+        return found.located.offsets[:, found.number]
 
 
 class Table(NamedTuple):
@@ -120,37 +121,32 @@ def columns_of(
     """Some chunks of records whose forms differ only in how bytes are stored."""
     rows = _rows_of(located)
     columns = []
-    first = [0] * len(located)
-    dims = [one.dims for one in located]
-    for number, chunk in enumerate(located[0].form.chunks):
+    for number in sorted(numbers):
         parts: list[Stored | Raw] = []
-        for at, one in enumerate(located):
-            stored = one.form.chunks[number]
-            part = Stored(rows[at], one, stored, first[at])
-            first[at] += stored.pieces
-            if number in numbers:
-                is_own = stored.codec is Codec.OWN
-                parts.append(_by_own(batch, part, dims[at][number], own) if is_own else part)
-        if parts:
-            columns.append(Column(chunk, _gathered([each[number] for each in dims], rows), parts))
+        for at, one in zip(rows, located, strict=True):
+            part = Stored(at, one, number)
+            is_own = part.chunk.codec is Codec.OWN
+            parts.append(_by_own(batch, part, own) if is_own else part)
+        dims = _gathered([one.dims[number] for one in located], rows)
+        columns.append(Column(located[0].form.chunks[number], dims, parts))
     return columns
 
 
-def _by_own(batch: RecordBatch, part: Stored, dims: Ints, own: Own | None) -> Raw:
+def _by_own(batch: RecordBatch, part: Stored, own: Own | None) -> Raw:
     if own is None:
         raise RuntimeError(
             "these records were compressed by a compression_fn: open the storage with the "
             "decompression_fn that belongs to it"
         )
-    pieces = slice(part.first, part.first + part.chunk.pieces)
-    offsets, sizes = part.located.offsets[:, pieces], part.located.sizes[:, pieces]
-    nbytes, kept = part.located.expanded[:, pieces], []
-    addresses = np.zeros(offsets.shape, np.int64)
-    for row, piece in np.argwhere(nbytes).tolist():
-        stored = batch.data[offsets[row, piece] :][: sizes[row, piece]]
-        shape = dims[row, int(part.chunk.frames > 0) :].tolist()
-        kept.append(made := own(stored, part.chunk, shape))
-        addresses[row, piece] = address(made)
+    located, number = part.located, part.number
+    offsets, sizes = located.offsets[:, number], located.sizes[:, number]
+    nbytes, shapes = located.expanded[:, number], located.dims[number].tolist()
+    kept = []
+    addresses = np.zeros(len(offsets), np.int64)
+    for row in np.flatnonzero(nbytes).tolist():
+        stored = batch.data[offsets[row] :][: sizes[row]]
+        kept.append(made := own(stored, part.chunk, shapes[row]))
+        addresses[row] = address(made)
     return Raw(part.rows, addresses, nbytes, kept)
 
 

@@ -15,9 +15,8 @@ from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.array_types import Bytes, Ints
-from shmbuffer.memory.record_format import Codec, Located
+from shmbuffer.memory.record_format import Located
 from shmbuffer.numpy.records.places import Places
-from shmbuffer.numpy.records.planes import joined
 from shmbuffer.numpy.records.table import Column, Raw
 
 Expand = Callable[[Places, str], None]
@@ -25,7 +24,7 @@ Expand = Callable[[Places, str], None]
 
 
 class Transfer:
-    """Pieces on their way to their places; equal bytes are decompressed once.
+    """Pieces on their way to their places; each frame is decompressed once.
 
     Cost: 15 µs, and 2 a column; beyond that a copy of each piece, or its decompression.
     """
@@ -43,7 +42,6 @@ class Transfer:
         # Where each piece of each record goes, int64[pieces, m], 0: nowhere; or int64[pieces]: the
         # first of each, and the others behind it.
         self._stored: dict[int, tuple[Located, Ints]] = {}
-        self._turned: list[tuple[Ints, ...]] = []  # from, sizes, planes, to
         self._kept: list[Any] = []
 
     def add(self, column: Column, to: Ints, kept: Any) -> None:
@@ -52,39 +50,23 @@ class Transfer:
         for part in column.parts:
             goes = to[part.rows]
             if isinstance(part, Raw):
-                self.move(part.addresses, part.sizes, _behind(goes, part.sizes), part.kept)
+                self.move(part.addresses, part.sizes, goes, part.kept)
                 continue
-            chunk = part.chunk
-            if chunk.planar and (chunk.frames or chunk.codec is Codec.RAW):
-                # Together first: a plane alone is none.
-                goes = self._turned_to(column.nbytes[part.rows], column.dims[part.rows, -1], goes)
             found = self._stored.get(id(part.located))
             if found is None:
                 shape = part.located.offsets.shape[::-1]
                 found = self._stored[id(part.located)] = part.located, np.zeros(shape, np.int64)
-            pieces = slice(part.first, part.first + chunk.pieces)
-            found[1][pieces] = (
-                _behind(goes, part.located.expanded[:, pieces]).T if chunk.frames else goes
-            )
+            found[1][part.number] = goes
 
     def add_alike(self, located: Located, first: list[int], kept: list[Any]) -> None:
         """Row 0 of the leaves of all pieces goes to these addresses, the next ones behind it."""
         self._kept.append(kept)
         self._stored[id(located)] = located, np.array(first, np.int64)
 
-    def _turned_to(self, nbytes: Ints, planes: Ints, to: Ints) -> Ints:
-        """Where planes go to first, and from there joined to their places."""
-        starts, total = homes(nbytes)
-        memory = np.empty(total, np.uint8)
-        self._kept.append(memory)
-        starts += address(memory)
-        self._turned.append((starts, nbytes, planes, to))
-        return starts
-
-    def move(self, addresses: Ints, sizes: Ints, to: Ints, kept: Any = None) -> None:
+    def move(self, addresses: Ints, sizes: Ints, to: Ints, kept: Any) -> None:
         """So many bytes go from address to address. What is in ``kept`` is there until then."""
         self._kept.append(kept)
-        self._raw.append((addresses.ravel(), sizes.ravel(), to.ravel()))
+        self._raw.append((addresses, sizes, to))
 
     def run(self) -> None:
         """Everything goes to its place."""
@@ -92,19 +74,17 @@ class Transfer:
             self._take_apart()
         if self._raw:
             record_format.move(*(np.concatenate(parts) for parts in zip(*self._raw, strict=True)))
-        for turned in self._turned:
-            joined(*turned)
-        self._raw, self._stored, self._turned, self._kept = [], {}, [], []
+        self._raw, self._stored, self._kept = [], {}, []
 
     def _take_apart(self) -> None:
         """Moves what is stored raw, and decompresses the rest."""
         base = address(self._data)
         room = sum([located.offsets.size for located, _ in self._stored.values()])
-        count = 0
-        parts = np.empty((_PARTS, room), np.int64)
+        out = np.empty((len(Places._fields), room), np.int64)
+        frames = parts = 0
         for located, to in self._stored.values():
             rows, pieces = located.offsets.shape
-            count = _core.take_apart(
+            frames, parts = _core.take_apart(
                 base,
                 address(located.form.columns.held),
                 pieces,
@@ -116,31 +96,19 @@ class Transfer:
                 rows,
                 address(to),
                 to.ndim == 2,
-                address(parts),
+                address(out),
                 room,
-                count,
+                frames,
+                parts,
             )
-        if not count:
+        if not parts:
             return
         if self._expand is None:
             raise RuntimeError(
                 f"{self._where}: its records are compressed with zstd, and this storage reads raw "
                 "ones only: open it as the CompressedListStorage that it is"
             )
-        out = np.empty((_ARRANGED, count), np.int64)
-        frames, left = _core.arrange_parts(address(parts), room, count, address(out))
-        self._expand(Places(*out[:3, :frames], *out[3:, :left]), self._where)
-
-
-_PARTS = 7
-_ARRANGED = len(Places._fields)
-"""Rows of what `_core.take_apart` and `_core.arrange_parts` give: see frames.h."""
-
-
-def _behind(to: Ints, sizes: Ints) -> Ints:
-    """Where pieces of rows, int64[m, pieces], go that lie one behind the other from ``to`` on."""
-    found: Ints = to[:, None] + np.cumsum(sizes, axis=1) - sizes
-    return found
+        self._expand(Places(*out[:3, :frames], *out[3:, :parts]), self._where)
 
 
 def homes(nbytes: Ints) -> tuple[Ints, int]:

@@ -4,9 +4,7 @@
     shmbuffer.records.npy           int64 [n, 3]: slot, position and bytes of each item, by slot
     shmbuffer.records.dictionary    of zstd; only where the buffer has one
 
-A record may reach over those behind it, which were written with it: they stay together on the way
-back into a ring, so that what they share is there once. The files are written while others go on
-writing, and are never in memory as a whole.
+The files are written while others go on writing, and are never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +22,6 @@ import torch
 from shmbuffer._native import _core
 from shmbuffer.memory import ItemSnapshot, RecordBatch, Records
 from shmbuffer.memory.format.array_types import Bytes, Ints
-from shmbuffer.memory.format.extents import padded
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, gather
 from shmbuffer.replay.safe_files import create_file, exists, open_file, read_file, write_file
 from shmbuffer.replay.values import damaged, read_array, reading, write_array
@@ -36,16 +33,6 @@ _DATA = "shmbuffer.records.data"
 _TABLE = "shmbuffer.records.npy"
 _DICTIONARY = "shmbuffer.records.dictionary"
 _PIECE_BYTES = 2**24  # that are read, or written to a ring, at once
-
-
-class RecordRun(NamedTuple):
-    """Records that follow each other, in bytes and in slots."""
-
-    rows: Ints
-    """int64[n]: of the image."""
-    batch: RecordBatch
-    closed: bool
-    """None of them reaches beyond the last; else they are to be placed one by one."""
 
 
 @dataclass(frozen=True)
@@ -141,32 +128,19 @@ class RecordImage:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def runs(self, slots: Ints, capacity: int) -> Iterator[RecordRun]:
-        """All records in the order in which they lay, oldest first."""
+    def runs(self, slots: Ints, capacity: int) -> Iterator[Ints]:
+        """Rows that follow each other in bytes and in slots, oldest first, some megabytes each."""
         order = np.argsort(self.positions, kind="stable")
-        if not len(order):
-            return
-        first, ends = self.positions[order], (self.positions + self.sizes)[order]
-        reach = np.maximum.accumulate(ends)
-        breaks = np.append((slots[order][1:] - slots[order][:-1]) % capacity != 1, True)
-        # Where nothing is needed any more of what lies before; else what belongs together is cut.
-        closed = np.append(reach[:-1] <= first[1:], True)
-        cuts = np.flatnonzero(closed | breaks)
-        piece = (reach[cuts] - first[0]) // _PIECE_BYTES
-        cuts = cuts[breaks[cuts] | (np.diff(piece, prepend=0) != 0)]
-        start = 0
-        for stop in (cuts + 1).tolist():
-            rows, last = order[start:stop], stop - 1
-            whole = ends[start:stop].max() <= first[last] + padded(self.sizes[order[last]])
-            yield RecordRun(rows, self._batch(rows), bool(whole))
-            start = stop
+        breaks = (slots[order][1:] - slots[order][:-1]) % capacity != 1
+        piece = np.cumsum(self.sizes[order]) // _PIECE_BYTES
+        yield from np.split(order, np.flatnonzero(breaks | (np.diff(piece) != 0)) + 1)
 
     def is_in_order(self, tickets: Ints) -> bool:
         """Whether they lie in the order in which they were written."""
         return bool((np.diff(tickets[np.argsort(self.positions, kind="stable")]) > 0).all())
 
     def batch(self, rows: Ints) -> RecordBatch:
-        """A copy of some records, which do not overlap in it."""
+        """Copies some records."""
         addresses = self.data.ctypes.data + self.positions[rows]
         return gather(addresses, np.ascontiguousarray(self.sizes[rows]))
 
@@ -179,15 +153,6 @@ class RecordImage:
         """The items in the order of their slots, some megabytes of records at a time."""
         for rows in self.pieces():
             yield codec.decoder.items(self.batch(rows))
-
-    def _batch(self, rows: Ints) -> RecordBatch:
-        """A copy of records that lie one behind the other, with what is between them."""
-        positions, sizes = self.positions[rows], self.sizes[rows]
-        first = int(positions[0])
-        end = int((positions + sizes).max())
-        data = np.zeros(int((positions + padded(sizes)).max()) - first, np.uint8)
-        data[: end - first] = self.data[first:end]
-        return RecordBatch(data, positions - first, sizes)
 
 
 def write_records(folder: Path, records: Records, dictionary: bytes | None) -> ItemSnapshot:

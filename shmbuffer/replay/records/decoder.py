@@ -210,7 +210,7 @@ def _objects_of(form: Form) -> set[int]:
 @lru_cache(256)
 def _dtypes_of(form: Form) -> list[Any] | None:
     """Torch's, of each leaf; None where some are no tensors, or not moved in one step."""
-    refused = [one.codec is Codec.OWN or (one.planar and not one.codec) for one in form.chunks]
+    refused = [one.codec is Codec.OWN for one in form.chunks]
     found = list(map(torch_dtype_of, form.chunks))
     return None if any(refused) or None in found or _objects_of(form) else found
 

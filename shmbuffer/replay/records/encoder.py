@@ -22,7 +22,7 @@ class Encoder(encoder.Encoder):
     """Makes records of items, tensors and TensorDicts too; see `numpy.records.encoder`.
 
     Raises:
-        ValueError: ``own`` beside ``zstd`` or ``share``.
+        ValueError: ``own`` beside ``zstd``.
         TypeError: ``keys`` is text, and no list of keys.
     """
 
@@ -35,14 +35,10 @@ class Encoder(encoder.Encoder):
         # dtype, else with their bytes, and with bytes. Gives a uint8 tensor
         own: Callable[[torch.Tensor], Any] | None = None,
         keys: Iterable[Any] | None = None,  # with ``own``, None is all but text
-        share: bool = False,
     ) -> None:
-        if own is not None and (share or zstd is not None):
-            raise ValueError(
-                "compression_fn is called with whole tensors, in place of zstd, so it cannot be "
-                f"had together with {'share_frames' if share else 'zstd'}; leave one of them out"
-            )
-        super().__init__(zstd=zstd, keys=keys, share=share)
+        if own is not None and zstd is not None:
+            raise ValueError("compression_fn replaces zstd; leave one of them out")
+        super().__init__(zstd=zstd, keys=keys)
         if own is not None:
             self.own = lambda leaf: compressed(own, tensor_of(leaf))
 

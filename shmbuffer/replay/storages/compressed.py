@@ -57,8 +57,6 @@ class CompressedListStorage(RecordList):
         dictionary_bytes: of records: size of a dictionary for zstd, learned from the first items
             and kept in the directory, for items too small to compress well alone; 100,000 is usual.
             0: no dictionary.
-        share_frames: of records: frames that consecutive items of a batch have in common (of stacks
-            of frames, and of the same entry in ``"next"``) are stored once. Exact on reading back.
         max_bytes: capacity in bytes, of records as they are stored, headers included; needed with a
             directory. The oldest items go when either capacity is reached.
         pad_output: what a batch of a buffer is where items differ in shape; see `LazyStackStorage`.
@@ -106,7 +104,6 @@ class CompressedListStorage(RecordList):
         device: torch.device | str | int | None = "cpu",
         compress: Iterable[str | tuple[str, ...]] | None = None,
         dictionary_bytes: int = 0,
-        share_frames: bool = False,
         **options: Unpack[RecordOptions],
     ) -> None:
         if isinstance(compress, str):
@@ -123,7 +120,6 @@ class CompressedListStorage(RecordList):
         self._of_records: dict[str, Any] = {
             "compress": None if compress is None else list(compress),
             "dictionary_bytes": int(dictionary_bytes),
-            "share_frames": bool(share_frames),
         }
         in_directory = options.get("scratch_dir") is not None or options.get("shared_init", False)
         self._require_records(in_directory)
@@ -174,7 +170,6 @@ class CompressedListStorage(RecordList):
             keys=self._of_records["compress"],
             compress=compress,
             decompress=decompress,
-            share=self._of_records["share_frames"],
             dictionary_bytes=self._of_records["dictionary_bytes"],
             device=self.device,
         )
@@ -186,7 +181,7 @@ class CompressedListStorage(RecordList):
 
     @classmethod
     def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
-        names = ("compression_level", "compress", "dictionary_bytes", "share_frames")
+        names = ("compression_level", "compress", "dictionary_bytes")
         return {name: recorded[name] for name in names if name in recorded}
 
     def _loaded(self, saved: list[Any]) -> list[Any]:

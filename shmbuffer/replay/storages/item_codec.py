@@ -46,7 +46,7 @@ class ItemCodec:
         """What is kept of an item."""
         return item if self.device is None else to_device(item, self.device)
 
-    def encode(self, data: Any, single: bool, *, apart: bool = False) -> list[Any]:
+    def encode(self, data: Any, single: bool) -> list[Any]:
         """What is kept of one item where ``single``, else of each item of a batch."""
         return [self.keep(data)] if single else self._keep_all(data)
 
@@ -169,12 +169,12 @@ class BodyCodec(ItemCodec):
         """See `ItemCodec.keep`."""
         return self.encode(item, True)[0]
 
-    def encode(self, data: Any, single: bool, *, apart: bool = False) -> list[Any]:
+    def encode(self, data: Any, single: bool) -> list[Any]:
         """See `ItemCodec.encode`."""
         if not (single or is_batch(data)):
             data = unbound(data)  # it may be looked at twice
         try:
-            return _bytes_of(self._codec.encode(data, single, apart=True))
+            return _bytes_of(self._codec.encode(data, single))
         except TypeError:  # a record does not hold everything
             if single:
                 return [self._compressing.keep(data)]

@@ -162,7 +162,7 @@ class ListStorage(RingBacked):
         single = is_int(cursor)
         if type(data) is tuple and not single:
             data = list(data)
-        items = self._codec.encode(data, single, apart=True)
+        items = self._codec.encode(data, single)
         slots = self._store().write_at(cursor, items, in_place=in_place)
         if self._watchers and not in_place and len(slots):
             self.notify(torch.from_numpy(slots))

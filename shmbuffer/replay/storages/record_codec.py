@@ -34,7 +34,6 @@ class RecordCodec(codec.RecordCodec):
         keys: Iterable[Any] | None = None,  # which leaves are compressed; see `Encoder`
         compress: Compress | None = None,  # the user's, in place of zstd
         decompress: Decompress | None = None,  # the user's, for what was compressed with it
-        share: bool = False,  # frames that consecutive items have in common are stored once
         # of the dictionary that is learned from the first items; 0: none is
         dictionary_bytes: int = 0,
         device: torch.device | None = None,  # where tensors of what is read are; None is the CPU
@@ -44,12 +43,11 @@ class RecordCodec(codec.RecordCodec):
             "keys": None if keys is None else list(keys),
             "compress": compress,
             "decompress": decompress,
-            "share": share,
             "dictionary_bytes": dictionary_bytes,
             "device": device,
         }
         super().__init__(level if compress is None else None, dictionary_bytes)
-        self.encoder = Encoder(own=compress, keys=self._config["keys"], share=share)
+        self.encoder = Encoder(own=compress, keys=self._config["keys"])
         self.decoder: Decoder = Decoder(
             self.expand, device, None if decompress is None else with_metadata(decompress)
         )

@@ -11,6 +11,7 @@ import torch
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Ring, Schema, Settings
 from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.memory.format.extents import padded
 from shmbuffer.memory.format.recorded import of_storage
 from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.system.progress import Progress
@@ -228,7 +229,7 @@ class RecordList(ListStorage):
         with Progress("load", len(order), "items") as progress:
             for start in range(0, len(order), _PIECE):
                 part = order[start : start + _PIECE]
-                batch = codec.encode([items[at] for at in part.tolist()], False, apart=True)
+                batch = codec.encode([items[at] for at in part.tolist()], False)
                 batches.append((part, batch))
                 progress.advance(len(part))
         self._require_bytes(sum(len(batch.data) for _, batch in batches))
@@ -256,14 +257,12 @@ class RecordList(ListStorage):
         if not self.shared:
             super().load_image(image, slots, cursor=cursor, write_count=write_count)
             return
-        capacity = self._max_size
-        needed, nbytes = 0, int(image.sizes.sum())
+        capacity, nbytes = self._max_size, int(image.sizes.sum())
         with Progress("check", nbytes) as progress:
-            for run in image.runs(slots, capacity):
-                locate(run.batch, image.where)  # it is a record, as far as can be seen
-                needed += len(run.batch.data if run.closed else image.batch(run.rows).data)
-                progress.advance(int(image.sizes[run.rows].sum()))
-        self._require_bytes(needed)
+            for rows in image.pieces():
+                locate(image.batch(rows), image.where)  # it is a record, as far as can be seen
+                progress.advance(int(image.sizes[rows].sum()))
+        self._require_bytes(int(padded(image.sizes).sum()))
         store, codec = self._records(), self._codec
         assert isinstance(codec, RecordCodec)
         if image.dictionary is not None:
@@ -282,13 +281,10 @@ class RecordList(ListStorage):
             numbers, head = tickets.for_ring(ring)
             lap = head + 1  # none follows another from the lap before
         with whole_or_empty(ring, self.where), Progress("load", nbytes) as progress:
-            for run in image.runs(numbers, lap):
-                if run.closed or exact:
-                    ring.restore(int(numbers[run.rows[0]]), 0, None)
-                    store.records.write(run.batch if run.closed else image.batch(run.rows))
-                else:
-                    store.place(slots[run.rows], image.batch(run.rows), in_place=False)
-                progress.advance(int(image.sizes[run.rows].sum()))
+            for rows in image.runs(numbers, lap) if len(image) else ():
+                ring.restore(int(numbers[rows[0]]), 0, None)
+                store.records.write(image.batch(rows))
+                progress.advance(int(image.sizes[rows].sum()))
         ring.restore(head, write_count, None)
 
     def _require_bytes(self, nbytes: int) -> None:

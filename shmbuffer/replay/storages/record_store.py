@@ -107,7 +107,7 @@ class RecordStore(ItemStore):
             items = self.codec.decoder.items(self.some(drawn.batch, held))
             rows = last[held].tolist()
             edited = [edit(row, item) for row, item in zip(rows, items, strict=True)]
-            batch = self.codec.encode(edited, False, apart=True)
+            batch = self.codec.encode(edited, False)
             held[held] = self.records.place(
                 unique[held], batch, in_place=True, tickets=tickets[last][held]
             )

@@ -76,7 +76,7 @@ static struct shmb_batch batch_of(uint64_t count) { return (struct shmb_batch){b
 static void write_some(struct shmb_ring *ring, uint64_t count, bool commit) {
     struct shmb_batch batch = batch_of(count);
     uint64_t first;
-    if (ring->bytes && shmb_batch_in_order(ring, &batch, sizeof bodies, false) != SHMB_OK) return;
+    if (ring->bytes && shmb_batch_in_order(ring, &batch, sizeof bodies) != SHMB_OK) return;
     if (shmb_claim_ring(ring, &call, count, ring->bytes ? &batch : NULL, NULL, &first) != SHMB_OK) return;
     fill(ring, 0);
     commit_or_abort(ring, commit);
@@ -87,7 +87,7 @@ static void place_some(struct shmb_ring *ring, uint64_t slot, bool in_place) {
     struct shmb_batch batch = batch_of(2);
     uint64_t taken;
     if (slots[0] > slots[1]) slots[0] ^= slots[1], slots[1] ^= slots[0], slots[0] ^= slots[1];
-    if (ring->bytes && shmb_batch_in_order(ring, &batch, sizeof bodies, true) != SHMB_OK) return;
+    if (ring->bytes && shmb_batch_in_order(ring, &batch, sizeof bodies) != SHMB_OK) return;
     if (shmb_claim_slots(ring, &call, slots, 2, in_place, NULL, NULL, ring->bytes ? &batch : NULL, &taken) != SHMB_OK) return;
     if (taken == 0) return;
     fill(ring, 0);

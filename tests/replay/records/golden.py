@@ -13,7 +13,6 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +68,9 @@ def write_ragged(folder: Path) -> None:
     rb.storage.close()
 
 
-def write_steps(folder: Path, *, share_frames: bool) -> None:
-    """Compressed records, after a lap and more of the ring."""
-    stacks = CompressedListStorage(
-        MAX_SIZE, scratch_dir=folder, share_frames=share_frames, **OPTIONS
-    )
+def write_steps(folder: Path) -> None:
+    """Compressed records, two stacks in one frame of zstd, after a lap and more of the ring."""
+    stacks = CompressedListStorage(MAX_SIZE, scratch_dir=folder, **OPTIONS)
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.4, storage=stacks, batch_size=4)
     for start in range(0, 30, 10):
         rb.extend(frames(start, 10))
@@ -82,8 +79,7 @@ def write_steps(folder: Path, *, share_frames: bool) -> None:
 
 WRITE: dict[str, Callable[[Path], None]] = {
     "ragged": write_ragged,
-    "frames": partial(write_steps, share_frames=True),  # which neighbours have in common
-    "joined": partial(write_steps, share_frames=False),  # two stacks in one frame of zstd
+    "joined": write_steps,
 }
 
 

@@ -24,13 +24,11 @@ from tensordict import (
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
-from shmbuffer.memory.record_format import Chunk, Codec
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.numpy.records.places import Places
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
-from tests.frames import transitions
 from tests.replay.records.likeness import alike, as_read, joined, picked
 
 pytestmark = pytest.mark.product(few=4)
@@ -125,7 +123,6 @@ def forwards(chunk: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
 WAYS: dict[str, Callable[[], Encoder]] = {
     "raw": Encoder,
     "zstd": lambda: Encoder(zstd=zstd),
-    "shared": lambda: Encoder(zstd=zstd, share=True),
     "own": lambda: Encoder(own=backwards),
 }
 
@@ -366,7 +363,7 @@ def test_an_empty_list_of_records_is_no_dense_batch(decoder: Decoder) -> None:
 def test_records_that_differ_only_in_how_they_are_stored_are_one_batch(
     name: str, decoder: Decoder
 ) -> None:
-    items = [ITEMS[name](n) for n in (3, 1, 2, 2)]
+    items = [ITEMS[name](n) for n in (3, 1, 2)]
     parts = [written([one], WAYS[way]()) for one, way in zip(items, WAYS, strict=True)]
     stack = torch.stack if is_tensor_collection(items[0]) else collate
     assert alike(decoder.dense(joined(*parts)), stack(items))
@@ -374,65 +371,9 @@ def test_records_that_differ_only_in_how_they_are_stored_are_one_batch(
 
 def test_the_rows_of_a_mixed_batch_are_in_their_order(decoder: Decoder) -> None:
     batch = joined(*(written([large(n, 40) for n in (0, 1)], WAYS[way]()) for way in WAYS))
-    rows = [3, 0, 6, 5, 2, 7, 1, 4]
+    rows = [3, 0, 5, 2, 1, 4]
     found = decoder.dense(picked(batch, rows))
     assert torch.equal(found, torch.stack([large(n % 2, 40) for n in rows]))
-
-
-# -- frames ------------------------------------------------------------------------------------
-
-
-def test_frames_that_items_have_in_common_come_back(decoder: Decoder) -> None:
-    steps = transitions(40)
-    batch = as_read(Encoder(zstd=zstd, share=True).encode(steps, single=False))
-    assert any(chunk.frames for chunk in record_format.locate(batch, "here")[0].form.chunks)
-    assert alike(decoder.items(batch), list(steps.unbind(0)))
-    assert alike(decoder.dense(batch), steps)
-    rows = [7, 3, 3, 39, 8]
-    assert alike(decoder.dense(picked(batch, rows)), steps[rows])
-
-
-def test_frames_that_a_row_has_several_times_are_decompressed_once() -> None:
-    steps = transitions(20)
-    batch = as_read(Encoder(zstd=zstd, share=True).encode(steps, single=False))
-    (located,) = record_format.locate(batch, "here")
-    distinct = {
-        (at, size) for at, size in zip(located.offsets.flat, located.sizes.flat, strict=True)
-    }
-    compressed = [chunk for chunk in located.form.chunks if chunk.codec is Codec.ZSTD]
-    calls: list[int] = []
-
-    def expand(places: Places, where: str) -> None:
-        calls.append(len(places.at))
-        zstd.expand(places, where)
-
-    assert alike(Decoder(expand).dense(batch), steps)
-    (count,) = calls
-    assert count < sum(chunk.pieces for chunk in compressed) * len(steps)
-    assert count <= len(distinct)
-
-
-@pytest.mark.parametrize("frames", [0, 1, 4])
-@pytest.mark.parametrize("codec", [Codec.RAW, Codec.ZSTD])
-def test_pieces_with_places_of_their_own_are_found(frames: int, codec: Codec) -> None:
-    count = max(frames, 1)
-    rows = torch.arange(3 * count * 64, dtype=torch.int32).reshape(3, count, 64) % 11
-    chunk = Chunk("tensor", "int32", 2, codec, placed=True, frames=frames)
-    form = record_format.encode_form(["chunk", 0], [chunk])
-    pieces = [
-        bytes(part.contiguous().numpy().data.cast("B"))
-        for row in rows
-        for part in (row if frames else [row])
-    ]
-    stored = zstd.compress(pieces) if codec is Codec.ZSTD else pieces
-    arrays = [np.frombuffer(one, np.uint8) for one in stored]
-    addresses = np.array([one.ctypes.data for one in arrays], np.int64).reshape(3, -1)
-    sizes = np.array([len(one) for one in arrays], np.int64).reshape(3, -1)
-    dims = np.tile([count, 64], (3, 1))
-    batch = record_format.assemble(form, np.zeros((3, 0), np.int64), [dims], addresses, sizes)
-    decoder = Decoder(zstd.expand)
-    assert alike(decoder.dense(as_read(batch)), rows)
-    assert alike(decoder.items(as_read(batch)), list(rows))
 
 
 # -- a lazy stack ------------------------------------------------------------------------------

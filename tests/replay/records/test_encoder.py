@@ -26,7 +26,7 @@ from tensordict import (
 from shmbuffer import CompressedListStorage
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
-from shmbuffer.memory.record_format import Codec, assembling
+from shmbuffer.memory.record_format import Codec
 from shmbuffer.numpy.records.columns import Columns
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.form.batches import unbound
@@ -63,7 +63,6 @@ ENCODERS: dict[str, Callable[[], Encoder]] = {
     "raw": Encoder,
     "zstd": lambda: Encoder(zstd=Zstd()),
     "zstd of all": lambda: Encoder(zstd=Zstd(), keys=["a", "obs", "next", "text", "tokens"]),
-    "shared": lambda: Encoder(zstd=Zstd(), share=True),
 }
 
 
@@ -161,22 +160,6 @@ def test_the_same_comes_back_as_from_a_compressed_storage_of_one_process(
     item = ITEMS[name](2)
     (found,) = read(encoder.encode([item]))
     assert alike(found, storage.packing.give(storage.packing.keep(item)))
-
-
-@pytest.mark.product("kind name", few=16)
-@pytest.mark.parametrize("kind", ENCODERS)
-@pytest.mark.parametrize("name", ITEMS)
-def test_the_core_lays_records_out_as_numpy_does(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def batches() -> list[tuple[bytes, list[int], list[int]]]:
-        encoder = ENCODERS[kind]()
-        found = [encoder.encode([ITEMS[name](n) for n in range(count)]) for count in (7, 1, 40)]
-        return [(one.data.tobytes(), one.starts.tolist(), one.sizes.tolist()) for one in found]
-
-    by_core = batches()
-    monkeypatch.setattr(assembling, "_laid_out_by_core", lambda *_: None)
-    assert by_core == batches()
 
 
 def test_nothing_gives_no_records(encoder: Encoder) -> None:
@@ -368,18 +351,14 @@ def test_a_single_item_gives_the_record_of_a_list_of_one(name: str, kind: str) -
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_a_single_item_takes_no_arrays(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, items = ENCODERS[kind](), list(transitions(70, seed=1).unbind(0))
-    if encoder.share:  # until it is known that an item shares nothing with itself
-        for item in items:
-            encoder.encode(item, single=True)
-    else:
-        items += sequences(9, seed=1, text=True)
+    items += sequences(9, seed=1, text=True)
     monkeypatch.setattr(Columns, "__init__", lambda *_, **__: pytest.fail("these are arrays"))
     for item in items:
         encoder.encode(item, single=True)
 
 
 def test_batches_are_stored_as_if_no_item_had_been_alone() -> None:
-    data, make = transitions(70, seed=1), ENCODERS["shared"]
+    data, make = transitions(70, seed=1), ENCODERS["zstd"]
     mixed = make()
     for one in data.unbind(0):
         mixed.encode(one, single=True)
@@ -570,10 +549,8 @@ def test_a_function_that_gives_no_bytes_is_refused(gives: Any, found: str) -> No
         Encoder(own=lambda _: gives).encode([torch.zeros(3)])
 
 
-def test_the_users_function_excludes_other_options() -> None:
-    with pytest.raises(ValueError, match="cannot be had together with share_frames"):
-        Encoder(own=backwards, share=True)
-    with pytest.raises(ValueError, match="cannot be had together with zstd"):
+def test_the_users_function_excludes_zstd() -> None:
+    with pytest.raises(ValueError, match="compression_fn replaces zstd"):
         Encoder(own=backwards, zstd=Zstd())
 
 

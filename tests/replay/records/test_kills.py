@@ -136,7 +136,7 @@ def test_items_of_four_writers_come_back_bit_exact_when_any_of_them_is_killed(
     options: dict[str, Any] = {"scratch_dir": path, "shared_init": True, "max_bytes": max_bytes}
     storage: Any
     if kind == "frames":
-        storage = CompressedListStorage(max_size, share_frames=True, **options)
+        storage = CompressedListStorage(max_size, **options)
     else:
         storage = LazyStackStorage(max_size, **options)
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=storage, batch_size=16)

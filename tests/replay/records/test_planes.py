@@ -10,10 +10,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from shmbuffer._native import _core
 from shmbuffer.memory import RecordBatch, record_format
 from shmbuffer.memory.record_format import Chunk, Codec
 from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.numpy.records.planes import Planes, joined, turned, turned_one
+from shmbuffer.numpy.records.planes import Planes, turned, turned_one
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import transitions
@@ -52,21 +53,18 @@ def test_planes_are_split_and_joined_byte_by_byte(planes: int) -> None:
     assert memory.tobytes() == expected.tobytes()
     back = np.empty_like(memory)
     places = to[:, 0] - memory.ctypes.data + back.ctypes.data
-    joined(to[:, 0], sizes, np.full(len(sizes), planes), places)
+    at, sizes, count = map(np.ascontiguousarray, (to[:, 0], sizes, np.full(len(sizes), planes)))
+    _core.join_planes(*(one.ctypes.data for one in (at, sizes, count, places)), len(sizes))
     assert back.tobytes() == np.concatenate([leaf.ravel() for leaf in leaves]).tobytes()
     one = turned_one(leaves[-1].ctypes.data, leaves[-1].size, planes)
     assert one.tobytes() == leaves[-1].T.tobytes()
 
 
-@pytest.mark.product(few=1)
-@pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("single", [False, True])
-def test_stacks_along_the_last_dim_take_as_many_bytes_as_along_the_first(
-    share: bool, single: bool
-) -> None:
+def test_stacks_along_the_last_dim_take_as_many_bytes_as_along_the_first(single: bool) -> None:
     found = []
     for last in (False, True):
-        encoder, data = Encoder(zstd=zstd, share=share), steps(96, last=last)
+        encoder, data = Encoder(zstd=zstd), steps(96, last=last)
         for _ in range(2):
             encoder.encode(data)  # so that it is known what pays
         for item in data:
@@ -80,13 +78,11 @@ def test_stacks_along_the_last_dim_take_as_many_bytes_as_along_the_first(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("share", [False, True])
-def test_what_was_stored_as_planes_comes_back_as_it_was(share: bool) -> None:
-    encoder, data = Encoder(zstd=zstd, share=share), steps(64, last=True)
+def test_what_was_stored_as_planes_comes_back_as_it_was() -> None:
+    encoder, data = Encoder(zstd=zstd), steps(64, last=True)
     encoder.encode(data)
     batch = written(encoder, data)
-    frames = {chunk.frames for chunk in chunks_of(batch) if chunk.planar}
-    assert frames == ({4} if share else {0})
+    assert [chunk.planar for chunk in chunks_of(batch)] == [True, True, False]
     dense = DECODER.dense(batch)
     assert (dense == data).all()
     assert dense["obs"].is_contiguous()
@@ -97,9 +93,9 @@ def test_what_was_stored_as_planes_comes_back_as_it_was(share: bool) -> None:
 
 def test_records_of_both_ways_make_one_batch() -> None:
     data = steps(40, last=True)
-    raw, shared, plain = Encoder(), Encoder(zstd=zstd, share=True), Encoder(zstd=zstd)
+    raw, planes = Encoder(), Encoder(zstd=zstd)
     parts = []
-    for encoder, rows in ((raw, slice(0, 5)), (shared, slice(5, 30)), (plain, slice(30, 40))):
+    for encoder, rows in ((raw, slice(0, 5)), (planes, slice(5, 40))):
         parts.append(written(encoder, data[rows]))
     offsets = np.cumsum([0, *(len(part.data) for part in parts)])
     batch = RecordBatch(
@@ -108,21 +104,20 @@ def test_records_of_both_ways_make_one_batch() -> None:
         np.concatenate([part.sizes for part in parts]),
     )
     planar = [one.form.chunks[0].planar for one in record_format.locate(batch, "here")]
-    assert planar == [False, True, True]
+    assert planar == [False, True]
     assert (DECODER.dense(batch) == data).all()
 
 
-def test_a_planar_leaf_that_was_stored_raw_is_read() -> None:
-    rows = torch.arange(3 * 5 * 4, dtype=torch.uint8).reshape(3, 5, 4)
-    planes = rows.permute(0, 2, 1).contiguous().numpy()
-    chunk = Chunk("tensor", "uint8", 2, planar=True)
-    form = record_format.encode_form(["chunk", 0], [chunk])
-    at = planes.ctypes.data + np.arange(3)[:, None] * 20
-    dims = (np.tile([[5, 4]], (3, 1)),)
-    sizes = np.full((3, 1), 20)
-    batch = record_format.assemble(form, np.empty((3, 0), np.int64), dims, at, sizes)
-    assert torch.equal(DECODER.dense(batch), rows)
-    assert torch.equal(torch.stack(DECODER.items(batch)), rows)
+@pytest.mark.parametrize("single", [False, True])
+def test_planes_that_zstd_makes_no_smaller_are_stored_as_they_were(
+    single: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Planes, "pays", lambda *_: True)
+    data = torch.from_numpy(_noise(np.random.default_rng(0)))
+    encoder = Encoder(zstd=zstd)
+    batch = written(encoder, data[0] if single else data, single)
+    assert [(chunk.codec, chunk.planar) for chunk in chunks_of(batch)] == [(Codec.RAW, False)]
+    assert torch.equal(torch.stack(DECODER.items(batch)), data[:1] if single else data)
 
 
 def _noise(rng: np.random.Generator) -> Any:

@@ -152,32 +152,6 @@ def test_where_there_is_no_room_nothing_is_changed(
         few.load_state_dict(rb.state_dict())
 
 
-def frames(count: int) -> TensorDict:
-    film = torch.randint(0, 256, (count + 4, 16, 16), dtype=torch.uint8)
-    stacks = film.unfold(0, 4, 1).permute(0, 3, 1, 2)
-    return TensorDict({"obs": stacks[:count], "next": {"obs": stacks[1 : count + 1]}}, [count])
-
-
-@WAYS
-def test_bytes_that_records_share_stay_shared_after_loading(
-    way: Any, make: Make, tmp_path: Path
-) -> None:
-    data = frames(30)
-    rb, other, apart = (
-        make(CompressedListStorage, True, max_size=24, share_frames=share)
-        for share in (True, False, True)
-    )
-    for start in range(0, 30, 10):
-        rb.extend(data[start : start + 10])
-    way(rb, other, tmp_path)
-    assert (other[:] == rb[:]).all()
-    assert other.storage.bytes() == rb.storage.bytes()
-    rb[2] = data[0]  # a hole in the middle of a batch
-    way(rb, apart, tmp_path)
-    assert (apart[:] == rb[:]).all()
-    assert apart.storage.bytes() < 1.2 * rb.storage.bytes()
-
-
 @WAYS
 def test_a_dictionary_travels_with_the_records(way: Any, make: Make, tmp_path: Path) -> None:
     def lines(start: int, stop: int) -> list[dict[str, Any]]:

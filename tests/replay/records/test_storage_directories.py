@@ -120,7 +120,6 @@ def test_attach_makes_the_storage_that_was_recorded(tmp_path: Path) -> None:
         tmp_path / "compressed",
         compression_level=7,
         compress=["tokens", ("deep", "image")],
-        share_frames=True,
     )
     TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=made, batch_size=9)
     rb: Any = attach(tmp_path / "compressed", pad_output=-1, transform=lambda data: data)

@@ -450,30 +450,6 @@ def test_flags_of_different_shapes_are_refused_by_slices(make: Make) -> None:
 # -- what it is told -------------------------------------------------------------------------------
 
 
-def frames(count: int) -> TensorDict:
-    """Stacks of four noisy frames, of which each has three in common with the next."""
-    film = torch.randint(0, 256, (count + 4, 20, 20), dtype=torch.uint8)
-    stacks = film.unfold(0, 4, 1).permute(0, 3, 1, 2)
-    return TensorDict({"obs": stacks[:count], "next": {"obs": stacks[1 : count + 1]}}, [count])
-
-
-def test_shared_frames_are_stored_once_and_read_exactly(make: Make) -> None:
-    data = frames(40)
-    sizes = []
-    for share in (False, True):
-        rb = ReplayBuffer(
-            storage=make(CompressedListStorage, name=str(share), share_frames=share), batch_size=64
-        )
-        rb.extend(data)
-        sizes.append(rb.storage.bytes())
-        assert (rb[:] == data).all()
-        sample, info = rb.sample(return_info=True)
-        assert (sample == data[info["index"]]).all()
-        rb[3] = data[5]
-        assert (rb[2:5] == data[[2, 5, 4]]).all()
-    assert sizes[1] < sizes[0] / 3
-
-
 def test_only_named_entries_are_compressed(make: Make) -> None:
     zeros = TensorDict({"a": torch.zeros(1000), "b": {"c": torch.zeros(1000)}})
     both, one, nested = (
@@ -634,11 +610,6 @@ def test_items_are_sent_to_the_device_of_the_storage_when_they_are_read(make: Ma
         ),
         (lambda: LazyStackStorage(9, pad_output={"mask": 1}), TypeError, "got {'mask': 1}"),
         (
-            lambda: CompressedListStorage(9, share_frames=True),
-            ValueError,
-            "share_frames=True.*is for records",
-        ),
-        (
             lambda: CompressedListStorage(9, dictionary_bytes=9),
             ValueError,
             "dictionary_bytes=9.*scratch_dir",
@@ -660,9 +631,9 @@ def test_items_are_sent_to_the_device_of_the_storage_when_they_are_read(make: Ma
         ),
         (lambda: shared(CompressedListStorage, compression_level=0), ValueError, "1 to 22, got 0"),
         (
-            lambda: shared(CompressedListStorage, compression_fn=as_bytes, share_frames=True),
+            lambda: shared(CompressedListStorage, compression_fn=as_bytes, dictionary_bytes=9),
             ValueError,
-            "share_frames=True.*compression_fn was given",
+            "dictionary_bytes=9.*compression_fn was given",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

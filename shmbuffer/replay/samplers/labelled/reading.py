@@ -98,13 +98,13 @@ def columns_of(
 
 
 def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
-    """The same of records, where the number is a piece of its own that is not compressed."""
+    """The same of records, where the number is not compressed."""
     found = store.form_and_chunk(path)
     if found is None:
         return None
     form, number = found
-    chunk, steps = form.chunks[number], form.columns.steps
-    if steps is None or chunk.codec is not Codec.RAW or chunk.kind not in ("tensor", "array"):
+    chunk = form.chunks[number]
+    if chunk.codec is not Codec.RAW or chunk.kind not in ("tensor", "array"):
         return None
     if chunk.kind == "tensor" and not DTYPES[chunk.dtype].in_numpy:
         return None
@@ -112,8 +112,8 @@ def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
     kind = {"b": "u"}.get(dtype.kind, dtype.kind)
     if (kind, dtype.itemsize) not in _READ or not dtype.isnative:
         return None
-    piece = int(np.flatnonzero(form.columns.chunk_of == number)[0])
-    return 0, dtype.itemsize, kind, 0, 0, 1, "u", 0, steps.tobytes(), form.code, piece
+    steps = form.columns.steps.tobytes()
+    return 0, dtype.itemsize, kind, 0, 0, 1, "u", 0, steps, form.code, number
 
 
 def entry_of_items(items: Sequence[Any], path: KeyPath, there: Flags) -> LabelEntry:
