@@ -104,7 +104,7 @@ def writers(folder: Path, draw: random.Random, *, alone: bool) -> int:
         point
         for point in native_points("write")
         if point not in EVICTIONS and (kind == "records" or point not in RECORD_POINTS)
-        if point != "write.priority" or not now.placed
+        if now.passes(point)
     ]
     kills = 0
     for point in draw.sample(points, 3):

@@ -47,6 +47,13 @@ class Situation:
         else:
             write(engine.ring(), self.batch)
 
+    def passes(self, point: str) -> bool:
+        """True if the write comes by a crash point of writes, evictions aside."""
+        if point == "write.priority":
+            return not self.placed
+        keeps_slots = self.in_place and set(self.placed) <= self.old.keys()
+        return not (keeps_slots and point in ("write.source", "write.raw"))
+
     @property
     def targets(self) -> list[int]:
         """Slots that the batch goes to."""

@@ -62,7 +62,7 @@ CASES = [
         for name in SITUATIONS
         for point in points
         if point not in EVICTIONS and (name in FEW or point not in FINE)
-        if point != "write.priority" or not SITUATIONS[name].placed
+        if SITUATIONS[name].passes(point)
     ),
     *(
         ("short records", name, point)
@@ -70,6 +70,17 @@ CASES = [
         for point in (*RECORD_POINTS, "write.copy", "write.commit")
     ),
 ]
+
+
+@pytest.mark.parametrize("name", ["around the end", "placed", "in place"])
+def test_a_write_passes_the_points_that_its_situation_names(tmp_path: Path, name: str) -> None:
+    situation = SITUATIONS[name]
+    for point in ROW_POINTS:
+        if point in EVICTIONS or (point == "write.unmassed" and not situation.old):
+            continue
+        engine = prepare(tmp_path / point, situation, "rows")
+        assert dies(tmp_path / point, point, situation.work) == situation.passes(point), point
+        engine.close()
 
 
 @pytest.mark.parametrize(("kind", "name", "point"), CASES)
