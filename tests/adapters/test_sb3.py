@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import shmbuffer
-from shmbuffer.errors import EmptyBufferError, SchemaMismatchError
+from shmbuffer import EmptyBufferError, SchemaMismatchError
 from shmbuffer.extras import MissingExtra
 from tests.service.programs import Program
 

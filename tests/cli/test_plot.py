@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmbuffer import Coordinator
 from shmbuffer.cli import main, plot
 from shmbuffer.extras import command
 from shmbuffer.memory import Engine, Settings
@@ -24,7 +25,6 @@ from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import EventKind
 from shmbuffer.memory.upkeep.item_stats import ItemWriter
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch import findings
 from shmbuffer.watch.findings import Finding
 from shmbuffer.watch.look import Look, look_at
@@ -56,7 +56,7 @@ RECORDER = """
 import sys, time
 from pathlib import Path
 from shmbuffer.memory import Engine
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import items
 with Coordinator(sys.argv[1], capacity=64):
     engine = Engine.open(sys.argv[1], None, role="collector")

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory import Engine, RateLimiter, consumer_version
+from shmbuffer import RateLimiter
+from shmbuffer.memory import Engine, consumer_version
 from tests.crash.deeds import ring_of
 from tests.crash.harness import dies, goes, require_sound, schema, settings, write
 

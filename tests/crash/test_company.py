@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from shmbuffer import EmptyBufferError
 from shmbuffer._native import _core
-from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Engine, Ring, Schema, Settings
 from tests.crash.deeds import DEEDS, PAIRS, begins, is_done, prepare, ring_of
 from tests.crash.harness import (

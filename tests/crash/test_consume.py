@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import EmptyBufferError, RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import EmptyBufferError, RateLimitTimeout
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format import layout

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimiter
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, RateLimiter, Ring
+from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.waiting import PASSES_ONCE
 from shmbuffer.memory.format.layout import EntryState, Phase
 from shmbuffer.memory.system import deadline

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory import Engine, RateLimiter, Ring
+from shmbuffer import RateLimiter
+from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.holders import table_of
 from shmbuffer.memory.format.layout import Phase
 from shmbuffer.memory.format.ledger import RESERVATIONS, ReservationState

@@ -23,19 +23,19 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferClosedError,
     BufferNotFoundError,
     ForkedHandleError,
     SchemaMismatchError,
+    recover,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Schema
 from shmbuffer.memory.directory import removal
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import BufferState
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.service.recovery import recover
 from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,

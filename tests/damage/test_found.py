@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from shmbuffer import BufferNeedsRestart, CorruptBufferError
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNeedsRestart, CorruptBufferError
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import EntryState, Phase

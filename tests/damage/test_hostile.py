@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import CorruptBufferError, ShmBufferError
+from shmbuffer import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory import removal
 from shmbuffer.memory.directory.made import NAME as MADE

@@ -23,10 +23,10 @@ from shmbuffer import (
     OfflineToOnlineReplayBuffer,
     ReadOnlyStorage,
     TensorDictReplayBuffer,
+    UnsafePathError,
     load_dataset,
     prefill_replay_buffer,
 )
-from shmbuffer.errors import UnsafePathError
 from tests.damage.hostile import ends_in_time
 from tests.memory.programs import needs_root
 

@@ -27,6 +27,7 @@ from tensordict import NonTensorStack, TensorDict
 from shmbuffer import (
     CompressedListStorage,
     ConsumingSampler,
+    CorruptBufferError,
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     LazyStackStorage,
@@ -36,11 +37,12 @@ from shmbuffer import (
     PrioritizedSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    ShmBufferError,
     StreamingSliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
+    UnsafePathError,
 )
-from shmbuffer.errors import CorruptBufferError, ShmBufferError, UnsafePathError
 from shmbuffer.replay import publication
 from shmbuffer.replay.compat.storages import METADATA
 from shmbuffer.replay.file_tree import MANIFEST

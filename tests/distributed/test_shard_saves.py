@@ -11,13 +11,8 @@ from typing import Any
 
 import pytest
 
+from shmbuffer import BufferInUseError, BufferNotFoundError, CorruptBufferError, UnsafePathError
 from shmbuffer.distributed.shards.saving import LIST, save_shards, saves_of_nodes
-from shmbuffer.errors import (
-    BufferInUseError,
-    BufferNotFoundError,
-    CorruptBufferError,
-    UnsafePathError,
-)
 from shmbuffer.replay.compat.buffers import METADATA
 from shmbuffer.replay.file_tree import MANIFEST
 from shmbuffer.replay.publication import publish

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferClosedError, BufferNotFoundError
+from shmbuffer import BufferClosedError, BufferNotFoundError
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.locks import InitLock

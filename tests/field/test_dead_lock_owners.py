@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import LockTimeout, UnsupportedPlatformError
 from shmbuffer._native import _core
-from shmbuffer.errors import LockTimeout, UnsupportedPlatformError
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.opening import require_platform

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferInUseError,
+    Coordinator,
     RegistryFullError,
     RingOverrunError,
     UnsafeFilesystemError,
@@ -24,7 +25,6 @@ from shmbuffer.errors import (
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format.layout import ENTRIES
 from shmbuffer.memory.system import filesystem
-from shmbuffer.service.coordinator import Coordinator
 from tests.field.conftest import SETTINGS
 from tests.memory.programs import heard, needs_root, program, tell
 from tests.memory.rows import (

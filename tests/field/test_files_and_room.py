@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import SpaceError
+from shmbuffer import SpaceError
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.format.layout import CONTROL
 from tests.field.conftest import SETTINGS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferInUseError
+from shmbuffer import BufferInUseError
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.directory.anonymous import Anonymous
 from shmbuffer.service.tenure import hold_lock

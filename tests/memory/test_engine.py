@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     AttachTimeout,
     BufferClosedError,
     BufferExistsError,
@@ -43,7 +42,9 @@ from shmbuffer.errors import (
     UnsafeFilesystemError,
     UnsafePathError,
     UnsupportedPlatformError,
+    recover,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Schema, Settings
 from shmbuffer.memory.directory import removal
 from shmbuffer.memory.directory.locks import InitLock
@@ -53,7 +54,6 @@ from shmbuffer.memory.format.layout import BufferState
 from shmbuffer.memory.opening import require_platform
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.service.recovery import recover
 from tests import holdings
 from tests.memory.programs import finished, heard, needs_root, program, tell
 from tests.memory.rows import (

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     AttachTimeout,
     BufferClosedError,
     BufferUnlinkedError,
@@ -28,6 +27,7 @@ from shmbuffer.errors import (
     ShmBufferError,
     SpaceError,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Settings, consumer_version, weights
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.dtypes import DTYPES

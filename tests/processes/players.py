@@ -20,9 +20,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from tensordict import TensorDict
 
-from shmbuffer import ReplayBuffer, attach
+from shmbuffer import RateLimitError, ReplayBuffer, attach
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitError
 from shmbuffer.memory.flow import sides, waiting
 from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.replay.buffers.data_path import drawing

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import EmptyBufferError, RateLimitError
+from shmbuffer import EmptyBufferError, RateLimitError
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.system.deadline import within
 from tests.crash.harness import ended, fork

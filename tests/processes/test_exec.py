@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import RingOverrunError
+from shmbuffer import RingOverrunError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.system import identity
 from tests.memory.programs import heard, program, tell

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shmbuffer import LazyMemmapStorage, LazyTensorStorage
-from shmbuffer.replay.storages.tensor import TensorStorage
+from shmbuffer import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 
 MakeStorage = Callable[..., TensorStorage]
 

@@ -23,6 +23,7 @@ from tensordict import (
 
 from shmbuffer import (
     CompressedListStorage,
+    CorruptBufferError,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
@@ -37,7 +38,6 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     WriterEnsemble,
 )
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.values import ValueRefusedError, read_values, write_values
 
 pytestmark = pytest.mark.product(few=4)

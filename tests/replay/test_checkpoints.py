@@ -18,6 +18,10 @@ import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from shmbuffer import (
+    BufferExistsError,
+    BufferInUseError,
+    CorruptBufferError,
+    IncompatibleVersionError,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -29,6 +33,7 @@ from shmbuffer import (
     Sampler,
     SamplerWithoutReplacement,
     SchemaMismatchError,
+    SpaceError,
     Storage,
     StorageCheckpointerBase,
     TensorDictMaxValueWriter,
@@ -38,13 +43,6 @@ from shmbuffer import (
     TensorStorage,
     TensorStorageCheckpointer,
     Writer,
-)
-from shmbuffer.errors import (
-    BufferExistsError,
-    BufferInUseError,
-    CorruptBufferError,
-    IncompatibleVersionError,
-    SpaceError,
 )
 from shmbuffer.memory.format import layout
 from shmbuffer.replay.compat.folders import read_folder

@@ -25,12 +25,14 @@ from tensordict import (
 
 from shmbuffer import (
     CompressedListStorage,
+    CorruptBufferError,
+    FormatError,
     ListStorage,
     ReplayBuffer,
+    SchemaMismatchError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.errors import CorruptBufferError, FormatError, SchemaMismatchError
 from shmbuffer.replay.form.packing import Packed
 
 pytestmark = pytest.mark.product(few=4)

@@ -15,15 +15,16 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
 from shmbuffer import (
+    BufferClosedError,
     LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     ReplayBuffer,
+    SchemaMismatchError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.errors import BufferClosedError, SchemaMismatchError
 
 pytestmark = pytest.mark.product(few=4)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
+from shmbuffer import BufferInUseError, ReadOnlyError
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferInUseError, ReadOnlyError
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.replay import publication
 from shmbuffer.replay.file_tree import MANIFEST

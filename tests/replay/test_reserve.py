@@ -26,6 +26,7 @@ from shmbuffer import (
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
+    Partial,
     RateLimiter,
     RateLimitTimeout,
     ReplayBuffer,
@@ -40,7 +41,7 @@ from shmbuffer import (
 from shmbuffer._native import _core
 from shmbuffer.memory import consumer_version
 from shmbuffer.memory.directory import partials
-from shmbuffer.memory.directory.partials import Partial, PartialFile
+from shmbuffer.memory.directory.partials import PartialFile
 from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.replay.records.encoder import Encoder

@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import (
+    CorruptBufferError,
     LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
@@ -26,7 +27,6 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer._native import _core
-from shmbuffer.errors import CorruptBufferError
 from tests.crash.test_save_points import points
 from tests.replay.resuming import CASES, ROOT, SAVED_AT, STEPS, Case, Loop, items
 

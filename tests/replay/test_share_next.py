@@ -22,14 +22,15 @@ from shmbuffer import (
     HERReplayBuffer,
     LazyMemmapStorage,
     NStep,
+    SchemaMismatchError,
     Sequence,
     SliceSampler,
+    SpaceError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     attach,
 )
 from shmbuffer.cli import main
-from shmbuffer.errors import SchemaMismatchError, SpaceError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import ended, fork

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from shmbuffer import (
     CompressedListStorage,
+    CorruptBufferError,
     FlatStorageCheckpointer,
     LazyMemmapStorage,
     LazyStackStorage,
@@ -27,14 +28,13 @@ from shmbuffer import (
     Sequence,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    Storage,
     StreamingSliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.format import layout
-from shmbuffer.replay.storages import Storage
 
 pytestmark = pytest.mark.product(few=4)
 

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import CollectorsDiedError, RateLimitTimeout
-from shmbuffer.memory import RateLimiter
+from shmbuffer import CollectorsDiedError, Coordinator, RateLimiter, RateLimitTimeout, attach
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.flow import sides
-from shmbuffer.service.client import attach
-from shmbuffer.service.coordinator import Coordinator
 from tests.service import targets
 from tests.service.conftest import Reports
 from tests.service.programs import Program

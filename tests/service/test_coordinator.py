@@ -20,22 +20,23 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferClosedError,
     BufferExistsError,
     BufferInUseError,
     BufferNotFoundError,
+    Coordinator,
     ForkedHandleError,
+    PrioritizedSampler,
+    ProgressReport,
+    RateLimiter,
     RateLimitTimeout,
+    SliceSampler,
     SpaceError,
+    TensorDictPrioritizedReplayBuffer,
+    attach,
 )
-from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.system.progress import ProgressReport
-from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
-from shmbuffer.replay.samplers import PrioritizedSampler, SliceSampler
-from shmbuffer.service.client import attach
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.tenure import OnExisting
 from tests.crash.harness import ended, fork
 from tests.memory.system.test_fork_lock import held_by_another_thread
@@ -45,7 +46,7 @@ from tests.service.programs import Program, environment
 
 HOLD = """
 import sys, time
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import items
 with Coordinator(sys.argv[1] or None, capacity=8) as coordinator:
     items.write(coordinator._engine, [1, 2, 3])
@@ -607,7 +608,7 @@ def test_the_buffer_is_of_the_family_and_sees_what_others_write(scratch_dir: Pat
 def test_a_coordinator_needs_no_torch_before_its_buffer_is_used(scratch_dir: Path) -> None:
     source = (
         "import sys\n"
-        "from shmbuffer.service.coordinator import Coordinator\n"
+        "from shmbuffer import Coordinator\n"
         "with Coordinator(sys.argv[1], capacity=8) as c: c.stats()\n"
         "print(*{'torch', 'tensordict'} & sys.modules.keys())"
     )

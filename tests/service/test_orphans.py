@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import AttachTimeout, BufferInUseError
+from shmbuffer import AttachTimeout, BufferInUseError, Coordinator
 from shmbuffer.memory.directory import roster
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
-from shmbuffer.service.coordinator import Coordinator
 from tests.service import targets
 from tests.service.conftest import Reports
 from tests.service.programs import Program
@@ -28,7 +27,7 @@ SCRIPT = """
 import multiprocessing, sys, time
 from pathlib import Path
 from shmbuffer._native import _core
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
 path, target, n = Path(sys.argv[1]), getattr(targets, sys.argv[2]), int(sys.argv[3])
@@ -272,7 +271,7 @@ def test_a_wrong_word_for_orphans_is_refused(scratch_dir: Path, reports: Reports
 FAIL = """
 import sys
 from pathlib import Path
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 with Coordinator(sys.argv[1], capacity=8) as coordinator:
     (one,) = coordinator.spawn(targets.fail_here_or_there, 1, Path(sys.argv[2]), restart=True)

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferClosedError, BufferUnlinkedError, ForkedHandleError
+from shmbuffer import BufferClosedError, BufferUnlinkedError, Coordinator, ForkedHandleError
 from shmbuffer.memory.directory.roster import LastWords
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Spawned
 from shmbuffer.watch.historian import Death
 from tests.processes.players import until
@@ -104,7 +103,7 @@ def test_ctrl_c_ends_a_collector_for_good(scratch_dir: Path, reports: Reports) -
 
 CTRL_C = """
 import multiprocessing, os, signal, sys, time
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 os.setpgid(0, 0)  # a group of its own, as a shell makes one
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
@@ -319,7 +318,7 @@ def test_a_negative_number_of_processes_is_refused(scratch_dir: Path, reports: R
 COORDINATOR = """
 import multiprocessing, os, signal, sys
 from pathlib import Path
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
 coordinator = Coordinator(Path(sys.argv[1]) if sys.argv[1] else None, capacity=64)

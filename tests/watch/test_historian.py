@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferNotFoundError
+from shmbuffer import BufferNotFoundError, Coordinator
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
@@ -19,7 +19,6 @@ from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import EventKind, History
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch.charts import stays
 from shmbuffer.watch.historian import Historian
 from shmbuffer.watch.look import Look
@@ -33,7 +32,7 @@ PATIENCE_S = 30.0
 RECORDER = """
 import signal, sys
 from shmbuffer._native import _core
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 if len(sys.argv) > 2:
     _core.arm(sys.argv[2], after=int(sys.argv[3]))
 coordinator = Coordinator(sys.argv[1], capacity=64, on_existing="recover")
@@ -44,7 +43,7 @@ signal.pause()
 
 SPAWNER = """
 import signal, sys
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 coordinator = Coordinator(sys.argv[1], capacity=64)
 print(*[one.pid for one in coordinator.spawn(targets.stay_attached, 2)], flush=True)

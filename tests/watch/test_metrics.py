@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from shmbuffer import Coordinator, RateLimiter
 from shmbuffer.extras import MissingExtra, command
-from shmbuffer.memory import Engine, RateLimiter
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer.memory import Engine
 from shmbuffer.watch.metrics import COUNTERS, GAUGES
 from tests.service import items
 from tests.service.programs import Program

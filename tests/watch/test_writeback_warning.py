@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import Coordinator
 from shmbuffer.memory.system import writeback
 from shmbuffer.service import supervisor
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.supervisor import SCAN_S
 from shmbuffer.watch import writeback_warning
 from shmbuffer.watch.writeback_warning import SOME, WritebackWarning

@@ -13,7 +13,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from shmbuffer.errors import (
+from shmbuffer import (
     AttachTimeout,
     BufferUnlinkedError,
     ReadOnlyError,

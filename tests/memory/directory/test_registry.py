@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer.errors import RegistryFullError
+from shmbuffer import RegistryFullError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.locks import LivenessFile
 from shmbuffer.memory.format import layout
@@ -388,7 +388,7 @@ def test_a_reaper_compares_the_incarnation(make: Maker) -> None:
 
 def test_a_client_whose_entry_was_taken_is_fenced_off(make: Maker) -> None:
     """It was proven dead, wrongly: what it still writes must not be committed."""
-    from shmbuffer.errors import BufferNeedsRestart
+    from shmbuffer import BufferNeedsRestart
 
     engine = make(alpha=1.0)
     second = make.second(engine)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimiter, RateLimitError, RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitError, RateLimitTimeout
-from shmbuffer.memory import Engine, RateLimiter, Ring, Settings
+from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.flow import waiting
 from shmbuffer.memory.flow.waiting import PASSES_ONCE
 from shmbuffer.memory.format.layout import Side, Why

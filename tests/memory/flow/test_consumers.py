@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from shmbuffer.errors import ConsumerError, EmptyBufferError, RateLimitTimeout
+from shmbuffer import ConsumerError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Consumers

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimiter, RateLimitError, RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitError, RateLimitTimeout
-from shmbuffer.memory import Engine, RateLimiter, Ring, Settings
+from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.system import deadline
 from tests.crash.deeds import ring_of
 from tests.crash.harness import (

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import RateLimiter
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, Leaf, RateLimiter, Ring, Schema, Settings
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
 from tests.selection import seeds
 
 CAPACITY = 1024

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.format.layout import Why
 from shmbuffer.memory.format.limiter import Quota, quota_of

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import RateLimitTimeout, ReservationLostError
-from shmbuffer.memory import Engine, Leaf, RateLimiter, Ring, Schema, Settings, consumer_version
+from shmbuffer import RateLimiter, RateLimitTimeout, ReservationLostError
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, consumer_version
 from shmbuffer.memory.flow.holders import holders, table_of
 from shmbuffer.memory.flow.status import TooOld
 from shmbuffer.memory.system import deadline

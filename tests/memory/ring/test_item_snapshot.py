@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import BufferNeedsRestart
+from shmbuffer import BufferNeedsRestart
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Settings
 from tests.memory.programs import heard, program
 from tests.memory.rows import (

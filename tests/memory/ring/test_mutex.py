@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer.errors import LockTimeout
+from shmbuffer import LockTimeout
 from tests.memory.rows import (
     Maker,
     contents,

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferClosedError,
     BufferNeedsRestart,
     EmptyBufferError,
@@ -26,6 +25,7 @@ from shmbuffer.errors import (
     RingOverrunError,
     ShmBufferError,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Settings
 from shmbuffer.memory.directory import registry
 from shmbuffer.memory.directory.locks import LivenessFile

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import EmptyBufferError
+from shmbuffer import EmptyBufferError
 from shmbuffer.memory import Engine, Ring, Schema, Settings, Totals
 from tests.memory.numbered import records
 from tests.memory.rows import (

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferClosedError,
     BufferExistsError,
     BufferNotFoundError,
@@ -33,6 +32,7 @@ from shmbuffer.errors import (
     SpaceError,
     UnsafePathError,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory.directory import locks
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.region import Directory

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmbuffer import BufferNotFoundError
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format import layout, slots
 from shmbuffer.memory.format.layout import SlotState

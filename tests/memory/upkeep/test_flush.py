@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shmbuffer.errors import DurabilityError
+from shmbuffer import DurabilityError
 from shmbuffer.memory import Engine, Settings
 from tests.memory.rows import (
     Maker,

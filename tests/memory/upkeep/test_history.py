@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     AttachTimeout,
     BufferNotFoundError,
     CorruptBufferError,
@@ -22,7 +21,9 @@ from shmbuffer.errors import (
     IncompatibleVersionError,
     ShmBufferError,
     SpaceError,
+    recover,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
@@ -32,7 +33,6 @@ from shmbuffer.memory.upkeep.check import check
 from shmbuffer.memory.upkeep.history import Event, EventKind, History
 from shmbuffer.memory.upkeep.history_writer import HistoryWriter
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.service.recovery import recover
 from tests.crash.harness import dies, python_points, succeeds
 from tests.memory.format.test_layout import fields, table
 from tests.memory.rows import schema, write

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import BufferNotFoundError
+from shmbuffer import BufferNotFoundError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.upkeep import item_stats

@@ -21,7 +21,7 @@ from tensordict import (
     tensorclass,
 )
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec

@@ -22,14 +22,13 @@ from tensordict import (
     tensorclass,
 )
 
-from shmbuffer.errors import CorruptBufferError, EmptyBufferError
+from shmbuffer import CorruptBufferError, EmptyBufferError, densify, pad
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder, RawBatch
 from shmbuffer.replay.records.encoder import Encoder
-from shmbuffer.replay.records.ragged import densify, pad
 from tests.frames import sequences
 from tests.replay.records.likeness import alike, as_read, joined
 
