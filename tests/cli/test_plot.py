@@ -31,7 +31,7 @@ from shmbuffer.watch.look import Look, look_at
 from shmbuffer.watch.timeline import Timeline
 from tests.cli.contents import contents
 from tests.crash import harness
-from tests.memory import rows
+from tests.kit.rings import ring_of
 from tests.service import items
 from tests.service.programs import Program
 from tests.watch.histories import client, event, history_of, item_stats, look, steady
@@ -319,7 +319,7 @@ def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         wait_for_records(path, 2)
         index, tickets = np.empty(16, np.int64), np.empty(16, np.int64)
         numbers = [np.empty(16, np.int64), np.empty(16, np.int64)]
-        ring = rows.ring_of(learner)
+        ring = ring_of(learner)
         out = [one.ctypes.data for one in numbers]
         ring.sample(16, 1, out, index.ctypes.data, tickets.ctypes.data, prioritized=True)
         ring.update(index, np.full(16, 2.0), tickets)

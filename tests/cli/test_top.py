@@ -28,7 +28,7 @@ from shmbuffer.watch.live import BufferWatch
 from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.screen import Screen
 from tests.cli.contents import contents
-from tests.memory import rows
+from tests.kit.rings import ring_of
 from tests.service import items
 from tests.service.programs import Program, environment
 
@@ -233,7 +233,7 @@ def test_without_a_terminal_looks_follow_each_other(closed: Path) -> None:
 def test_priorities_are_spread_over_powers_of_two(tmp_path: Path) -> None:
     with items.create(tmp_path / "spread", 8) as engine:
         items.write(engine, range(6))
-        ring = rows.ring_of(engine)
+        ring = ring_of(engine)
         ring.update(ring.live.committed(), np.array([0.0, 0.3, 0.5, 1.0, 3.0, 4.0]))
         found = inspect(engine.path, priorities=True)["priorities"]
         assert found == pytest.approx({"0": 1 / 6, "0.5": 2 / 6, "1": 1 / 6, "4": 2 / 6})

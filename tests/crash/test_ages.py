@@ -16,8 +16,8 @@ import pytest
 
 from shmbuffer import RateLimiter
 from shmbuffer.memory import Engine, consumer_version
-from tests.crash.deeds import ring_of
 from tests.crash.harness import dies, goes, require_sound, schema, settings, write
+from tests.kit.rings import ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 

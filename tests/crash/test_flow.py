@@ -23,7 +23,6 @@ from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.waiting import PASSES_ONCE
 from shmbuffer.memory.format.layout import EntryState, Phase
 from shmbuffer.memory.system import deadline
-from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
     called,
@@ -43,6 +42,7 @@ from tests.crash.harness import (
     stopped_at,
     write,
 )
+from tests.kit.rings import ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 

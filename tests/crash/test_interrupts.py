@@ -21,7 +21,8 @@ from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.limits import taken
 from shmbuffer.service.tenure import hold_lock
 from tests.crash.interrupts import Deed, walk
-from tests.memory.rows import contents, ring_of, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import contents, schema, write
 
 Begun = tuple[Callable[[], object], Callable[[], object]]
 SETTINGS = Settings(8, alpha=0.5)

@@ -36,7 +36,6 @@ from shmbuffer.memory.directory import removal
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import BufferState
 from shmbuffer.memory.upkeep.check import check
-from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
     LEAVES,
@@ -53,6 +52,7 @@ from tests.crash.harness import (
     settings,
     write,
 )
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.crash
 

@@ -20,6 +20,7 @@ from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.opening import require_platform
 from shmbuffer.memory.system.region import Directory
 from tests.field.conftest import SETTINGS
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Parent,
     child,
@@ -27,7 +28,6 @@ from tests.memory.rows import (
     lock_timeout,
     mutex_held,
     require_sound,
-    ring_of,
     sample,
     slot_held,
     until_it_sleeps,

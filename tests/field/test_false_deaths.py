@@ -26,6 +26,7 @@ from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format.layout import ENTRIES
 from shmbuffer.memory.system import filesystem
 from tests.field.conftest import SETTINGS
+from tests.kit.rings import ring_of
 from tests.memory.programs import heard, needs_root, program, tell
 from tests.memory.rows import (
     Child,
@@ -34,7 +35,6 @@ from tests.memory.rows import (
     contents,
     files_of,
     mutex_held,
-    ring_of,
     sample,
     slot_held,
     succeeds,
@@ -116,7 +116,7 @@ def test_chronicle_queue_recovery_timeout_a_slow_writer_is_not_overridden(
 HOLDS = """
 import os, sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of
+from tests.kit.rings import ring_of
 engine = Engine.open(sys.argv[1], None)
 ring_of(engine).claims.claim(1)
 print(os.getpid(), flush=True)
@@ -258,7 +258,8 @@ WRITES = """
 import os, sys
 from shmbuffer.memory import Engine
 from shmbuffer.memory.system import identity
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 assert identity.boot_id() == b"a container's id", identity.boot_id()
 engine = Engine.open(sys.argv[1], None)
 for number in range(200):
@@ -299,7 +300,8 @@ LOCKS = """
 import sys
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 engine = Engine.open(sys.argv[1], None)
 ring = ring_of(engine)
 if sys.argv[2] == "holds":

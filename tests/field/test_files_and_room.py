@@ -17,6 +17,7 @@ from shmbuffer import SpaceError
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.format.layout import CONTROL
 from tests.field.conftest import SETTINGS
+from tests.kit.rings import ring_of
 from tests.memory.programs import finished, heard, needs_root, program
 from tests.memory.rows import (
     Parent,
@@ -24,7 +25,6 @@ from tests.memory.rows import (
     contents,
     files_of,
     require_sound,
-    ring_of,
     sample,
     schema,
     write,
@@ -173,7 +173,8 @@ def test_cpython_82300_the_first_to_leave_takes_no_memory_from_the_others(engine
     source = """
 import sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 engine = Engine.open(sys.argv[1], None)
 write(ring_of(engine), range(8, 12))
 assert "multiprocessing.resource_tracker" not in sys.modules

@@ -16,16 +16,9 @@ from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.directory.anonymous import Anonymous
 from shmbuffer.service.tenure import hold_lock
 from tests.field.conftest import SETTINGS
+from tests.kit.rings import ring_of
 from tests.memory.programs import finished, heard, program, tell
-from tests.memory.rows import (
-    Parent,
-    child,
-    contents,
-    require_sound,
-    ring_of,
-    succeeds,
-    write,
-)
+from tests.memory.rows import Parent, child, contents, require_sound, succeeds, write
 
 
 def test_filelock_634_653_a_forked_child_that_ends_releases_no_lock_of_its_parent(
@@ -56,7 +49,8 @@ import multiprocessing, sys
 from pathlib import Path
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.cleanup import temporary_directory
-from tests.memory.rows import contents, ring_of, schema, write
+from tests.memory.rows import contents, schema, write
+from tests.kit.rings import ring_of
 
 def work():
     write(ring_of(engine), [8])

@@ -55,6 +55,7 @@ from shmbuffer.memory.opening import require_platform
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.region import Directory
 from tests import holdings
+from tests.kit.rings import ring_of
 from tests.memory.programs import finished, heard, needs_root, program, tell
 from tests.memory.rows import (
     LEAVES,
@@ -65,7 +66,6 @@ from tests.memory.rows import (
     files_of,
     place,
     require_sound,
-    ring_of,
     sample,
     schema,
     succeeds,
@@ -135,7 +135,8 @@ def test_an_unrelated_process_finds_it_by_its_path(make_files: Maker) -> None:
     source = """
 import sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import contents, ring_of, write
+from tests.memory.rows import contents, write
+from tests.kit.rings import ring_of
 
 with Engine.open(sys.argv[1], None, role="collector") as engine:
     print(contents(ring_of(engine)), flush=True)
@@ -559,7 +560,8 @@ import numpy as np
 from pathlib import Path
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Settings
-from tests.memory.rows import contents, files_of, ring_of, schema, write
+from tests.memory.rows import contents, files_of, schema, write
+from tests.kit.rings import ring_of
 
 mount = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", mount], check=True)
@@ -1015,7 +1017,8 @@ def test_a_process_that_exits_leaves(path: Path) -> None:
     source = """
 import sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 
 engine = Engine.open(sys.argv[1], None)
 ring_of(engine).claims.claim(2)

@@ -18,12 +18,13 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.numpy import PriorityUpdate
+from tests.kit.rings import ring_of
 from tests.numpy.conftest import Directory
 
 
 def raw_of(buffer: object) -> list[float]:
     """Raw priorities of the items that are there."""
-    ring = buffer._need().ring if hasattr(buffer, "_need") else buffer.storage.ring()  # type: ignore[attr-defined]
+    ring = ring_of(buffer)
     return ring.tree.priorities(ring.live.committed()).tolist()
 
 

@@ -13,13 +13,15 @@ import pytest
 from shmbuffer import RingOverrunError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.system import identity
+from tests.kit.rings import ring_of
 from tests.memory.programs import heard, program, tell
-from tests.memory.rows import contents, require_sound, ring_of, write
+from tests.memory.rows import contents, require_sound, write
 
 BEGIN = """
 import os, sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 
 def become(source, *arguments):
     os.execv(sys.executable, [sys.executable, "-c", source, *arguments])
@@ -59,7 +61,8 @@ def test_a_program_that_executes_itself_again_joins_as_a_new_client(engine: Engi
 AGAIN = '''
 import sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 engine = Engine.open(sys.argv[1], None)
 write(ring_of(engine), range(20, 28), timeout=1.0)
 print(len(engine.clients()), flush=True)

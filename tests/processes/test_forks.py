@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 
 from shmbuffer.memory import Engine
+from tests.kit.rings import ring_of
 from tests.memory.programs import finished, heard, program, tell
-from tests.memory.rows import Parent, child, contents, require_sound, ring_of, sample, write
+from tests.memory.rows import Parent, child, contents, require_sound, sample, write
 
 FORKED_IN_C = """
 import ctypes, os, sys
 from pathlib import Path
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.cleanup import temporary_directory
-from tests.memory.rows import contents, ring_of, schema, write
+from tests.memory.rows import contents, schema, write
+from tests.kit.rings import ring_of
 
 path = temporary_directory()
 engine = Engine.open(path, Settings(capacity=8), temporary=True)
@@ -168,7 +170,8 @@ def test_a_daemon_goes_on_when_those_who_made_it_have_ended(engine: Engine) -> N
     source = """
 import os, sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 
 engine = Engine.open(sys.argv[1], None)
 ring_of(engine).claims.claim(1)

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.memory import Engine
+from tests.kit.rings import ring_of
 from tests.memory.programs import finished, heard, program
-from tests.memory.rows import contents, require_sound, ring_of
+from tests.memory.rows import contents, require_sound
 
 GROUP = """
 import os, sys, time
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.cleanup import temporary_directory
-from tests.memory.rows import ring_of, schema, write
+from tests.memory.rows import schema, write
+from tests.kit.rings import ring_of
 
 def collect(path):
     with Engine.open(path, None, role="collector") as engine:

@@ -12,8 +12,9 @@ import pytest
 
 import shmbuffer
 from shmbuffer.memory import Engine
+from tests.kit.rings import ring_of
 from tests.memory.programs import finished, heard, program, tell
-from tests.memory.rows import Parent, child, contents, require_sound, ring_of, sample, write
+from tests.memory.rows import Parent, child, contents, require_sound, sample, write
 
 ROUNDS = 60
 

@@ -39,6 +39,7 @@ from shmbuffer import (
     WriterEnsemble,
 )
 from shmbuffer.replay.values import ValueRefusedError, read_values, write_values
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -234,12 +235,12 @@ def test_places_order_priorities_and_counts_come_back(
     in_age = limit != 6
     places = {n: at if in_age else n % 6 for at, n in enumerate(kept)}
     assert {n: other.storage.get(at) for n, at in places.items()} == {n: f"item {n}" for n in kept}
-    found = other.storage.ring().tree.priorities()
+    found = ring_of(other).tree.priorities()
     assert {n: found[at] for n, at in places.items()} == {n: n + 1.0 for n in kept}
     assert (len(other), other.write_count) == (len(kept), count)
     assert other.sampler.default_priority == count
     assert other.add("next") == (len(kept) if in_age else count % 6)
-    assert other.storage.ring().tree.priorities()[len(kept) if in_age else count % 6] == count
+    assert ring_of(other).tree.priorities()[len(kept) if in_age else count % 6] == count
 
 
 def test_a_list_that_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) -> None:
@@ -456,7 +457,7 @@ def test_an_ensemble_is_saved_member_by_member(tmp_path: Path) -> None:
     other.loads(tmp_path)
     assert others[0][:]["a"].tolist() == [5, 6, 2, 3, 4]
     assert others[0].write_count == 7
-    assert others[0].storage.ring().tree.priorities()[3] == 9.0
+    assert ring_of(others[0]).tree.priorities()[3] == 9.0
     assert others[1][:]["b"].tolist() == [0.0, 1.0, 2.0]
     assert len(others[2]) == 0
     assert other.sampler.p.tolist() == rb.sampler.p.tolist()

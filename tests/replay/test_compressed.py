@@ -34,6 +34,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.replay.form.packing import Packed
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -300,7 +301,7 @@ def test_a_codec_that_gives_something_else_is_named() -> None:
     storage = CompressedListStorage(3, compression_fn=lambda tensor: tensor.float())
     with pytest.raises(TypeError, match=r"compression_fn gives a uint8 tensor, got torch\.float32"):
         storage.set(0, torch.zeros(2))
-    assert len(storage) == storage.ring().write_count == 0
+    assert len(storage) == ring_of(storage).write_count == 0
     for wrong, words in (
         (lambda chunk: chunk.float(), r"gave float32\[8\] for what was int64\[1\]"),
         (lambda chunk: b"", "got bytes"),
@@ -361,7 +362,7 @@ def test_contents_can_be_copied_out_and_in_without_touching_the_bytes() -> None:
     other.copy_in(items, slots, cursor=moment.head % 10, write_count=moment.write_count)
     assert torch.equal(torch.stack(other.get(slice(None))), torch.arange(8).reshape(4, 2))
     assert other.copy_out()[0][2] is items[2]
-    assert other.ring().write_count == 4
+    assert ring_of(other).write_count == 4
 
 
 def test_a_state_keeps_items_compressed() -> None:

@@ -33,6 +33,7 @@ from shmbuffer import (
 from shmbuffer.replay.buffers import hindsight
 from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
 from shmbuffer.replay.storages.rows import Rows
+from tests.kit.rings import ring_of
 from tests.replay.conformance import RINGS, Maker, cases
 from tests.replay.slice_model import History, Item
 
@@ -157,7 +158,7 @@ def test_episodes_never_cross_collectors_lanes_holes_and_the_place_where_the_rin
         source = (at * 7 + seed) % 3
         collectors[source].extend(with_goals(history.steps(history.chunk(3), source)))
         if at == 9:
-            ring = collectors[source].storage.ring()  # type: ignore[attr-defined]
+            ring = ring_of(collectors[source])
             ring.claims.claim(1)
             ring.claims.abort()
             history.hole(1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shmbuffer.memory.upkeep.check import check
+from tests.kit.rings import engine_of
 from tests.replay import hindsight_programs
 from tests.replay.hindsight_programs import learner, require_right
 from tests.replay.test_slices_shared import collectors, kill, start
@@ -55,7 +56,7 @@ def test_goals_stay_in_their_episodes_while_collectors_and_learners_are_killed(
         for one in (*writing, *learning):
             kill(one)
     with learner(path, CAPACITY, strategy) as rb:  # nobody is alive: recovered
-        assert rb.storage.engine().report.reason == "nobody alive"  # type: ignore[attr-defined]
+        assert engine_of(rb).report.reason == "nobody alive"
         for _ in range(BATCHES):
             require_right(rb.sample(), strategy)
     assert check(path).problems == []

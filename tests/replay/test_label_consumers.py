@@ -31,6 +31,7 @@ from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.ledger import Standings
 from shmbuffer.replay.samplers.labelled import item_claims
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
+from tests.kit.rings import engine_of
 from tests.replay.label_programs import SIZE, items, opened
 from tests.replay.test_slices_shared import collectors, kill, start
 
@@ -267,7 +268,7 @@ def test_a_group_that_may_be_completed_is_given_up_once_all_writers_have_waited(
         counts = lambda: rb.sampler.groups  # type: ignore[attr-defined]  # noqa: E731
         thread = write_behind(other, grouped(3, 3))
         try:
-            seat = other.storage.engine().seat
+            seat = engine_of(other).seat
             require(lambda: int(seat.control.entries["waits_for"][seat.entry]))
             for _ in range(3):
                 assert not rb.can_sample(2)
@@ -300,7 +301,7 @@ def test_who_has_room_reserved_may_complete_a_group(
         with one.reserve(1) as room:
             thread = write_behind(other, grouped(3, 3, 4))
             try:
-                seat = other.storage.engine().seat
+                seat = engine_of(other).seat
                 require(lambda: int(seat.control.entries["waits_for"][seat.entry]))
                 for _ in range(3):
                     assert not rb.can_sample(2)

@@ -20,6 +20,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.kit.rings import ring_of
 
 
 @tensorclass
@@ -283,16 +284,16 @@ def test_priorities_of_trajectories_of_any_length_are_reduced() -> None:
     lengths = (2, 3, 4)
     items = [item(2, n).set("td_error", torch.arange(float(n))) for n in lengths]
     rb.extend(items)
-    assert rb.sampler.ring().tree.priorities()[:3].tolist() == [1.0, 2.0, 3.0]
+    assert ring_of(rb.sampler).tree.priorities()[:3].tolist() == [1.0, 2.0, 3.0]
     rb.extend(lazy_stack(items))
     rb.add(items[0])
-    assert rb.sampler.ring().tree.priorities()[3:7].tolist() == [1.0, 2.0, 3.0, 1.0]
+    assert ring_of(rb.sampler).tree.priorities()[3:7].tolist() == [1.0, 2.0, 3.0, 1.0]
     sample = rb.sample()
     drawn = {int(one["index"][0]) for one in sample.unbind(0)}
     for one in sample.unbind(0):
         one["td_error"] = torch.linspace(0, 10.0 + int(one["index"][0]), one.batch_size[0])
     assert rb.update_tensordict_priority(sample).applied == 20
-    raw = rb.sampler.ring().tree.priorities()
+    raw = ring_of(rb.sampler).tree.priorities()
     assert {at: raw[at] for at in drawn} == {at: 10.0 + at for at in drawn}
 
 

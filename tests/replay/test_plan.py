@@ -27,6 +27,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.kit.rings import ring_of
 
 PACKAGE = Path(shmbuffer.__file__).parent
 DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
@@ -247,6 +248,5 @@ def test_a_sampler_finds_the_ring_that_its_storage_got_meanwhile() -> None:
     rb = ReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
     storage.set(range(3), torch.arange(3))
     sampler.update_priority(torch.arange(3), torch.tensor([0.0, 2.0, 0.0]))
-    assert storage.ring() is not None
-    assert storage.ring().tree.prioritized
+    assert ring_of(storage).tree.prioritized
     assert set(rb.sample().tolist()) == {1}

@@ -29,6 +29,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
+from tests.kit.rings import engine_of
 
 
 def steps(n: int, first: int = 0) -> TensorDict:
@@ -231,7 +232,7 @@ def test_it_goes_together_with_sharing(tmp_path: Path) -> None:
     finally:
         stop.set()
         thread.join()
-    assert rb.storage.engine().check().ok
+    assert engine_of(rb).check().ok
     rb.close()
 
 

@@ -21,6 +21,7 @@ from shmbuffer import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
+from tests.kit.rings import ring_of
 from tests.replay.slice_model import History, cut_up, slices
 from tests.replay.test_slices import ForeignStorage, episodes
 from tests.selection import seeds
@@ -394,4 +395,4 @@ def test_the_largest_priority_can_be_that_of_the_stored_items() -> None:
     give(rb, {0: 100.0, 1: 2.0, 2: 2.0, 3: 2.0})
     rb.add(episodes(1)[0])
     assert rb.sampler.default_priority == 2.0
-    assert np.nanmax(rb.storage.ring().tree.priorities()) == 2.0
+    assert np.nanmax(ring_of(rb).tree.priorities()) == 2.0

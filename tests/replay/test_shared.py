@@ -34,6 +34,7 @@ from shmbuffer import (
 from shmbuffer.memory import Engine
 from shmbuffer.replay.buffers.reopened import from_engine
 from shmbuffer.replay.storages import indexing, mover
+from tests.kit.rings import ring_of
 from tests.replay import programs
 from tests.replay.programs import step
 
@@ -113,11 +114,11 @@ def test_reads_of_a_shared_buffer_are_copies_of_what_is_committed(directory: Any
     rb = TensorDictReplayBuffer(storage=directory(6))
     rb.extend(step(0, 4))
     storage = rb.storage
-    storage.ring().claims.claim(1)  # type: ignore[attr-defined] # somebody begins to write the fifth
+    ring_of(storage).claims.claim(1)  # somebody begins to write the fifth
     assert rb[:]["a"].tolist() == [0, 1, 2, 3]
     with pytest.raises(IndexError, match="no item at 4"):
         rb[4]
-    storage.ring().claims.abort()  # type: ignore[attr-defined]
+    ring_of(storage).claims.abort()
     rb[:]["a"].fill_(9)
     assert rb.read_all_in_order()["a"].tolist() == [0, 1, 2, 3]
 

@@ -28,6 +28,7 @@ from shmbuffer import (
 from shmbuffer.replay.samplers.slicing import boundaries
 from shmbuffer.replay.samplers.slicing.flags import Shown
 from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
+from tests.kit.rings import ring_of
 from tests.replay.slice_model import History, cut_up, slices
 from tests.selection import seeds
 
@@ -138,7 +139,7 @@ def test_a_place_without_an_item_cuts(make: Any, seed: int, lanes: int) -> None:
     history = History(seed, lanes=lanes, ends=0.1)
     rb = buffer(make(12 * lanes, ndim=min(lanes, 2)), 2 * MANY, slice_len=2)
     rb.extend(history.steps(2))
-    ring = rb.storage.ring()
+    ring = ring_of(rb)
     for _ in range(5 + seed):
         rb.extend(history.steps(2 + history.chunk(3)))
         ring.claims.claim(1)
@@ -159,7 +160,7 @@ def test_a_trajectory_over_the_last_slot_of_the_ring_is_one_and_the_head_is_not_
 def test_an_item_that_is_being_written_is_in_no_slice(make: Any) -> None:
     rb = buffer(make(8), 2 * MANY, slice_len=2)
     rb.extend(episodes(8, done=False))
-    ring = rb.storage.ring()
+    ring = ring_of(rb)
     ring.claims.claim_slots(np.array([3]), in_place=True)
     try:
         assert set(drawn(rb)) == {(0, 1), (1, 2), (4, 5), (5, 6), (6, 7)}
@@ -170,7 +171,7 @@ def test_an_item_that_is_being_written_is_in_no_slice(make: Any) -> None:
 def test_an_item_is_in_slices_once_it_is_committed(make: Any) -> None:
     rb = buffer(make(8), 2 * MANY, slice_len=2, cache_values=True)
     rb.extend(episodes(3, done=False))
-    ring, rows = rb.storage.ring(), rb.storage.mover()
+    ring, rows = ring_of(rb), rb.storage.mover()
     ring.claims.claim(2)
     for view in rows.views():
         view[3:5] = view[:2]

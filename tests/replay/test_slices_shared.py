@@ -20,6 +20,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from tests.crash.harness import dies
+from tests.kit.rings import engine_of, ring_of
 from tests.replay import slice_programs
 from tests.replay.slice_model import History, cut_up, slices
 from tests.replay.slice_programs import opened, steps
@@ -66,7 +67,7 @@ def test_slices_are_of_one_collector_and_of_consecutive_steps_of_it(
         source = (at * 7 + seed) % 3
         collectors[source].extend(history.steps(history.chunk(4), source))
         if at % 9 == 8:
-            ring = collectors[source].storage.ring()  # type: ignore[attr-defined]
+            ring = ring_of(collectors[source])
             ring.claims.claim(1)
             ring.claims.abort()
             history.hole(1)
@@ -154,7 +155,7 @@ def test_items_that_a_dead_writer_had_not_come_to_follow_nothing(directory: Any)
     path = Path(rb.storage.scratch_dir)
     assert dies(path, "write.mark", lambda engine: engine.ring().claims.claim(3), after=1)  # type: ignore[union-attr]
     assert drawn(rb, 4) == {(at, at + 1) for at in range(2, 11)}
-    rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
+    engine_of(rb).seat.reap_dead()
     assert drawn(rb, 4) == {(at, at + 1) for at in range(3, 11)}
     rb.extend(steps(0, 12, 2, 10**9))
     assert drawn(rb, 4) == {(at, at + 1) for at in (*range(5, 11), 12)}
@@ -253,7 +254,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
             rb.close()
         kill(survivor)
     with opened(path, capacity) as rb:  # nobody is alive: recovered
-        assert rb.storage.engine().report.reason == "nobody alive"
+        assert engine_of(rb).report.reason == "nobody alive"
         rb.set_sampler(SliceSampler(slice_len=3))
         rb._batch_size = 300
         assert numbers_and_sources(rb) == legal

@@ -23,6 +23,7 @@ from shmbuffer import (
     Storage,
     TensorStorage,
 )
+from tests.kit.rings import engine_of
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -409,7 +410,7 @@ def test_a_storage_that_nobody_has_written_to_can_be_passed_on_too(directory: An
 @pytest.mark.parametrize("cls", [LazyMemmapStorage, LazyTensorStorage])
 def test_shared_init_without_a_directory_makes_a_temporary_one(cls: Any) -> None:
     storage = cls(10, shared_init=True)
-    path = storage.engine().path
+    path = engine_of(storage).path
     storage.set(range(2), items(2))
     other = pickle.loads(pickle.dumps(storage))
     assert other.get(1)["a"] == 1

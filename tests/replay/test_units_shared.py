@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from shmbuffer import NStep, RandomSampler, Sequence, TensorDictReplayBuffer
 from shmbuffer.memory.upkeep.check import check
 from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
+from tests.kit.rings import engine_of, ring_of
 from tests.replay import unit_programs
 from tests.replay.test_slices_shared import collectors, kill, start
 from tests.replay.unit_programs import UNITS, learn, opened, require_right
@@ -191,8 +192,8 @@ def test_windows_stay_whole_while_collectors_and_learners_are_killed(
         for one in (*writing, *learning):
             kill(one)
     with opened(path, CAPACITY, unit) as rb:  # nobody is alive: recovered
-        assert rb.storage.engine().report.reason == "nobody alive"
-        ring = rb.storage.ring()
+        assert engine_of(rb).report.reason == "nobody alive"
+        ring = ring_of(rb)
         rb.update_priority(np.arange(ring.elements)[ring.live.holds(slice(CAPACITY))], 1.0)
         found = set()
         for _ in range(BATCHES):

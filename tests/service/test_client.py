@@ -25,6 +25,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.memory import attaching
+from tests.kit.rings import ring_of
 from tests.service import items
 from tests.service.programs import Program
 
@@ -128,7 +129,7 @@ def test_a_buffer_with_priorities_takes_any_sampler(scratch_dir: Path, written: 
             assert sample["obs"].view(-1, 2).tolist() == [[1, 2]] * 20
             sample["td_error"] = (sample["obs"] == 1) * 3.0
             assert learner.update_tensordict_priority(sample).applied == 40
-            assert coordinator.buffer.storage.ring().tree.priorities(np.arange(3)).tolist() == [
+            assert ring_of(coordinator.buffer).tree.priorities(np.arange(3)).tolist() == [
                 0,
                 3,
                 0,

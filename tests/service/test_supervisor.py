@@ -20,6 +20,7 @@ from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Spawned
 from shmbuffer.watch.historian import Death
+from tests.kit.rings import engine_of
 from tests.processes.players import until
 from tests.service import items, targets
 from tests.service.conftest import Reports
@@ -456,7 +457,7 @@ def test_the_end_of_a_fork_that_attached_is_not_the_coordinators(scratch_dir: Pa
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         child = os.fork()
         if child == 0:
-            coordinator._engine.seat.rejoin()
+            engine_of(coordinator).seat.rejoin()
             os._exit(0)
         os.waitpid(child, 0)
         assert coordinator.wait_for_deaths(1, 30)

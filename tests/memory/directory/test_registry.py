@@ -21,6 +21,7 @@ from shmbuffer.memory.directory.locks import LivenessFile
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import Phase
 from shmbuffer.memory.system import identity
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Child,
     Maker,
@@ -28,7 +29,6 @@ from tests.memory.rows import (
     child,
     contents,
     require_sound,
-    ring_of,
     sample,
     schema,
     succeeds,

@@ -15,8 +15,9 @@ from shmbuffer.memory.directory import removal
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.system.region import Directory
+from tests.kit.rings import ring_of
 from tests.memory.programs import heard, program
-from tests.memory.rows import contents, ring_of
+from tests.memory.rows import contents
 
 KILLED = """
 import sys

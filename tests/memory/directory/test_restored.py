@@ -24,7 +24,8 @@ from shmbuffer import BufferInUseError, recover
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.upkeep.inspect import inspect
-from tests.memory.rows import child, contents, require_sound, ring_of, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import child, contents, require_sound, schema, write
 
 SETTINGS = Settings(capacity=8, alpha=1.0, eps=0.0)
 TOOLS = {

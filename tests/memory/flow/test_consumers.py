@@ -18,8 +18,9 @@ from shmbuffer.memory.flow.consumers import Consumers
 from shmbuffer.memory.format.layout import Side
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, HELD_THERE, TO_GIVE
 from shmbuffer.memory.system.deadline import within
+from tests.kit.rings import ring_of
 from tests.memory.programs import finished, heard, needs_root, program, tell
-from tests.memory.rows import Maker, ring_of, write
+from tests.memory.rows import Maker, write
 
 
 def test_items_come_once_and_oldest_first(make: Maker) -> None:

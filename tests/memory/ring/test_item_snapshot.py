@@ -11,6 +11,7 @@ import pytest
 
 from shmbuffer import BufferNeedsRestart
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Settings
+from tests.kit.rings import ring_of
 from tests.memory.programs import heard, program
 from tests.memory.rows import (
     LEAVES,
@@ -19,7 +20,6 @@ from tests.memory.rows import (
     contents,
     place,
     require_sound,
-    ring_of,
     sample,
     schema,
     write,

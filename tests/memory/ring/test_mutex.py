@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 
 from shmbuffer import LockTimeout
-from tests.memory.rows import (
-    Maker,
-    contents,
-    lock_timeout,
-    mutex_held,
-    require_sound,
-    ring_of,
-    write,
-)
+from tests.kit.rings import ring_of
+from tests.memory.rows import Maker, contents, lock_timeout, mutex_held, require_sound, write
 
 
 @pytest.fixture

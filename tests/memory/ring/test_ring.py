@@ -32,6 +32,7 @@ from shmbuffer.memory.directory.locks import LivenessFile
 from shmbuffer.memory.flow import waiting
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.layout import SlotState
+from tests.kit.rings import ring_of
 from tests.memory.programs import finished, program
 from tests.memory.rows import (
     LEAVES,
@@ -48,7 +49,6 @@ from tests.memory.rows import (
     place,
     read,
     require_sound,
-    ring_of,
     sample,
     schema,
     slot_held,
@@ -1070,7 +1070,8 @@ MANY_LEAVES = """
 import sys
 import numpy as np
 from shmbuffer.memory import Engine, Leaf, Schema, Settings
-from tests.memory.rows import place, read, ring_of, sample, write
+from tests.memory.rows import place, read, sample, write
+from tests.kit.rings import ring_of
 
 leaves = (Leaf(("number",), "int64", ()),) + tuple(
     Leaf((f"leaf{i}",), "uint8", (400,)) for i in range(99)

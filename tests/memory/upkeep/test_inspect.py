@@ -22,16 +22,8 @@ from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.inspect import _looked_at, exists, inspect
-from tests.memory.rows import (
-    Parent,
-    child,
-    files_of,
-    mutex_held,
-    ring_of,
-    schema,
-    slot_held,
-    write,
-)
+from tests.kit.rings import ring_of
+from tests.memory.rows import Parent, child, files_of, mutex_held, schema, slot_held, write
 
 SETTINGS = Settings(capacity=8, alpha=0.5, eps=0.0, extra={"class": "ReplayBuffer"})
 

@@ -30,6 +30,7 @@ from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import UNKNOWN_BOOT
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.check import check
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Parent,
     Rows,
@@ -41,7 +42,6 @@ from tests.memory.rows import (
     place,
     read,
     require_sound,
-    ring_of,
     sample,
     schema,
     succeeds,
