@@ -48,6 +48,7 @@ from tests.service.programs import Program, environment
 HOLD = """
 import sys, time
 from shmbuffer import Coordinator
+from tests.kit.rings import engine_of
 from tests.service import items
 with Coordinator(sys.argv[1] or None, capacity=8) as coordinator:
     items.write(engine_of(coordinator), [1, 2, 3])
