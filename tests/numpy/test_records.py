@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from shmbuffer import CompressedListStorage, LazyStackStorage, ReplayBuffer
 from shmbuffer._native import _core
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.numpy import attach
 from tests.crash.harness import ended, fork
+from tests.kit.items import Step
 from tests.kit.rings import ring_of
 from tests.numpy.conftest import Directory
 from tests.numpy.test_both_clients import as_tensor, bits, some_bytes
@@ -95,12 +96,6 @@ def test_an_item_without_names_is_one_record_and_comes_back_as_it_was(
         kept = {key: found[key] for key in item} if isinstance(item, dict) else found
         np.testing.assert_equal(kept, item)
         assert info["index"].tolist() == [0]
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def test_items_of_tensordicts_come_out_as_dicts(directory: Directory) -> None:

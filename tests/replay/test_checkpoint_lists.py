@@ -18,7 +18,6 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     lazy_stack,
-    tensorclass,
 )
 
 from shmbuffer import (
@@ -39,17 +38,12 @@ from shmbuffer import (
     WriterEnsemble,
 )
 from shmbuffer.replay.values import ValueRefusedError, read_values, write_values
+from tests.kit.items import Step
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
 Pair = namedtuple("Pair", "left right")
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    name: str
 
 
 class Thing:
@@ -145,7 +139,7 @@ VALUES: list[Any] = [
     TensorDict({}, [3], device="cpu"),
     TensorDict({"s": NonTensorStack("x", "y")}, [2], names=["time"]),
     lazy_stack([TensorDict(a=torch.zeros(2), s="p"), TensorDict(a=torch.zeros(3), s="q")]),
-    Step(obs=torch.arange(2), name="q", batch_size=[2]),
+    Step(obs=torch.arange(2), text="q", batch_size=[2]),
 ]
 
 

@@ -20,7 +20,6 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     lazy_stack,
-    tensorclass,
 )
 
 from shmbuffer import (
@@ -34,17 +33,12 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.replay.form.packing import Packed
+from tests.kit.items import Step
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
 Point = namedtuple("Point", ["x", "y"])
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def there_and_back(item: Any, **options: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,6 @@ from shmbuffer import (
 from tests.replay.conformance import SHARED, Maker, assert_are_steps, cases, numbers, steps
 
 pytestmark = pytest.mark.product(few=3)
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 every_shared_case = pytest.mark.parametrize("maker", cases(SHARED), indirect=True, ids=str)

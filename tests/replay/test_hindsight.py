@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -235,13 +234,6 @@ def test_without_rows_for_a_goal_nothing_has_to_say_where_episodes_end() -> None
 every_part = pytest.mark.parametrize(
     "maker", cases(writers=("tensordict round robin",)), indirect=True, ids=str
 )
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.mark.product

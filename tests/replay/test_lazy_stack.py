@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensordict
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 
 from shmbuffer import (
     EmptyBufferError,
@@ -20,13 +20,8 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.kit.items import Step
 from tests.kit.rings import ring_of
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def item(size: int, *batch: int) -> TensorDict:

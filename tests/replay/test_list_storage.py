@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 from torch.nn.utils.rnn import pack_sequence
 
 from shmbuffer import (
@@ -24,17 +24,12 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.kit.items import Step
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
 Point = namedtuple("Point", ["x", "y"])
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def filled(*items: Any, max_size: int | None = 10) -> ListStorage:

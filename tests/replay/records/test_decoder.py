@@ -18,7 +18,6 @@ from tensordict import (
     TensorDict,
     is_tensor_collection,
     lazy_stack,
-    tensorclass,
 )
 
 from shmbuffer import CorruptBufferError
@@ -31,17 +30,12 @@ from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import transitions
+from tests.kit.items import Step
 from tests.replay.records.likeness import alike, as_read, joined, picked
 
 pytestmark = pytest.mark.product(few=4)
 
 Point = namedtuple("Point", ["x", "y"])
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def large(seed: int, *shape: int) -> torch.Tensor:

@@ -19,7 +19,6 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     lazy_stack,
-    tensorclass,
 )
 
 from shmbuffer import CorruptBufferError, EmptyBufferError, densify, pad
@@ -30,6 +29,7 @@ from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder, RawBatch
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import sequences
+from tests.kit.items import Step
 from tests.replay.records.likeness import alike, as_read, joined
 
 pytestmark = pytest.mark.product(few=4)
@@ -38,12 +38,6 @@ Make = Callable[..., Any]
 
 zstd = Zstd(threads=1)
 decoder = Decoder(zstd.expand, where="run/buffer")
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def item(length: int, seed: int = 0) -> TensorDict:
