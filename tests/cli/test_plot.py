@@ -31,9 +31,9 @@ from shmbuffer.watch.look import Look, look_at
 from shmbuffer.watch.timeline import Timeline
 from tests.cli.contents import contents
 from tests.crash import harness
+from tests.kit.programs import Program
 from tests.kit.rings import ring_of
 from tests.service import items
-from tests.service.programs import Program
 from tests.watch.histories import client, event, history_of, item_stats, look, steady
 
 pytest.importorskip("matplotlib")

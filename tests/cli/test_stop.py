@@ -21,8 +21,8 @@ from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
+from tests.kit.programs import Program
 from tests.service import targets
-from tests.service.programs import Program
 
 SCRIPT = """
 import multiprocessing, sys, time
@@ -144,7 +144,7 @@ def test_one_in_another_container_is_left_and_named(
         code, (one,) = stop(capsys, tmp_path / "b")
         assert (code, one["pid"], one["how"]) == (exits.REFUSED, learner.pid, "left")
         assert one["why"] == "it lives in another pid namespace: stop it there"
-        assert learner.process.poll() is None
+        assert learner.poll() is None
 
 
 def test_as_long_as_somebody_stops_a_directory_nobody_starts_or_stops_there(

@@ -28,7 +28,7 @@ from shmbuffer import (
     prefill_replay_buffer,
 )
 from tests.damage.hostile import ends_in_time
-from tests.memory.programs import needs_root
+from tests.kit.programs import needs_root
 
 ITEMS = 8
 NOBODY = 65534

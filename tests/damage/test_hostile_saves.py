@@ -50,7 +50,7 @@ from shmbuffer.replay.publication import finish, publish, publish_file
 from shmbuffer.replay.values import pack_plainly
 from tests.damage.hostile import ROOT_TRAPS, TRAPS
 from tests.damage.test_damaged_saves import end
-from tests.memory.programs import as_nobody, in_fork, needs_root
+from tests.kit.programs import as_nobody, in_fork, needs_root
 from tests.replay.episodes import stream
 from tests.replay.test_publication import save, tree
 

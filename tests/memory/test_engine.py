@@ -55,8 +55,8 @@ from shmbuffer.memory.opening import require_platform
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.region import Directory
 from tests import holdings
+from tests.kit.programs import Program, needs_root
 from tests.kit.rings import ring_of
-from tests.memory.programs import finished, heard, needs_root, program, tell
 from tests.memory.rows import (
     LEAVES,
     Maker,
@@ -143,12 +143,12 @@ with Engine.open(sys.argv[1], None, role="collector") as engine:
     input()
     print(write(ring_of(engine), [5, 6]), flush=True)
 """
-    with program(source, engine.path) as process:
-        assert heard(process) == str({n: n for n in range(5)})
+    with Program.python(source, engine.path) as process:
+        assert process.line() == str({n: n for n in range(5)})
         assert [client.role for client in engine.clients()] == ["client", "collector"]
-        tell(process)
-        assert heard(process) == "5"
-        assert finished(process) == (0, "", "")
+        process.tell()
+        assert process.line() == "5"
+        assert process.end() == (0, "", "")
     assert contents(ring_of(engine)) == {n: n for n in range(7)}
     assert len(engine.clients()) == 1
 
@@ -598,8 +598,8 @@ print("nothing is left")
 @pytest.mark.full
 @needs_root
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    with program(FULL_DISK, tmp_path, before=("unshare", "--mount")) as process:
-        assert finished(process) == (0, "nothing is left\n", "")
+    with Program.python(FULL_DISK, tmp_path, before=("unshare", "--mount")) as process:
+        assert process.end() == (0, "nothing is left\n", "")
 
 
 # What is refused, without a change.
@@ -792,8 +792,8 @@ for where in (path / "buffer", path / "empty"):
 def test_a_read_only_directory_is_refused(fast_path: Path) -> None:
     left_behind(fast_path / "buffer")
     (fast_path / "empty").mkdir(0o700)
-    with program(READ_ONLY, fast_path, before=("unshare", "--mount")) as process:
-        status, output, errors = finished(process)
+    with Program.python(READ_ONLY, fast_path, before=("unshare", "--mount")) as process:
+        status, output, errors = process.end()
     assert (status, errors) == (0, "")
     assert len(output.splitlines()) == 2
     for line in output.splitlines():
@@ -1025,8 +1025,8 @@ ring_of(engine).claims.claim(2)
 """
     with Engine.open(path, SETTINGS) as engine:
         engine.define(schema())
-        with program(source, path) as process:
-            assert finished(process) == (0, "", "")
+        with Program.python(source, path) as process:
+            assert process.end() == (0, "", "")
         assert len(engine.seat.registry.live()) == 1
         assert engine.stats()["reaped"] == 0, "nobody had to do it"
         write(ring_of(engine), range(8))
@@ -1165,22 +1165,22 @@ input()
 @pytest.mark.product(few=1)
 @pytest.mark.parametrize("end", ["exit", "SIGTERM", "SIGINT", "SIGKILL"])
 def test_a_temporary_directory_ends_with_its_owner(tmp_path: Path, end: str) -> None:
-    with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
-        path = Path(heard(process))
-        assert heard(process) == "True", "a child that ends removes nothing"
+    with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as process:
+        path = Path(process.line())
+        assert process.line() == "True", "a child that ends removes nothing"
         if end == "exit":
-            tell(process)
+            process.tell()
         else:
             os.kill(process.pid, getattr(signal, end))
-        status, _, _ = finished(process)
+        status, _, _ = process.end()
     assert status == (0 if end == "exit" else -getattr(signal, end))
     assert path.exists() == (end == "SIGKILL")
-    with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
-        heard(process)
+    with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as process:
+        process.line()
         assert not path.exists(), "the next start removes what a killed owner left"
-        heard(process)
-        tell(process)
-        finished(process)
+        process.line()
+        process.tell()
+        process.end()
     assert os.listdir(tmp_path) == []
 
 
@@ -1188,9 +1188,9 @@ def test_a_client_that_opens_an_abandoned_buffer_during_its_removal_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It joins between the check whether the directory is needed and its removal."""
-    with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
-        abandoned = Path(heard(process))
-        assert heard(process) == "True"
+    with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as process:
+        abandoned = Path(process.line())
+        assert process.line() == "True"
         process.kill()
     came: list[Engine] = []
 
@@ -1221,20 +1221,19 @@ engine = Engine.open(sys.argv[1], Settings(capacity=8), auto_cleanup=sys.argv[2]
 write(engine.define(schema()), [1])
 """
     for said in ("no", "yes"):
-        with program(source, path, said) as process:
-            assert finished(process) == (0, "", "")
+        with Program.python(source, path, said) as process:
+            assert process.end() == (0, "", "")
         assert path.exists() == (said == "no")
 
 
 @pytest.mark.full
 def test_a_temporary_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
-    with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
-        path = Path(heard(process))
-        heard(process)
+    with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as process:
+        path = Path(process.line())
+        process.line()
         with Engine.open(path, None) as engine:
             assert not engine.take_ownership(), "its owner lives"
             process.kill()
-            process.wait()
             assert engine.take_ownership()
             assert engine.superblock.owner_pid == os.getpid()
             assert engine.cleanup()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from shmbuffer.memory import Engine
+from tests.kit.programs import Program
 from tests.kit.rings import ring_of
-from tests.memory.programs import finished, heard, program, tell
 from tests.memory.rows import Parent, child, contents, require_sound, sample, write
 
 FORKED_IN_C = """
@@ -84,12 +84,12 @@ def test_a_child_of_a_fork_in_c_is_no_double_of_its_parent(
 
 
 def test_a_child_of_a_fork_in_c_removes_nothing_at_its_end(tmp_path: Path) -> None:
-    with program(FORKED_IN_C, TMPDIR=str(tmp_path)) as owner:
-        path, alone = heard(owner).split()
+    with Program.python(FORKED_IN_C, TMPDIR=str(tmp_path)) as owner:
+        path, alone = owner.line().split()
         assert alone == "True"
         assert Path(path, ".shmbuffer", "control").exists()
-        tell(owner)
-        assert finished(owner)[0] == 0
+        owner.tell()
+        assert owner.end()[0] == 0
     assert not Path(path).exists()
 
 
@@ -185,10 +185,10 @@ write(ring_of(engine), [20], timeout=10.0)
 print(os.getpid(), flush=True)
 input()
 """
-    with program(source, engine.path) as first:
-        daemon = int(heard(first))
+    with Program.python(source, engine.path) as first:
+        daemon = int(first.line())
         first.wait()
         assert [client.pid for client in engine.clients()] == [os.getpid(), daemon]
         write(ring_of(engine), range(21, 28), timeout=10.0)
-        tell(first)
+        first.tell()
     assert sorted(contents(ring_of(engine)).values())[-8:] == [*range(20, 28)]

@@ -47,8 +47,8 @@ from shmbuffer import (
 from shmbuffer.memory.format import layout
 from shmbuffer.replay.compat.folders import read_folder
 from shmbuffer.replay.storages import rows
+from tests.kit.programs import Program
 from tests.kit.rings import engine_of, ring_of
-from tests.memory.programs import heard, program
 from tests.replay.conftest import MakeStorage
 
 pytestmark = pytest.mark.product(few=4)
@@ -727,8 +727,8 @@ def test_a_save_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> N
     storage = LazyMemmapStorage(capacity, scratch_dir=tmp_path / "buffer", shared_init=True)
     with learner(storage) as rb:
         rb.extend(items(0, 5))
-        with program(WRITER, tmp_path / "buffer", 5) as writer:
-            assert heard(writer) == "writing"
+        with Program.python(WRITER, tmp_path / "buffer", 5) as writer:
+            assert writer.line() == "writing"
             for _ in range(6):
                 rb.dumps(tmp_path / "run")
                 other = learner(LazyTensorStorage(capacity))

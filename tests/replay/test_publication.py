@@ -27,7 +27,7 @@ from shmbuffer.replay import publication
 from shmbuffer.replay.file_tree import MANIFEST
 from shmbuffer.replay.publication import finish, publish, publish_file
 from shmbuffer.replay.work_directory import MARK, sweep
-from tests.memory.programs import as_nobody, in_a_tmpfs, in_fork, needs_root
+from tests.kit.programs import as_nobody, in_a_tmpfs, in_fork, needs_root
 
 
 def save(path: Path, files: dict[str, str], **options: Any) -> None:

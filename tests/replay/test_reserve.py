@@ -46,8 +46,8 @@ from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.replay.records.encoder import Encoder
 from tests.crash.harness import ended, fork
+from tests.kit.programs import in_a_tmpfs, needs_root
 from tests.kit.rings import engine_of, ring_of
-from tests.memory.programs import in_a_tmpfs, needs_root
 
 CAPACITY = 16
 

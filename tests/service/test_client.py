@@ -25,9 +25,9 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.memory import attaching
+from tests.kit.programs import Program
 from tests.kit.rings import ring_of
 from tests.service import items
-from tests.service.programs import Program
 
 
 def batch(*values: int) -> TensorDict:

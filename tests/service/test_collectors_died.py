@@ -12,9 +12,9 @@ import pytest
 from shmbuffer import CollectorsDiedError, Coordinator, RateLimiter, RateLimitTimeout, attach
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.flow import sides
+from tests.kit.programs import Program
 from tests.service import targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program
 
 QUEUE = RateLimiter(max_times_sampled=1)
 LEARN = """

@@ -39,11 +39,11 @@ from shmbuffer import (
 from shmbuffer.memory.engine import Engine
 from shmbuffer.service.tenure import OnExisting
 from tests.crash.harness import ended, fork
+from tests.kit.programs import Program, environment
 from tests.kit.rings import engine_of
 from tests.memory.system.test_fork_lock import held_by_another_thread
 from tests.service import items, targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program, environment
 
 HOLD = """
 import sys, time
@@ -641,7 +641,7 @@ def test_a_signal_removes_a_temporary_directory_and_keeps_its_exit_status(number
     with Program.python(HOLD, "") as program:
         scratch_dir = Path(program.line())
         assert scratch_dir.exists()
-        program.signal(number)
+        program.send_signal(number)
         assert program.end()[0] == -number
     assert not scratch_dir.exists()
 
@@ -651,7 +651,7 @@ def test_a_signal_removes_a_temporary_directory_and_keeps_its_exit_status(number
 def test_a_signal_leaves_a_directory_of_the_users(scratch_dir: Path, number: int) -> None:
     with Program.python(HOLD, scratch_dir) as program:
         program.line()
-        program.signal(number)
+        program.send_signal(number)
         assert program.end()[0] == -number
     with Coordinator(scratch_dir, on_existing="recover") as coordinator:
         assert coordinator.stats()["size"] == 3

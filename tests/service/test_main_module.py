@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.programs import environment
+from tests.kit.programs import environment
 
 SPAWNS = """
 import sys

@@ -19,9 +19,9 @@ from shmbuffer.memory.directory import roster
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
+from tests.kit.programs import Program
 from tests.service import targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program
 
 SCRIPT = """
 import multiprocessing, sys, time
@@ -211,7 +211,7 @@ def test_a_coordinator_that_dies_at_a_step_leaves_nothing_that_lasts(
 ) -> None:
     with orphans(scratch_dir, "sleep", 1) as old:
         with Program.python(SCRIPT, scratch_dir, "sleep", 1, "", step) as script:
-            script.process.wait(60)
+            script.wait(60)
         with Coordinator(scratch_dir, on_existing="recover") as coordinator:
             (one,) = coordinator.spawn(targets.sleep, 1, reports.out)
             assert gone(old[0])
@@ -242,7 +242,7 @@ def test_a_process_that_is_not_proven_to_be_the_orphan_is_not_hit(
                 with pytest.raises(BufferInUseError, match="in another pid namespace") as caught:
                     coordinator.spawn(targets.stay, 1, reports.out, name="mine")
                 assert caught.value.parts["pids"] == [other.pid]
-        assert other.process.poll() is None
+        assert other.poll() is None
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", '{"pid": "x"}', "[" * 30_000, "[]"])

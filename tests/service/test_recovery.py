@@ -10,8 +10,8 @@ import pytest
 
 from shmbuffer import BufferNotFoundError, RecoveryReport, recover
 from shmbuffer.memory.engine import Engine
+from tests.kit.programs import Program, environment
 from tests.service import items
-from tests.service.programs import Program, environment
 
 KILLED_WITH_A_CLAIM = """
 import signal, sys

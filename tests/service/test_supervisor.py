@@ -20,11 +20,11 @@ from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Spawned
 from shmbuffer.watch.historian import Death
+from tests.kit.programs import Program
 from tests.kit.rings import engine_of
 from tests.processes.players import until
 from tests.service import items, targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program
 
 
 def test_a_target_gets_the_directory_its_index_and_the_arguments(
@@ -390,7 +390,7 @@ def test_sigterm_at_the_coordinator_stops_its_collectors(scratch_dir: Path) -> N
     with Program.python(STAYS, scratch_dir) as program:
         program.line()
         pids = [int(pid) for pid in program.line().split()]
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         assert program.end()[0] == -signal.SIGTERM
     assert_gone(pids)
     assert scratch_dir.exists()
@@ -401,7 +401,7 @@ def test_sigterm_stops_the_collectors_before_their_temporary_directory_goes() ->
     with Program.python(STAYS, "") as program:
         scratch_dir = Path(program.line())
         pids = [int(pid) for pid in program.line().split()]
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         code, _, err = program.end()
     assert code == -signal.SIGTERM
     assert err == ""  # no collector met a directory that was gone
@@ -418,7 +418,7 @@ def test_a_handler_of_the_programs_own_decides_what_sigterm_means(scratch_dir: P
     with Program.python(source, scratch_dir) as program:
         program.line()
         pids = [int(pid) for pid in program.line().split()]
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         assert program.line() == "handled"
         assert program.end()[:2] == (0, "closed\n")
     assert_gone(pids)

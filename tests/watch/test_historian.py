@@ -23,9 +23,9 @@ from shmbuffer.watch.charts import stays
 from shmbuffer.watch.historian import Historian
 from shmbuffer.watch.look import Look
 from shmbuffer.watch.timeline import Timeline
+from tests.kit.programs import Program
 from tests.service import items, targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program
 
 PATIENCE_S = 30.0
 
@@ -227,7 +227,7 @@ def test_clients_that_left_without_a_recorder_are_noted_by_the_next_one(
         program.line()
         historian.look(coordinator.clients(), [], {program.pid: "its name"})
         historian.close()
-        program.signal(signal.SIGINT if orderly else signal.SIGKILL)
+        program.send_signal(signal.SIGINT if orderly else signal.SIGKILL)
         program.end()
     Engine.open(scratch_dir, None).close()  # joining reaps
     historian = Historian(coordinator, scratch_dir)

@@ -14,9 +14,9 @@ from shmbuffer import Coordinator, RateLimiter
 from shmbuffer.extras import MissingExtra, command
 from shmbuffer.memory import Engine
 from shmbuffer.watch.metrics import COUNTERS, GAUGES
+from tests.kit.programs import Program
 from tests.kit.rings import engine_of
 from tests.service import items
-from tests.service.programs import Program
 
 parser = pytest.importorskip("prometheus_client.parser")
 

@@ -25,7 +25,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import prefault, progress
 from shmbuffer.memory.system.prefault import OFF, PIECE, Prefault
 from tests.crash.harness import ended, fork
-from tests.memory.programs import in_a_tmpfs, needs_root
+from tests.kit.programs import in_a_tmpfs, needs_root
 
 #: Two pieces and a bit, a page an item.
 CAPACITY = 2 * PIECE // layout.PAGE + 5
