@@ -29,8 +29,6 @@ from shmbuffer import (
     ListStorage,
     ReplayBuffer,
     SchemaMismatchError,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
 )
 from shmbuffer.replay.form.packing import Packed
 from tests.kit.items import Step
@@ -439,20 +437,6 @@ def test_tensors_and_pytrees_are_stacked_as_by_a_list() -> None:
     assert rb[:]["s"] == ["x", "y"]
 
 
-def test_samples_of_tensordict_buffers_have_index_and_weights() -> None:
-    rb = TensorDictReplayBuffer(storage=CompressedListStorage(10), batch_size=6)
-    rb.extend(TensorDict({"a": torch.arange(4)}, [4]))
-    sample = rb.sample()
-    assert torch.equal(sample["a"], sample["index"])
-    rb = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, eps=0.0, storage=CompressedListStorage(10), batch_size=6
-    )
-    rb.extend(TensorDict({"a": torch.arange(4), "td_error": torch.tensor([0.0, 0, 3, 0])}, [4]))
-    sample = rb.sample()
-    assert sample["a"].tolist() == sample["index"].tolist() == [2] * 6
-    assert sample["_weight"].tolist() == [1.0] * 6
-
-
 def test_a_compressed_list_without_a_limit_grows() -> None:
     rb = ReplayBuffer(storage=CompressedListStorage(None), batch_size=20)
     rb.extend(torch.arange(3000))
@@ -495,13 +479,6 @@ def test_threads_sample_while_another_one_writes() -> None:
         reader.join()
     assert wrong == []
     assert rb.write_count == 300
-
-
-def test_a_compressed_list_is_of_this_process() -> None:
-    storage = CompressedListStorage(3)
-    storage.set(0, TensorDict({"a": torch.zeros(2)}))
-    with pytest.raises(RuntimeError, match="a CompressedListStorage holds objects"):
-        pickle.dumps(storage)
 
 
 @pytest.mark.parametrize("way", ["add", "items", "batch"])

@@ -200,8 +200,9 @@ def test_a_list_refuses_to_be_handed_on_and_names_what_can_be(storage: Any, writ
     if written:
         rb.extend(steps(0, 4))
     spawn = multiprocessing.get_context("spawn")
+    says = f"a {storage.__name__} holds objects of this process.*LazyMemmapStorage"
     for what in (rb, rb.storage):
-        with pytest.raises(RuntimeError, match="LazyMemmapStorage"):
+        with pytest.raises(RuntimeError, match=says):
             spawn.Process(target=len, args=(what,)).start()
 
 

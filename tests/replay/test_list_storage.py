@@ -237,13 +237,6 @@ def test_an_empty_batch_writes_nothing() -> None:
     assert rb.write_count == 0
 
 
-def test_more_items_than_there_is_room_for_leave_the_last_ones() -> None:
-    rb = ReplayBuffer(storage=ListStorage(5), collate_fn=list)
-    assert rb.extend(list(range(12))).tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1]
-    assert rb[:] == [10, 11, 7, 8, 9]
-    assert rb.write_count == 12
-
-
 # -- what a sample is ------------------------------------------------------------------------------
 
 
