@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -18,8 +17,8 @@ from shmbuffer import TensorDictReplayBuffer
 from shmbuffer._native import _core
 from tests.kit.rings import engine_of, ring_of
 from tests.replay.slice_programs import opened, steps
-from tests.replay.test_slices_shared import collectors, kill, start
 from tests.replay.trajectory_oracle import boundaries, followed, listed, require_whole
+from tests.replay.workers import began, collectors, kill, start
 
 CAPACITY, END = 20, ("next", "done")
 #: Of a write: those that a batch of rows passes, and those of an item that is changed in place.
@@ -151,13 +150,10 @@ def test_what_is_followed_beside_writers_that_are_killed_is_what_lies_there(
     tmp_path: Path,
 ) -> None:
     path, capacity = tmp_path / "buffer", 300
-    context = multiprocessing.get_context("forkserver")
     one = boundaries(end_key=END)
     looks = 0
     with collectors(writes_and_edits, path, capacity, 3) as running, opened(path, capacity) as rb:
-        for _, connection in running:
-            assert connection.poll(50)
-            connection.recv()
+        began(*running)
         while rb.storage.ring() is None or not ring_of(rb).length:  # type: ignore[attr-defined]
             pass
         for turn in range(6):
@@ -165,7 +161,7 @@ def test_what_is_followed_beside_writers_that_are_killed_is_what_lies_there(
                 require_whole(one.of(rb.storage).table)
                 looks += 1
             kill(running[turn % 3])
-            running[turn % 3] = start(context, writes_and_edits, path, capacity, 3 + turn)
+            running[turn % 3] = start(writes_and_edits, path, capacity, 3 + turn)
         for each in running:
             kill(each)
         rb.sample(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tests.kit.rings import engine_of, ring_of
 from tests.replay.label_oracle import by_age, expected, looked
 from tests.replay.label_programs import SIZE, dies_at, items, opened, without_end
 from tests.replay.test_following_shared import POINTS
-from tests.replay.test_slices_shared import collectors, kill, start
+from tests.replay.workers import began, collectors, kill, start
 
 CAPACITY = 24
 
@@ -96,14 +95,11 @@ def test_groups_and_versions_are_exact_beside_writers_that_are_killed(
     tmp_path: Path, records: bool
 ) -> None:
     path, capacity = tmp_path / ("records" if records else "rows"), 1200
-    context = multiprocessing.get_context("forkserver")
     groups = PromptGroupSampler(samples_per_group=SIZE, group_size=SIZE, give_up_after=0.2)
     stale = StalenessAwareSampler(max_staleness=8)
     torch.manual_seed(0)
     with collectors(without_end, path, capacity, 3) as running:
-        for _, connection in running:
-            assert connection.poll(50)
-            connection.recv()
+        began(*running)
         with opened(path, capacity, groups) as rb, opened(path, capacity, stale) as other:
             drawn = weighed = 0
             for turn in range(6):
@@ -130,7 +126,7 @@ def test_groups_and_versions_are_exact_beside_writers_that_are_killed(
                     assert (fresh["staleness"] <= 8).all()
                     assert (fresh["seal"] == fresh["policy_version"][:, None]).all()
                 kill(running[turn % 3])
-                running[turn % 3] = start(context, without_end, path, capacity, 3 + turn)
+                running[turn % 3] = start(without_end, path, capacity, 3 + turn)
                 assert running[turn % 3][1].poll(50)
             for each in running:
                 kill(each)

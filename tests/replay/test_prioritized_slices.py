@@ -22,7 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from tests.kit.rings import ring_of
-from tests.replay.slice_model import History, cut_up, slices
+from tests.replay.slice_model import History, cut_up, drawn, slices
 from tests.replay.test_slices import ForeignStorage, episodes
 from tests.selection import seeds
 
@@ -39,14 +39,6 @@ def buffer(
         batch_size=batch_size,
         generator=generator,
     )
-
-
-def drawn(rb: Any, batches: int = 1) -> Counter[tuple[int, ...]]:
-    found: Counter[tuple[int, ...]] = Counter()
-    for _ in range(batches):
-        sample = rb.sample()
-        found.update(cut_up(sample["number"], sample["next", "truncated"]))
-    return found
 
 
 def give(rb: Any, numbers: dict[int, float], other: float = 0.0) -> None:

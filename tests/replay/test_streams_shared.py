@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.kit.rings import engine_of
 from tests.replay import slice_programs
 from tests.replay.slice_model import Slice, cut_up
 from tests.replay.slice_programs import opened, rows_of_streams
-from tests.replay.test_slices_shared import collectors, kill, start, tell
+from tests.replay.workers import collectors, kill, start, tell
 
 CAPACITY, LENGTH = 150, 3
 
@@ -102,8 +101,7 @@ def test_slices_of_three_collectors_are_exactly_those_of_each_of_their_streams(
                 for source in (0, 2):
                     write(source, 1 + turn % 2)
             assert drawn(rb, 12) == written.slices()
-            context = multiprocessing.get_context("forkserver")
-            running[1] = start(context, slice_programs.in_streams, path, CAPACITY, 5)
+            running[1] = start(slice_programs.in_streams, path, CAPACITY, 5)
             written.steps(5, 4)  # another life, whose streams have the same numbers
             tell(running[1], 4)
             write(0, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +17,8 @@ from shmbuffer.replay.samplers.slicing.windows import Windows
 from tests.kit.rings import engine_of, ring_of
 from tests.replay.slice_programs import opened, steps, up_to_three_thousand
 from tests.replay.test_following import END, KEYS, PATHS, Histories, found_by
-from tests.replay.test_slices_shared import collectors, kill, start
 from tests.replay.trajectory_oracle import boundaries, followed, listed
+from tests.replay.workers import collectors, kill, start
 from tests.selection import seeds
 
 STEPS = 3
@@ -168,7 +167,6 @@ def test_three_collectors_that_are_killed_lose_no_window_and_repeat_none(tmp_pat
     with opened(path, capacity) as rb:
         rb.extend(steps(99, 0, 50, 11))
         reader = TensorDictReplayBuffer(storage=rb.storage, sampler=sampler)
-        context = multiprocessing.get_context("forkserver")
         chance, seen = random.Random(0), []
         with collectors(up_to_three_thousand, path, capacity, 3) as running:
             for one in running:
@@ -178,7 +176,7 @@ def test_three_collectors_that_are_killed_lose_no_window_and_repeat_none(tmp_pat
                     seen += _windows(reader, sampler, 16, length)
                 at = chance.randrange(3)
                 kill(running[at])
-                running[at] = start(context, up_to_three_thousand, path, capacity, source)
+                running[at] = start(up_to_three_thousand, path, capacity, source)
                 assert running[at][1].poll(50)
             for one in running:
                 kill(one)
