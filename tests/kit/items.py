@@ -1,6 +1,9 @@
-"""Items whose entries follow from their numbers, and items with text."""
+"""Items whose entries follow from their numbers, and items that are more than tensors."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDict, tensorclass
@@ -17,3 +20,13 @@ class Step:
 
     obs: torch.Tensor
     text: str
+
+
+class Trap:
+    """An object that makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.path), "w")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from shmbuffer.memory import Engine, Ring
@@ -20,3 +21,9 @@ def ring_of(holder: Any) -> Ring:
     ring: Ring | None = holder.ring() if hasattr(holder, "ring") else holder._need().ring
     assert ring is not None, "nothing has been written to this buffer"
     return ring
+
+
+def path_of(engine: Engine) -> Path:
+    """Returns the directory of an engine that has one."""
+    assert engine.path is not None, "this buffer is in anonymous memory"
+    return engine.path

@@ -34,6 +34,7 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import ended, fork, stopped_at, succeeds
+from tests.kit.rings import path_of
 from tests.memory.carried import newest, number_in, of, publish
 from tests.memory.rows import schema
 from tests.memory.upkeep.test_recovery import reboot
@@ -47,11 +48,6 @@ def engine(fast_path: Path) -> Iterator[Engine]:
     """A handle on a buffer that nobody has written to."""
     with Engine.open(fast_path / "buffer", SETTINGS) as engine:
         yield engine
-
-
-def path_of(engine: Engine) -> Path:
-    assert engine.path is not None
-    return engine.path
 
 
 def file_of(engine: Engine) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from shmbuffer.memory import Engine
+from tests.crash.harness import ended
 from tests.kit.programs import Program
 from tests.kit.rings import ring_of
 from tests.memory.rows import Parent, child, contents, require_sound, sample, write
@@ -52,10 +53,6 @@ def forked_in_c(work: Callable[[], object]) -> int:
         finally:
             os._exit(status)
     return pid
-
-
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from shmbuffer import (
     WriterEnsemble,
 )
 from shmbuffer.replay.values import ValueRefusedError, read_values, write_values
-from tests.kit.items import Step
+from tests.kit.items import Step, Trap
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
@@ -56,16 +56,6 @@ class Thing:
         return isinstance(other, Thing) and other.number == self.number
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class Trap:
-    """Unpickling this makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return open, (str(self.path), "w")
 
 
 def same(one: Any, other: Any) -> bool:

@@ -47,6 +47,7 @@ from shmbuffer import (
 from shmbuffer.memory.format import layout
 from shmbuffer.replay.compat.folders import read_folder
 from shmbuffer.replay.storages import rows
+from tests.kit.items import Trap
 from tests.kit.programs import Program
 from tests.kit.rings import engine_of, ring_of
 from tests.replay.conftest import MakeStorage
@@ -456,16 +457,6 @@ def test_a_chain_that_is_the_only_transform_is_the_chain(tmp_path: Path) -> None
         other = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=transform)
         other.loads(tmp_path)
         assert other.sample(2)["a"].tolist() == [10.0, 10.0]
-
-
-class Trap:
-    """Unpickling this makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return open, (str(self.path), "w")
 
 
 @pytest.mark.parametrize("place", ["transform.t", "prefetch.pkl", "storage/t/other.pickle"])
