@@ -13,7 +13,7 @@ import pytest
 
 from shmbuffer import attach
 from tests.docs.blocks import ROOT, blocks_of
-from tests.service.programs import Program, environment
+from tests.kit.programs import Program, environment
 
 pytest.importorskip("gymnasium", reason="the example needs it")
 
@@ -50,8 +50,8 @@ def test_collectors_and_learner_keep_that_ratio_also_after_a_kill(tmp_path: Path
     with program, attach(path) as rb:
         while rb.write_count < 90:
             time.sleep(0.01)
-        program.signal(signal.SIGKILL)
-        program.process.wait()
+        program.send_signal(signal.SIGKILL)
+        program.wait()
     assert run(60, path) == 20  # it ends the collectors that the kill has left
     with attach(path) as rb:
         written, drawn = rb.write_count, rb.stats()["items_sampled"] // 8

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import shmbuffer
-from shmbuffer.errors import EmptyBufferError, SchemaMismatchError
+from shmbuffer import EmptyBufferError, SchemaMismatchError
 from shmbuffer.extras import MissingExtra
-from tests.service.programs import Program
+from tests.kit.programs import Program
 
 pytest.importorskip("stable_baselines3", reason="the extra sb3")
 
@@ -470,8 +470,8 @@ def test_a_model_that_was_killed_goes_on_with_its_transitions(tmp_path: Path) ->
         with shmbuffer.attach(tmp_path / "replay") as rb:
             while len(rb) < 200:  # it learns on, behind what it has saved
                 time.sleep(0.01)
-        program.signal(signal.SIGKILL)
-        program.process.wait()
+        program.send_signal(signal.SIGKILL)
+        program.wait()
     model = DQN.load(tmp_path / "model-0.zip", env=gym.make("CartPole-v1"), device="cpu")
     try:
         ours = model.replay_buffer

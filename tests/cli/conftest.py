@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.programs import Program
 from tests.service import items
-from tests.service.programs import Program
 
 KILLED_WITH_A_CLAIM = """
 import signal, sys

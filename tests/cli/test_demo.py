@@ -20,7 +20,7 @@ from shmbuffer.cli.learning_curve import Curve
 from shmbuffer.examples.evidence import Evidence
 from shmbuffer.examples.trial import Kill, Outcome, Trial
 from shmbuffer.extras import command
-from tests.service.programs import Program
+from tests.kit.programs import Program
 
 OUTCOME = Outcome(
     solved=True,
@@ -294,7 +294,7 @@ def test_sigterm_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
     with Program(sys.executable, "-m", "shmbuffer", "demo", TMPDIR=str(tmp_path)) as program:
         assert program.line().startswith(f"the run is in {tmp_path}")
         assert program.line().startswith("starting")
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         code, _, _ = program.end()
     assert code == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.cli import exits, main
-from tests.service.programs import Program
+from tests.kit.programs import Program
 
 WRITES_AND_DIES = """
 import os, signal, sys, torch

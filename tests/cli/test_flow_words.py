@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import RateLimiter
 from shmbuffer.cli import main
-from shmbuffer.memory import Engine, RateLimiter, Settings
+from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.service import items
 

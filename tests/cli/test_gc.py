@@ -11,8 +11,8 @@ import pytest
 
 from shmbuffer.cli import main
 from shmbuffer.memory import Engine
+from tests.kit.programs import Program
 from tests.service import items
-from tests.service.programs import Program
 
 OWNER = """
 import sys, signal

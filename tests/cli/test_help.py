@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.cli import VERBS, exits, main
-from tests.service.programs import Program, run
+from tests.kit.programs import Program, run
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -14,9 +14,9 @@ import pytest
 from shmbuffer.cli import main
 from shmbuffer.memory import Engine
 from tests.cli.contents import contents
+from tests.kit.programs import run
 from tests.memory.carried import publish
 from tests.service import items
-from tests.service.programs import run
 
 
 def test_a_closed_buffer(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:

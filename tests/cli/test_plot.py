@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmbuffer import Coordinator
 from shmbuffer.cli import main, plot
 from shmbuffer.extras import command
 from shmbuffer.memory import Engine, Settings
@@ -24,16 +25,15 @@ from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import EventKind
 from shmbuffer.memory.upkeep.item_stats import ItemWriter
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch import findings
 from shmbuffer.watch.findings import Finding
 from shmbuffer.watch.look import Look, look_at
 from shmbuffer.watch.timeline import Timeline
 from tests.cli.contents import contents
 from tests.crash import harness
-from tests.memory import rows
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
 from tests.service import items
-from tests.service.programs import Program
 from tests.watch.histories import client, event, history_of, item_stats, look, steady
 
 pytest.importorskip("matplotlib")
@@ -56,7 +56,7 @@ RECORDER = """
 import sys, time
 from pathlib import Path
 from shmbuffer.memory import Engine
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import items
 with Coordinator(sys.argv[1], capacity=64):
     engine = Engine.open(sys.argv[1], None, role="collector")
@@ -319,7 +319,7 @@ def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         wait_for_records(path, 2)
         index, tickets = np.empty(16, np.int64), np.empty(16, np.int64)
         numbers = [np.empty(16, np.int64), np.empty(16, np.int64)]
-        ring = rows.ring_of(learner)
+        ring = ring_of(learner)
         out = [one.ctypes.data for one in numbers]
         ring.sample(16, 1, out, index.ctypes.data, tickets.ctypes.data, prioritized=True)
         ring.update(index, np.full(16, 2.0), tickets)

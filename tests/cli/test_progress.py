@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import ProgressReport
 from shmbuffer.cli import exits, main, progress_bar
 from shmbuffer.cli.progress_bar import Bar
 from shmbuffer.memory.system import progress as memory_progress
-from shmbuffer.memory.system.progress import ProgressReport
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 GIB = 2**30

@@ -15,7 +15,7 @@ from shmbuffer.cli import exits, main
 from shmbuffer.memory import Engine
 from tests.cli.conftest import KILLED_WITH_A_CLAIM
 from tests.cli.contents import contents
-from tests.service.programs import Program
+from tests.kit.programs import Program
 
 
 def test_the_living_are_listed_with_what_they_hold(
@@ -40,7 +40,7 @@ def test_the_living_are_listed_with_what_they_hold(
                 None,
             )
             assert len(learner.clients()) == 2  # it did not join
-        program.signal(signal.SIGSTOP)
+        program.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
         assert main(["ps", str(path)]) == exits.DONE
         assert re.search(rf"{program.pid} +stopped", capsys.readouterr().out)

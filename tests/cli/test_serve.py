@@ -14,8 +14,8 @@ from shmbuffer.extras import command
 from shmbuffer.memory.directory.locks import InitLock
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.system.region import Directory
+from tests.kit.programs import Program, run
 from tests.service import items
-from tests.service.programs import Program, run
 
 DIES_WITH_A_CLAIM = """
 import os, signal, sys
@@ -42,7 +42,7 @@ def test_it_says_when_it_is_ready_and_ends_well_on_a_signal(path: Path, number: 
         with Engine.open(path, None, role="collector") as engine:
             items.write(engine, [1, 2, 3])
             assert [client.role for client in engine.clients()] == ["coordinator", "collector"]
-        program.signal(number)
+        program.send_signal(number)
         assert program.end() == (
             exits.DONE,
             f"ended: {path}: 3 items left; "
@@ -68,7 +68,7 @@ def test_json_says_so_in_an_object(path: Path) -> None:
         }
         with Engine.open(path, None) as engine:
             items.write(engine, [1])
-            program.signal(signal.SIGTERM)
+            program.send_signal(signal.SIGTERM)
             assert program.json() == {
                 "event": "ended",
                 "path": str(path),
@@ -116,7 +116,7 @@ def test_an_existing_buffer_is_refused_recovered_or_overwritten(closed: Path) ->
         )
     with Program.shmbuffer("serve", closed, "--on-existing=recover", "--json") as program:
         assert program.json()["recovered"]["items"] == 3
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         assert program.end()[0] == exits.DONE
     with Program.shmbuffer("serve", closed, "--on-existing=overwrite", "--capacity=4") as program:
         assert "0 of 4 items" in program.line()
@@ -155,7 +155,7 @@ def test_a_dead_client_is_reaped_and_reported(path: Path) -> None:
         with Engine.open(path, None) as engine:
             items.write(engine, [2, 3, 4, 5])
             assert items.read(engine) == [5, 2, 3, 4]
-        server.signal(signal.SIGTERM)
+        server.send_signal(signal.SIGTERM)
         code, _, err = server.end()
     assert code == exits.DONE
     if err:  # the first of the two reaped it: the server, or the engine above as it joined
@@ -224,8 +224,8 @@ def test_a_signal_ends_it_while_it_still_waits_for_the_directory(closed: Path) -
         Program.shmbuffer("serve", closed, "--on-existing=recover") as program,
     ):
         while lock not in open_files(program.pid):
-            assert program.process.poll() is None
-        program.signal(signal.SIGTERM)
+            assert program.poll() is None
+        program.send_signal(signal.SIGTERM)
         assert program.end() == (exits.DONE, "", "")
 
 
@@ -233,7 +233,7 @@ def test_auto_cleanup_removes_the_buffer_in_the_end(path: Path) -> None:
     with Program.shmbuffer("serve", path, "--capacity=8", "--auto-cleanup") as program:
         program.line()
         assert path.exists()
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         assert program.end() == (exits.DONE, f"ended: {path}: the buffer was removed\n", "")
     assert not path.exists()
 
@@ -255,6 +255,6 @@ def test_prefault_has_the_pages_of_a_recovered_buffer_there_when_it_is_ready(pat
         "serve", path, "--on-existing", "recover", "--prefault", "full"
     ) as program:
         assert program.line().startswith(f"ready: {path}, 3 of 8 items")
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         code, _, err = program.end()
         assert (code, err) == (exits.DONE, "")  # too small for a bar

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import RateLimiter
 from shmbuffer.cli import main
-from shmbuffer.memory import Engine, RateLimiter
+from shmbuffer.memory import Engine
 
 
 def test_without_changes_it_says_what_is_set(

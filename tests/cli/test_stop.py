@@ -13,21 +13,20 @@ from typing import Any
 
 import pytest
 
+from shmbuffer import BufferClosedError, Coordinator
 from shmbuffer.cli import exits, main
-from shmbuffer.errors import BufferClosedError
 from shmbuffer.memory.directory.locks import Lock
 from shmbuffer.memory.directory.registry import Registry
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.service.coordinator import Coordinator
+from tests.kit.programs import Program
 from tests.service import targets
-from tests.service.programs import Program
 
 SCRIPT = """
 import multiprocessing, sys, time
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
 coordinator = Coordinator(sys.argv[1] or None, capacity=64)
@@ -145,7 +144,7 @@ def test_one_in_another_container_is_left_and_named(
         code, (one,) = stop(capsys, tmp_path / "b")
         assert (code, one["pid"], one["how"]) == (exits.REFUSED, learner.pid, "left")
         assert one["why"] == "it lives in another pid namespace: stop it there"
-        assert learner.process.poll() is None
+        assert learner.poll() is None
 
 
 def test_as_long_as_somebody_stops_a_directory_nobody_starts_or_stops_there(

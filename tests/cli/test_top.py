@@ -28,9 +28,9 @@ from shmbuffer.watch.live import BufferWatch
 from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.screen import Screen
 from tests.cli.contents import contents
-from tests.memory import rows
+from tests.kit.programs import Program, environment
+from tests.kit.rings import ring_of
 from tests.service import items
-from tests.service.programs import Program, environment
 
 PATIENCE_S = 60.0
 LEFT = b"\x1b[?1049l"  # back from the screen that fills a terminal
@@ -89,7 +89,7 @@ def test_a_stopped_process_is_alive_and_said_to_be_stopped(
     path = tmp_path / "busy"
     with Program.python(BUSY, path) as program:
         program.line()
-        program.signal(signal.SIGSTOP)
+        program.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
         assert main(["top", str(path), "--once"]) == 0
     text = capsys.readouterr().out
@@ -226,14 +226,14 @@ def test_without_a_terminal_looks_follow_each_other(closed: Path) -> None:
         first, second = program.json(), program.json()
         assert first["counters"] == second["counters"]
         assert second["pace"]["seconds"] > 0
-        program.signal(signal.SIGINT)
+        program.send_signal(signal.SIGINT)
         assert program.end()[0] == 130
 
 
 def test_priorities_are_spread_over_powers_of_two(tmp_path: Path) -> None:
     with items.create(tmp_path / "spread", 8) as engine:
         items.write(engine, range(6))
-        ring = rows.ring_of(engine)
+        ring = ring_of(engine)
         ring.update(ring.live.committed(), np.array([0.0, 0.3, 0.5, 1.0, 3.0, 4.0]))
         found = inspect(engine.path, priorities=True)["priorities"]
         assert found == pytest.approx({"0": 1 / 6, "0.5": 2 / 6, "1": 1 / 6, "4": 2 / 6})

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from tests.compat.family import ours, theirs
+from tests.kit.items import Trap
 
 # TorchRL and tensordict warn of what they deprecate while they save and load.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -402,16 +403,6 @@ def test_files_of_an_older_torchrl_load(tmp_path: Path) -> None:
     assert loaded.write_count == 6  # what is there, where nobody says more
     assert loaded.extend(items(20, 21)).tolist() == [3]
     assert loaded.sampler.alpha == 0.7
-
-
-class Trap:
-    """Unpickling this makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return open, (str(self.path), "w")
 
 
 def test_batches_made_ahead_are_never_unpickled(

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory import Engine
 from tests.crash.harness import (
     RECORD_POINTS,
     dies,
@@ -30,6 +30,7 @@ from tests.crash.harness import (
     write,
 )
 from tests.crash.situations import is_committed_at
+from tests.kit.rings import ring_of
 
 ITEMS = {k % 8: k for k in range(3, 11)}
 BATCH = (100, 101, 102)
@@ -44,11 +45,6 @@ def prepare(path: Path, kind: str = "rows") -> Engine:
     engine = Engine.open(path, settings(kind))
     write(engine.define(schema(kind)), range(11))
     return engine
-
-
-def ring_of(engine: Engine) -> Ring:
-    assert engine.ring() is not None
-    return engine.ring()
 
 
 def writes(engine: Engine) -> None:

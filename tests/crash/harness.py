@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 import shmbuffer.memory
+from shmbuffer import RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
 from shmbuffer.memory.system import deadline
 from tests.memory.numbered import number_of, records

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory import Engine, RateLimiter, consumer_version
-from tests.crash.deeds import ring_of
+from shmbuffer import RateLimiter
+from shmbuffer.memory import Engine, consumer_version
 from tests.crash.harness import dies, goes, require_sound, schema, settings, write
+from tests.kit.rings import ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 

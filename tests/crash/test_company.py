@@ -11,10 +11,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from shmbuffer import EmptyBufferError
 from shmbuffer._native import _core
-from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Engine, Ring, Schema, Settings
-from tests.crash.deeds import DEEDS, PAIRS, begins, is_done, prepare, ring_of
+from tests.crash.deeds import DEEDS, PAIRS, begins, is_done, prepare
 from tests.crash.harness import (
     LEAVES,
     dies,
@@ -28,6 +28,7 @@ from tests.crash.harness import (
     stopped_at,
     write,
 )
+from tests.kit.rings import ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 

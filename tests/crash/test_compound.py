@@ -22,9 +22,9 @@ from tests.crash.deeds import (
     is_done,
     prepare,
     require_done_or_not,
-    ring_of,
 )
 from tests.crash.harness import mends, native_points, python_points, require_usable
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.crash
 

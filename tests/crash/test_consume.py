@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import EmptyBufferError, RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import EmptyBufferError, RateLimitTimeout
-from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.ledger import Taken
@@ -28,6 +28,7 @@ from tests.crash.harness import (
     settings,
     write,
 )
+from tests.kit.rings import ring_of
 from tests.memory.rows import require_sound
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
@@ -38,18 +39,12 @@ POINTS = [point for point in native_points("consume") if point not in OF_A_REPAI
 ABOUT, DONE = range(2)
 
 
-def _ring(engine: Engine) -> Ring:
-    ring = engine.ring()
-    assert ring is not None
-    return ring
-
-
 class Victim:
     """Takes, acknowledges, drops and gives back, and says before and after what it acknowledges."""
 
     def __init__(self, path: Path, tell: int) -> None:
         self.engine = Engine.open(path, None)
-        self.ring = _ring(self.engine)
+        self.ring = ring_of(self.engine)
         self.tell = tell
 
     def say(self, kind: int, tickets: np.ndarray) -> None:
@@ -122,7 +117,7 @@ def _soon(consumer: Consumer, count: int) -> Taken | None:
 
 def _look(engine: Engine, said: dict[int, set[int]]) -> None:
     require_sound(engine)
-    ring = _ring(engine)
+    ring = ring_of(engine)
     ring.consumers.remove("beside")
     consumer = ring.consumers.open("a")
     tickets = ring.live.tickets()
@@ -139,7 +134,7 @@ def _look(engine: Engine, said: dict[int, set[int]]) -> None:
 def _prepared(path: Path) -> Engine:
     engine = Engine.open(path, settings("rows"))
     engine.define(schema("rows"))
-    write(_ring(engine), range(8))
+    write(ring_of(engine), range(8))
     return engine
 
 
@@ -199,17 +194,17 @@ def test_a_repair_that_is_killed_is_repeated(tmp_path: Path, point: str) -> None
 
 def test_a_client_that_dies_between_two_calls_gives_back_what_it_holds(tmp_path: Path) -> None:
     engine = _prepared(tmp_path / "buffer")
-    mine = _ring(engine).consumers.open("a")
+    mine = ring_of(engine).consumers.open("a")
 
     def holds() -> None:
         with Engine.open(tmp_path / "buffer", None) as theirs:
-            _ring(theirs).consumers.open("a").take(5, math.inf)
+            ring_of(theirs).consumers.open("a").take(5, math.inf)
             os.kill(os.getpid(), 9)
 
     assert ended(fork(holds)) != 0
     assert mine.available(8) == 8, "asked of one who has not waited for anybody"
     assert mine.take(8).tickets.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-    (found,) = _ring(engine).consumers.status()
+    (found,) = ring_of(engine).consumers.status()
     assert (found.redelivered, found.held) == (5, 8)
     engine.close()
 
@@ -221,7 +216,7 @@ def test_one_who_makes_the_ledger_of_an_older_directory_is_killed(tmp_path: Path
     assert ended(fork(lambda: arm_and_open(path, "ledger.made", 0))) == -signal.SIGKILL
     assert (path / layout.LEDGER).read_bytes() == bytes(layout.PAGE)
     with Engine.open(path, None) as engine:
-        assert _rest(_ring(engine).consumers.open("a")) == list(range(8))
+        assert _rest(ring_of(engine).consumers.open("a")) == list(range(8))
         require_sound(engine)
 
 

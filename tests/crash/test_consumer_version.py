@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from shmbuffer.memory import Engine, consumer_version
 from tests.crash.harness import dies, native_points, require_sound
+from tests.kit.rings import path_of
 from tests.memory.carried import newest, number_in, publish
 
 pytestmark = pytest.mark.crash
-
-
-def path_of(engine: Engine) -> Path:
-    assert engine.path is not None
-    return engine.path
 
 
 def increments(engine: Engine) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import BufferClosedError, BufferNotFoundError
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferClosedError, BufferNotFoundError
 from shmbuffer.memory import Engine
 from tests.crash.harness import (
     LEAVES,

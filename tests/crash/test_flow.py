@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimiter
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, RateLimiter, Ring
+from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.waiting import PASSES_ONCE
 from shmbuffer.memory.format.layout import EntryState, Phase
 from shmbuffer.memory.system import deadline
-from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
     called,
@@ -42,6 +42,7 @@ from tests.crash.harness import (
     stopped_at,
     write,
 )
+from tests.kit.rings import ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 

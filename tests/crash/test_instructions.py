@@ -17,13 +17,13 @@ from tests.crash.deeds import (
     is_done,
     prepare,
     require_done_or_not,
-    ring_of,
     sets_alpha,
     updates,
     writes,
 )
 from tests.crash.harness import read_all
 from tests.crash.stepping import put_back, walk, walk_of_a_mender
+from tests.kit.rings import ring_of
 
 pytestmark = [
     pytest.mark.crash,

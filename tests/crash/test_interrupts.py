@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import RateLimitTimeout, RingOverrunError
-from shmbuffer.memory import Engine, RateLimiter, Settings
+from shmbuffer import RateLimiter, RateLimitTimeout, RingOverrunError, recover
+from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.flow.consumer import given_back_unless_delivered
 from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.limits import taken
-from shmbuffer.service.recovery import recover
 from shmbuffer.service.tenure import hold_lock
 from tests.crash.interrupts import Deed, walk
-from tests.memory.rows import contents, ring_of, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import contents, schema, write
 
 Begun = tuple[Callable[[], object], Callable[[], object]]
 SETTINGS = Settings(8, alpha=0.5)

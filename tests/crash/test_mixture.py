@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from shmbuffer.memory import Engine
 from shmbuffer.memory.mixture import Mixture
 from tests.crash.harness import dies, python_points, require_sound
+from tests.kit.rings import path_of
 
 pytestmark = pytest.mark.crash
-
-
-def path_of(engine: Engine) -> Path:
-    assert engine.path is not None
-    return engine.path
 
 
 def test_the_points_are_these() -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory import Engine, RateLimiter, Ring
+from shmbuffer import RateLimiter
+from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.holders import table_of
 from shmbuffer.memory.format.layout import Phase
 from shmbuffer.memory.format.ledger import RESERVATIONS, ReservationState
-from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
     dies,
@@ -37,6 +37,7 @@ from tests.crash.harness import (
     write,
 )
 from tests.crash.test_flow import take_all
+from tests.kit.rings import ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 

@@ -30,6 +30,7 @@ from tests.crash.harness import (
     stopped_at,
     succeeds,
 )
+from tests.kit.rings import ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
@@ -85,12 +86,6 @@ def prepare(path: Path) -> Engine:
 def prepare_and_die(path: Path) -> None:
     _ = prepare(path)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def ring_of(engine: Engine) -> Ring:
-    ring = engine.ring()
-    assert ring is not None
-    return ring
 
 
 def whole(ring: Ring) -> list[int]:

@@ -12,16 +12,9 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine
-from tests.crash.deeds import (
-    DEEDS,
-    begins,
-    is_done,
-    prepare,
-    require_done_or_not,
-    ring_of,
-    writes,
-)
+from tests.crash.deeds import DEEDS, begins, is_done, prepare, require_done_or_not, writes
 from tests.crash.harness import ended, fork, read_all, require_usable, schema, settings, write
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.crash
 

@@ -23,20 +23,19 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferClosedError,
     BufferNotFoundError,
     ForkedHandleError,
     SchemaMismatchError,
+    recover,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Schema
 from shmbuffer.memory.directory import removal
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import BufferState
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.service.recovery import recover
-from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
     LEAVES,
@@ -53,6 +52,7 @@ from tests.crash.harness import (
     settings,
     write,
 )
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.crash
 

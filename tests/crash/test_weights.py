@@ -22,6 +22,7 @@ from tests.crash.harness import (
     python_points,
     settings,
 )
+from tests.kit.rings import path_of
 from tests.memory.carried import newest, number_in, publish
 from tests.memory.test_weights import torn
 
@@ -41,11 +42,6 @@ def survivor(tmp_path: Path) -> Iterator[Engine]:
     """A living client that has published nothing."""
     with Engine.open(tmp_path / "buffer", settings("rows")) as engine:
         yield engine
-
-
-def path_of(engine: Engine) -> Path:
-    assert engine.path is not None
-    return engine.path
 
 
 def _publish(engine: Engine) -> None:

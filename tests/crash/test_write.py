@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import EmptyBufferError, LockTimeout, RingOverrunError, recover
 from shmbuffer._native import _core
-from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
 from shmbuffer.memory import Engine, Ring, Schema, Settings
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.service.recovery import recover
 from tests.crash.harness import (
     CAPACITY,
     EVICTIONS,

@@ -13,13 +13,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from shmbuffer.errors import ShmBufferError
+from shmbuffer import RecoveryReport, ShmBufferError
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.upkeep.check import CheckReport, check
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 from tests.crash import harness
 from tests.damage.specimen import Specimen, contents
 

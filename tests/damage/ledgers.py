@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from shmbuffer import EmptyBufferError
 from shmbuffer._native import _core
-from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format import layout, ledger
 from tests.crash import harness

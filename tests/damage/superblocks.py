@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+from shmbuffer import CorruptBufferError, FormatError, IncompatibleVersionError
 from shmbuffer._native import _core
-from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.control import Control, Superblock
 

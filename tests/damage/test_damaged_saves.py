@@ -26,11 +26,11 @@ from shmbuffer import (
     PrioritizedReplayBuffer,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    ShmBufferError,
     SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from shmbuffer.errors import ShmBufferError
 from shmbuffer.replay.file_tree import MANIFEST
 
 SEED = 1

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from shmbuffer import BufferNeedsRestart, CorruptBufferError
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNeedsRestart, CorruptBufferError
-from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import EntryState, Phase
 from shmbuffer.memory.format.slots import states
@@ -27,6 +27,7 @@ from tests.damage.judgement import require_mended_or_refused
 from tests.damage.living import drawn
 from tests.damage.specimen import Specimen, contents
 from tests.damage.trials import failures
+from tests.kit.rings import ring_of
 
 
 @pytest.fixture
@@ -42,11 +43,6 @@ def records(specimens: Specimens) -> Iterator[Specimen]:
     specimen.restore()
     yield specimen
     specimen.renew()
-
-
-def ring_of(engine: Engine) -> Ring:
-    assert engine.ring() is not None
-    return engine.ring()
 
 
 def cell(cells: list[Cell], name: str) -> Cell:

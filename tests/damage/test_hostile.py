@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import CorruptBufferError, ShmBufferError
+from shmbuffer import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory import removal
 from shmbuffer.memory.directory.made import NAME as MADE
@@ -26,7 +26,7 @@ from tests.damage.hostile import ROOT_TRAPS, TRAPS, Trap, spring
 from tests.damage.judgement import answer
 from tests.damage.specimen import Specimen, clear, edited_control
 from tests.damage.trials import require_all
-from tests.memory.programs import needs_root
+from tests.kit.programs import needs_root
 from tests.memory.rows import Parent, child
 
 REPEAT = "pytest tests/damage/test_hostile.py"

@@ -23,12 +23,12 @@ from shmbuffer import (
     OfflineToOnlineReplayBuffer,
     ReadOnlyStorage,
     TensorDictReplayBuffer,
+    UnsafePathError,
     load_dataset,
     prefill_replay_buffer,
 )
-from shmbuffer.errors import UnsafePathError
 from tests.damage.hostile import ends_in_time
-from tests.memory.programs import needs_root
+from tests.kit.programs import needs_root
 
 ITEMS = 8
 NOBODY = 65534

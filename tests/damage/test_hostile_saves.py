@@ -27,6 +27,7 @@ from tensordict import NonTensorStack, TensorDict
 from shmbuffer import (
     CompressedListStorage,
     ConsumingSampler,
+    CorruptBufferError,
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     LazyStackStorage,
@@ -36,11 +37,12 @@ from shmbuffer import (
     PrioritizedSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    ShmBufferError,
     StreamingSliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
+    UnsafePathError,
 )
-from shmbuffer.errors import CorruptBufferError, ShmBufferError, UnsafePathError
 from shmbuffer.replay import publication
 from shmbuffer.replay.compat.storages import METADATA
 from shmbuffer.replay.file_tree import MANIFEST
@@ -48,7 +50,7 @@ from shmbuffer.replay.publication import finish, publish, publish_file
 from shmbuffer.replay.values import pack_plainly
 from tests.damage.hostile import ROOT_TRAPS, TRAPS
 from tests.damage.test_damaged_saves import end
-from tests.memory.programs import as_nobody, in_fork, needs_root
+from tests.kit.programs import as_nobody, in_fork, needs_root
 from tests.replay.episodes import stream
 from tests.replay.test_publication import save, tree
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import ConsumerError
+from shmbuffer import ConsumerError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.system import deadline
 from tests.crash import harness

@@ -18,11 +18,11 @@ from tensordict import TensorDict
 from shmbuffer import (
     CompressedListStorage,
     LazyMemmapStorage,
+    ShmBufferError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     attach,
 )
-from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory.format import layout
 from tests.damage.specimen import edited_control
 

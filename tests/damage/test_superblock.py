@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import CorruptBufferError, FormatError
+from shmbuffer import CorruptBufferError, FormatError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.upkeep.check import check

@@ -26,7 +26,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.distributed.handle import Handle
-from shmbuffer.distributed.nearby import Address, LocalHandle, Unreachable, approach, engine_of
+from shmbuffer.distributed.nearby import Address, LocalHandle, Unreachable, approach
 from shmbuffer.distributed.owner import METHODS, Owner
 from shmbuffer.memory.format import layout
 from tests.distributed.parts import (
@@ -39,6 +39,7 @@ from tests.distributed.parts import (
     doubled,
     items,
 )
+from tests.kit.rings import engine_of, ring_of
 
 Make = Callable[..., TensorDictReplayBuffer]
 
@@ -345,9 +346,9 @@ def test_streams_go_straight_or_by_the_owner(make: Make, remote_only: str) -> No
     handle.add(items(11, 1)[0], streams=7)
     with pytest.raises(ValueError, match="2 streams were given for 3 items"):
         handle.extend(items(12, 3), streams=[1, 2])
-    sources = buffer.storage.ring().live.sources  # type: ignore[attr-defined]
+    sources = ring_of(buffer).live.sources
     assert layout.stream_of(sources[8:12]).tolist() == [4, 5, 6, 7]
-    mine = buffer.storage.engine().seat.incarnation  # type: ignore[attr-defined]
+    mine = engine_of(buffer).seat.incarnation
     assert (layout.writer_of(sources[8:12]) == mine).all() == bool(remote_only)
     handle.detach()
 

@@ -45,6 +45,7 @@ from shmbuffer.distributed.runtime import PATIENT, RayUse  # noqa: E402
 from shmbuffer.extras import command  # noqa: E402
 from tests.conftest import _command_of  # noqa: E402
 from tests.distributed.parts import Owned, Scaled, Tied, items  # noqa: E402
+from tests.kit.rings import ring_of  # noqa: E402
 
 SMALL = {"num_cpus": 0}  # an actor that waits for no CPU
 ENVIRONMENT = {
@@ -433,7 +434,7 @@ def test_clients_are_independent(direct: RayReplayBuffer) -> None:
     one, other = direct.clients(2)
     one.extend(items(8, 1))
     other.extend(items(9, 1))
-    sources = one.storage.ring().live.sources
+    sources = ring_of(one).live.sources
     assert sources[8] != sources[9]
     for client in (one, other):
         client.detach()

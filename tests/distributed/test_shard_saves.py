@@ -11,19 +11,14 @@ from typing import Any
 
 import pytest
 
+from shmbuffer import BufferInUseError, BufferNotFoundError, CorruptBufferError, UnsafePathError
 from shmbuffer.distributed.shards.saving import LIST, save_shards, saves_of_nodes
-from shmbuffer.errors import (
-    BufferInUseError,
-    BufferNotFoundError,
-    CorruptBufferError,
-    UnsafePathError,
-)
 from shmbuffer.replay.compat.buffers import METADATA
 from shmbuffer.replay.file_tree import MANIFEST
 from shmbuffer.replay.publication import publish
 from tests.crash.harness import is_killed_at
 from tests.crash.test_save_points import points
-from tests.memory.programs import needs_root
+from tests.kit.programs import needs_root
 
 NODES = ("a", "10.0.0.2")
 OLD = dict.fromkeys(NODES, "old")

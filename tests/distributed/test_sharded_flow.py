@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tensordict import TensorDict
+
+from tests.kit.items import numbered
 
 ray = pytest.importorskip("ray")
 
@@ -77,10 +77,6 @@ def limiter(error_buffer: float, ratio: float = 2, **options: Any) -> RateLimite
     return RateLimiter(ratio, error_buffer=error_buffer, when_no_peer="wait", **options)
 
 
-def items(first: int, count: int) -> TensorDict:
-    return TensorDict({"a": torch.arange(first, first + count)}, [count])
-
-
 class Peer:
     """A writer and a learner on a node."""
 
@@ -95,14 +91,14 @@ class Peer:
         written = 0
         for _ in range(count):
             try:
-                self.client.extend(items(0, size), timeout=timeout)
+                self.client.extend(numbered(0, size), timeout=timeout)
             except RateLimitTimeout:
                 break
             written += size
         return written
 
     def write_one(self, number: int) -> None:
-        self.client.extend(items(number, 1))
+        self.client.extend(numbered(number, 1))
 
     def draw(self, count: int, size: int, timeout: float) -> int:
         """So many samples, or as many as may be made; how many items that were."""
@@ -195,7 +191,7 @@ def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
     with pytest.raises(RateLimitTimeout, match=waits):
         repeat(20, lambda: rb.sample(8, timeout=2.0))
     with pytest.raises(RateLimitTimeout, match="the quota of this shard has"):
-        repeat(20, lambda: rb.extend(items(0, 4), timeout=2.0))
+        repeat(20, lambda: rb.extend(numbered(0, 4), timeout=2.0))
     with pytest.raises(RateLimitError, match="has to be at least 50"):
         rb.sample(100)
     assert rb.set_rate(samples_per_insert=4) == limiter(40, ratio=4, min_size=30)
@@ -205,7 +201,7 @@ def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
         rb.set_rate(RateLimiter(max_times_sampled=1))
     assert rb.set_rate(None) is None
     assert len(rb.sample(100, timeout=LONG)) == 100
-    rb.extend(items(0, 1_000), timeout=LONG)
+    rb.extend(numbered(0, 1_000), timeout=LONG)
 
 
 def test_who_writes_from_elsewhere_waits_without_holding_up_the_keeper(
@@ -216,12 +212,12 @@ def test_who_writes_from_elsewhere_waits_without_holding_up_the_keeper(
     monkeypatch.setattr("shmbuffer.distributed.shards.sharded_client.own_node", lambda: "elsewhere")
     other = rb.client()
     for _ in range(4):
-        other.extend(items(0, 50), timeout=LONG)
+        other.extend(numbered(0, 50), timeout=LONG)
     with pytest.raises(RateLimitTimeout, match="the quota of this shard has"):
-        other.extend(items(0, 50), timeout=VAIN)
+        other.extend(numbered(0, 50), timeout=VAIN)
     for _ in range(5):
         rb.sample(10, timeout=LONG)
-    other.extend(items(0, 50), timeout=LONG)
+    other.extend(numbered(0, 50), timeout=LONG)
     other.detach()
 
 
@@ -296,11 +292,11 @@ def test_a_save_of_one_moment_has_what_was_before_what_it_has(
     for node in "bca":
         one = TensorDictReplayBuffer(storage=LazyMemmapStorage(CAPACITY))
         one.loads(tmp_path / "save" / folder / node)
-        newest[node] = int(one[:]["a"].max())
+        newest[node] = int(one[:]["number"].max())
         one.close()
     assert newest["b"] >= newest["c"] >= newest["a"] >= newest["b"] - 1
     assert newest["b"] > 0
-    rb.extend(items(0, 10), timeout=LONG)  # the gate is open
+    rb.extend(numbered(0, 10), timeout=LONG)  # the gate is open
 
 
 @ray.remote
@@ -315,12 +311,12 @@ def in_turn(chain: list[Any], enough: Path) -> None:
 @pytest.mark.full
 def test_a_gate_that_nobody_keeps_opens_by_itself(rb: ShardedReplayBuffer) -> None:
     rb.set_rate(None)
-    rb.extend(items(0, 1), timeout=LONG)
+    rb.extend(numbered(0, 1), timeout=LONG)
     assert ray.get(rb._map.flow.remote("hold", "somebody who dies")) == ""
     with pytest.raises(RateLimitTimeout):
-        rb.extend(items(0, 1), timeout=VAIN)
+        rb.extend(numbered(0, 1), timeout=VAIN)
     assert "another" in ray.get(rb._map.flow.remote("hold", "another"))
-    rb.extend(items(0, 1), timeout=LONG)
+    rb.extend(numbered(0, 1), timeout=LONG)
     assert not ray.get(rb._map.flow.remote("renew", "somebody who dies"))
 
 
@@ -342,7 +338,7 @@ def test_a_keeper_that_dies_in_a_save_of_one_moment_leaves_the_one_before(
         with pytest.raises(RuntimeError, match=r"of node c does not answer .* is not kept"):
             _save_at_once(list(rb._members), folder, gate)
     killer.join()
-    rb.extend(items(10, 10), timeout=LONG)  # the gate is open
+    rb.extend(numbered(10, 10), timeout=LONG)  # the gate is open
     wait_until(lambda: not rb.stats()["missing"])
     assert (path / "shards.json").read_bytes() == before
     assert (path / json.loads(before)["folder"] / "c").is_dir()

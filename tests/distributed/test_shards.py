@@ -29,6 +29,7 @@ from shmbuffer.distributed.shards.message import packed, unpacked
 from shmbuffer.distributed.shards.shard_batches import SHARD, ShardBatches
 from shmbuffer.distributed.shards.shard_pieces import identity_in, joined, piece_of
 from shmbuffer.distributed.shards.shares import Weighed, effective_size, factors_of
+from tests.kit.rings import ring_of
 
 SIZES = {"a": 2_000, "b": 400, "c": 20}
 
@@ -104,7 +105,7 @@ def contents(shards: Three) -> TensorDict:
 
 
 def masses(shards: Three) -> np.ndarray:
-    return np.concatenate([member.buffer.storage.ring().tree.mass() for member in shards])
+    return np.concatenate([ring_of(member.buffer).tree.mass() for member in shards])
 
 
 def batches_of(shards: Three, home: str | None = None) -> ShardBatches:
@@ -187,7 +188,7 @@ def test_the_weighted_mean_is_right_whatever_the_shares_are(
 def scale_of_weights(shards: Three, believed: tuple[float, ...], mass: np.ndarray) -> float:
     """What the mean of ``weight * x`` is multiplied by to be the mean of x: a constant."""
     # weight = least(q) / q with q the probability used; mean of x / (n q) is the mean of x.
-    shares = [one.buffer.storage.ring().totals().mass for one in shards]
+    shares = [ring_of(one.buffer).totals().mass for one in shards]
     share = np.array(shares) * believed
     share /= share.sum()
     bounds = np.cumsum([0, *SIZES.values()])
@@ -235,7 +236,7 @@ def test_a_shard_that_is_emptied_meanwhile_is_drawn_for_by_the_others(shards: Th
 
 
 def test_the_weights_leave_out_a_shard_that_was_lost(shards: Three) -> None:
-    masses_of = {one.node: one.buffer.storage.ring().tree.mass() for one in shards}
+    masses_of = {one.node: ring_of(one.buffer).tree.mass() for one in shards}
     dead = min(masses_of, key=lambda node: masses_of[node].min())
     lost = shards.at(dead)
     assert lost is not None
@@ -298,7 +299,7 @@ def test_the_largest_priority_travels_to_the_other_shards(shards: Three) -> None
         pass
     largest = contents(shards)["p"].max().item()
     for member in shards:
-        assert member.buffer.storage.ring().tree.max_priority == largest
+        assert ring_of(member.buffer).tree.max_priority == largest
 
 
 def test_priorities_of_another_buffer_in_the_place_of_a_shard_are_lost(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from shmbuffer.distributed.runtime import PATIENT
 from tests.docs import warm
 from tests.docs.blocks import RUNS, Block, blocks_of, pages
-from tests.service.programs import environment
+from tests.kit.programs import environment
 
 BLOCKS = {page: blocks_of(page) for page in pages()}
 RUNNING = [page for page, blocks in BLOCKS.items() if any(b.language in RUNS for b in blocks)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from shmbuffer.errors import ShmBufferError
+from shmbuffer import ShmBufferError
 from shmbuffer.memory.directory.partials import PartialFile, look
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.faults.scenario import Scenario

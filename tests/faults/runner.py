@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from shmbuffer.errors import ShmBufferError
+from shmbuffer import ShmBufferError
 from tests.crash.harness import ended, fork
 from tests.faults.audit import held
 from tests.faults.injector import Call, Fault, Injector

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import SpaceError
+from shmbuffer import SpaceError
 from tests.faults.broken_scenarios import SCENARIOS as BROKEN
 from tests.faults.injector import Call, Fault, faults_at
 from tests.faults.runner import what_is_wrong_with

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import BufferUnlinkedError
+from shmbuffer import BufferUnlinkedError
 from shmbuffer.memory import Engine, Ring
 from tests.crash.harness import (
     ended,

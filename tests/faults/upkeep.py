@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+from shmbuffer import recover
 from shmbuffer.memory import Engine
 from shmbuffer.memory.directory import cleanup
 from shmbuffer.memory.directory.cleanup import temporary_directory
@@ -18,7 +19,6 @@ from shmbuffer.memory.upkeep.check import check
 from shmbuffer.memory.upkeep.history import Event, EventKind
 from shmbuffer.memory.upkeep.history_writer import HistoryWriter
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.service.recovery import recover
 from tests.crash.harness import (
     dies,
     ended,

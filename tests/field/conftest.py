@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.memory import Engine, Ring, Settings
-from tests.memory.rows import CAPACITY, ring_of, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import CAPACITY, schema, write
 
 SETTINGS = Settings(capacity=CAPACITY, alpha=1.0)
 

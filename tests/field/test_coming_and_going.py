@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferClosedError, BufferNotFoundError
+from shmbuffer import BufferClosedError, BufferNotFoundError
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.locks import InitLock
 from tests.field.conftest import SETTINGS
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Parent,
     child,
     contents,
     files_of,
     read,
-    ring_of,
     sample,
     schema,
     succeeds,

@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import LockTimeout, UnsupportedPlatformError
 from shmbuffer._native import _core
-from shmbuffer.errors import LockTimeout, UnsupportedPlatformError
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.opening import require_platform
 from shmbuffer.memory.system.region import Directory
 from tests.field.conftest import SETTINGS
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Parent,
     child,
@@ -27,7 +28,6 @@ from tests.memory.rows import (
     lock_timeout,
     mutex_held,
     require_sound,
-    ring_of,
     sample,
     slot_held,
     until_it_sleeps,

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferInUseError,
+    Coordinator,
     RegistryFullError,
     RingOverrunError,
     UnsafeFilesystemError,
@@ -24,9 +25,9 @@ from shmbuffer.errors import (
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format.layout import ENTRIES
 from shmbuffer.memory.system import filesystem
-from shmbuffer.service.coordinator import Coordinator
 from tests.field.conftest import SETTINGS
-from tests.memory.programs import heard, needs_root, program, tell
+from tests.kit.programs import Program, needs_root
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Child,
     Parent,
@@ -34,7 +35,6 @@ from tests.memory.rows import (
     contents,
     files_of,
     mutex_held,
-    ring_of,
     sample,
     slot_held,
     succeeds,
@@ -116,7 +116,7 @@ def test_chronicle_queue_recovery_timeout_a_slow_writer_is_not_overridden(
 HOLDS = """
 import os, sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of
+from tests.kit.rings import ring_of
 engine = Engine.open(sys.argv[1], None)
 ring_of(engine).claims.claim(1)
 print(os.getpid(), flush=True)
@@ -131,12 +131,11 @@ def test_iceoryx2_1660_a_client_in_another_container_is_judged_rightly(
     engine: Engine, ring: Ring
 ) -> None:
     """Where pids mean something else, the living were found dead and the dead living."""
-    with program(HOLDS, engine.path, before=CONTAINER) as container:
-        assert int(heard(container)) < 10, "pids of its own"
+    with Program.python(HOLDS, engine.path, before=CONTAINER) as container:
+        assert int(container.line()) < 10, "pids of its own"
         assert [one.alive for one in engine.clients()] == [True, True]
         assert engine.seat.reap_dead() == 0
         container.kill()
-        container.wait()
         write(ring, range(8, 16), timeout=30.0)
     assert len(engine.clients()) == 1
 
@@ -147,8 +146,8 @@ def test_gbrain_2840_the_lock_of_a_living_process_in_a_container_is_not_stolen(
     engine: Engine, path: Path
 ) -> None:
     """kill(pid, 0) said that nobody had that pid, here."""
-    with program(HOLDS, path, before=CONTAINER) as container:
-        heard(container)
+    with Program.python(HOLDS, path, before=CONTAINER) as container:
+        container.line()
         engine.close()
         before = files_of(path)[".shmbuffer/slots"]
         with pytest.raises(BufferInUseError):
@@ -156,7 +155,7 @@ def test_gbrain_2840_the_lock_of_a_living_process_in_a_container_is_not_stolen(
         assert files_of(path)[".shmbuffer/slots"] == before
         with Engine.open(path, None) as again:
             assert again.report is None, "nothing to recover while somebody lives"
-        tell(container)
+        container.tell()
 
 
 def test_iceoryx2_274_a_process_sees_itself_alive(engine: Engine) -> None:
@@ -258,7 +257,8 @@ WRITES = """
 import os, sys
 from shmbuffer.memory import Engine
 from shmbuffer.memory.system import identity
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 assert identity.boot_id() == b"a container's id", identity.boot_id()
 engine = Engine.open(sys.argv[1], None)
 for number in range(200):
@@ -281,15 +281,14 @@ def test_systemd_nspawn_two_boot_ids_on_one_machine_are_no_reboot(
     shown.write_text(str(uuid.UUID(bytes=b"a container's id")) + "\n")
     bind = f'mount --bind {shown} /proc/sys/kernel/random/boot_id && exec "$@"'
     container = (*CONTAINER, "--mount", "sh", "-c", bind, "sh")
-    with program(WRITES, path, before=container) as inside:
+    with Program.python(WRITES, path, before=container) as inside:
         for number in range(200):
             write(ring, [number], timeout=30.0)
             with Engine.open(path, None) as another:
                 assert another.report is None, "recovered beside a living process"
-        assert heard(inside) == "0", "the epoch: nobody has recovered"
+        assert inside.line() == "0", "the epoch: nobody has recovered"
         assert [one.alive for one in engine.clients()] == [True, True]
         inside.kill()
-        inside.wait()
         while engine.seat.reap_dead() == 0:  # the kernel ends the namespace after its first process
             pass
     assert len(engine.clients()) == 1
@@ -299,7 +298,8 @@ LOCKS = """
 import sys
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 engine = Engine.open(sys.argv[1], None)
 ring = ring_of(engine)
 if sys.argv[2] == "holds":
@@ -318,22 +318,21 @@ def test_glibc_robust_list_a_waiter_that_dies_gives_nobody_else_s_lock_up(
     """The kernel compares numbers of threads, and each container has a thread 1."""
     write(ring, range(4))
     word = np.frombuffer(engine.seat.control.runtime["mutex"], np.uint32)
-    with program(LOCKS, path, "holds", before=CONTAINER) as holder:
+    with Program.python(LOCKS, path, "holds", before=CONTAINER) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
         holder.stdout.read(1)
         assert word[0] == 1, "held by thread 1 of its container"
-        with program(LOCKS, path, "waits", before=CONTAINER) as waiter:
+        with Program.python(LOCKS, path, "waits", before=CONTAINER) as waiter:
             assert waiter.stdout is not None
             waiter.stdout.read(1)
             while not word[0] & FUTEX_WAITERS:
                 pass
             waiter.kill()
-            waiter.wait()
             while len(engine.seat.registry.alive()) > 2:  # the kernel ends the namespace after it
                 pass
         assert word[0] == 1 | FUTEX_WAITERS, "nobody has died that held it"
-        tell(holder)
+        holder.tell()
         assert holder.wait(30) == 0
     write(ring, [5], timeout=30.0)
     assert engine.stats()["repairs"] == 0

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import SpaceError
+from shmbuffer import SpaceError
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.format.layout import CONTROL
 from tests.field.conftest import SETTINGS
-from tests.memory.programs import finished, heard, needs_root, program
+from tests.kit.programs import Program, needs_root
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Parent,
     child,
     contents,
     files_of,
     require_sound,
-    ring_of,
     sample,
     schema,
     write,
@@ -61,10 +61,10 @@ def test_ray_14182_16540_16824_a_full_memory_file_system_kills_nobody(fast_path:
 
     Neither where there was too little from the start, nor where others filled the rest later.
     """
-    with program(FULL_TMPFS, fast_path, before=("unshare", "--mount")) as process:
-        assert heard(process) == "True"
-        assert heard(process) == "True"
-        assert finished(process) == (0, "", "")
+    with Program.python(FULL_TMPFS, fast_path, before=("unshare", "--mount")) as process:
+        assert process.line() == "True"
+        assert process.line() == "True"
+        assert process.end() == (0, "", "")
 
 
 @pytest.mark.crash
@@ -127,9 +127,9 @@ try:
 except SpaceError as error:
     print(error, flush=True)
 """
-    with program(source, fast_path / "buffer") as process:
-        assert "limit" in heard(process)
-        assert finished(process)[0] == 0
+    with Program.python(source, fast_path / "buffer") as process:
+        assert "limit" in process.line()
+        assert process.end()[0] == 0
 
 
 @pytest.mark.full
@@ -151,18 +151,17 @@ write(named.define(schema()), range(8))
 print(path, flush=True)
 input()
 """
-    with program(source, tmp_path / "named", TMPDIR=str(tmp_path)) as creator:
-        left = Path(heard(creator))
+    with Program.python(source, tmp_path / "named", TMPDIR=str(tmp_path)) as creator:
+        left = Path(creator.line())
         assert (left / CONTROL).exists()
         creator.kill()
-        creator.wait()
-    with program(source, tmp_path / "named", TMPDIR=str(tmp_path)) as again:
-        path = Path(heard(again))
+    with Program.python(source, tmp_path / "named", TMPDIR=str(tmp_path)) as again:
+        path = Path(again.line())
         assert not left.exists()
         with Engine.open(tmp_path / "named", None) as engine:
             assert sorted(contents(ring_of(engine)).values()) == [*range(8)]
         again.send_signal(signal.SIGTERM)
-        assert finished(again)[0] == -signal.SIGTERM
+        assert again.end()[0] == -signal.SIGTERM
     assert not path.exists()
     assert sorted(os.listdir(tmp_path)) == ["named"]
 
@@ -173,14 +172,15 @@ def test_cpython_82300_the_first_to_leave_takes_no_memory_from_the_others(engine
     source = """
 import sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 engine = Engine.open(sys.argv[1], None)
 write(ring_of(engine), range(8, 12))
 assert "multiprocessing.resource_tracker" not in sys.modules
 """
     before = files_of(engine.path).keys()  # type: ignore[arg-type]
-    with program(source, engine.path) as visitor:
-        assert finished(visitor) == (0, "", "")
+    with Program.python(source, engine.path) as visitor:
+        assert visitor.end() == (0, "", "")
     assert files_of(engine.path).keys() >= before  # type: ignore[arg-type]
     assert sorted(contents(ring_of(engine)).values()) == [*range(4, 12)]
 

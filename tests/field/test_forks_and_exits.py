@@ -11,21 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferInUseError
+from shmbuffer import BufferInUseError
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.directory.anonymous import Anonymous
 from shmbuffer.service.tenure import hold_lock
 from tests.field.conftest import SETTINGS
-from tests.memory.programs import finished, heard, program, tell
-from tests.memory.rows import (
-    Parent,
-    child,
-    contents,
-    require_sound,
-    ring_of,
-    succeeds,
-    write,
-)
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
+from tests.memory.rows import Parent, child, contents, require_sound, succeeds, write
 
 
 def test_filelock_634_653_a_forked_child_that_ends_releases_no_lock_of_its_parent(
@@ -56,7 +49,8 @@ import multiprocessing, sys
 from pathlib import Path
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.cleanup import temporary_directory
-from tests.memory.rows import contents, ring_of, schema, write
+from tests.memory.rows import contents, schema, write
+from tests.kit.rings import ring_of
 
 def work():
     write(ring_of(engine), [8])
@@ -77,11 +71,11 @@ input()
 @pytest.mark.full
 def test_cpython_83856_114279_the_exit_of_a_forked_child_cleans_nothing_up(tmp_path: Path) -> None:
     """Functions of atexit run in children of multiprocessing too, since they are said to."""
-    with program(TEMPORARY, TMPDIR=str(tmp_path)) as owner:
-        path, items, there = heard(owner).split()
+    with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as owner:
+        path, items, there = owner.line().split()
         assert (items, there) == ("8", "True")
-        tell(owner)
-        assert finished(owner)[0] == 0
+        owner.tell()
+        assert owner.end()[0] == 0
     assert not Path(path).exists(), "its owner does"
 
 

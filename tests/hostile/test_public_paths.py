@@ -19,7 +19,7 @@ from tests.hostile.calls import ROWS, TABLE, Call, missing
 from tests.hostile.campaign import campaign, drawn
 from tests.hostile.discovery import path_parameters, unannotated
 from tests.hostile.trial import Trap, Trial, judge, places
-from tests.memory.programs import needs_root
+from tests.kit.programs import needs_root
 
 FILE = "tests/hostile/test_public_paths.py"
 TRAPS = (

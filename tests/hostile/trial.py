@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shmbuffer.errors import ShmBufferError
+from shmbuffer import ShmBufferError
 from tests.damage.trials import require_all
 from tests.hostile import traps
 from tests.hostile.calls import TABLE, Call, RefusedError, aside

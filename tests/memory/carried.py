@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer import CorruptBufferError, Weights
 from shmbuffer.memory import Engine, weights
-from shmbuffer.memory.weights import Weights
 
 SIZE = 300
 

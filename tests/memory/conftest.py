@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.memory import Engine, Ring
-from tests.memory.rows import Maker, ring_of
+from tests.kit.rings import ring_of
+from tests.memory.rows import Maker
 
 
 @pytest.fixture(params=["anonymous", "files"])

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
 from shmbuffer.memory import engine as engine_module
+from tests.kit.rings import ring_of
 
 Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -192,11 +193,6 @@ def lock_timeout(patch: pytest.MonkeyPatch, nanoseconds: int) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("shmbuffer.memory.") and hasattr(module, "LOCK_TIMEOUT_NS"):
             patch.setattr(module, "LOCK_TIMEOUT_NS", nanoseconds)
-
-
-def ring_of(engine: Engine) -> Ring:
-    assert engine.ring() is not None
-    return engine.ring()
 
 
 @dataclass

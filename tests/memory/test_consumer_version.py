@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer import CorruptBufferError
 from shmbuffer.memory import Engine, consumer_version
 from shmbuffer.memory.upkeep import inspect
 from tests.crash.harness import settings

@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     AttachTimeout,
     BufferClosedError,
     BufferExistsError,
@@ -43,7 +42,9 @@ from shmbuffer.errors import (
     UnsafeFilesystemError,
     UnsafePathError,
     UnsupportedPlatformError,
+    recover,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Schema, Settings
 from shmbuffer.memory.directory import removal
 from shmbuffer.memory.directory.locks import InitLock
@@ -53,9 +54,9 @@ from shmbuffer.memory.format.layout import BufferState
 from shmbuffer.memory.opening import require_platform
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.service.recovery import recover
 from tests import holdings
-from tests.memory.programs import finished, heard, needs_root, program, tell
+from tests.kit.programs import Program, needs_root
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     LEAVES,
     Maker,
@@ -65,7 +66,6 @@ from tests.memory.rows import (
     files_of,
     place,
     require_sound,
-    ring_of,
     sample,
     schema,
     succeeds,
@@ -135,19 +135,20 @@ def test_an_unrelated_process_finds_it_by_its_path(make_files: Maker) -> None:
     source = """
 import sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import contents, ring_of, write
+from tests.memory.rows import contents, write
+from tests.kit.rings import ring_of
 
 with Engine.open(sys.argv[1], None, role="collector") as engine:
     print(contents(ring_of(engine)), flush=True)
     input()
     print(write(ring_of(engine), [5, 6]), flush=True)
 """
-    with program(source, engine.path) as process:
-        assert heard(process) == str({n: n for n in range(5)})
+    with Program.python(source, engine.path) as process:
+        assert process.line() == str({n: n for n in range(5)})
         assert [client.role for client in engine.clients()] == ["client", "collector"]
-        tell(process)
-        assert heard(process) == "5"
-        assert finished(process) == (0, "", "")
+        process.tell()
+        assert process.line() == "5"
+        assert process.end() == (0, "", "")
     assert contents(ring_of(engine)) == {n: n for n in range(7)}
     assert len(engine.clients()) == 1
 
@@ -559,7 +560,8 @@ import numpy as np
 from pathlib import Path
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Settings
-from tests.memory.rows import contents, files_of, ring_of, schema, write
+from tests.memory.rows import contents, files_of, schema, write
+from tests.kit.rings import ring_of
 
 mount = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", mount], check=True)
@@ -596,8 +598,8 @@ print("nothing is left")
 @pytest.mark.full
 @needs_root
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    with program(FULL_DISK, tmp_path, before=("unshare", "--mount")) as process:
-        assert finished(process) == (0, "nothing is left\n", "")
+    with Program.python(FULL_DISK, tmp_path, before=("unshare", "--mount")) as process:
+        assert process.end() == (0, "nothing is left\n", "")
 
 
 # What is refused, without a change.
@@ -790,8 +792,8 @@ for where in (path / "buffer", path / "empty"):
 def test_a_read_only_directory_is_refused(fast_path: Path) -> None:
     left_behind(fast_path / "buffer")
     (fast_path / "empty").mkdir(0o700)
-    with program(READ_ONLY, fast_path, before=("unshare", "--mount")) as process:
-        status, output, errors = finished(process)
+    with Program.python(READ_ONLY, fast_path, before=("unshare", "--mount")) as process:
+        status, output, errors = process.end()
     assert (status, errors) == (0, "")
     assert len(output.splitlines()) == 2
     for line in output.splitlines():
@@ -1015,15 +1017,16 @@ def test_a_process_that_exits_leaves(path: Path) -> None:
     source = """
 import sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 
 engine = Engine.open(sys.argv[1], None)
 ring_of(engine).claims.claim(2)
 """
     with Engine.open(path, SETTINGS) as engine:
         engine.define(schema())
-        with program(source, path) as process:
-            assert finished(process) == (0, "", "")
+        with Program.python(source, path) as process:
+            assert process.end() == (0, "", "")
         assert len(engine.seat.registry.live()) == 1
         assert engine.stats()["reaped"] == 0, "nobody had to do it"
         write(ring_of(engine), range(8))
@@ -1162,22 +1165,22 @@ input()
 @pytest.mark.product(few=1)
 @pytest.mark.parametrize("end", ["exit", "SIGTERM", "SIGINT", "SIGKILL"])
 def test_a_temporary_directory_ends_with_its_owner(tmp_path: Path, end: str) -> None:
-    with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
-        path = Path(heard(process))
-        assert heard(process) == "True", "a child that ends removes nothing"
+    with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as process:
+        path = Path(process.line())
+        assert process.line() == "True", "a child that ends removes nothing"
         if end == "exit":
-            tell(process)
+            process.tell()
         else:
             os.kill(process.pid, getattr(signal, end))
-        status, _, _ = finished(process)
+        status, _, _ = process.end()
     assert status == (0 if end == "exit" else -getattr(signal, end))
     assert path.exists() == (end == "SIGKILL")
-    with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
-        heard(process)
+    with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as process:
+        process.line()
         assert not path.exists(), "the next start removes what a killed owner left"
-        heard(process)
-        tell(process)
-        finished(process)
+        process.line()
+        process.tell()
+        process.end()
     assert os.listdir(tmp_path) == []
 
 
@@ -1185,9 +1188,9 @@ def test_a_client_that_opens_an_abandoned_buffer_during_its_removal_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It joins between the check whether the directory is needed and its removal."""
-    with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
-        abandoned = Path(heard(process))
-        assert heard(process) == "True"
+    with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as process:
+        abandoned = Path(process.line())
+        assert process.line() == "True"
         process.kill()
     came: list[Engine] = []
 
@@ -1218,20 +1221,19 @@ engine = Engine.open(sys.argv[1], Settings(capacity=8), auto_cleanup=sys.argv[2]
 write(engine.define(schema()), [1])
 """
     for said in ("no", "yes"):
-        with program(source, path, said) as process:
-            assert finished(process) == (0, "", "")
+        with Program.python(source, path, said) as process:
+            assert process.end() == (0, "", "")
         assert path.exists() == (said == "no")
 
 
 @pytest.mark.full
 def test_a_temporary_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
-    with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
-        path = Path(heard(process))
-        heard(process)
+    with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as process:
+        path = Path(process.line())
+        process.line()
         with Engine.open(path, None) as engine:
             assert not engine.take_ownership(), "its owner lives"
             process.kill()
-            process.wait()
             assert engine.take_ownership()
             assert engine.superblock.owner_pid == os.getpid()
             assert engine.cleanup()

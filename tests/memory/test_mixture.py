@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferClosedError, CorruptBufferError
+from shmbuffer import BufferClosedError, CorruptBufferError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.mixture import Mixture

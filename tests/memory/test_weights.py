@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     AttachTimeout,
     BufferClosedError,
     BufferUnlinkedError,
@@ -28,12 +27,14 @@ from shmbuffer.errors import (
     ShmBufferError,
     SpaceError,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Settings, consumer_version, weights
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import ended, fork, stopped_at, succeeds
+from tests.kit.rings import path_of
 from tests.memory.carried import newest, number_in, of, publish
 from tests.memory.rows import schema
 from tests.memory.upkeep.test_recovery import reboot
@@ -47,11 +48,6 @@ def engine(fast_path: Path) -> Iterator[Engine]:
     """A handle on a buffer that nobody has written to."""
     with Engine.open(fast_path / "buffer", SETTINGS) as engine:
         yield engine
-
-
-def path_of(engine: Engine) -> Path:
-    assert engine.path is not None
-    return engine.path
 
 
 def file_of(engine: Engine) -> Path:

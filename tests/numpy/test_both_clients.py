@@ -17,6 +17,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.memory.format.dtypes import DTYPES
+from tests.kit.rings import ring_of
 from tests.numpy.conftest import Directory
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch says so of complex32
@@ -202,7 +203,7 @@ def test_several_storage_dimensions_are_those_of_the_other_client(
     sample = arrays.sample(6)
     assert sample["index"].shape == (6, 2)
     assert arrays.update_priority(sample, np.full(6, 2.0)) == (6, 0)
-    raw = arrays._need().ring.tree.priorities(sample["index"] @ np.array([2, 1]))
+    raw = ring_of(arrays).tree.priorities(sample["index"] @ np.array([2, 1]))
     assert raw.tolist() == [2.0] * 6
 
 

@@ -18,12 +18,13 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.numpy import PriorityUpdate
+from tests.kit.rings import ring_of
 from tests.numpy.conftest import Directory
 
 
 def raw_of(buffer: object) -> list[float]:
     """Raw priorities of the items that are there."""
-    ring = buffer._need().ring if hasattr(buffer, "_need") else buffer.storage.ring()  # type: ignore[attr-defined]
+    ring = ring_of(buffer)
     return ring.tree.priorities(ring.live.committed()).tolist()
 
 
@@ -98,26 +99,6 @@ def test_a_sample_takes_its_priorities_back(form: str, directory: Directory) -> 
     assert {at: raw_of(tensors)[at] for at in expected} == expected
 
 
-@pytest.mark.parametrize("generation", [False, True])
-def test_an_index_of_minus_one_is_left_out(generation: bool, directory: Directory) -> None:
-    """As of a writer that has kept no item, in both kinds of clients."""
-    directory.create(alpha=0.6)
-    arrays, tensors = directory.arrays(), directory.tensors()
-    arrays.extend({"a": np.arange(3)})
-    index, priority = np.array([-1, 2, -1, 0]), np.array([9.0, 5.0, 9.0, 4.0])
-    tickets = np.array([0, 2, 0, 0]) if generation else None
-    assert arrays.update_priority(index, priority, tickets) == (2, 0)
-    assert raw_of(arrays) == [4.0, 1.0, 5.0]
-    assert arrays.update_priority(-1, 9.0) == (0, 0)
-    found = tensors.update_priority(index, priority + 1, generation=tickets)
-    assert found == (2, 0)
-    assert raw_of(arrays) == [5.0, 1.0, 6.0]
-    for buffer in (arrays, tensors):
-        with pytest.raises(IndexError, match="index -2 at position 0 is outside the buffer"):
-            buffer.update_priority(np.array([-2, 0, -1]), np.full(3, 9.0))
-    assert raw_of(arrays) == [5.0, 1.0, 6.0]
-
-
 @pytest.mark.parametrize("kind", ["arrays", "tensors"])
 def test_priorities_lie_as_the_data_that_are_appended_along_another_dimension(
     kind: str, directory: Directory
@@ -129,16 +110,6 @@ def test_priorities_lie_as_the_data_that_are_appended_along_another_dimension(
         buffer = tensors if kind == "tensors" else directory.arrays()
         buffer.update_priority(index.numpy(), np.arange(1.0, 7.0).reshape(2, 3))
         assert raw_of(tensors) == [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]
-
-
-def test_an_item_that_was_written_over_keeps_its_priority(directory: Directory) -> None:
-    directory.create(capacity=4, alpha=0.6)
-    arrays, tensors = directory.arrays(), directory.tensors()
-    tensors.extend(TensorDict({"a": torch.arange(4)}, [4]))
-    sample = arrays.sample(8)
-    tensors.extend(TensorDict({"a": torch.arange(4)}, [4]))
-    assert arrays.update_priority(sample, np.full(8, 9.0)) == (0, 8)
-    assert raw_of(arrays) == [1.0] * 4
 
 
 def test_what_is_no_priority_is_refused_and_nothing_is_changed(directory: Directory) -> None:

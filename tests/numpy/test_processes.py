@@ -15,6 +15,7 @@ import torch
 from shmbuffer._native import _core
 from shmbuffer.numpy import attach
 from tests.crash.harness import ended, fork
+from tests.kit.rings import engine_of
 from tests.memory.system.test_fork_lock import held_by_another_thread
 from tests.numpy.conftest import Directory
 
@@ -111,7 +112,7 @@ def test_a_learner_of_tensors_never_sees_half_an_item_of_collectors_of_arrays(
         learner.update_tensordict_priority(sample)
     assert [program.wait() for program in programs] == [0, 0]
     assert learner.write_count == 2 * 200 * 16
-    assert learner.storage.engine().check().ok
+    assert engine_of(learner).check().ok
 
 
 def collect(path: Path, point: str) -> None:
@@ -159,7 +160,7 @@ def test_a_handle_goes_on_in_the_child_of_a_fork(directory: Directory) -> None:
     assert ended(fork(child)) == 0
     assert len(arrays) == 6
     assert arrays.add({"a": 2}) == 6
-    assert {one.pid for one in arrays._engine.clients()} == {os.getpid()}
+    assert {one.pid for one in engine_of(arrays).clients()} == {os.getpid()}
 
 
 def test_a_child_attaches_to_a_ring_that_another_thread_was_attaching_to(

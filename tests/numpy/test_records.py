@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from shmbuffer import CompressedListStorage, LazyStackStorage, ReplayBuffer
 from shmbuffer._native import _core
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.numpy import attach
 from tests.crash.harness import ended, fork
+from tests.kit.items import Step
+from tests.kit.rings import ring_of
 from tests.numpy.conftest import Directory
 from tests.numpy.test_both_clients import as_tensor, bits, some_bytes
 from tests.numpy.test_processes import run
@@ -33,7 +35,7 @@ def create(directory: Directory, storage: str = STORAGES[0], **options: Any) -> 
 
 def body(buffer: Any, slot: int = 0) -> bytes:
     """The bytes of a record behind its header."""
-    ring = buffer._need().ring if hasattr(buffer, "_need") else buffer.storage.ring()
+    ring = ring_of(buffer)
     return bytes(ring.records.read(np.array([slot])).batch.body(0))
 
 
@@ -94,12 +96,6 @@ def test_an_item_without_names_is_one_record_and_comes_back_as_it_was(
         kept = {key: found[key] for key in item} if isinstance(item, dict) else found
         np.testing.assert_equal(kept, item)
         assert info["index"].tolist() == [0]
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def test_items_of_tensordicts_come_out_as_dicts(directory: Directory) -> None:
@@ -218,7 +214,7 @@ def test_priorities_of_items_go_in_and_come_back(directory: Directory) -> None:
     arrays.extend([{"a": np.zeros(n), "td_error": n + 1.0} for n in range(3)])
     arrays.add({"a": "x", "td_error": np.array([2.0, 7.0])})
     arrays.extend([{"a": 1, "td_error": 1.0}, {"a": 2}])
-    ring = tensors.storage.ring()
+    ring = ring_of(tensors)
     assert ring.tree.priorities(slice(0, 6)).tolist() == [1.0, 2.0, 3.0, 7.0, 7.0, 7.0]
     sample = arrays.sample(12)
     for item in sample:

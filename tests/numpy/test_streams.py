@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from shmbuffer.memory.format.layout import stream_of
+from tests.kit.rings import ring_of
 from tests.numpy.conftest import Directory
 
 
 def streams_in(buffer: object) -> list[int]:
     """The stream of every item, in storage order."""
-    ring = buffer.storage.ring()  # type: ignore[attr-defined]
+    ring = ring_of(buffer)
     return stream_of(ring.live.sources[ring.live.committed()]).tolist()
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer import BufferNotFoundError, RecoveryReport
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNotFoundError
-from shmbuffer.memory import Engine, RecoveryReport
+from shmbuffer.memory import Engine
 from shmbuffer.memory.directory.diagnosis import Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.registry import Registry

@@ -14,6 +14,7 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring, Settings
+from tests.kit.rings import ring_of
 from tests.memory import rows
 from tests.memory.numbered import records
 from tests.power.contents import CAPACITY, DICTIONARY, RECORD_BYTES, schema
@@ -38,7 +39,7 @@ class Client:
 
     @property
     def ring(self) -> Ring:
-        return rows.ring_of(self.engine)
+        return ring_of(self.engine)
 
     def write(self, numbers: Iterable[int]) -> None:
         numbers = list(numbers)

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from tensordict import TensorDict
 
-from shmbuffer import ReplayBuffer, attach
+from shmbuffer import RateLimitError, ReplayBuffer, attach
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitError
 from shmbuffer.memory.flow import sides, waiting
 from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.replay.buffers.data_path import drawing
 from shmbuffer.replay.storages.ring_backed import RingBacked
+from tests.kit.rings import engine_of
 
 T = TypeVar("T")
 
@@ -229,8 +229,8 @@ def _fork_beside_a_waiting_thread(buffer: ReplayBuffer, number: int) -> list[int
     assert isinstance(storage, RingBacked)
     writing = threading.Thread(target=buffer.extend, args=(items(number, 1),))
     writing.start()
-    mine = storage.engine().seat.control.entries[
-        storage.engine().seat.entry : storage.engine().seat.entry + 1
+    mine = engine_of(storage).seat.control.entries[
+        engine_of(storage).seat.entry : engine_of(storage).seat.entry + 1
     ]
     until(lambda: mine["waits_for"][0] or None)
     pid = os.fork()
@@ -246,8 +246,8 @@ def _standing(buffer: ReplayBuffer) -> list[int]:
     """What this handle leaves in the registry while it is in no call."""
     storage = buffer.storage
     assert isinstance(storage, RingBacked)
-    control = storage.engine().seat.control
-    mine = control.entries[storage.engine().seat.entry]
+    control = engine_of(storage).seat.control
+    mine = control.entries[engine_of(storage).seat.entry]
     return [int(mine["waits_for"]), int(mine["pending"]), int(mine["reading"])]
 
 

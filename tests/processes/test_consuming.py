@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import EmptyBufferError, RateLimitError
-from shmbuffer.memory import Engine, Ring, Settings
+from shmbuffer import EmptyBufferError, RateLimitError
+from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.system.deadline import within
 from tests.crash.harness import ended, fork
+from tests.kit.rings import ring_of
 from tests.memory.rows import require_sound, schema, write
 
 pytestmark = pytest.mark.crash
@@ -24,23 +25,17 @@ CAPACITY, CONSUMERS = 64, ("one", "two")
 ABOUT, DONE = range(2)
 
 
-def _ring(engine: Engine) -> Ring:
-    ring = engine.ring()
-    assert ring is not None
-    return ring
-
-
 def _collects(path: Path) -> None:
     with Engine.open(path, None) as engine:
         for _ in range(10**6):
-            write(_ring(engine), range(7))
+            write(ring_of(engine), range(7))
 
 
 def _learns(path: Path, name: str, told: int, seed: int) -> None:
     """Says each ticket before it acknowledges it, and after: one record is one write of a pipe."""
     draws = random.Random(seed)
     with Engine.open(path, None) as engine:
-        consumer = _ring(engine).consumers.open(name)
+        consumer = ring_of(engine).consumers.open(name)
         while True:
             taken = consumer.take(5, draws.choice([1e-9, 60.0, 60.0, float("inf")]))
             if draws.random() < 0.1:
@@ -59,7 +54,7 @@ def test_each_item_is_acknowledged_once_by_each_consumer(tmp_path: Path) -> None
     path, draws = tmp_path / "buffer", random.Random(4)
     engine = Engine.open(path, Settings(capacity=CAPACITY))
     engine.define(schema(CAPACITY))
-    consumers = [_ring(engine).consumers.open(name) for name in CONSUMERS]
+    consumers = [ring_of(engine).consumers.open(name) for name in CONSUMERS]
     told, tell = os.pipe()
     os.set_blocking(told, False)
     heard = b""
@@ -92,7 +87,9 @@ def test_each_item_is_acknowledged_once_by_each_consumer(tmp_path: Path) -> None
         assert max(done[which].values()) == 1, "nothing is acknowledged twice"
         assert not rest & done[which].keys(), "nothing that was is given again"
         assert len(done[which]) > 200
-        status = next(one for one in _ring(engine).consumers.status() if one.name == consumer.name)
+        status = next(
+            one for one in ring_of(engine).consumers.status() if one.name == consumer.name
+        )
         assert status.behind == status.held == 0
         # Who was killed between the acknowledgement and its word has said only that it began.
         acknowledged = status.acked

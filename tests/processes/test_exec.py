@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import RingOverrunError
+from shmbuffer import RingOverrunError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.system import identity
-from tests.memory.programs import heard, program, tell
-from tests.memory.rows import contents, require_sound, ring_of, write
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
+from tests.memory.rows import contents, require_sound, write
 
 BEGIN = """
 import os, sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 
 def become(source, *arguments):
     os.execv(sys.executable, [sys.executable, "-c", source, *arguments])
@@ -35,10 +37,10 @@ become(SLEEPER)
 
 
 @contextmanager
-def became(engine: Engine, source: str) -> Iterator[subprocess.Popen[str]]:
+def became(engine: Engine, source: str) -> Iterator[Program]:
     """A client that runs ``source``, at whose end it has become a program that waits for a line."""
-    with program(BEGIN + source, engine.path) as client:
-        heard(client)
+    with Program.python(BEGIN + source, engine.path) as client:
+        client.line()
         yield client
 
 
@@ -59,7 +61,8 @@ def test_a_program_that_executes_itself_again_joins_as_a_new_client(engine: Engi
 AGAIN = '''
 import sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 engine = Engine.open(sys.argv[1], None)
 write(ring_of(engine), range(20, 28), timeout=1.0)
 print(len(engine.clients()), flush=True)
@@ -69,8 +72,8 @@ engine = Engine.open(sys.argv[1], None)
 ring_of(engine).claims.claim(2)
 become(AGAIN, sys.argv[1])
 """
-    with program(BEGIN + source, engine.path) as client:
-        assert heard(client) == "2"
+    with Program.python(BEGIN + source, engine.path) as client:
+        assert client.line() == "2"
         assert [one.incarnation for one in engine.clients()] == [1, 3]
         assert [one.alive for one in engine.clients()] == [True, True]
     assert sorted(contents(ring_of(engine)).values()) == [*range(20, 28)]
@@ -102,13 +105,13 @@ ring.claims.abort()
 print(flush=True)
 input()
 """
-    with program(BEGIN + source, engine.path) as client:
-        heard(client)
+    with Program.python(BEGIN + source, engine.path) as client:
+        client.line()
         assert [one.alive for one in engine.clients()] == [True, True]
         with pytest.raises(RingOverrunError, match=f"process {client.pid}"):
             write(ring_of(engine), range(10, 18), timeout=0.2)
-        tell(client)
-        heard(client)
+        client.tell()
+        client.line()
         write(ring_of(engine), range(10, 18), timeout=5.0)
 
 
@@ -121,8 +124,8 @@ write(engine.define(schema()), range(8))
 os.closerange(3, 1000)
 print(len(Engine.open(sys.argv[1], None).clients()), flush=True)
 """
-    with program(BEGIN + source, fast_path / "buffer") as client:
-        assert heard(client) == "2"
+    with Program.python(BEGIN + source, fast_path / "buffer") as client:
+        assert client.line() == "2"
 
 
 @pytest.mark.parametrize("what_maps", ["", "0-1 rw-s 0 00:01 7 /x\n"])

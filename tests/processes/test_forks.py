@@ -14,15 +14,18 @@ from typing import Any
 import pytest
 
 from shmbuffer.memory import Engine
-from tests.memory.programs import finished, heard, program, tell
-from tests.memory.rows import Parent, child, contents, require_sound, ring_of, sample, write
+from tests.crash.harness import ended
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
+from tests.memory.rows import Parent, child, contents, require_sound, sample, write
 
 FORKED_IN_C = """
 import ctypes, os, sys
 from pathlib import Path
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.cleanup import temporary_directory
-from tests.memory.rows import contents, ring_of, schema, write
+from tests.memory.rows import contents, schema, write
+from tests.kit.rings import ring_of
 
 path = temporary_directory()
 engine = Engine.open(path, Settings(capacity=8), temporary=True)
@@ -52,10 +55,6 @@ def forked_in_c(work: Callable[[], object]) -> int:
     return pid
 
 
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -82,12 +81,12 @@ def test_a_child_of_a_fork_in_c_is_no_double_of_its_parent(
 
 
 def test_a_child_of_a_fork_in_c_removes_nothing_at_its_end(tmp_path: Path) -> None:
-    with program(FORKED_IN_C, TMPDIR=str(tmp_path)) as owner:
-        path, alone = heard(owner).split()
+    with Program.python(FORKED_IN_C, TMPDIR=str(tmp_path)) as owner:
+        path, alone = owner.line().split()
         assert alone == "True"
         assert Path(path, ".shmbuffer", "control").exists()
-        tell(owner)
-        assert finished(owner)[0] == 0
+        owner.tell()
+        assert owner.end()[0] == 0
     assert not Path(path).exists()
 
 
@@ -168,7 +167,8 @@ def test_a_daemon_goes_on_when_those_who_made_it_have_ended(engine: Engine) -> N
     source = """
 import os, sys
 from shmbuffer.memory import Engine
-from tests.memory.rows import ring_of, write
+from tests.memory.rows import write
+from tests.kit.rings import ring_of
 
 engine = Engine.open(sys.argv[1], None)
 ring_of(engine).claims.claim(1)
@@ -182,10 +182,10 @@ write(ring_of(engine), [20], timeout=10.0)
 print(os.getpid(), flush=True)
 input()
 """
-    with program(source, engine.path) as first:
-        daemon = int(heard(first))
+    with Program.python(source, engine.path) as first:
+        daemon = int(first.line())
         first.wait()
         assert [client.pid for client in engine.clients()] == [os.getpid(), daemon]
         write(ring_of(engine), range(21, 28), timeout=10.0)
-        tell(first)
+        first.tell()
     assert sorted(contents(ring_of(engine)).values())[-8:] == [*range(20, 28)]

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.memory import Engine
-from tests.memory.programs import finished, heard, program
-from tests.memory.rows import contents, require_sound, ring_of
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
+from tests.memory.rows import contents, require_sound
 
 GROUP = """
 import os, sys, time
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.cleanup import temporary_directory
-from tests.memory.rows import ring_of, schema, write
+from tests.memory.rows import schema, write
+from tests.kit.rings import ring_of
 
 def collect(path):
     with Engine.open(path, None, role="collector") as engine:
@@ -50,10 +52,10 @@ def test_a_signal_to_all_at_once_leaves_whole_items_and_nobody_in_the_registry(
     fast_path: Path, number: signal.Signals
 ) -> None:
     path = fast_path / "buffer"
-    with program(GROUP, path, before=("setsid",)) as group:
-        heard(group)
+    with Program.python(GROUP, path, before=("setsid",)) as group:
+        group.line()
         os.killpg(group.pid, number)
-        assert finished(group)[0] == -number
+        assert group.end()[0] == -number
     with Engine.open(path, None) as engine:
         assert set(contents(ring_of(engine)).values()) <= set(range(8))
         assert len(engine.clients()) == 1
@@ -67,8 +69,8 @@ def test_a_signal_to_all_at_once_leaves_whole_items_and_nobody_in_the_registry(
 def test_the_owner_of_a_temporary_directory_removes_it_though_all_end_at_once(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with program(GROUP, "temporary", before=("setsid",), TMPDIR=str(tmp_path)) as group:
-        path = Path(heard(group))
+    with Program.python(GROUP, "temporary", before=("setsid",), TMPDIR=str(tmp_path)) as group:
+        path = Path(group.line())
         os.killpg(group.pid, number)
-        assert finished(group)[0] == -number
+        assert group.end()[0] == -number
     assert not path.exists()

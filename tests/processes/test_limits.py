@@ -17,9 +17,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer, attach
-from shmbuffer.errors import ReadOnlyError, ShmBufferError, SpaceError, UnsafePathError
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import (
+    Coordinator,
+    LazyMemmapStorage,
+    ReadOnlyError,
+    ShmBufferError,
+    SpaceError,
+    TensorDictReplayBuffer,
+    UnsafePathError,
+    attach,
+)
 from tests.crash.harness import ended, fork
 
 NOBODY = 65534

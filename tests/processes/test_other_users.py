@@ -20,15 +20,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from shmbuffer import LazyMemmapStorage, LazyStackStorage, TensorDictPrioritizedReplayBuffer
-from shmbuffer.cli import exits, main
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferInUseError,
     CorruptBufferError,
+    LazyMemmapStorage,
+    LazyStackStorage,
     ReadOnlyError,
     SpaceError,
+    TensorDictPrioritizedReplayBuffer,
     UnsafePathError,
 )
+from shmbuffer.cli import exits, main
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.attaching import copied
 from shmbuffer.memory.directory import locks

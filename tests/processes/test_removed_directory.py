@@ -15,19 +15,22 @@ import pytest
 import torch
 
 from shmbuffer import (
+    BufferClosedError,
+    BufferUnlinkedError,
     CompressedListStorage,
     LazyMemmapStorage,
     LazyStackStorage,
+    RateLimiter,
     ReplayBuffer,
     SamplerWithoutReplacement,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.errors import BufferClosedError, BufferUnlinkedError
-from shmbuffer.memory import Engine, RateLimiter, Settings
+from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.first_write import first_ring
 from tests.crash.harness import ended, fork
-from tests.memory.rows import contents, ring_of, sample, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import contents, sample, schema, write
 from tests.processes.players import Player, items
 
 

@@ -12,8 +12,9 @@ import pytest
 
 import shmbuffer
 from shmbuffer.memory import Engine
-from tests.memory.programs import finished, heard, program, tell
-from tests.memory.rows import Parent, child, contents, require_sound, ring_of, sample, write
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
+from tests.memory.rows import Parent, child, contents, require_sound, sample, write
 
 ROUNDS = 60
 
@@ -107,13 +108,13 @@ def test_two_copies_of_the_library_in_one_process_have_places_of_their_own(
     """What one closes is not the other's: the lock that says that a client lives, above all."""
     package = Path(shmbuffer.__file__).parent
     shutil.copytree(package, tmp_path / "shmbuffer")
-    with program(TWO_COPIES, engine.path, package.parent, tmp_path) as both:
-        assert int(heard(both)) == both.pid
+    with Program.python(TWO_COPIES, engine.path, package.parent, tmp_path) as both:
+        assert int(both.line()) == both.pid
         assert [client.pid for client in engine.clients()] == [engine.clients()[0].pid, both.pid]
         assert [client.alive for client in engine.clients()] == [True, True]
         assert engine.seat.reap_dead() == 0
         assert ring_of(engine).write_count == 12
-        tell(both)
-        assert finished(both) == (0, "", "")
+        both.tell()
+        assert both.end() == (0, "", "")
     assert len(engine.clients()) == 1
     require_sound(engine)

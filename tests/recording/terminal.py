@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.service.programs import environment
+from tests.kit.programs import environment
 
 _BETWEEN = "8<---- between two panes ---->8"
 _GRACE_S = 20.0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from shmbuffer import LazyMemmapStorage, LazyTensorStorage
-from shmbuffer.replay.storages.tensor import TensorStorage
+from shmbuffer import LazyMemmapStorage, LazyTensorStorage, TensorStorage
+from tests.replay.conformance import Maker
 
 MakeStorage = Callable[..., TensorStorage]
 
@@ -52,6 +52,14 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStorage
     yield storage
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
+    """Makes the parts of a case of the conformance tests; parametrized indirectly."""
+    made = Maker(request.param, tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=["memory", "anonymous memmap"])

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, tensorclass
+
+
+@tensorclass
+class Step:
+    """Steps of episodes as a class."""
+
+    observation: torch.Tensor
+    action: torch.Tensor
+    done: torch.Tensor
+    next: TensorDict
 
 
 def stream(

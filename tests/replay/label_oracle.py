@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.errors import EmptyBufferError
+from shmbuffer import EmptyBufferError
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
 
 Listed = dict[int, list[int]]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -120,3 +121,12 @@ def cut_up(numbers: torch.Tensor, last: torch.Tensor) -> list[Slice]:
     ends = torch.nonzero(last.reshape(-1)).flatten() + 1
     sizes = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64)).tolist()
     return [tuple(part.tolist()) for part in numbers.split(sizes)]
+
+
+def drawn(rb: Any, batches: int = 1) -> Counter[Slice]:
+    """The slices of some batches, by the numbers of their steps."""
+    found: Counter[Slice] = Counter()
+    for _ in range(batches):
+        sample = rb.sample()
+        found.update(cut_up(sample["number"], sample["next", "truncated"]))
+    return found

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer
+from tests.kit.rings import ring_of
 
 
 def steps(source: int, first: int, count: int, end_every: int) -> TensorDict:
@@ -42,7 +43,7 @@ def on_command(path: Path, capacity: int, source: int, connection: Any) -> None:
             buffer.extend(steps(source, written, count, 10**9))
             written += count
         else:
-            buffer.storage.ring().claims.claim(-count)
+            ring_of(buffer).claims.claim(-count)
         connection.send(written)
 
 
@@ -73,7 +74,7 @@ def in_streams(path: Path, capacity: int, source: int, connection: Any) -> None:
             buffer.extend(rows_of_streams(source, step, envs), streams=range(envs))
             step += 1
         if count < 0:
-            buffer.storage.ring().claims.claim(-count)
+            ring_of(buffer).claims.claim(-count)
         connection.send(step)
 
 

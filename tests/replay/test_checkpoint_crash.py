@@ -21,6 +21,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.replay import publication
+from tests.kit.rings import engine_of, ring_of
 
 pytestmark = pytest.mark.crash
 
@@ -58,10 +59,8 @@ def state(rb: Any) -> dict[str, Any]:
     return {
         "items": rb[:]["a"].tolist(),
         "other leaf": rb[:]["b", "c"].tolist(),
-        "priorities": rb.storage.ring()
-        .tree.priorities(rb.storage.ring().live.committed())
-        .tolist(),
-        "cursor": rb.storage.ring().cursor,
+        "priorities": ring_of(rb).tree.priorities(ring_of(rb).live.committed()).tolist(),
+        "cursor": ring_of(rb).cursor,
         "count": rb.write_count,
         "batch size": rb.batch_size,
         "generator": None if rb.generator is None else rb.generator.get_state().tolist(),
@@ -221,8 +220,8 @@ def test_a_save_in_place_that_is_killed_leaves_the_buffer_and_a_whole_descriptio
         with buffer(LazyMemmapStorage(CAPACITY, scratch_dir=where / "storage")) as loaded:
             loaded.loads(where)  # the live buffer counts, whatever was saved of it
             assert loaded[:]["a"].tolist() == [0, 1, 2, 100, 101]
-            assert (loaded.write_count, loaded.storage.ring().cursor) == (5, 5)
-            assert loaded.storage.engine().check().ok
+            assert (loaded.write_count, ring_of(loaded).cursor) == (5, 5)
+            assert engine_of(loaded).check().ok
             assert not (where / ".shmbuffer-save" / "complete.json").exists()
             loaded.dumps(where)
         assert sorted(os.listdir(where)) == [
@@ -255,6 +254,6 @@ def test_parts_that_are_saved_into_one_directory_are_whole_each(tmp_path: Path) 
         loaded.storage.loads(where)
         assert loaded[:]["a"].tolist() == [0, 1, 2]
         loaded.sampler.loads(where)
-        found = loaded.storage.ring().tree.priorities()[:3].tolist()
+        found = ring_of(loaded).tree.priorities()[:3].tolist()
         whole = [10.0, 11.0, 12.0] if names[at] in COUNTS else [1.0, 2.0, 3.0]
         assert found == whole, names[at]

@@ -18,11 +18,11 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     lazy_stack,
-    tensorclass,
 )
 
 from shmbuffer import (
     CompressedListStorage,
+    CorruptBufferError,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
@@ -37,18 +37,13 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     WriterEnsemble,
 )
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.values import ValueRefusedError, read_values, write_values
+from tests.kit.items import Step, Trap
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
 Pair = namedtuple("Pair", "left right")
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    name: str
 
 
 class Thing:
@@ -61,16 +56,6 @@ class Thing:
         return isinstance(other, Thing) and other.number == self.number
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class Trap:
-    """Unpickling this makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return open, (str(self.path), "w")
 
 
 def same(one: Any, other: Any) -> bool:
@@ -144,7 +129,7 @@ VALUES: list[Any] = [
     TensorDict({}, [3], device="cpu"),
     TensorDict({"s": NonTensorStack("x", "y")}, [2], names=["time"]),
     lazy_stack([TensorDict(a=torch.zeros(2), s="p"), TensorDict(a=torch.zeros(3), s="q")]),
-    Step(obs=torch.arange(2), name="q", batch_size=[2]),
+    Step(obs=torch.arange(2), text="q", batch_size=[2]),
 ]
 
 
@@ -234,12 +219,12 @@ def test_places_order_priorities_and_counts_come_back(
     in_age = limit != 6
     places = {n: at if in_age else n % 6 for at, n in enumerate(kept)}
     assert {n: other.storage.get(at) for n, at in places.items()} == {n: f"item {n}" for n in kept}
-    found = other.storage.ring().tree.priorities()
+    found = ring_of(other).tree.priorities()
     assert {n: found[at] for n, at in places.items()} == {n: n + 1.0 for n in kept}
     assert (len(other), other.write_count) == (len(kept), count)
     assert other.sampler.default_priority == count
     assert other.add("next") == (len(kept) if in_age else count % 6)
-    assert other.storage.ring().tree.priorities()[len(kept) if in_age else count % 6] == count
+    assert ring_of(other).tree.priorities()[len(kept) if in_age else count % 6] == count
 
 
 def test_a_list_that_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) -> None:
@@ -456,7 +441,7 @@ def test_an_ensemble_is_saved_member_by_member(tmp_path: Path) -> None:
     other.loads(tmp_path)
     assert others[0][:]["a"].tolist() == [5, 6, 2, 3, 4]
     assert others[0].write_count == 7
-    assert others[0].storage.ring().tree.priorities()[3] == 9.0
+    assert ring_of(others[0]).tree.priorities()[3] == 9.0
     assert others[1][:]["b"].tolist() == [0.0, 1.0, 2.0]
     assert len(others[2]) == 0
     assert other.sampler.p.tolist() == rb.sampler.p.tolist()

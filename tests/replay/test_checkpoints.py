@@ -18,6 +18,10 @@ import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from shmbuffer import (
+    BufferExistsError,
+    BufferInUseError,
+    CorruptBufferError,
+    IncompatibleVersionError,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -29,6 +33,7 @@ from shmbuffer import (
     Sampler,
     SamplerWithoutReplacement,
     SchemaMismatchError,
+    SpaceError,
     Storage,
     StorageCheckpointerBase,
     TensorDictMaxValueWriter,
@@ -39,17 +44,12 @@ from shmbuffer import (
     TensorStorageCheckpointer,
     Writer,
 )
-from shmbuffer.errors import (
-    BufferExistsError,
-    BufferInUseError,
-    CorruptBufferError,
-    IncompatibleVersionError,
-    SpaceError,
-)
 from shmbuffer.memory.format import layout
 from shmbuffer.replay.compat.folders import read_folder
 from shmbuffer.replay.storages import rows
-from tests.memory.programs import heard, program
+from tests.kit.items import Trap
+from tests.kit.programs import Program
+from tests.kit.rings import engine_of, ring_of
 from tests.replay.conftest import MakeStorage
 
 pytestmark = pytest.mark.product(few=4)
@@ -106,14 +106,14 @@ def test_everything_comes_back_by_value(make: MakeStorage, count: int, tmp_path:
     assert other.write_count == rb.write_count == count
     assert (other.sampler.alpha, other.sampler.beta, other.batch_size) == (0.7, 0.4, 4)
     assert torch.equal(other.generator.get_state(), rb.generator.get_state())
-    held = rb.storage.ring().live.committed()
-    assert other.storage.ring().live.committed().tolist() == held.tolist()
+    held = ring_of(rb).live.committed()
+    assert ring_of(other).live.committed().tolist() == held.tolist()
     assert np.array_equal(
-        other.storage.ring().tree.priorities(held),
-        rb.storage.ring().tree.priorities(held),
+        ring_of(other).tree.priorities(held),
+        ring_of(rb).tree.priorities(held),
         equal_nan=True,
     )
-    assert other.storage.ring().tree.max_priority == rb.storage.ring().tree.max_priority
+    assert ring_of(other).tree.max_priority == ring_of(rb).tree.max_priority
     assert other.sampler.default_priority == rb.sampler.default_priority
     # From here on the two cannot be told apart.
     for one in (rb, other):
@@ -123,7 +123,7 @@ def test_everything_comes_back_by_value(make: MakeStorage, count: int, tmp_path:
         mine, theirs = rb.sample(), other.sample()
         assert numbers(mine) == numbers(theirs)
         assert torch.equal(mine["_weight"], theirs["_weight"])
-    assert other.storage.engine().check().ok
+    assert engine_of(other).check().ok
 
 
 def test_raw_priorities_come_back_exactly_whatever_alpha_is(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_raw_priorities_come_back_exactly_whatever_alpha_is(tmp_path: Path) -> N
     other = learner(LazyTensorStorage(4))
     other.loads(tmp_path)
     assert other.sampler.alpha == 0.0
-    assert other.storage.ring().tree.priorities().tolist() == raw.tolist()
+    assert ring_of(other).tree.priorities().tolist() == raw.tolist()
     other.sampler.alpha = 0.5
-    assert other.storage.ring().tree.mass() == pytest.approx((raw.numpy() + 1e-8) ** 0.5)
+    assert ring_of(other).tree.mass() == pytest.approx((raw.numpy() + 1e-8) ** 0.5)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_parts_are_saved_and_loaded_alone(tmp_path: Path) -> None:
     assert numbers(other[:]) == numbers(rb[:])
     other.sampler.load(tmp_path)
     assert other.sampler.beta == 0.4
-    assert other.storage.ring().tree.priorities()[4] == 5.0
+    assert ring_of(other).tree.priorities()[4] == 5.0
     other.writer.loads(tmp_path)
     assert (other.write_count, other.writer._cursor) == (11, 3)
     assert RandomSampler().dumps(tmp_path / "nothing") is None
@@ -290,11 +290,8 @@ def test_several_dimensions_come_back(make: MakeStorage, tmp_path: Path) -> None
     other = learner(make(12, ndim=2))
     other.loads(tmp_path)
     assert other[:]["a"].tolist() == rb[:]["a"].tolist()
-    assert (len(other), other.write_count, other.storage.ring().cursor) == (12, 18, 6)
-    assert (
-        other.storage.ring().tree.priorities().tolist()
-        == rb.storage.ring().tree.priorities().tolist()
-    )
+    assert (len(other), other.write_count, ring_of(other).cursor) == (12, 18, 6)
+    assert ring_of(other).tree.priorities().tolist() == ring_of(rb).tree.priorities().tolist()
     flat = learner(make(12))
     with pytest.raises(SchemaMismatchError, match="of 2 dimensions, and this one has ndim=1"):
         flat.loads(tmp_path)
@@ -304,15 +301,15 @@ def test_several_dimensions_come_back(make: MakeStorage, tmp_path: Path) -> None
 def test_items_that_are_missing_stay_missing(make: MakeStorage, tmp_path: Path) -> None:
     rb = learner(make(6))
     rb.extend(items(0, 3))
-    rb.storage.mover().ring.claims.claim(1)  # its writer gave up
-    rb.storage.mover().ring.claims.abort()
+    ring_of(rb).claims.claim(1)  # its writer gave up
+    ring_of(rb).claims.abort()
     rb.extend(items(4, 5))
     rb.dumps(tmp_path)
     other = learner(make(6))
     other.loads(tmp_path)
     assert numbers(other[:]) == [0, 1, 2, 4]
     assert [other.storage.contains(at) for at in range(6)] == [True] * 3 + [False, True, False]
-    assert (len(other), other.storage.ring().cursor) == (4, 5)
+    assert (len(other), ring_of(other).cursor) == (4, 5)
     with pytest.raises(IndexError):
         other[3]
 
@@ -326,7 +323,7 @@ def test_placed_items_come_back_to_their_places(tmp_path: Path) -> None:
     assert other.get(4)["a"] == 10
     assert other.get(1)["a"] == 11
     assert len(other) == 2
-    assert other.ring().cursor == 0
+    assert ring_of(other).cursor == 0
 
 
 def test_the_callers_own_tensors_are_saved_and_filled(tmp_path: Path) -> None:
@@ -346,22 +343,22 @@ def test_the_source_of_an_item_is_kept_and_no_new_client_gets_it(
         one.extend(items(n, n + 1))
         two.extend(items(n + 1, n + 2))
     one.dumps(tmp_path / "run")
-    sources = one.storage.ring().live.sources[:6].tolist()
+    sources = ring_of(one).live.sources[:6].tolist()
     assert sources[0::2] == [sources[0]] * 3
     assert sources[1::2] == [sources[1]] * 3
     other = LazyMemmapStorage(10, scratch_dir=tmp_path / "other", shared_init=True)
     with learner(other) as loaded:
         loaded.loads(tmp_path / "run")
         loaded.extend(items(6, 7))
-        first, second, *rest, new = loaded.storage.ring().live.sources[:7].tolist()
+        first, second, *rest, new = ring_of(loaded).live.sources[:7].tolist()
         assert rest == [first, second] * 2
         assert len({first, second, new}) == 3
-        writers = layout.writer_of(loaded.storage.ring().live.sources[:2])
+        writers = layout.writer_of(ring_of(loaded).live.sources[:2])
         assert writers.min() >= layout.INCARNATIONS  # no client of this buffer gets these
         loaded.dumps(tmp_path / "again")
     again = LazyTensorStorage(10)
     again.loads(tmp_path / "again" / "storage")
-    assert len(set(again.ring().live.sources[:7].tolist())) == 3
+    assert len(set(ring_of(again).live.sources[:7].tolist())) == 3
 
 
 def test_a_pass_without_replacement_goes_on_where_it_was(make: MakeStorage, tmp_path: Path) -> None:
@@ -460,16 +457,6 @@ def test_a_chain_that_is_the_only_transform_is_the_chain(tmp_path: Path) -> None
         other = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=transform)
         other.loads(tmp_path)
         assert other.sample(2)["a"].tolist() == [10.0, 10.0]
-
-
-class Trap:
-    """Unpickling this makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return open, (str(self.path), "w")
 
 
 @pytest.mark.parametrize("place", ["transform.t", "prefetch.pkl", "storage/t/other.pickle"])
@@ -572,7 +559,7 @@ def test_a_larger_buffer_takes_it_in_the_order_of_age(
     other = learner(make(20))
     other.loads(tmp_path)
     assert numbers(other[:]) == kept
-    assert other.storage.ring().tree.priorities()[: len(kept)].tolist() == [n + 1.0 for n in kept]
+    assert ring_of(other).tree.priorities()[: len(kept)].tolist() == [n + 1.0 for n in kept]
     assert (len(other), other.write_count) == (len(kept), count)
     assert other.extend(items(count, count + 1)).tolist() == [len(kept)]
     smaller = learner(make(6))
@@ -652,7 +639,7 @@ def test_a_save_of_another_sampler_is_refused_before_anything_changes(tmp_path: 
     assert not other.storage.initialized
     rb.loads(tmp_path)
     rb.set_sampler(PrioritizedSampler(4, 0.7, 0.4))
-    assert rb.storage.ring().tree.mass().tolist() == pytest.approx([1, 1, 1, 0])
+    assert ring_of(rb).tree.mass().tolist() == pytest.approx([1, 1, 1, 0])
 
 
 def test_a_buffer_that_nothing_was_written_to_cannot_be_saved(tmp_path: Path) -> None:
@@ -731,8 +718,8 @@ def test_a_save_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> N
     storage = LazyMemmapStorage(capacity, scratch_dir=tmp_path / "buffer", shared_init=True)
     with learner(storage) as rb:
         rb.extend(items(0, 5))
-        with program(WRITER, tmp_path / "buffer", 5) as writer:
-            assert heard(writer) == "writing"
+        with Program.python(WRITER, tmp_path / "buffer", 5) as writer:
+            assert writer.line() == "writing"
             for _ in range(6):
                 rb.dumps(tmp_path / "run")
                 other = learner(LazyTensorStorage(capacity))
@@ -741,12 +728,12 @@ def test_a_save_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> N
                 count = other.write_count
                 assert found == list(range(count - len(found), count))
                 assert len(found) in (min(count, capacity), capacity - 5)  # five are being written
-                held = other.storage.ring().live.committed()
-                given = other.storage.ring().tree.priorities(held)
+                held = ring_of(other).live.committed()
+                given = ring_of(other).tree.priorities(held)
                 expected = other[:]["a"].numpy() + 1.0
                 default = held < 5  # those that we wrote ourselves, as long as they are there
                 assert np.array_equal(given[~default], expected[~default])
-                assert (other.storage.ring().cursor - count) % capacity in (0, 5)
+                assert (ring_of(other).cursor - count) % capacity in (0, 5)
 
 
 def test_a_buffer_that_others_use_is_not_loaded_into(directory: Any, tmp_path: Path) -> None:
@@ -927,8 +914,8 @@ def test_a_storage_that_lies_there_already_is_not_copied(tmp_path: Path) -> None
         assert sorted(numbers(other[:])) == list(range(5, 13))  # what is there, not what was saved
         assert other.write_count == 13
         assert other.sampler.beta == 0.4
-        assert other.storage.ring().tree.priorities()[4] == 5.0 or other[4]["a"] != 4
-        assert other.storage.ring().tree.max_priority == 5.0
+        assert ring_of(other).tree.priorities()[4] == 5.0 or other[4]["a"] != 4
+        assert ring_of(other).tree.max_priority == 5.0
         assert other.extend(items(13, 14)).tolist() == [5]
         assert file.stat().st_ino == inode
 
@@ -963,11 +950,7 @@ def test_a_live_buffer_is_loaded_elsewhere_as_it_is_now(tmp_path: Path) -> None:
         other.loads(tmp_path)  # while it is open, and after it was closed
         assert numbers(other[:]) == [0, 1, 2, 3, 4]
         assert other.write_count == 5
-        assert (
-            other.storage.ring().tree.priorities()[4]
-            == other.storage.ring().tree.max_priority
-            == 6.0
-        )
+        assert ring_of(other).tree.priorities()[4] == ring_of(other).tree.max_priority == 6.0
     third = learner(LazyTensorStorage(20))
     third.loads(tmp_path)
     assert numbers(third[:]) == [0, 1, 2, 3, 4]
@@ -1084,7 +1067,7 @@ def test_data_changed_by_save_hooks_are_saved_and_restored_by_load_hooks(
             other.extend(items(50, 52))
         other.loads(tmp_path / "run")
         assert numbers(other[:]) == [0, 1, 2, 3, 0, 1]
-        assert (other.write_count, other.storage.ring().cursor) == (6, 6)
+        assert (other.write_count, ring_of(other).cursor) == (6, 6)
 
 
 def test_a_pytree_that_hooks_made_is_saved_as_it_is(tmp_path: Path) -> None:

@@ -20,28 +20,23 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     lazy_stack,
-    tensorclass,
 )
 
 from shmbuffer import (
     CompressedListStorage,
+    CorruptBufferError,
+    FormatError,
     ListStorage,
     ReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
+    SchemaMismatchError,
 )
-from shmbuffer.errors import CorruptBufferError, FormatError, SchemaMismatchError
 from shmbuffer.replay.form.packing import Packed
+from tests.kit.items import Step
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
 Point = namedtuple("Point", ["x", "y"])
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def there_and_back(item: Any, **options: Any) -> Any:
@@ -298,7 +293,7 @@ def test_a_codec_that_gives_something_else_is_named() -> None:
     storage = CompressedListStorage(3, compression_fn=lambda tensor: tensor.float())
     with pytest.raises(TypeError, match=r"compression_fn gives a uint8 tensor, got torch\.float32"):
         storage.set(0, torch.zeros(2))
-    assert len(storage) == storage.ring().write_count == 0
+    assert len(storage) == ring_of(storage).write_count == 0
     for wrong, words in (
         (lambda chunk: chunk.float(), r"gave float32\[8\] for what was int64\[1\]"),
         (lambda chunk: b"", "got bytes"),
@@ -359,7 +354,7 @@ def test_contents_can_be_copied_out_and_in_without_touching_the_bytes() -> None:
     other.copy_in(items, slots, cursor=moment.head % 10, write_count=moment.write_count)
     assert torch.equal(torch.stack(other.get(slice(None))), torch.arange(8).reshape(4, 2))
     assert other.copy_out()[0][2] is items[2]
-    assert other.ring().write_count == 4
+    assert ring_of(other).write_count == 4
 
 
 def test_a_state_keeps_items_compressed() -> None:
@@ -442,20 +437,6 @@ def test_tensors_and_pytrees_are_stacked_as_by_a_list() -> None:
     assert rb[:]["s"] == ["x", "y"]
 
 
-def test_samples_of_tensordict_buffers_have_index_and_weights() -> None:
-    rb = TensorDictReplayBuffer(storage=CompressedListStorage(10), batch_size=6)
-    rb.extend(TensorDict({"a": torch.arange(4)}, [4]))
-    sample = rb.sample()
-    assert torch.equal(sample["a"], sample["index"])
-    rb = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, eps=0.0, storage=CompressedListStorage(10), batch_size=6
-    )
-    rb.extend(TensorDict({"a": torch.arange(4), "td_error": torch.tensor([0.0, 0, 3, 0])}, [4]))
-    sample = rb.sample()
-    assert sample["a"].tolist() == sample["index"].tolist() == [2] * 6
-    assert sample["_weight"].tolist() == [1.0] * 6
-
-
 def test_a_compressed_list_without_a_limit_grows() -> None:
     rb = ReplayBuffer(storage=CompressedListStorage(None), batch_size=20)
     rb.extend(torch.arange(3000))
@@ -498,13 +479,6 @@ def test_threads_sample_while_another_one_writes() -> None:
         reader.join()
     assert wrong == []
     assert rb.write_count == 300
-
-
-def test_a_compressed_list_is_of_this_process() -> None:
-    storage = CompressedListStorage(3)
-    storage.set(0, TensorDict({"a": torch.zeros(2)}))
-    with pytest.raises(RuntimeError, match="a CompressedListStorage holds objects"):
-        pickle.dumps(storage)
 
 
 @pytest.mark.parametrize("way", ["add", "items", "batch"])

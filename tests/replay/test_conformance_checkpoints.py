@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,6 @@ from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, st
 pytestmark = pytest.mark.product(few=3)
 
 Transfer = Callable[[Any, Any, Path], None]
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 every_case = pytest.mark.parametrize("maker", cases(), indirect=True, ids=str)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,13 +27,6 @@ from shmbuffer import (
 from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
 
 pytestmark = pytest.mark.product(few=3)
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 every_storage = pytest.mark.parametrize(

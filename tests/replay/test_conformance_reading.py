@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +22,6 @@ Pair = namedtuple("Pair", ["first", "second"])
 class Step:
     id: torch.Tensor
     obs: torch.Tensor
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 PLAIN = {"samplers": ("random",), "writers": ("round robin",)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ from shmbuffer import (
 from tests.replay.conformance import STORAGES, Maker, assert_are_steps, cases, numbers, steps
 
 pytestmark = pytest.mark.product(few=3)
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 ORDERED = ("round robin", "tensordict round robin")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,6 @@ from shmbuffer import (
 from tests.replay.conformance import SHARED, Maker, assert_are_steps, cases, numbers, steps
 
 pytestmark = pytest.mark.product(few=3)
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 every_shared_case = pytest.mark.parametrize("maker", cases(SHARED), indirect=True, ids=str)
@@ -207,8 +200,9 @@ def test_a_list_refuses_to_be_handed_on_and_names_what_can_be(storage: Any, writ
     if written:
         rb.extend(steps(0, 4))
     spawn = multiprocessing.get_context("spawn")
+    says = f"a {storage.__name__} holds objects of this process.*LazyMemmapStorage"
     for what in (rb, rb.storage):
-        with pytest.raises(RuntimeError, match="LazyMemmapStorage"):
+        with pytest.raises(RuntimeError, match=says):
             spawn.Process(target=len, args=(what,)).start()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +24,6 @@ SAMPLERS = {
     "slices without replacement": SliceSamplerWithoutReplacement,
     "prioritized slices": PrioritizedSliceSampler,
 }
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 every_case = pytest.mark.parametrize(

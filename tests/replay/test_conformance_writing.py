@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,13 +23,6 @@ pytestmark = pytest.mark.product(few=3)
 
 ONE_SAMPLER = cases(samplers=("random",))
 IN_ORDER = [case for case in ONE_SAMPLER if case.in_order]
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 every_case = pytest.mark.parametrize("maker", cases(), indirect=True, ids=str)

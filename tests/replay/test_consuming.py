@@ -32,10 +32,7 @@ from shmbuffer import (
 from shmbuffer.memory.flow.consumers import Consumers
 from shmbuffer.replay.buffers.flow.consumed import read_consumed
 from shmbuffer.replay.values import write_values
-
-
-def items(first: int, count: int) -> TensorDict:
-    return TensorDict({"n": torch.arange(first, first + count)}, [count])
+from tests.kit.items import numbered
 
 
 def made(**options: Any) -> TensorDictReplayBuffer:
@@ -44,7 +41,7 @@ def made(**options: Any) -> TensorDictReplayBuffer:
 
 
 def numbers(batch: Any) -> list[int]:
-    found: list[int] = batch["n"].tolist()
+    found: list[int] = batch["number"].tolist()
     return found
 
 
@@ -54,7 +51,7 @@ def several(rb: Any, batches: int) -> list[int]:
 
 def test_a_sample_is_acknowledged_before_it_is_returned() -> None:
     rb = made()
-    rb.extend(items(0, 6))
+    rb.extend(numbered(0, 6))
     assert numbers(rb.sample()) == [0, 1, 2, 3]
     (consumer,) = rb.consumers()
     assert (consumer.name, consumer.acked, consumer.held) == ("default", 4, 0)
@@ -67,11 +64,11 @@ def test_a_sample_is_acknowledged_before_it_is_returned() -> None:
 
 def test_an_iteration_ends_with_the_last_item() -> None:
     rb = made()
-    rb.extend(items(0, 10))
+    rb.extend(numbered(0, 10))
     assert [numbers(one) for one in rb] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     with pytest.raises(EmptyBufferError, match="was given every item"):
         list(rb)
-    rb.extend(items(10, 2))
+    rb.extend(numbered(10, 2))
     one = rb.next()
     assert (numbers(one), rb.next()) == ([10, 11], None)
 
@@ -79,13 +76,13 @@ def test_an_iteration_ends_with_the_last_item() -> None:
 def test_it_is_known_whether_a_sample_would_be_given_items() -> None:
     rb = made(batch_size=None)
     assert not rb.can_sample(1)
-    rb.extend(items(0, 6))
+    rb.extend(numbered(0, 6))
     assert rb.can_sample(100), "nobody else is there to write more"
     rb.sample(4)
     assert rb.can_sample(2)
     rb.sample(2, lease=math.inf)
     assert not rb.can_sample(1)
-    rb.extend(items(6, 1))
+    rb.extend(numbered(6, 1))
     held = rb.sample(1, lease=1e-9)
     assert rb.can_sample(1), "its own lease is over"
     assert rb.ack(held) == (1, 0)
@@ -94,7 +91,7 @@ def test_it_is_known_whether_a_sample_would_be_given_items() -> None:
 
 def test_a_batch_may_go_anywhere_before_it_is_acknowledged() -> None:
     rb = made()
-    rb.extend(items(0, 8))
+    rb.extend(numbered(0, 8))
     batch = rb.sample(lease=math.inf)
     stream = io.BytesIO()
     torch.save(dict(batch.items()), stream)
@@ -109,12 +106,14 @@ def test_a_batch_may_go_anywhere_before_it_is_acknowledged() -> None:
 def test_a_lazy_stack_is_acknowledged_without_a_look_at_its_items(tmp_path: Path) -> None:
     storage = LazyStackStorage(16, max_bytes=2**16, scratch_dir=tmp_path)
     rb = made(storage=storage)
-    rb.extend([TensorDict({"x": torch.zeros(1 + n % 3), "n": torch.tensor(n)}) for n in range(16)])
+    rb.extend(
+        [TensorDict({"x": torch.zeros(1 + n % 3), "number": torch.tensor(n)}) for n in range(16)]
+    )
     batch = rb.sample(lease=math.inf)
     assert rb.ack(batch) == (4, 0)
     assert "tensordicts" not in vars(batch), "nobody has looked"
     batch = rb.sample(lease=math.inf)
-    assert [int(item["n"]) for item in batch.tensordicts] == [4, 5, 6, 7]
+    assert [int(item["number"]) for item in batch.tensordicts] == [4, 5, 6, 7]
     assert rb.ack(batch[1:3]) == (2, 0)
     assert rb.leased()["index"].tolist() == [4, 7]
     assert rb.ack(LazyStackedTensorDict(batch[3], batch[0])) == (2, 0)
@@ -129,7 +128,7 @@ def test_items_that_were_exchanged_in_a_lazy_stack_are_those_that_are_acknowledg
 ) -> None:
     storage = LazyStackStorage(16, max_bytes=2**16, scratch_dir=tmp_path)
     rb = made(storage=storage)
-    rb.extend([TensorDict({"n": torch.tensor(n)}) for n in range(16)])
+    rb.extend([TensorDict({"number": torch.tensor(n)}) for n in range(16)])
     one, other = rb.sample(lease=math.inf), rb.sample(lease=math.inf)
     one.tensordicts[1], other.tensordicts[2] = other.tensordicts[2], one.tensordicts[1]
     assert rb.ack(one) == (4, 0)
@@ -141,7 +140,7 @@ def test_items_that_were_exchanged_in_a_lazy_stack_are_those_that_are_acknowledg
 
 def test_what_a_handle_holds_can_be_acknowledged_as_a_whole() -> None:
     rb = made()
-    rb.extend(items(0, 8))
+    rb.extend(numbered(0, 8))
     rb.sample(lease=60.0)
     rb.sample(lease=60.0)
     held = rb.leased()
@@ -152,7 +151,7 @@ def test_what_a_handle_holds_can_be_acknowledged_as_a_whole() -> None:
 
 def test_a_late_ack_is_refused_and_counted() -> None:
     rb = made()
-    rb.extend(items(0, 4))
+    rb.extend(numbered(0, 4))
     late = rb.sample(lease=1e-9)
     again = rb.sample(lease=60.0)
     assert numbers(again) == numbers(late)
@@ -172,7 +171,7 @@ def test_a_sample_that_fails_is_given_again() -> None:
         return batch
 
     rb.append_transform(transform)
-    rb.extend(items(0, 4))
+    rb.extend(numbered(0, 4))
     with pytest.raises(RuntimeError, match="on purpose"):
         rb.sample(lease=math.inf)
     fails.clear()
@@ -183,7 +182,7 @@ def test_each_consumer_gets_each_item_as_often_as_it_wants(tmp_path: Path) -> No
     path = tmp_path / "buffer"
     storage = LazyMemmapStorage(16, scratch_dir=path, shared_init=True)
     with TensorDictReplayBuffer(storage=storage, consume_after_n_samples=2, batch_size=4) as rb:
-        rb.extend(items(0, 4))
+        rb.extend(numbered(0, 4))
         with attach(path) as other:
             other.set_sampler(ConsumingSampler(consumer="eval"))
             assert numbers(other.sample()) == [0, 1, 2, 3]
@@ -198,14 +197,14 @@ def test_each_consumer_gets_each_item_as_often_as_it_wants(tmp_path: Path) -> No
 
 def test_nothing_is_written_over_that_was_not_acknowledged() -> None:
     rb = made()
-    rb.extend(items(0, 16))
+    rb.extend(numbered(0, 16))
     with pytest.raises(RateLimitError, match=r"consumer 'default' .* nobody else has the buffer"):
-        rb.extend(items(16, 1))
+        rb.extend(numbered(16, 1))
     batch = rb.sample(lease=math.inf)
     with pytest.raises(ShmBufferError, match="nothing can be written into named slots"):
-        rb[0] = items(9, 1)[0]
+        rb[0] = numbered(9, 1)[0]
     rb.ack(batch)
-    rb.extend(items(16, 4))
+    rb.extend(numbered(16, 4))
     assert [numbers(rb.sample()) for _ in range(4)] == [
         [*range(at, at + 4)] for at in (4, 8, 12, 16)
     ]
@@ -213,11 +212,11 @@ def test_nothing_is_written_over_that_was_not_acknowledged() -> None:
 
 def test_a_buffer_that_is_emptied_begins_again() -> None:
     rb = made()
-    rb.extend(items(0, 8))
+    rb.extend(numbered(0, 8))
     batch = rb.sample(lease=math.inf)
     rb.empty()
     assert rb.ack(batch) == (0, 4)
-    rb.extend(items(20, 4))
+    rb.extend(numbered(20, 4))
     assert numbers(rb.sample()) == [20, 21, 22, 23]
 
 
@@ -273,7 +272,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(TypeError, match="give the buffer a ConsumingSampler"):
         ensemble.sample(4, lease=1.0)
     consuming = made()
-    consuming.extend(items(0, 4))
+    consuming.extend(numbered(0, 4))
     with pytest.raises(KeyError, match="there is no entry 'index_lease'"):
         consuming.ack(consuming.sample())
 
@@ -281,7 +280,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 @pytest.mark.parametrize("lease", [0, -1.0, math.nan])
 def test_a_lease_is_a_time(lease: float) -> None:
     rb = made()
-    rb.extend(items(0, 4))
+    rb.extend(numbered(0, 4))
     with pytest.raises(ValueError, match="a lease is a number of seconds above 0"):
         rb.sample(lease=lease)
     wrong: Any = "60"
@@ -292,16 +291,16 @@ def test_a_lease_is_a_time(lease: float) -> None:
 
 def test_a_batch_is_written_again_without_its_lease() -> None:
     rb, other = made(), made()
-    rb.extend(items(0, 4))
+    rb.extend(numbered(0, 4))
     other.extend(rb.sample(lease=60.0))
-    assert set(other.sample().keys()) == {"n", "index", "index_generation"}
+    assert set(other.sample().keys()) == {"number", "index", "index_generation"}
 
 
 def test_a_save_knows_what_is_done_and_what_its_saver_held(tmp_path: Path) -> None:
     path = tmp_path / "buffer"
     storage = LazyMemmapStorage(16, scratch_dir=path, shared_init=True)
     with TensorDictReplayBuffer(storage=storage, sampler=ConsumingSampler(), batch_size=4) as rb:
-        rb.extend(items(0, 16))
+        rb.extend(numbered(0, 16))
         rb.sample()  # done: 0 to 3
         mine = rb.sample(lease=math.inf)  # 4 to 7
         with attach(path) as other:
@@ -315,7 +314,7 @@ def test_a_save_knows_what_is_done_and_what_its_saver_held(tmp_path: Path) -> No
     assert several(again, 2) == list(range(8, 16))
     with pytest.raises(EmptyBufferError):
         again.sample()
-    again.extend(items(16, 12))
+    again.extend(numbered(16, 12))
     assert several(again, 3) == list(range(16, 28))
 
 
@@ -323,7 +322,7 @@ def test_a_learner_that_starts_again_acknowledges_what_its_save_held(tmp_path: P
     path = tmp_path / "buffer"
     storage = LazyMemmapStorage(16, scratch_dir=path, shared_init=True)
     with TensorDictReplayBuffer(storage=storage, sampler=ConsumingSampler(), batch_size=4) as rb:
-        rb.extend(items(0, 12))
+        rb.extend(numbered(0, 12))
         rb.sample(lease=math.inf)
         rb.dumps(tmp_path / "save", extra={"leased": rb.leased()})
         saved = rb.leased()
@@ -336,20 +335,20 @@ def test_a_learner_that_starts_again_acknowledges_what_its_save_held(tmp_path: P
 
 def test_a_load_over_what_was_consumed_begins_with_what_is_loaded(tmp_path: Path) -> None:
     rb = made()
-    rb.extend(items(0, 10))
+    rb.extend(numbered(0, 10))
     rb.sample()
     rb.dumps(tmp_path / "save")
     rb.sample()
-    rb.extend(items(10, 14))
+    rb.extend(numbered(10, 14))
     rb.loads(tmp_path / "save")
     assert numbers(rb.sample()) == [4, 5, 6, 7]
-    rb.extend(items(30, 10))
+    rb.extend(numbered(30, 10))
     assert numbers(rb.sample()) == [8, 9, 30, 31]
 
 
 def test_a_save_knows_how_often_each_item_was_acknowledged(tmp_path: Path) -> None:
     rb, again = (made(sampler=ConsumingSampler(3), batch_size=None) for _ in range(2))
-    rb.extend(items(0, 6))
+    rb.extend(numbered(0, 6))
     for _ in range(3):
         rb.sample(2)  # 0 and 1 are done
     rb.sample(4)
@@ -363,8 +362,8 @@ def test_a_save_knows_how_often_each_item_was_acknowledged(tmp_path: Path) -> No
     assert numbers(again.sample(6)) == [5]
     with pytest.raises(EmptyBufferError):
         again.sample(6)
-    again.extend(items(6, 12))
-    assert [again.sample(12)["n"].sum() for _ in range(3)] == 3 * [sum(range(6, 18))]
+    again.extend(numbered(6, 12))
+    assert [again.sample(12)["number"].sum() for _ in range(3)] == 3 * [sum(range(6, 18))]
 
 
 @pytest.mark.parametrize("moment", ["status", "known"])
@@ -372,7 +371,7 @@ def test_a_consumer_that_is_removed_during_a_save_stays_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     rb = made()
-    rb.extend(items(0, 6))
+    rb.extend(numbered(0, 6))
     rb.set_sampler(ConsumingSampler(consumer="other"))
     rb.set_sampler(ConsumingSampler())
     rb.sample()
@@ -392,7 +391,7 @@ def test_a_consumer_that_is_removed_during_a_save_stays_removed(
 
 def test_a_save_without_such_counts_begins_them_again(tmp_path: Path) -> None:
     rb = made(sampler=ConsumingSampler(2), batch_size=None)
-    rb.extend(items(0, 6))
+    rb.extend(numbered(0, 6))
     for _ in range(2):
         rb.sample(3)
     rb.sample(3)  # once
@@ -410,11 +409,11 @@ def test_a_save_without_such_counts_begins_them_again(tmp_path: Path) -> None:
 
 def test_an_item_that_was_written_again_is_not_taken_for_done(tmp_path: Path) -> None:
     rb = made(sampler=ConsumingSampler(2), batch_size=None)
-    rb.extend(items(0, 16))
+    rb.extend(numbered(0, 16))
     rb.sample(16)
     rb.dumps(tmp_path / "first")
     rb.sample(16)
-    rb.extend(items(16, 16))
+    rb.extend(numbered(16, 16))
     rb.loads(tmp_path / "first")
     assert numbers(rb.sample(16)) == list(range(16))
     with pytest.raises(EmptyBufferError):

@@ -21,6 +21,7 @@ from shmbuffer import (
 )
 from shmbuffer.replay.ensembles.ends import newest_of_streams
 from shmbuffer.replay.parquet_file import in_order_of_age
+from tests.kit.rings import ring_of
 
 ITEMS = 40
 SMALL, LARGE = 64, 1 << 16
@@ -70,7 +71,7 @@ def buffer(capacity: int, storage: Any, sampler: Any) -> TensorDictReplayBuffer:
 
 def looked_at(capacity: int, storage: Any, sampler: Any, call: Callable[[Any], Any]) -> int:
     rb = buffer(capacity, storage, sampler)
-    live = rb.storage.ring().live
+    live = ring_of(rb).live
     words = live.words.view(Watched)
     words.looked = []
     live.words = words

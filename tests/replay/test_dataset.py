@@ -21,7 +21,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
-from tests.service.programs import Program
+from tests.kit.programs import Program
 
 
 def items(count: int) -> TensorDict:
@@ -236,7 +236,7 @@ def test_a_worker_that_is_killed_ends_the_loop_and_leaves_the_buffer_whole(path:
     with Program.python(KILLED, path) as program:
         assert "DataLoader worker" in program.line()
         assert program.line() == "8 3"  # of the four the killed one is gone
-        assert program.process.wait(30) == 0
+        assert program.wait(30) == 0
 
 
 def test_workers_wait_for_the_first_items(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ import torch
 from shmbuffer import (
     OfflineToOnlineReplayBuffer,
     TensorDictReplayBuffer,
+    UnsafePathError,
     load_dataset,
     prefill_replay_buffer,
 )
-from shmbuffer.errors import UnsafePathError
 from shmbuffer.extras import MissingExtra
 from shmbuffer.replay.datasets import minari as reader
 from tests.crash.harness import ended, fork

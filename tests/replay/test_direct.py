@@ -15,15 +15,17 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
 from shmbuffer import (
+    BufferClosedError,
     LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     ReplayBuffer,
+    SchemaMismatchError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.errors import BufferClosedError, SchemaMismatchError
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -73,7 +75,7 @@ def went_in(buffer: Any, data: Any, *, single: bool = False) -> Any:
 
 def contents(buffer: Any) -> list[Any]:
     """Everything in the buffer, priorities and counts too."""
-    ring = buffer.storage.ring()
+    ring = ring_of(buffer)
     rows = buffer.storage.mover()
     held = [view.numpy()[ring.live.committed()].tobytes() for view in rows.views()]
     return [
@@ -236,7 +238,7 @@ def test_streams_of_the_items_of_a_list_are_kept() -> None:
     short = prioritized(10)
     short.extend(boxed(batch(0, 2), 2))
     short.extend(items(0, 3), streams=[4, 5, 6])
-    assert (short.storage.ring().live.sources[2:5] >> 39 & 0xFFFFFF).tolist() == [4, 5, 6]
+    assert (ring_of(short).live.sources[2:5] >> 39 & 0xFFFFFF).tolist() == [4, 5, 6]
 
 
 def test_a_list_whose_items_differ_is_left_to_the_usual_way() -> None:
@@ -261,7 +263,7 @@ def test_a_list_whose_items_differ_is_left_to_the_usual_way() -> None:
     assert went_in(beside, [{**item, "priority": 2.0}, item]) is None
     assert went_in(beside, [{**item, "priority": 2.0}] * 2).tolist() == [1, 2]
     assert went_in(beside, [item]).tolist() == [3]
-    assert beside.storage.ring().tree.priorities()[1:3].tolist() == [2, 2]
+    assert ring_of(beside).tree.priorities()[1:3].tolist() == [2, 2]
 
 
 def test_more_items_than_there_is_room_for_leave_the_last_ones() -> None:
@@ -282,7 +284,7 @@ def test_many_leaves_and_many_priorities_have_room() -> None:
     rb.extend(data)
     assert torch.equal(went_in(rb, data), (torch.arange(300) + 300) % 400)
     assert torch.equal(rb[299]["leaf 99"], torch.tensor(299 * 99))
-    assert rb.storage.ring().tree.priorities()[[0, 199, 200, 399]].tolist() == [100, 299, 200, 99]
+    assert ring_of(rb).tree.priorities()[[0, 199, 200, 399]].tolist() == [100, 299, 200, 99]
 
 
 @pytest.mark.parametrize("real", [torch.float32, torch.float64])
@@ -293,9 +295,9 @@ def test_priorities_next_to_the_leaves_are_read(real: torch.dtype, as_array: boo
     error = torch.tensor([[3.0], [0.5], [7.0]], dtype=real)
     data = {"a": torch.arange(3), "td_error": error.numpy() if as_array else error}
     assert went_in(rb, data).tolist() == [2, 3, 4]
-    assert rb.storage.ring().tree.priorities()[:5].tolist() == [1, 1, 3, 0.5, 7]
+    assert ring_of(rb).tree.priorities()[:5].tolist() == [1, 1, 3, 0.5, 7]
     assert went_in(rb, {"a": torch.arange(1)}).tolist() == [5]
-    assert rb.storage.ring().tree.priorities()[5] == 7
+    assert ring_of(rb).tree.priorities()[5] == 7
 
 
 #: What the leaf "a" of int64 may come as, to be converted by the usual way.
@@ -445,7 +447,7 @@ def test_without_priorities_in_the_data_the_default_one_is_given() -> None:
     index = rb.extend(torch.arange(2))
     rb.update_priority(index, torch.tensor([5.0, 2.0]))
     assert went_in(rb, torch.arange(3)).tolist() == [2, 3, 4]
-    assert rb.storage.ring().tree.priorities()[:5].tolist() == [5, 2, 5, 5, 5]
+    assert ring_of(rb).tree.priorities()[:5].tolist() == [5, 2, 5, 5, 5]
 
 
 def test_a_class_in_between_is_asked() -> None:
@@ -472,7 +474,7 @@ def test_a_sampler_that_chooses_the_first_priority_is_asked() -> None:
     assert went_in(rb, {"a": torch.arange(1), "td_error": torch.ones(1)}) is None
     rb.update_priority(torch.tensor([0]), torch.tensor([2.0]))
     rb.extend({"a": torch.arange(1), "td_error": torch.ones(1)}, update_priority=False)
-    assert rb.storage.ring().tree.priorities()[2] == 3
+    assert ring_of(rb).tree.priorities()[2] == 3
 
 
 @pytest.fixture
@@ -485,7 +487,7 @@ def shared(tmp_path: Path) -> Iterator[Any]:
 
 def test_a_closed_buffer_says_so_and_nothing_is_left_that_writes(shared: Any) -> None:
     assert went_in(shared, {"a": torch.arange(2)}).tolist() == [4, 5]
-    ring = shared.storage.ring()
+    ring = ring_of(shared)
     assert ring.seat.intakes
     shared.close()
     assert not ring.seat.intakes

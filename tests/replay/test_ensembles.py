@@ -34,6 +34,7 @@ from shmbuffer import (
     TensorStorage,
     WriterEnsemble,
 )
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -79,7 +80,7 @@ def prioritized(*bases: int, **options: Any) -> list[TensorDictPrioritizedReplay
 
 
 def mass(rb: Any) -> list[float]:
-    found: list[float] = rb.storage.ring().tree.mass().tolist()
+    found: list[float] = ring_of(rb).tree.mass().tolist()
     return found
 
 

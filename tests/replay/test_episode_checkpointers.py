@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict
 
 from shmbuffer import (
     BufferExistsError,
@@ -27,7 +27,7 @@ from shmbuffer import (
 )
 from tests.replay import programs
 from tests.replay.conftest import MakeStorage
-from tests.replay.episodes import same, stream
+from tests.replay.episodes import Step, same, stream
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -330,14 +330,6 @@ def test_a_root_without_flags_stays_so_and_takes_the_next_write(
     same(items(other), items(rb))
     other.extend(data[:3])
     assert len(other) == 10
-
-
-@tensorclass
-class Step:
-    observation: torch.Tensor
-    action: torch.Tensor
-    done: torch.Tensor
-    next: TensorDict
 
 
 def test_a_tensorclass_comes_back_as_its_class(

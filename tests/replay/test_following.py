@@ -19,6 +19,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
+from tests.kit.rings import ring_of
 from tests.replay.trajectory_oracle import (
     boundaries,
     followed,
@@ -69,7 +70,7 @@ class Histories:
 
     @property
     def ring(self) -> Any:
-        return self.handles[0].storage.ring()  # type: ignore[attr-defined]
+        return ring_of(self.handles[0])
 
     def _data(self, writer: int, count: int) -> TensorDict:
         rows = []
@@ -124,9 +125,9 @@ class Histories:
         try:
             if self.random.random() < 0.3:
                 slots = np.array(self.random.sample(range(self.capacity), count))
-                storage.ring().claims.claim_slots(np.sort(slots), in_place=True, timeout=0)
+                ring_of(storage).claims.claim_slots(np.sort(slots), in_place=True, timeout=0)
             else:
-                storage.ring().claims.claim(count, timeout=0)
+                ring_of(storage).claims.claim(count, timeout=0)
         except RingOverrunError:
             return
         self.open[writer] = count
@@ -135,7 +136,7 @@ class Histories:
         writer = self.random.randrange(1, 3)
         if not self.open[writer]:
             return
-        claims = self.handles[writer].storage.ring().claims  # type: ignore[attr-defined]
+        claims = ring_of(self.handles[writer]).claims
         if self.random.random() < 0.5:
             claims.commit()
         else:
@@ -152,7 +153,7 @@ class Histories:
         data, storage = self._data(writer, len(slots)), self.handles[writer].storage
         where, in_place = torch.from_numpy(slots), self.random.random() < 0.6
         if self.lanes > 1:
-            ring, rows = storage.ring(), storage.mover()  # type: ignore[attr-defined]
+            ring, rows = ring_of(storage), storage.mover()
             ring.claims.claim_slots(slots, in_place=in_place)
             for leaf, view in zip(rows.leaves.leaves, rows.views(), strict=True):
                 view[where] = data[leaf.path].transpose(0, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -16,9 +15,10 @@ import torch
 
 from shmbuffer import TensorDictReplayBuffer
 from shmbuffer._native import _core
+from tests.kit.rings import engine_of, ring_of
 from tests.replay.slice_programs import opened, steps
-from tests.replay.test_slices_shared import collectors, kill, start
 from tests.replay.trajectory_oracle import boundaries, followed, listed, require_whole
+from tests.replay.workers import began, collectors, kill, start
 
 CAPACITY, END = 20, ("next", "done")
 #: Of a write: those that a batch of rows passes, and those of an item that is changed in place.
@@ -68,7 +68,7 @@ def require_same(one: Any, rb: TensorDictReplayBuffer, *, at_rest: bool) -> None
         fresh = boundaries(("number",), ("source",), end_key=END).of(rb.storage)
         assert listed(found.table) == listed(fresh.table)
         ends = found.entries.at(END, np.arange(CAPACITY)).reshape(-1)
-        assert listed(found.table) == followed(rb.storage.ring(), ends, None)
+        assert listed(found.table) == followed(ring_of(rb), ends, None)
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_what_is_followed_is_right_when_a_writer_dies_at_any_step(
             require_same(one, rb, at_rest=False)  # as it lies there
             rb.sample(4)  # repaired, where the mutex was held
             require_same(one, rb, at_rest=True)
-            rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
+            engine_of(rb).seat.reap_dead()
             require_same(one, rb, at_rest=True)
             for turn in range(3):
                 rb.extend(steps(0, 7 + 4 * turn, 4, 6))
@@ -150,26 +150,23 @@ def test_what_is_followed_beside_writers_that_are_killed_is_what_lies_there(
     tmp_path: Path,
 ) -> None:
     path, capacity = tmp_path / "buffer", 300
-    context = multiprocessing.get_context("forkserver")
     one = boundaries(end_key=END)
     looks = 0
     with collectors(writes_and_edits, path, capacity, 3) as running, opened(path, capacity) as rb:
-        for _, connection in running:
-            assert connection.poll(50)
-            connection.recv()
-        while rb.storage.ring() is None or not rb.storage.ring().length:  # type: ignore[attr-defined]
+        began(*running)
+        while rb.storage.ring() is None or not ring_of(rb).length:  # type: ignore[attr-defined]
             pass
         for turn in range(6):
             for _ in range(200):
                 require_whole(one.of(rb.storage).table)
                 looks += 1
             kill(running[turn % 3])
-            running[turn % 3] = start(context, writes_and_edits, path, capacity, 3 + turn)
+            running[turn % 3] = start(writes_and_edits, path, capacity, 3 + turn)
         for each in running:
             kill(each)
         rb.sample(1)
-        rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
+        engine_of(rb).seat.reap_dead()
         ends = one.of(rb.storage).entries.at(END, np.arange(capacity)).reshape(-1)
-        expected = followed(rb.storage.ring(), ends, None)  # type: ignore[attr-defined]
+        expected = followed(ring_of(rb), ends, None)
         assert listed(one.of(rb.storage).table) == expected
     assert looks == 1200

@@ -24,6 +24,7 @@ from shmbuffer import (
 )
 from shmbuffer.numpy.records.codec import DictionaryTrainer
 from tests.crash.harness import ended, fork
+from tests.kit.rings import engine_of
 from tests.memory.system.test_fork_lock import held_by_another_thread
 
 ITEMS = TensorDict(
@@ -63,7 +64,7 @@ def not_opened(path: Path) -> tuple[Any, Callable[[], object]]:
 
     def refused() -> None:
         with pytest.raises(RuntimeError, match="this is the child of a fork"):
-            storage.engine()
+            engine_of(storage)
 
     return storage._opening, refused
 

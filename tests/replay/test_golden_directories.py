@@ -11,6 +11,7 @@ import torch
 
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.upkeep.check import check
+from tests.kit.rings import ring_of
 from tests.replay import golden_directories as golden
 
 
@@ -21,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def sources(rb: Any) -> Any:
-    ring = rb.storage.ring()
+    ring = ring_of(rb)
     return ring.live.sources[ring.live.holds()]
 
 
@@ -55,14 +56,14 @@ def test_a_directory_of_an_earlier_format_is_opened_and_written_into(
         writers = np.unique(layout.writer_of(found))
         loaded = writers >= layout.INCARNATIONS
         assert loaded.sum() == (2 if name.endswith("loaded") else 0)
-        assert rb.storage.ring().seat.incarnation > writers[~loaded].max()  # numbers go on
+        assert ring_of(rb).seat.incarnation > writers[~loaded].max()  # numbers go on
         require_whole_slices(rb)
         for step in range(100, 105):  # between items of streams that were loaded or written before
             rb.extend(golden.rows(5, step, 2), streams=[3, 512])
         require_whole_slices(rb)
         found = sources(rb)
         assert set(layout.stream_of(found).tolist()) == streams | {3, 512}
-        assert rb.storage.ring().seat.incarnation in layout.writer_of(found)
+        assert ring_of(rb).seat.incarnation in layout.writer_of(found)
         assert check(path).ok
     with golden.attach(path) as rb:
         assert (sources(rb) == found).all()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.rings import ring_of
 from tests.replay import golden_saves
 from tests.replay.test_checkpoint_lists import same
 
@@ -21,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def state(rb: Any) -> Any:
     """Its contents, without anything that depends on a process or an address."""
     storages = getattr(rb.storage, "_members", [rb.storage])
-    rings = [storage.ring() for storage in storages]
+    rings = [ring_of(storage) for storage in storages]
     slots = [sorted({*(ring.live.committed() // ring.width).tolist()}) for ring in rings]
     items = [[one.get(at) for at in held] for one, held in zip(storages, slots, strict=True)]
     positions = [ring.head % ring.capacity for ring in rings]

@@ -29,6 +29,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.replay.samplers.labelled import within
+from tests.kit.rings import ring_of
 from tests.replay.label_oracle import by_age
 from tests.replay.test_following import Histories
 from tests.selection import seeds
@@ -82,7 +83,7 @@ class Groups(Histories):
         if self.open[writer] or self.records or sum(held or 0 for held in self.open) > 1:
             return
         storage: Any = self.handles[writer].storage
-        ring, count = storage.ring(), self.random.randint(1, 3)
+        ring, count = ring_of(storage), self.random.randint(1, 3)
         held = np.flatnonzero(self.ring.live.holds())
         try:
             if self.random.random() < 0.5 and len(held) >= count:
@@ -213,7 +214,7 @@ def test_an_item_that_is_changed_in_place_stays_in_its_group() -> None:
     sample = rb.sample(4)
     by_group = {key: sample["number"][sample["query"] == key].tolist() for key in (1, 2)}
     assert by_group == {1: [10, 1], 2: [2, 11]}
-    ring = rb.storage.ring()
+    ring = ring_of(rb)
     ring.claims.claim_slots(np.array([2]), in_place=True)
     assert not rb.can_sample(4)  # it is being written
     assert rb.sampler.groups == GroupCounts(1, 0, 0, 0)

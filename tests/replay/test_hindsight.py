@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from shmbuffer import (
 from shmbuffer.replay.buffers import hindsight
 from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
 from shmbuffer.replay.storages.rows import Rows
+from tests.kit.rings import ring_of
 from tests.replay.conformance import RINGS, Maker, cases
 from tests.replay.slice_model import History, Item
 
@@ -157,7 +157,7 @@ def test_episodes_never_cross_collectors_lanes_holes_and_the_place_where_the_rin
         source = (at * 7 + seed) % 3
         collectors[source].extend(with_goals(history.steps(history.chunk(3), source)))
         if at == 9:
-            ring = collectors[source].storage.ring()  # type: ignore[attr-defined]
+            ring = ring_of(collectors[source])
             ring.claims.claim(1)
             ring.claims.abort()
             history.hole(1)
@@ -234,13 +234,6 @@ def test_without_rows_for_a_goal_nothing_has_to_say_where_episodes_end() -> None
 every_part = pytest.mark.parametrize(
     "maker", cases(writers=("tensordict round robin",)), indirect=True, ids=str
 )
-
-
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.mark.product

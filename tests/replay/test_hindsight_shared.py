@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shmbuffer.memory.upkeep.check import check
+from tests.kit.rings import engine_of
 from tests.replay import hindsight_programs
 from tests.replay.hindsight_programs import learner, require_right
-from tests.replay.test_slices_shared import collectors, kill, start
+from tests.replay.workers import began, collectors, kill, start
 
 CAPACITY, BATCHES = 4_000, 40
-
-
-def began(one: tuple[Any, Any]) -> None:
-    assert one[1].poll(50)
-    assert one[1].recv() == "began"
 
 
 @pytest.mark.product(few=1)
@@ -28,13 +22,11 @@ def test_goals_stay_in_their_episodes_while_collectors_and_learners_are_killed(
     tmp_path: Path, strategy: str
 ) -> None:
     path = tmp_path / "buffer"
-    context = multiprocessing.get_context("forkserver")
     with (
         collectors(hindsight_programs.collector, path, CAPACITY, 2) as writing,
         collectors(hindsight_programs.learning, path, CAPACITY, 1) as learning,
     ):
-        for one in (*writing, *learning):
-            began(one)
+        began(*writing, *learning)
         with learner(path, CAPACITY, strategy) as rb:
             lives = set()
             for turn in range(3):
@@ -45,17 +37,14 @@ def test_goals_stay_in_their_episodes_while_collectors_and_learners_are_killed(
                 kill(writing[turn % 2])  # wherever it is
                 kill(learning[0])  # it has not ended by itself, of what it saw
                 require_right(rb.sample(), strategy)
-                writing[turn % 2] = start(
-                    context, hindsight_programs.collector, path, CAPACITY, 2 + turn
-                )
-                learning[0] = start(context, hindsight_programs.learning, path, CAPACITY, turn)
-                began(writing[turn % 2])
-                began(learning[0])
+                writing[turn % 2] = start(hindsight_programs.collector, path, CAPACITY, 2 + turn)
+                learning[0] = start(hindsight_programs.learning, path, CAPACITY, turn)
+                began(writing[turn % 2], learning[0])
             assert lives >= {0, 1, 2}
         for one in (*writing, *learning):
             kill(one)
     with learner(path, CAPACITY, strategy) as rb:  # nobody is alive: recovered
-        assert rb.storage.engine().report.reason == "nobody alive"  # type: ignore[attr-defined]
+        assert engine_of(rb).report.reason == "nobody alive"
         for _ in range(BATCHES):
             require_right(rb.sample(), strategy)
     assert check(path).problems == []

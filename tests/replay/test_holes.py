@@ -14,6 +14,7 @@ from shmbuffer import (
     SpaceError,
     TensorDictReplayBuffer,
 )
+from tests.kit.rings import ring_of
 
 
 def grid(path: Path) -> TensorDictReplayBuffer:
@@ -23,7 +24,7 @@ def grid(path: Path) -> TensorDictReplayBuffer:
     )
     steps = torch.arange(10).expand(4, 10)
     rb.extend(TensorDict({"step": steps[:, :5]}, [4, 5]))
-    ring = rb.storage.ring()
+    ring = ring_of(rb)
     ring.claims.claim(3)
     ring.claims.abort()
     rb.extend(TensorDict({"step": steps[:, 8:]}, [4, 2]))

@@ -22,6 +22,7 @@ from shmbuffer import (
     TensorStorage,
     attach,
 )
+from tests.kit.rings import engine_of
 
 
 def steps(n: int, first: int = 0) -> TensorDict:
@@ -108,7 +109,7 @@ def test_while_others_have_the_buffer_one_entry_can_be_changed(tmp_path: Path) -
         rb["b", "c"] = torch.zeros(8, 3)
         assert other[:]["a"].tolist() == [0, 1, 2, 3, 4, 5, 70, 80]
         assert (other[:]["b", "c"] == 0).all()
-        assert other.storage.engine().check().ok
+        assert engine_of(other).check().ok
     rb.close()
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from shmbuffer import attach
 from tests.crash.interrupts import Deed, Interrupter, interrupt, walk
+from tests.kit.rings import engine_of
 from tests.replay.test_waiting_consumers import SAMPLERS, SIZE, learner, units
 
 Begun = tuple[Callable[[], object], Callable[[], object]]
@@ -41,7 +42,7 @@ def sampled(path: Path, kind: str) -> Iterator[Begun]:
                 assert len(other.sample(lease=lease, timeout=50)) == 2 * SIZE
 
         yield act, works
-        rb.storage.engine().cleanup()
+        engine_of(rb).cleanup()
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def reserved(path: Path, kind: str) -> Iterator[Begun]:
         if kind == "resume":
             with attach(path) as dead:
                 dead.reserve(3).append(units(1, 1))
-        engine = rb.storage.engine()
+        engine = engine_of(rb)
 
         def works() -> None:
             assert int(engine.stats()["reserved"]) == 0
@@ -113,6 +114,6 @@ def test_what_is_written_after_an_interrupted_commit_is_not_of_the_reservation(
                 rb.extend(units(2, 1))
 
             yield lambda: reservation.commit(units(1, 1)), works
-            rb.storage.engine().cleanup()
+            engine_of(rb).cleanup()
 
     assert walk(Deed("commit", begin), stride=10_000, all_of="memory/flow/reservations.py") > 3

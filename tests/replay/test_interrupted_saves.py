@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer
 from tests.crash.interrupts import Deed, walk
+from tests.kit.rings import engine_of
 
 
 # A file object that is interrupted between its opening and its `with` says so when it is closed.
@@ -42,7 +43,7 @@ def test_an_interrupt_anywhere_in_it_leaves_no_lock_and_no_file(
             act()
             rb.loads(path / "save")
             assert rb[:]["obs"].tolist() == [0, 1, 2, 3, 4]
-            storage.engine().cleanup()
+            engine_of(storage).cleanup()
             rb.close()
 
         yield act, works

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
@@ -31,8 +30,9 @@ from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.ledger import Standings
 from shmbuffer.replay.samplers.labelled import item_claims
 from shmbuffer.replay.samplers.labelled.index import LabelIndex
+from tests.kit.rings import engine_of
 from tests.replay.label_programs import SIZE, items, opened
-from tests.replay.test_slices_shared import collectors, kill, start
+from tests.replay.workers import began, collectors, kill, start
 
 GROUPS_EACH = 60
 
@@ -267,7 +267,7 @@ def test_a_group_that_may_be_completed_is_given_up_once_all_writers_have_waited(
         counts = lambda: rb.sampler.groups  # type: ignore[attr-defined]  # noqa: E731
         thread = write_behind(other, grouped(3, 3))
         try:
-            seat = other.storage.engine().seat
+            seat = engine_of(other).seat
             require(lambda: int(seat.control.entries["waits_for"][seat.entry]))
             for _ in range(3):
                 assert not rb.can_sample(2)
@@ -300,7 +300,7 @@ def test_who_has_room_reserved_may_complete_a_group(
         with one.reserve(1) as room:
             thread = write_behind(other, grouped(3, 3, 4))
             try:
-                seat = other.storage.engine().seat
+                seat = engine_of(other).seat
                 require(lambda: int(seat.control.entries["waits_for"][seat.entry]))
                 for _ in range(3):
                     assert not rb.can_sample(2)
@@ -444,19 +444,16 @@ def test_every_group_is_trained_on_once_by_learners_that_are_killed(
 ) -> None:
     # Room for all: what one writer has begun must not wait for room that the other one has filled.
     path, capacity = tmp_path / ("records" if records else "rows"), 640
-    context = multiprocessing.get_context("forkserver")
     wanted = 2 + 2 * GROUPS_EACH
     with opened(path, capacity) as rb, collectors(learns, path, capacity, 3) as learners:
-        for _, connection in learners:
-            assert connection.poll(50)
-            assert connection.recv() == "began"
+        began(*learners)
         rb.extend(items(9, 0, 2 * SIZE))  # from here on there is a consumer that holds writers
         require(lambda: rb.consumers() and standing(rb).floor == 2 * SIZE)
         with collectors(writes_groups, path, capacity, 2) as writers:
             for turn in range(6):
                 time.sleep(0.2)
                 kill(learners[turn % 3])
-                learners[turn % 3] = start(context, learns, path, capacity, 3 + turn)
+                learners[turn % 3] = start(learns, path, capacity, 3 + turn)
             for _, connection in writers:
                 assert connection.poll(50)
                 assert connection.recv() == "all"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ import pytest
 import torch
 
 from shmbuffer import EmptyBufferError, PromptGroupSampler, StalenessAwareSampler
+from tests.kit.rings import engine_of, ring_of
 from tests.replay.label_oracle import by_age, expected, looked
 from tests.replay.label_programs import SIZE, dies_at, items, opened, without_end
 from tests.replay.test_following_shared import POINTS
-from tests.replay.test_slices_shared import collectors, kill, start
+from tests.replay.workers import began, collectors, kill, start
 
 CAPACITY = 24
 
@@ -23,11 +23,11 @@ CAPACITY = 24
 def columns(rb: Any, *names: str) -> list[Any]:
     """Of all slots, as they lie there."""
     mover = rb.storage.mover()
-    capacity = rb.storage.ring().capacity
+    capacity = ring_of(rb).capacity
     if "records" not in str(rb.storage.scratch_dir.name):
         at = {leaf.path[0]: number for number, leaf in enumerate(mover.leaves.leaves)}
         return [mover.take(at[name], np.arange(capacity)).numpy() for name in names]
-    held = np.flatnonzero(rb.storage.ring().live.holds())
+    held = np.flatnonzero(ring_of(rb).live.holds())
     found, _ = mover.entries(held, [(name,) for name in names])
     whole = np.full((len(names), capacity), -1)
     whole[:, held] = np.array([[int(one) for one in column] for column in found])
@@ -38,7 +38,7 @@ def whole_groups(rb: Any) -> set[tuple[int, ...]]:
     """Items of those groups of which all are there, from what lies there."""
     keys, members = columns(rb, "query", "member")
     found: dict[int, list[int]] = {}
-    for slot in by_age(rb.storage.ring()).tolist():
+    for slot in by_age(ring_of(rb)).tolist():
         found.setdefault(int(keys[slot]), []).append(slot)
     groups = [one for one in found.values() if len(one) == SIZE]
     assert all({*members[one].tolist()} == {*range(SIZE)} for one in groups)
@@ -48,7 +48,7 @@ def whole_groups(rb: Any) -> set[tuple[int, ...]]:
 def require_same(rb: Any, groups: PromptGroupSampler, stale: StalenessAwareSampler) -> None:
     """What both have followed is what lies there."""
     (versions,) = columns(rb, "policy_version")
-    assert looked(stale._index, rb.storage) == expected(rb.storage.ring(), versions)
+    assert looked(stale._index, rb.storage) == expected(ring_of(rb), versions)
     whole = whole_groups(rb)
     count = groups.groups.whole if groups.can_sample(rb.storage, SIZE) else 0
     assert count == len(whole)
@@ -79,8 +79,8 @@ def test_what_is_drawn_is_right_when_a_writer_dies_at_any_step(
             victim[0].join(50)
             died = victim[0].exitcode == -signal.SIGKILL
             assert died or victim[1].recv() == "alive"
-            rb.storage.ring().totals()  # repaired, where the mutex was held
-            rb.storage.engine().seat.reap_dead()
+            ring_of(rb).totals()  # repaired, where the mutex was held
+            engine_of(rb).seat.reap_dead()
             require_same(rb, groups, stale)
             for turn in range(4):
                 rb.extend(items(9, 16 + 5 * turn, 5, turn))
@@ -95,14 +95,11 @@ def test_groups_and_versions_are_exact_beside_writers_that_are_killed(
     tmp_path: Path, records: bool
 ) -> None:
     path, capacity = tmp_path / ("records" if records else "rows"), 1200
-    context = multiprocessing.get_context("forkserver")
     groups = PromptGroupSampler(samples_per_group=SIZE, group_size=SIZE, give_up_after=0.2)
     stale = StalenessAwareSampler(max_staleness=8)
     torch.manual_seed(0)
     with collectors(without_end, path, capacity, 3) as running:
-        for _, connection in running:
-            assert connection.poll(50)
-            connection.recv()
+        began(*running)
         with opened(path, capacity, groups) as rb, opened(path, capacity, stale) as other:
             drawn = weighed = 0
             for turn in range(6):
@@ -129,11 +126,11 @@ def test_groups_and_versions_are_exact_beside_writers_that_are_killed(
                     assert (fresh["staleness"] <= 8).all()
                     assert (fresh["seal"] == fresh["policy_version"][:, None]).all()
                 kill(running[turn % 3])
-                running[turn % 3] = start(context, without_end, path, capacity, 3 + turn)
+                running[turn % 3] = start(without_end, path, capacity, 3 + turn)
                 assert running[turn % 3][1].poll(50)
             for each in running:
                 kill(each)
-            rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
+            engine_of(rb).seat.reap_dead()
             assert drawn > 100
             assert weighed > 50
             found = {

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensordict
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 
 from shmbuffer import (
     EmptyBufferError,
     LazyStackStorage,
-    ListStorage,
-    PrioritizedSampler,
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
+from tests.kit.items import Step
+from tests.kit.rings import ring_of
 
 
 def item(size: int, *batch: int) -> TensorDict:
@@ -241,13 +234,6 @@ def test_a_read_item_can_be_written_back(stack_dim: int) -> None:
     assert rb[1]["more"].tolist() == [0, 0, 0]
 
 
-def test_a_ring_of_items_of_any_shape_goes_round() -> None:
-    rb = ReplayBuffer(storage=LazyStackStorage(3), batch_size=2)
-    for size in range(1, 6):
-        rb.add(item(size))
-    assert rb[:]["text"] == ["4", "5", "3"]
-
-
 # -- buffers of TensorDicts ------------------------------------------------------------------------
 
 
@@ -283,28 +269,17 @@ def test_priorities_of_trajectories_of_any_length_are_reduced() -> None:
     lengths = (2, 3, 4)
     items = [item(2, n).set("td_error", torch.arange(float(n))) for n in lengths]
     rb.extend(items)
-    assert rb.sampler.ring().tree.priorities()[:3].tolist() == [1.0, 2.0, 3.0]
+    assert ring_of(rb.sampler).tree.priorities()[:3].tolist() == [1.0, 2.0, 3.0]
     rb.extend(lazy_stack(items))
     rb.add(items[0])
-    assert rb.sampler.ring().tree.priorities()[3:7].tolist() == [1.0, 2.0, 3.0, 1.0]
+    assert ring_of(rb.sampler).tree.priorities()[3:7].tolist() == [1.0, 2.0, 3.0, 1.0]
     sample = rb.sample()
     drawn = {int(one["index"][0]) for one in sample.unbind(0)}
     for one in sample.unbind(0):
         one["td_error"] = torch.linspace(0, 10.0 + int(one["index"][0]), one.batch_size[0])
     assert rb.update_tensordict_priority(sample).applied == 20
-    raw = rb.sampler.ring().tree.priorities()
+    raw = ring_of(rb.sampler).tree.priorities()
     assert {at: raw[at] for at in drawn} == {at: 10.0 + at for at in drawn}
-
-
-def test_priorities_decide_what_is_drawn() -> None:
-    rb = ReplayBuffer(
-        storage=LazyStackStorage(10),
-        sampler=PrioritizedSampler(10, 1.0, 1.0, eps=0.0),
-        batch_size=30,
-    )
-    rb.extend([item(size) for size in range(4)])
-    rb.update_priority([0, 1, 2, 3], [0.0, 1.0, 0.0, 0.0])
-    assert set(rb.sample()["text"]) == {"1"}
 
 
 def test_a_state_brings_items_of_any_shape_back() -> None:
@@ -314,11 +289,3 @@ def test_a_state_brings_items_of_any_shape_back() -> None:
     assert other[:]["text"] == ["2", "3"]
     rb[0]["a"].fill_(-1)
     assert other[0]["a"].tolist() == [2.0, 2.0]
-
-
-def test_a_lazy_stack_storage_is_a_list_of_this_process() -> None:
-    assert isinstance(LazyStackStorage(3), ListStorage)
-    storage = LazyStackStorage(3)
-    storage.set(0, TensorDict({"a": torch.zeros(2)}))
-    with pytest.raises(RuntimeError, match="a LazyStackStorage holds objects of this process"):
-        pickle.dumps(storage)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 from torch.nn.utils.rnn import pack_sequence
 
 from shmbuffer import (
@@ -24,16 +24,12 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.kit.items import Step
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
 Point = namedtuple("Point", ["x", "y"])
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def filled(*items: Any, max_size: int | None = 10) -> ListStorage:
@@ -138,7 +134,7 @@ def test_a_write_that_does_not_fit_changes_nothing(
     with pytest.raises(error, match=words):
         storage.set(cursor, items)
     assert storage.get(slice(None)) == ["a", "b", "c"]
-    assert storage.ring().write_count == 3
+    assert ring_of(storage).write_count == 3
 
 
 def test_places_are_looked_for_with_contains() -> None:
@@ -239,13 +235,6 @@ def test_an_empty_batch_writes_nothing() -> None:
         assert index.dtype is torch.int64
         assert index.tolist() == []
     assert rb.write_count == 0
-
-
-def test_more_items_than_there_is_room_for_leave_the_last_ones() -> None:
-    rb = ReplayBuffer(storage=ListStorage(5), collate_fn=list)
-    assert rb.extend(list(range(12))).tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1]
-    assert rb[:] == [10, 11, 7, 8, 9]
-    assert rb.write_count == 12
 
 
 # -- what a sample is ------------------------------------------------------------------------------
@@ -461,7 +450,7 @@ def test_a_large_limit_holds_too_and_takes_no_memory_beforehand() -> None:
     rb = ReplayBuffer(storage=storage, collate_fn=list)
     rb.extend(list(range(3000)))
     assert storage.max_size == 10**9
-    assert storage.ring().capacity < 10_000
+    assert ring_of(storage).capacity < 10_000
     assert rb.add("next") == 3000
 
 
@@ -472,7 +461,7 @@ def test_priorities_survive_the_growth_of_the_list() -> None:
     rb.extend(torch.arange(1000))
     rb.update_priority(torch.arange(1000), 0.0)
     rb.update_priority([3, 7], [9.0, 25.0])
-    ring = rb.storage.ring()
+    ring = ring_of(rb)
     rb.extend(torch.arange(1000, 5000))
     assert rb.storage.ring() is ring is rb.sampler.ring()
     assert ring.capacity >= 5000
@@ -518,7 +507,7 @@ def test_the_largest_priority_within_the_buffer_is_known_after_growth() -> None:
     rb.update_priority(5, 2.0)
     rb.update_priority(torch.arange(1000, 1500), 3.0)
     rb.add("last")
-    assert rb.storage.ring().tree.priorities()[[5, 1000, 1500]].tolist() == [2.0, 3.0, 3.0]
+    assert ring_of(rb).tree.priorities()[[5, 1000, 1500]].tolist() == [2.0, 3.0, 3.0]
 
 
 def test_a_tensordict_buffer_with_priorities_grows() -> None:
@@ -534,7 +523,7 @@ def test_a_tensordict_buffer_with_priorities_grows() -> None:
     assert set(sample["a"].tolist()) == set(sample["index"].tolist()) == {3005}
     sample["td_error"] = torch.zeros(20)
     rb.update_tensordict_priority(sample)
-    assert rb.storage.ring().tree.p_sum == 0.0
+    assert ring_of(rb).tree.p_sum == 0.0
 
 
 def test_a_pass_without_replacement_reaches_what_came_by_growth() -> None:
@@ -607,10 +596,10 @@ def test_an_item_that_is_changed_in_place_keeps_its_priority() -> None:
     rb.update_priority([0, 1], [0.0, 3.0])
     rb[1] = "c"
     assert rb.write_count == 2
-    assert rb.storage.ring().tree.priorities()[:2].tolist() == [0.0, 3.0]
+    assert ring_of(rb).tree.priorities()[:2].tolist() == [0.0, 3.0]
     rb[[0, 2]] = ["d", "e"]
     assert rb[:] == ["d", "c", "e"]
-    assert rb.storage.ring().tree.priorities()[:3].tolist() == [0.0, 3.0, 3.0]
+    assert ring_of(rb).tree.priorities()[:3].tolist() == [0.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize("max_size", [None, 4000])
@@ -633,7 +622,7 @@ def test_a_state_brings_items_priorities_and_position_back(max_size: int | None)
     assert rb[5]["t"] == -1
     assert other[5]["t"] == 5
     assert other.write_count == 3000
-    assert other.sampler.ring().tree.priorities()[:3000].tolist() == list(range(3000))
+    assert ring_of(other.sampler).tree.priorities()[:3000].tolist() == list(range(3000))
     assert other.add("next") == 3000
 
 

@@ -13,6 +13,7 @@ from shmbuffer import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, 
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.numpy import maximum
 from tests.crash.harness import dies
+from tests.kit.rings import engine_of, ring_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +43,7 @@ def ours(fast_path: Path) -> Iterator[ReplayBuffer]:
 @pytest.fixture
 def theirs(ours: ReplayBuffer) -> Iterator[Ring]:
     with Engine.open(ours.storage.scratch_dir, None) as engine:
-        assert engine.ring() is not None
-        yield engine.ring()
+        yield ring_of(engine)
 
 
 def set_priority(ring: Ring, element: int, priority: float) -> None:
@@ -76,11 +76,10 @@ def test_priorities_set_by_the_dead_count_once_they_are_known_to_be_dead(
     ours: ReplayBuffer, theirs: Ring
 ) -> None:
     def raise_one(victim: Engine) -> None:
-        assert victim.ring() is not None
-        set_priority(victim.ring(), 4, 6.0)
+        set_priority(ring_of(victim), 4, 6.0)
 
     assert dies(ours.storage.scratch_dir, "update.unlocked", raise_one)  # before it has counted
-    ours.storage.engine().seat.reap_dead()
+    engine_of(ours).seat.reap_dead()
     assert ours.sampler.default_priority == 6.0
 
 
@@ -102,7 +101,7 @@ def test_the_whole_slot_of_items_with_lanes_leaves() -> None:
     rb = within(LazyTensorStorage(12, ndim=2), alpha=1.0)
     index = rb.extend(torch.arange(12).view(3, 4))  # three lanes, four slots
     rb.update_priority(index, torch.arange(12.0))
-    ring = rb.storage.ring()
+    ring = ring_of(rb)
     for slot in (0, 1, 2, 3, 0):
         known = ring.tree.priorities().reshape(4, 3)
         left = np.delete(known, slot, axis=0).max()

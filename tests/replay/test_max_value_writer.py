@@ -28,6 +28,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from tests.kit.rings import ring_of
 from tests.selection import seeds
 
 pytestmark = pytest.mark.product(few=4)
@@ -405,14 +406,13 @@ def test_priorities_in_the_data_are_those_of_accepted_items(kind: str) -> None:
     data = scored(1, 5, 3, 4, 2, 9)
     data["p"] = torch.tensor([1.0, 2, 3, 4, 5, 6])
     assert rb.extend(data).tolist() == [-1, 1, -1, 0, -1, 2]
-    assert sampler.ring() is not None
-    assert sampler.ring().tree.mass()[:3].tolist() == [4, 2, 6]
+    assert ring_of(sampler).tree.mass()[:3].tolist() == [4, 2, 6]
     data["p"] = data["p"] * 10
     assert rb.extend(data).tolist() == [-1, -1, -1, -1, -1, 0]  # the 9 takes the place of the 4
-    assert sampler.ring().tree.mass()[:3].tolist() == [60, 2, 6]
+    assert ring_of(sampler).tree.mass()[:3].tolist() == [60, 2, 6]
     worse = data[0].clone()
     assert rb.add(worse) is None
-    assert sampler.ring().tree.mass()[:3].tolist() == [60, 2, 6]
+    assert ring_of(sampler).tree.mass()[:3].tolist() == [60, 2, 6]
     drawn = torch.bincount(rb.sample()["index"], minlength=3)
     assert drawn[0] > 6 * drawn[2] > 0
 
@@ -423,8 +423,7 @@ def test_without_a_priority_an_accepted_item_gets_the_default_one() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(2), sampler=sampler, writer=writer)
     rb.update_priority(rb.extend(scored(1, 2)), torch.tensor([0.5, 7.0]))
     assert rb.add(scored(3)[0]) == 0
-    assert sampler.ring() is not None
-    assert sampler.ring().tree.mass().tolist() == [7, 7]  # the largest so far, in place of 0.5
+    assert ring_of(sampler).tree.mass().tolist() == [7, 7]  # the largest so far, in place of 0.5
 
 
 def test_a_sampler_with_its_own_table_hears_of_accepted_items_only() -> None:
@@ -448,8 +447,7 @@ def test_an_index_of_a_write_goes_back_to_update_priority() -> None:
     index = rb.extend(scored(1, 4, 3))
     assert index.tolist() == [-1, 1, 0]
     assert rb.update_priority(index, torch.tensor([9.0, 2.0, 3.0])) == (2, 0)
-    assert sampler.ring() is not None
-    assert sampler.ring().tree.mass().tolist() == [3, 2]
+    assert ring_of(sampler).tree.mass().tolist() == [3, 2]
 
 
 # -- the storage -------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.kit.rings import ring_of
 from tests.replay.slice_model import History, Item
 
 pytestmark = pytest.mark.product(few=4)
@@ -218,7 +219,7 @@ def test_index_weights_and_priorities_are_those_of_the_first_step(directory: Any
     assert set(info) == {"index", "index_generation", "_weight", "priority_weight"}
     sample["td_error"] = 100.0 + sample["obs"]
     rb.update_tensordict_priority(sample)
-    tree = rb.storage.ring().tree  # type: ignore[attr-defined]
+    tree = ring_of(rb).tree
     for number in sample["obs"].tolist():
         assert tree.priorities(np.array([number])) == 100 + number
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 from shmbuffer import (
     LazyMemmapStorage,
@@ -23,12 +23,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
+from tests.kit.items import Step
 
 
 def items(*texts: Any, start: int = 0) -> TensorDict:

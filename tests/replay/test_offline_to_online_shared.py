@@ -23,6 +23,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from tests.crash.harness import ended, fork
+from tests.kit.rings import engine_of
 
 DATA, CAPACITY, BATCH = 50, 64, 20
 COLLECTED = 1000
@@ -99,7 +100,7 @@ def path(tmp_path: Path) -> Path:
 
 def done(rb: Any) -> tuple[int, int]:
     """What was written, and what was learned from the data set."""
-    online, table = rb.online_buffer.storage.engine(), rb.offline_buffer.storage.engine()
+    online, table = engine_of(rb.online_buffer), engine_of(rb.offline_buffer)
     return online.stats()["inserts"], table.stats()["updates_applied"]
 
 
@@ -137,7 +138,7 @@ def test_parts_and_share_stay_whole_whoever_is_killed(path: Path, seed: int) -> 
     with opened(path) as rb:  # nobody else has it: it is recovered
         assert rb.offline_fraction in SHARES
         for part in rb.online_buffer, rb.offline_buffer:
-            assert part.storage.engine().check().ok
+            assert engine_of(part).check().ok
         everything = rb[:]
         assert (everything["next", "square"] == everything["id"].double()[:, None] ** 2).all()
         numbers = torch.arange(DATA)

@@ -26,6 +26,7 @@ from shmbuffer import (
 from shmbuffer._native import _core
 from shmbuffer.memory import Totals
 from shmbuffer.replay.form.tensors import reads_into
+from tests.kit.rings import ring_of
 
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -85,7 +86,7 @@ def test_all_dtypes_come_as_they_come_the_usual_way(tmp_path: Path, kind: str) -
         assert same(
             short.select("int64", "scalar"), written[short["index"]].select("int64", "scalar")
         )
-    assert rb.storage.ring().seat.outtake is not None
+    assert ring_of(rb).seat.outtake is not None
 
 
 def test_items_that_were_chosen_are_not_those_that_lie_there_when_they_are_read(
@@ -116,7 +117,7 @@ def test_a_sample_tells_what_it_was_drawn_from() -> None:
     rb.extend(
         TensorDict({"obs": torch.zeros(4, 3), "td_error": torch.tensor([1.0, 4, 9, 16])}, [4])
     )
-    ring: Any = rb.storage.ring()  # type: ignore[attr-defined]
+    ring: Any = ring_of(rb)
     rb.sample(8)
     assert ring.seat.outtake is not None
     assert ring.drawn_from() == ring.totals() == Totals(10.0, 1.0, 16.0, 4)
@@ -164,7 +165,7 @@ def test_an_impossible_draw_raises_the_usual_error() -> None:
     rb.close()
     with pytest.raises(BufferClosedError, match="closed"):
         rb.sample(3)
-    assert rb.storage.ring() is None or rb.storage.ring().seat.outtake is None
+    assert rb.storage.ring() is None or ring_of(rb).seat.outtake is None
 
 
 def test_more_leaves_than_it_takes_go_the_usual_way() -> None:
@@ -173,7 +174,7 @@ def test_more_leaves_than_it_takes_go_the_usual_way() -> None:
     rb.extend(many)
     sample = rb.sample(4)
     assert torch.equal(sample["leaf 64"], sample["index"])
-    assert rb.storage.ring().seat.outtake is None  # type: ignore[attr-defined]
+    assert ring_of(rb).seat.outtake is None
 
 
 def test_its_memory_goes_with_its_tensors() -> None:
@@ -263,7 +264,7 @@ def test_threads_sample_side_by_side() -> None:
 def test_bad_arguments_of_the_core_are_refused() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend(TensorDict({"a": torch.zeros(10, 3)}, [10]))
-    native: Any = rb.storage.ring().seat.native  # type: ignore[attr-defined]
+    native: Any = ring_of(rb).seat.native
     with pytest.raises(ValueError, match="is not an item of 12 bytes"):
         _core.Outtake(ring=native, examples=(torch.zeros(4),), tensors=torch.Tensor)
     with pytest.raises(ValueError, match="one example a leaf"):

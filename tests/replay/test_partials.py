@@ -28,6 +28,7 @@ from shmbuffer import (
 )
 from shmbuffer._native import _core
 from tests.crash.harness import ended, fork, python_points
+from tests.kit.rings import engine_of, ring_of
 
 pytestmark = pytest.mark.crash
 
@@ -57,7 +58,7 @@ def buffer(path: Path, capacity: int = CAPACITY) -> Iterator[Any]:
 
 def there(rb: Any) -> dict[int, list[int]]:
     """rollout -> its steps in the ring, in the order of their tickets."""
-    live = rb.storage.engine().ring().live
+    live = ring_of(rb).live
     held = live.holds().nonzero()[0]
     order = held[(live.words[held] >> 2).argsort()]
     found: dict[int, list[int]] = {}
@@ -139,10 +140,10 @@ def require_once(rb: Any, appended: int) -> None:
     assert rb.partials() == []
     folder = Path(rb.storage.scratch_dir) / ".shmbuffer/partials"
     assert not folder.exists() or os.listdir(folder) == []
-    engine = rb.storage.engine()
+    engine = engine_of(rb)
     assert engine.stats()["reserved"] == 0
     assert engine.check().ok
-    assert engine.ring().reservations.done() == []
+    assert ring_of(engine).reservations.done() == []
 
 
 @pytest.mark.product(few=2)
@@ -245,14 +246,14 @@ def test_no_rollout_is_lost_or_committed_twice_while_collectors_are_killed(tmp_p
             if begun < 2 * PIECES:
                 room.append(steps(room.id, begun, 2 * PIECES - begun))
             room.commit()
-        numbers = int(rb.storage.engine().seat.control.runtime["next_reservation"][0])
+        numbers = int(engine_of(rb).seat.control.runtime["next_reservation"][0])
         wait_until_empty(rb)
         time.sleep(0.2)
         os.kill(learner, signal.SIGKILL)
         ended(learner)
         heard += drained(hear)
         assert rb.partials() == []
-        engine = rb.storage.engine()
+        engine = engine_of(rb)
         engine.seat.reap_dead()
         assert engine.stats()["reserved"] == 0
         assert engine.check().ok
@@ -280,5 +281,5 @@ def drained(fd: int) -> bytes:
 
 
 def wait_until_empty(rb: Any) -> None:
-    while rb.storage.engine().stats()["queued"]:
+    while engine_of(rb).stats()["queued"]:
         time.sleep(0.01)

@@ -27,6 +27,8 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.kit.items import numbered
+from tests.kit.rings import ring_of
 
 PACKAGE = Path(shmbuffer.__file__).parent
 DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
@@ -37,10 +39,6 @@ def learner(capacity: int = 10, **kwargs: Any) -> TensorDictPrioritizedReplayBuf
     return TensorDictPrioritizedReplayBuffer(
         alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(capacity), batch_size=4, **kwargs
     )
-
-
-def items(count: int, first: int = 0) -> TensorDict:
-    return TensorDict({"a": torch.arange(first, first + count)}, [count])
 
 
 def is_form(file: str) -> bool:
@@ -140,7 +138,7 @@ WAYS: dict[str, tuple[Callable[[], ReplayBuffer], str, str]] = {
     ),
     "top k": (
         lambda: TensorDictReplayBuffer(
-            storage=LazyTensorStorage(9), writer=TensorDictMaxValueWriter("a")
+            storage=LazyTensorStorage(9), writer=TensorDictMaxValueWriter("number")
         ),
         "by parts: a TensorDictMaxValueWriter decides where items go",
         "fast",
@@ -167,8 +165,8 @@ WAYS: dict[str, tuple[Callable[[], ReplayBuffer], str, str]] = {
 def test_a_plan_says_which_ways_are_taken_and_why_no_shorter_ones(name: str) -> None:
     make, write, sample = WAYS[name]
     rb = make()
-    data = items(3)
-    rb.extend(data if rb.family != "ReplayBuffer" else data["a"])
+    data = numbered(0, 3)
+    rb.extend(data if rb.family != "ReplayBuffer" else data["number"])
     said = repr(rb.plan).splitlines()
     assert f"    write: {write}" in said
     assert f"    sample: {sample}" in said
@@ -187,9 +185,9 @@ def test_a_plan_says_what_a_sample_has_and_waits_for() -> None:
 
 def test_a_plan_is_kept_until_a_part_is_exchanged() -> None:
     rb = learner()
-    rb.extend(items(3))
+    rb.extend(numbered(0, 3))
     plan = rb.plan
-    rb.extend(items(3))
+    rb.extend(numbered(0, 3))
     rb.sample()
     assert rb.plan is plan
     rb.set_sampler(SamplerWithoutReplacement())
@@ -206,28 +204,28 @@ def test_the_next_call_finds_the_first_write_of_another_handle(tmp_path: Path) -
         )
 
     late, first = handle(), handle()
-    first.extend(items(4).set("td_error", torch.tensor([0.0, 0.0, 5.0, 0.0])))
+    first.extend(numbered(0, 4).set("td_error", torch.tensor([0.0, 0.0, 5.0, 0.0])))
     assert late.sampler.default_priority == 5.0  # asked before anything else
-    assert set(late.sample()["a"].tolist()) == {2}
+    assert set(late.sample()["number"].tolist()) == {2}
     assert late.plan.fast_read is not None
 
 
 def test_a_column_that_is_added_ends_the_fast_ways_of_every_buffer_on_the_storage() -> None:
     storage = LazyTensorStorage(8)
     one, other = (TensorDictReplayBuffer(storage=storage, batch_size=2) for _ in range(2))
-    one.extend(items(4))
+    one.extend(numbered(0, 4))
     other.sample()
     assert other.plan.fast_write is not None
     one["b"] = torch.ones(4)
-    other.extend(items(2).set("b", torch.zeros(2)))
+    other.extend(numbered(0, 2).set("b", torch.zeros(2)))
     assert other.plan.fast_write is None
     assert other[:]["b"].tolist() == [1, 1, 1, 1, 0, 0]
-    assert {"a", "b"} <= other.sample().keys()
+    assert {"number", "b"} <= other.sample().keys()
 
 
 def test_priorities_go_with_the_write_that_says_again_what_an_item_is() -> None:
     rb = learner()
-    rb.extend(items(3).set("td_error", torch.ones(3)))
+    rb.extend(numbered(0, 3).set("td_error", torch.ones(3)))
     rb.sample()
     rb.empty()
     rb.extend(TensorDict({"b": torch.arange(3.0), "td_error": torch.tensor([0.0, 3.0, 0.0])}, [3]))
@@ -247,6 +245,5 @@ def test_a_sampler_finds_the_ring_that_its_storage_got_meanwhile() -> None:
     rb = ReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
     storage.set(range(3), torch.arange(3))
     sampler.update_priority(torch.arange(3), torch.tensor([0.0, 2.0, 0.0]))
-    assert storage.ring() is not None
-    assert storage.ring().tree.prioritized
+    assert ring_of(storage).tree.prioritized
     assert set(rb.sample().tolist()) == {1}

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from shmbuffer import (
     EmptyBufferError,
@@ -29,10 +28,8 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
-
-
-def steps(n: int, first: int = 0) -> TensorDict:
-    return TensorDict({"a": torch.arange(first, first + n)}, [n])
+from tests.kit.items import numbered
+from tests.kit.rings import engine_of
 
 
 def seeded(seed: int = 3) -> torch.Generator:
@@ -40,7 +37,7 @@ def seeded(seed: int = 3) -> torch.Generator:
 
 
 def drawn(rb: ReplayBuffer, count: int) -> list[list[int]]:
-    return [rb.sample()["a"].tolist() for _ in range(count)]
+    return [rb.sample()["number"].tolist() for _ in range(count)]
 
 
 @pytest.mark.product(few=3)
@@ -57,7 +54,7 @@ def test_the_same_seed_draws_the_same_batches_with_and_without(make: Any, sample
             prefetch=prefetch,
             generator=seeded(),
         )
-        rb.extend(steps(20))
+        rb.extend(numbered(0, 20))
         batches.append(drawn(rb, 20))
         rb.close()
     if sampler is SamplerWithoutReplacement:
@@ -78,9 +75,9 @@ def test_an_iteration_is_exactly_one_pass(
         batch_size=3,
         prefetch=prefetch,
     )
-    rb.extend(steps(10))
+    rb.extend(numbered(0, 10))
     for _ in range(4):
-        batches = [batch["a"].tolist() for batch in rb]
+        batches = [batch["number"].tolist() for batch in rb]
         assert [len(batch) for batch in batches] == sizes
         seen = list(chain(*batches))
         assert len(set(seen)) == len(seen) == sum(sizes)
@@ -93,10 +90,10 @@ def test_items_written_after_a_pass_are_in_the_next_one() -> None:
         batch_size=4,
         prefetch=3,
     )
-    rb.extend(steps(10))
-    assert sorted(chain(*(batch["a"].tolist() for batch in rb))) == list(range(10))
-    rb.extend(steps(10, 10))
-    assert sorted(chain(*(batch["a"].tolist() for batch in rb))) == list(range(20))
+    rb.extend(numbered(0, 10))
+    assert sorted(chain(*(batch["number"].tolist() for batch in rb))) == list(range(10))
+    rb.extend(numbered(10, 10))
+    assert sorted(chain(*(batch["number"].tolist() for batch in rb))) == list(range(20))
 
 
 def test_it_needs_to_know_the_batch_size() -> None:
@@ -154,13 +151,13 @@ def test_after_emptying_nothing_old_is_delivered(make: Any) -> None:
     rb = TensorDictReplayBuffer(storage=make(10), prefetch=3, batch_size=4)
     with pytest.raises(EmptyBufferError):
         rb.sample()
-    rb.extend(steps(10))
+    rb.extend(numbered(0, 10))
     drawn(rb, 3)
     rb.empty()
     assert rb.stats()["prefetch_queue_size"] == 0
     with pytest.raises(RuntimeError):
         rb.sample()
-    rb.extend(steps(5, 50))
+    rb.extend(numbered(50, 5))
     assert all(min(batch) >= 50 for batch in drawn(rb, 10))
 
 
@@ -173,7 +170,7 @@ def test_batches_that_were_never_delivered_are_drawn_again() -> None:
             prefetch=prefetch,
             generator=seeded(),
         )
-        rb.extend(steps(12))
+        rb.extend(numbered(0, 12))
         return rb
 
     plain, ahead = buffer(None), buffer(4)
@@ -190,10 +187,10 @@ def test_batches_that_were_never_delivered_are_drawn_again() -> None:
 
 def test_another_sampler_or_storage_is_used_at_once() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), prefetch=3, batch_size=4)
-    rb.extend(steps(10))
+    rb.extend(numbered(0, 10))
     rb.sample()
     other = LazyTensorStorage(10)
-    other.set(range(4), steps(4, 70))
+    other.set(range(4), numbered(70, 4))
     rb.set_storage(other)
     assert all(min(batch) >= 70 for batch in drawn(rb, 5))
     rb.set_sampler(SamplerWithoutReplacement())
@@ -209,14 +206,14 @@ def test_it_goes_together_with_sharing(tmp_path: Path) -> None:
         prefetch=4,
         shared=True,
     )
-    rb.extend(steps(64))
+    rb.extend(numbered(0, 64))
     stop = threading.Event()
 
     def collect() -> None:
         with attach(tmp_path / "buffer") as collector:
             first = 64
             while not stop.wait(0.001):  # else it may lap the ring in each turn that it gets
-                collector.extend(steps(7, first))
+                collector.extend(numbered(first, 7))
                 first += 7
 
     thread = threading.Thread(target=collect)
@@ -224,14 +221,16 @@ def test_it_goes_together_with_sharing(tmp_path: Path) -> None:
     try:
         for _ in range(100):
             sample = rb.sample()
-            assert torch.equal(sample["a"], sample["index_generation"]), "a row of another item"
-            assert torch.equal(sample["a"] % 64, sample["index"])
+            assert torch.equal(sample["number"], sample["index_generation"]), (
+                "a row of another item"
+            )
+            assert torch.equal(sample["number"] % 64, sample["index"])
             sample["td_error"] = torch.rand(16)
             rb.update_tensordict_priority(sample)
     finally:
         stop.set()
         thread.join()
-    assert rb.storage.engine().check().ok
+    assert engine_of(rb).check().ok
     rb.close()
 
 
@@ -243,14 +242,14 @@ def test_a_batch_that_waited_is_of_items_that_were_there_and_says_so(tmp_path: P
         batch_size=4,
         prefetch=1,
     )
-    rb.extend(steps(8))
+    rb.extend(numbered(0, 8))
     rb.sample()  # the next one is ordered with it
     assert rb._prefetcher is not None
     wait([batch for _, batch in rb._prefetcher._queue])
-    rb.extend(steps(8, 100))  # over all of them
+    rb.extend(numbered(100, 8))  # over all of them
     late = rb.sample()
-    assert (late["a"] < 8).all()
-    assert torch.equal(late["a"], late["index_generation"])
+    assert (late["number"] < 8).all()
+    assert torch.equal(late["number"], late["index_generation"])
     late["td_error"] = torch.rand(4)
     assert rb.update_tensordict_priority(late) == (0, 4)
     rb.close()
@@ -264,10 +263,12 @@ def test_several_threads_may_sample() -> None:
         batch_size=1,
         prefetch=4,
     )
-    rb.extend(steps(40))
+    rb.extend(numbered(0, 40))
     seen: list[int] = []
     threads = [
-        threading.Thread(target=lambda: seen.extend(rb.sample()["a"].item() for _ in range(10)))
+        threading.Thread(
+            target=lambda: seen.extend(rb.sample()["number"].item() for _ in range(10))
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -283,7 +284,7 @@ def test_a_buffer_that_prefetches_can_be_pickled(tmp_path: Path) -> None:
         batch_size=4,
         prefetch=2,
     )
-    rb.extend(steps(10))
+    rb.extend(numbered(0, 10))
     rb.sample()
     other = pickle.loads(pickle.dumps(rb))
     assert len(other.sample()) == 4
@@ -294,7 +295,7 @@ def test_a_buffer_that_prefetches_can_be_pickled(tmp_path: Path) -> None:
 
 def test_the_child_of_a_fork_makes_its_own() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4, prefetch=2)
-    rb.extend(steps(10))
+    rb.extend(numbered(0, 10))
     rb.sample()
     pid = os.fork()
     if pid == 0:
@@ -319,7 +320,7 @@ def test_the_child_of_a_fork_waits_for_nothing_of_its_parents() -> None:
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(10), batch_size=4, prefetch=2, transform=slow
     )
-    rb.extend(steps(10))
+    rb.extend(numbered(0, 10))
     thread = threading.Thread(target=rb.sample)
     thread.start()
     assert going.wait(30)  # batches are being made: the child must not wait for them
@@ -330,8 +331,8 @@ def test_the_child_of_a_fork_waits_for_nothing_of_its_parents() -> None:
         try:
             torch.set_num_threads(1)
             rb.empty()
-            rb.extend(steps(4, 50))
-            status = 0 if min(rb.sample()["a"].tolist()) >= 50 else 2
+            rb.extend(numbered(50, 4))
+            status = 0 if min(rb.sample()["number"].tolist()) >= 50 else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

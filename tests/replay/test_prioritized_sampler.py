@@ -25,6 +25,7 @@ from shmbuffer import (
     TensorStorage,
     attach,
 )
+from tests.kit.rings import ring_of
 from tests.replay.test_samplers import TwoMethods
 from tests.selection import seeds
 
@@ -164,9 +165,9 @@ def test_a_weight_whose_priority_has_changed_since_the_draw_is_that_of_the_draw(
     drawn = torch.tensor([1.0, 0.5, 0.25, 0.125])
     assert rb.sampler._weights(elements, drawn).tolist() == drawn.tolist()
     rb.update_priority(2, 1000.0)
-    rb.storage.ring().claims.claim(1)  # element 0 is being written over: it has no mass
+    ring_of(rb).claims.claim(1)  # element 0 is being written over: it has no mass
     found = rb.sampler._weights(elements, drawn)
-    rb.storage.ring().claims.abort()
+    ring_of(rb).claims.abort()
     assert found.tolist() == drawn.tolist()
 
 
@@ -701,10 +702,10 @@ def test_a_sampler_that_leaves_takes_its_alpha_along(make_private: Any) -> None:
     sampler.alpha, sampler.eps = 0.3, 0.1
     rb.set_sampler(PrioritizedSampler(4, 0.9, 0.9))
     assert (sampler.alpha, sampler.eps) == (0.3, 0.1)
-    assert (storage.ring().tree.alpha, storage.ring().tree.eps) == (0.9, 1e-8)
+    assert (ring_of(storage).tree.alpha, ring_of(storage).tree.eps) == (0.9, 1e-8)
     assert raw(rb) == [1.0, 2.0, 3.0, 4.0]
     rb.set_sampler(sampler)
-    assert (storage.ring().tree.alpha, storage.ring().tree.eps) == (0.3, 0.1)
+    assert (ring_of(storage).tree.alpha, ring_of(storage).tree.eps) == (0.3, 0.1)
 
 
 # -- state -----------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from shmbuffer import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from tests.replay.slice_model import History, cut_up, slices
+from tests.kit.rings import ring_of
+from tests.replay.slice_model import History, cut_up, drawn, slices
 from tests.replay.test_slices import ForeignStorage, episodes
 from tests.selection import seeds
 
@@ -38,14 +39,6 @@ def buffer(
         batch_size=batch_size,
         generator=generator,
     )
-
-
-def drawn(rb: Any, batches: int = 1) -> Counter[tuple[int, ...]]:
-    found: Counter[tuple[int, ...]] = Counter()
-    for _ in range(batches):
-        sample = rb.sample()
-        found.update(cut_up(sample["number"], sample["next", "truncated"]))
-    return found
 
 
 def give(rb: Any, numbers: dict[int, float], other: float = 0.0) -> None:
@@ -394,4 +387,4 @@ def test_the_largest_priority_can_be_that_of_the_stored_items() -> None:
     give(rb, {0: 100.0, 1: 2.0, 2: 2.0, 3: 2.0})
     rb.add(episodes(1)[0])
     assert rb.sampler.default_priority == 2.0
-    assert np.nanmax(rb.storage.ring().tree.priorities()) == 2.0
+    assert np.nanmax(ring_of(rb).tree.priorities()) == 2.0

@@ -31,6 +31,7 @@ from shmbuffer import (
 )
 from shmbuffer.memory.system import progress
 from shmbuffer.replay.storages import rows
+from tests.kit.rings import engine_of
 
 N = 20
 Make = Callable[[Path], Any]
@@ -242,7 +243,7 @@ def test_a_buffer_that_was_emptied_is_usable_and_its_sampler_knows(tmp_path: Pat
     assert (len(rb), rb.stats()["p_sum"]) == (0, 0.0)
     filled(rb, 7.0)
     assert set(rb.sample()["index"].tolist()) <= set(range(N))
-    assert rb.storage.engine().check().ok
+    assert engine_of(rb).check().ok
 
 
 def test_a_load_that_is_ended_by_a_signal_leaves_it_empty_too(
@@ -473,6 +474,6 @@ def test_a_kill_while_loading_leaves_a_sound_buffer_that_can_be_loaded(
     killed_at(path, tmp_path / "save", "loads", "load", 7)
     with attach(path) as after:
         assert numbers(after) == list(range(7))
-        assert after.storage.engine().check().ok
+        assert engine_of(after).check().ok
         after.loads(tmp_path / "save")
         assert numbers(after) == list(range(N))

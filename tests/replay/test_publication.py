@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 
+from shmbuffer import BufferInUseError, ReadOnlyError
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferInUseError, ReadOnlyError
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.replay import publication
 from shmbuffer.replay.file_tree import MANIFEST
 from shmbuffer.replay.publication import finish, publish, publish_file
 from shmbuffer.replay.work_directory import MARK, sweep
-from tests.memory.programs import as_nobody, in_a_tmpfs, in_fork, needs_root
+from tests.kit.programs import as_nobody, in_a_tmpfs, in_fork, needs_root
 
 
 def save(path: Path, files: dict[str, str], **options: Any) -> None:

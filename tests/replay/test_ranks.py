@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import (
+    EmptyBufferError,
     LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
@@ -27,7 +28,6 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
-from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.samplers.rank import mixed
 
 ITEMS = 200

@@ -34,6 +34,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.memory.flow import sides, waiting
+from tests.kit.rings import engine_of, ring_of
 from tests.replay.conftest import MakeStorage
 
 pytestmark = [pytest.mark.product(few=4), pytest.mark.filterwarnings("ignore:sample.batch_size")]
@@ -55,7 +56,7 @@ def items(count: int, first: int = 0) -> TensorDict:
 
 
 def ahead(rb: ReplayBuffer) -> float:
-    ring = rb._storage.ring()
+    ring = ring_of(rb)
     assert ring is not None
     ahead: float = ring.admission.rate_status().ahead
     return ahead
@@ -378,7 +379,7 @@ def require_that_closing_wakes(
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    control = storage.engine().seat.control
+    control = engine_of(storage).seat.control
     while not control.entries["waits_for"].any():
         pass
     rb.storage.close()

@@ -29,6 +29,7 @@ from shmbuffer import (
 )
 from shmbuffer._native import _core
 from tests.crash.harness import ended, fork, native_points
+from tests.kit.rings import engine_of
 
 ITEMS = 60
 
@@ -302,7 +303,7 @@ def test_who_dies_while_it_makes_the_table_leaves_it_to_the_next(
     rb = buffer(data, priorities=table)
     assert len(rb) == ITEMS
     assert rb.sample()["index"].unique().tolist() == list(range(ITEMS))
-    assert rb.storage.engine().check().ok  # type: ignore[attr-defined]
+    assert engine_of(rb).check().ok
 
 
 def test_the_table_of_a_data_set_of_another_size_is_refused(data: Path, tmp_path: Path) -> None:

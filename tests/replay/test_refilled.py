@@ -22,6 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from tests.kit.rings import ring_of
 
 
 def items(count: int) -> TensorDict:
@@ -146,7 +147,7 @@ def test_priorities_go_back_in_it() -> None:
         index = out["index"].clone()
         out["td_error"] = torch.full((32,), float(step))
         rb.update_tensordict_priority(out)
-        assert (rb.sampler.ring().tree.priorities(index.numpy()) == step).all()
+        assert (ring_of(rb.sampler).tree.priorities(index.numpy()) == step).all()
 
 
 def test_the_info_has_the_tensors_of_out(rb: Any) -> None:

@@ -26,6 +26,7 @@ from shmbuffer import (
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
+    Partial,
     RateLimiter,
     RateLimitTimeout,
     ReplayBuffer,
@@ -40,12 +41,13 @@ from shmbuffer import (
 from shmbuffer._native import _core
 from shmbuffer.memory import consumer_version
 from shmbuffer.memory.directory import partials
-from shmbuffer.memory.directory.partials import Partial, PartialFile
+from shmbuffer.memory.directory.partials import PartialFile
 from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.replay.records.encoder import Encoder
 from tests.crash.harness import ended, fork
-from tests.memory.programs import in_a_tmpfs, needs_root
+from tests.kit.programs import in_a_tmpfs, needs_root
+from tests.kit.rings import engine_of, ring_of
 
 CAPACITY = 16
 
@@ -65,7 +67,7 @@ def texts(first: int, count: int) -> list[TensorDict]:
 
 def numbers(rb: Any) -> list[int]:
     """Of all items, in the order of their places."""
-    there = rb.storage.engine().ring().live.holds().nonzero()[0].tolist()
+    there = ring_of(rb).live.holds().nonzero()[0].tolist()
     return [int(rb[i]["number"]) for i in there]
 
 
@@ -108,7 +110,7 @@ def partial_files(rb: Any) -> list[str]:
 
 
 def reserved(rb: Any) -> int:
-    return int(rb.storage.engine().stats()["reserved"])
+    return int(engine_of(rb).stats()["reserved"])
 
 
 # Room.
@@ -368,7 +370,7 @@ def test_without_bytes_a_commit_of_records_waits_for_them(records: Any) -> None:
 
 def test_items_that_are_too_old_are_refused_and_counted(rb: Any) -> None:
     rb.rate_limiter = RateLimiter(max_staleness=1)
-    seat = rb.storage.engine().seat
+    seat = engine_of(rb).seat
     rooms = [rb.reserve(2, version=0), rb.reserve(4), rb.reserve(2, version=2)]
     consumer_version.store(seat, 3)
     assert rooms[0].commit(steps(10, 2)).tolist() == []
@@ -378,7 +380,7 @@ def test_items_that_are_too_old_are_refused_and_counted(rb: Any) -> None:
     assert (len(index), rooms[1].refused) == (2, 2)
     assert len(rooms[2].commit(steps(30, 2))) == 2
     assert numbers(rb) == [0, 1, 20, 22, 30, 31]
-    stats = rb.storage.engine().stats()
+    stats = engine_of(rb).stats()
     assert (stats["refused"], stats["reserved"]) == (4, 0)
 
 
@@ -390,7 +392,7 @@ def test_items_of_one_version_are_refused_all_or_none(rb: Any, version: Any, wri
     rb.rate_limiter = RateLimiter(max_staleness=1, items_per_version=4)
     group = rb.reserve(3)
     rb.reserve(5).commit(steps(10, 5), version=0)
-    consumer_version.increment(rb.storage.engine().seat)
+    consumer_version.increment(engine_of(rb).seat)
     rb.reserve(1).commit(steps(20, 1), version=1)
     assert len(group.commit(steps(30, 3), version=version)) == written
     assert group.refused == 3 - written
@@ -399,7 +401,7 @@ def test_items_of_one_version_are_refused_all_or_none(rb: Any, version: Any, wri
 
 def test_a_version_that_comes_before_the_claim_counts(rb: Any, monkeypatch: Any) -> None:
     rb.rate_limiter = RateLimiter(max_staleness=0)
-    seat, extend = rb.storage.engine().seat, rb.extend
+    seat, extend = engine_of(rb).seat, rb.extend
     tries = []
 
     def late(data: Any, **given: Any) -> Any:
@@ -432,7 +434,7 @@ def test_rows_are_left_out_of_any_batch(tmp_path: Path, kind: str) -> None:
     with ReplayBuffer(storage=storage, batch_size=2) as rb:
         rb.extend(data)
         rb.rate_limiter = RateLimiter(max_staleness=0)
-        consumer_version.store(storage.engine().seat, 5)
+        consumer_version.store(engine_of(storage).seat, 5)
         room = rb.reserve(3)
         assert len(room.commit(data, version=np.array([5, 4, 6]))) == 2
         found = rb[4]
@@ -451,7 +453,7 @@ def test_versions_have_to_fit_the_items(rb: Any) -> None:
 
 def test_a_reservation_waits_for_the_version_that_allows_it(rb: Any) -> None:
     rb.rate_limiter = RateLimiter(max_staleness=1, items_per_version=3)
-    seat = rb.storage.engine().seat
+    seat = engine_of(rb).seat
     rooms = [rb.reserve(3), rb.reserve(3)]
     with pytest.raises(RateLimitTimeout, match="while learners have version 0 there may be 0 more"):
         rb.reserve(1, timeout=0.05)
@@ -676,7 +678,7 @@ def rollout_of_a_killed_process(records: Any, nbytes: int | None, size: int = 0)
 
 
 def reserved_bytes(rb: Any) -> int:
-    return int(rb.storage.engine().seat.control.runtime["reserved_bytes"][0])
+    return int(engine_of(rb).seat.control.runtime["reserved_bytes"][0])
 
 
 def test_a_resumed_rollout_has_the_bytes_of_the_dead_process(records: Any) -> None:
@@ -708,7 +710,7 @@ def test_a_resumed_rollout_has_room_for_its_pieces_if_bytes_were_reserved(
 
 def write_partial(rb: Any, number: int, rows: int = 2, nbytes: int = 0, version: int = 3) -> Path:
     """A file with a head whose checksum is right, and one piece."""
-    directory = rb.storage.engine().seat.ground.directory
+    directory = engine_of(rb).seat.ground.directory
     with PartialFile.make(directory, number, rows, nbytes, version) as file:
         file.append(Encoder().encode(steps(20, 1), single=True).body(0), 1)
     return Path(rb.storage.scratch_dir) / f".shmbuffer/partials/{number}"
@@ -798,5 +800,5 @@ def test_removal_takes_the_pieces_along(rb: Any) -> None:
     room = rb.reserve(3)
     room.append(steps(0, 1))
     path = Path(rb.storage.scratch_dir)
-    rb.storage.engine().cleanup()
+    engine_of(rb).cleanup()
     assert not (path / ".shmbuffer").exists()

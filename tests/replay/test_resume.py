@@ -18,16 +18,16 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import (
+    CorruptBufferError,
     LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
-    ReplayBuffer,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from shmbuffer._native import _core
-from shmbuffer.errors import CorruptBufferError
 from tests.crash.test_save_points import points
+from tests.kit.rings import engine_of, ring_of
 from tests.replay.resuming import CASES, ROOT, SAVED_AT, STEPS, Case, Loop, items
 
 pytestmark = pytest.mark.product(few=4)
@@ -393,12 +393,6 @@ def test_a_batch_that_could_not_be_made_is_no_part_of_a_save(tmp_path: Path) -> 
 # -- tickets --------------------------------------------------------------------------------------
 
 
-def ring_of(rb: ReplayBuffer) -> Any:
-    ring = rb.storage.ring()
-    assert ring is not None
-    return ring
-
-
 def shared(path: Path, size: int = 32) -> TensorDictReplayBuffer:
     return TensorDictReplayBuffer(
         storage=LazyMemmapStorage(size, scratch_dir=path),
@@ -420,7 +414,7 @@ def test_items_have_the_tickets_that_they_had_in_a_new_ring(fast_path: Path) -> 
         assert other.update_tensordict_priority(batch).applied == 8
         assert rb.extend(items(0, 5)).tolist() == other.extend(items(0, 5)).tolist()
         assert (ring_of(other).live.tickets() == ring_of(rb).live.tickets()).all()
-        assert other.storage.engine().check().ok
+        assert engine_of(other).check().ok
 
 
 def test_a_ring_that_is_past_them_gives_those_of_a_later_lap(fast_path: Path) -> None:
@@ -439,7 +433,7 @@ def test_a_ring_that_is_past_them_gives_those_of_a_later_lap(fast_path: Path) ->
         assert ring_of(rb).live.tickets().min() >= past
         assert later[0] % 32 == 0
         assert rb.update_tensordict_priority(batch) == (0, 8)
-        assert rb.storage.engine().check().ok
+        assert engine_of(rb).check().ok
 
 
 def test_items_that_were_placed_one_by_one_get_other_tickets_at_once(fast_path: Path) -> None:
@@ -451,7 +445,7 @@ def test_items_that_were_placed_one_by_one_get_other_tickets_at_once(fast_path: 
         other.loads(fast_path / "save")
         assert (other[:] == rb[:]).all()
         assert ring_of(other).head % 512 == ring_of(rb).head % 512
-        assert other.storage.engine().check().ok
+        assert engine_of(other).check().ok
 
 
 @pytest.mark.parametrize("head", [39, 41, 2**62, -1, "x"])

@@ -20,6 +20,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
+from tests.kit.rings import ring_of
 
 
 def steps(*numbers: int, done: int = -1, terminated: int = -1) -> TensorDict:
@@ -45,7 +46,7 @@ def member(size: int = 8, sampler: Any = None, **options: Any) -> TensorDictRepl
 def test_a_routed_write_says_which_items_it_has_written() -> None:
     rb = ReplayBufferEnsemble(member(4), member(4), routing_key="to")
     for turn in range(4):  # around the ends of both
-        before = [0 if turn == 0 else one.storage.ring().head for one in rb._members]
+        before = [0 if turn == 0 else ring_of(one).head for one in rb._members]
         found = rb.extend(steps(0, 1, 2, 3, 4).set("to", torch.tensor([0, 1, 1, 0, 1])))
         assert found.batch_size == (5,)
         assert found["buffer_ids"].tolist() == [0, 1, 1, 0, 1]

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from shmbuffer import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorStorage
 from shmbuffer.replay.storages.rows import Rows
+from tests.kit.rings import engine_of, ring_of
 
 
 def learner(storage: Any) -> TensorDictPrioritizedReplayBuffer:
@@ -32,8 +33,8 @@ def columns_of(rows: Rows) -> list[torch.Tensor]:
 def test_rows_that_were_copied_out_can_be_copied_in(make: Any) -> None:
     rb = learner(make(8))
     rb.extend(steps(11))
-    rb.storage.ring().claims.claim(2)
-    rb.storage.ring().claims.abort()
+    ring_of(rb).claims.claim(2)
+    ring_of(rb).claims.abort()
     columns = columns_of(rb.storage.mover())
     moment = rb.storage.mover().copy_out(columns)
     assert columns[0].tolist()[:3] == [8, 9, 10]
@@ -50,13 +51,13 @@ def test_rows_that_were_copied_out_can_be_copied_in(make: Any) -> None:
     )
     assert torch.equal(other[:]["a"], rb[:]["a"])
     assert torch.equal(other[:]["c"], rb[:]["c"])
-    assert other.storage.ring().live.committed().tolist() == [0, 1, 2, 5, 6, 7]
+    assert ring_of(other).live.committed().tolist() == [0, 1, 2, 5, 6, 7]
     assert other.write_count == 11
     assert (
         other.extend({**steps(1, 90).exclude("td_error"), "td_error": torch.ones(1).double()})[0]
-        == rb.storage.ring().head % 8
+        == ring_of(rb).head % 8
     )
-    assert other.storage.engine().check().ok
+    assert engine_of(other).check().ok
 
 
 def test_wide_slots_come_back_in(make: Any) -> None:
@@ -81,8 +82,8 @@ def test_bytes_that_are_in_place_become_items(make: Any) -> None:
     present = np.array([0, 1, 3])
     rb.storage.mover().copy_in(None, present, present, cursor=4, write_count=40)
     assert rb[:]["a"].tolist() == [0, 1, 3]
-    assert (len(rb), rb.write_count, rb.storage.ring().cursor) == (3, 40, 4)
-    assert rb.storage.engine().check().ok
+    assert (len(rb), rb.write_count, ring_of(rb).cursor) == (3, 40, 4)
+    assert engine_of(rb).check().ok
 
 
 def test_the_last_row_for_a_repeated_element_stays(make: Any) -> None:

@@ -16,6 +16,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictRoundRobinWriter,
 )
+from tests.kit.rings import ring_of
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.7])
@@ -49,7 +50,7 @@ def saved_in_place(path: Path, alpha: float) -> list[float]:
         given = torch.tensor([0.5, 1.0, 2.0, 4.0])
         buffer.update_priority(index[-4:], given)
         buffer.dumps(path)
-        return buffer.storage.ring().tree.priorities().tolist()
+        return ring_of(buffer).tree.priorities().tolist()
 
 
 @pytest.mark.parametrize("alpha", [0.7, 0.1, 0.05, 0.0])
@@ -61,9 +62,8 @@ def test_a_sampler_that_was_saved_in_place_can_be_loaded_alone(
     sampler = PrioritizedSampler(6, alpha=1.0, beta=1.0)
     sampler.loads(tmp_path / "sampler")
     assert (sampler.alpha, sampler.beta) == (alpha, 0.4)
-    assert sampler.ring() is not None
-    assert sampler.ring().tree.priorities() == pytest.approx(known, rel=1e-12)
-    assert sampler.ring().tree.max_priority == 4.0
+    assert ring_of(sampler).tree.priorities() == pytest.approx(known, rel=1e-12)
+    assert ring_of(sampler).tree.max_priority == 4.0
 
 
 def test_a_sampler_that_is_saved_alone_has_its_priorities_exactly(tmp_path: Path) -> None:

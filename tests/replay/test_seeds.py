@@ -16,6 +16,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.kit.rings import ring_of
 
 
 def description(data: Any) -> dict[Any, tuple[list[int], torch.dtype]]:
@@ -184,8 +185,8 @@ def test_the_checkpoint_example_of_the_prioritized_buffer_runs(tmp_path: Path) -
     rb_load.loads(tmp_path)
     assert len(rb) == len(rb_load)
     assert (rb[:] == rb_load[:]).all()
-    priorities = rb.storage.ring().tree.priorities()[:2000]
-    assert (rb_load.storage.ring().tree.priorities()[:2000] == priorities).all()
+    priorities = ring_of(rb).tree.priorities()[:2000]
+    assert (ring_of(rb_load).tree.priorities()[:2000] == priorities).all()
     assert rb_load.write_count == 2000
 
 

@@ -32,6 +32,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     Transition,
 )
+from tests.kit.rings import ring_of
 from tests.replay.slice_model import History, Item
 
 pytestmark = pytest.mark.product(few=4)
@@ -200,7 +201,7 @@ def test_streams_and_collectors_are_never_mixed(directory: Any) -> None:
 def test_a_slot_without_an_item_ends_windows_on_both_sides(directory: Any) -> None:
     rb = buffer(directory(10), Sequence(3, done_key=None), batch_size=50)
     rb.extend(steps(3))
-    ring = rb.storage.ring()  # type: ignore[attr-defined]
+    ring = ring_of(rb)
     ring.claims.claim(1)
     ring.claims.abort()
     rb.extend(steps(3, first=3))
@@ -417,8 +418,8 @@ def prioritized(unit: Sequence, storage: Any = None, **kwargs: Any) -> Any:
 
 
 def priorities(rb: Any) -> list[float]:
-    tree = rb.storage.ring().tree
-    found: list[float] = tree.priorities(np.arange(rb.storage.ring().elements)).tolist()
+    tree = ring_of(rb).tree
+    found: list[float] = tree.priorities(np.arange(ring_of(rb).elements)).tolist()
     return found
 
 

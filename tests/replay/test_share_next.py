@@ -22,17 +22,18 @@ from shmbuffer import (
     HERReplayBuffer,
     LazyMemmapStorage,
     NStep,
+    SchemaMismatchError,
     Sequence,
     SliceSampler,
+    SpaceError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     attach,
 )
 from shmbuffer.cli import main
-from shmbuffer.errors import SchemaMismatchError, SpaceError
-from shmbuffer.memory import Ring
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import ended, fork
+from tests.kit.rings import engine_of, ring_of
 from tests.selection import seeds
 
 OBS, END = ("next", "obs"), ("next", "done")
@@ -60,12 +61,6 @@ def rows(observations: Iterable[float], following: Iterable[float], first: int =
 def episode(first: int, count: int) -> TensorDict:
     """Steps from observation ``first`` on."""
     return rows(range(first, first + count), range(first + 1, first + count + 1), first)
-
-
-def ring_of(rb: Any) -> Ring:
-    ring = rb.storage.ring()
-    assert isinstance(ring, Ring)
-    return ring
 
 
 def wholes(rb: Any) -> int:
@@ -233,7 +228,7 @@ def test_a_change_of_an_observation_changes_no_next_one() -> None:
     found = rb[:]
     assert found["obs"][:, 0].tolist() == [*range(7), 9, *range(8, 20)]
     assert found[OBS][:, 0].tolist() == [1, 2, 3, 9, *range(5, 21)]
-    assert rb.storage.engine().check().ok
+    assert engine_of(rb).check().ok
 
 
 def test_a_change_of_something_else_leaves_links_as_they_are() -> None:
@@ -348,7 +343,7 @@ class _Program:
         return self.random.sample(sorted(self.there), count)
 
     def require_same(self, step: int) -> None:
-        report = self.rb.storage.engine().check()
+        report = engine_of(self.rb).check()
         assert report.ok, (step, report.problems)
         assert report.verified == len(self.there) == len(self.rb)
         if not self.there:
@@ -375,13 +370,13 @@ def test_a_write_without_room_says_what_to_do_and_changes_nothing() -> None:
     assert rb[:][OBS][:, 0].tolist() == list(range(100, 108))
     rb.extend(episode(200, 40))
     assert len(rb) == 48
-    assert rb.storage.engine().check().ok
+    assert engine_of(rb).check().ok
     with pytest.raises(SpaceError, match="needs room for 1 whole"):
         rb.storage.set(torch.tensor([3, 4, 5]), rows([1, 2, 3], [5, 6, 7])[0:3]) or rb.storage.set(
             torch.tensor([20, 22, 24]), rows([1, 2, 3], [5, 6, 7])
         )
     assert len(rb) == 48
-    assert rb.storage.engine().check().ok
+    assert engine_of(rb).check().ok
 
 
 def test_what_a_write_evicts_makes_room_for_it() -> None:
@@ -533,7 +528,7 @@ def test_a_save_is_of_whole_items_and_loads_into_either(
     assert {*other[:]["number"].tolist()} == {*range(56, 96)}
     if shares:
         assert wholes(other) == 8
-        assert other.storage.engine().check().ok
+        assert engine_of(other).check().ok
     other.extend(episode(5, 5))
     require_whole(other[:])
 
@@ -685,8 +680,8 @@ def test_collectors_that_are_killed_while_they_write_lose_no_next_observation(
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
             assert ended(victim) == -signal.SIGKILL
-        rb.storage.engine().seat.reap_dead()
-        report = rb.storage.engine().check()
+        engine_of(rb).seat.reap_dead()
+        report = engine_of(rb).check()
         assert report.ok, report.problems
         everything = rb[:]
         require_steps(*(everything[key].numpy() for key in ("obs", OBS, END)))
@@ -697,4 +692,4 @@ def test_collectors_that_are_killed_while_they_write_lose_no_next_observation(
     with attach(path) as again:
         everything = again[:]
         require_steps(*(everything[key].numpy() for key in ("obs", OBS, END)))
-        assert again.storage.engine().check().ok
+        assert engine_of(again).check().ok

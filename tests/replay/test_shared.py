@@ -21,7 +21,6 @@ from shmbuffer import (
     ListStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
-    PriorityUpdate,
     RateLimiter,
     ReplayBuffer,
     Sampler,
@@ -34,6 +33,7 @@ from shmbuffer import (
 from shmbuffer.memory import Engine
 from shmbuffer.replay.buffers.reopened import from_engine
 from shmbuffer.replay.storages import indexing, mover
+from tests.kit.rings import ring_of
 from tests.replay import programs
 from tests.replay.programs import step
 
@@ -68,15 +68,6 @@ def test_the_second_to_write_first_must_bring_the_same_leaves(directory: Any) ->
     ).tolist() == [1]
 
 
-def test_a_sample_of_a_shared_buffer_carries_its_generation(directory: Any) -> None:
-    rb = learner(directory(4))
-    rb.extend(step(0, 6))
-    sample = rb.sample()
-    assert sample["index_generation"].dtype is torch.int64
-    assert torch.equal(sample["index_generation"] % 4, sample["index"])
-    assert torch.equal(sample["index_generation"], sample["a"])
-
-
 def test_a_storage_says_the_tickets_of_items_and_of_places_without_one(directory: Any) -> None:
     rb, wide = learner(directory(4)), LazyTensorStorage(8, ndim=2)
     rb.extend(step(0, 6))
@@ -88,36 +79,15 @@ def test_a_storage_says_the_tickets_of_items_and_of_places_without_one(directory
     assert wide.tickets((torch.tensor([1, 0]), torch.tensor([3, 2]))).tolist() == [1, 0]
 
 
-def test_an_update_of_an_item_that_is_gone_is_dropped_and_counted(directory: Any) -> None:
-    rb, collector = learner(directory(4)), learner(directory(4))
-    rb.extend(step(0, 4))
-    sample = rb.sample()
-    collector.extend(step(4, 2))
-    sample["td_error"] = torch.zeros(50)
-    result = rb.update_tensordict_priority(sample)
-    gone = int((sample["a"] < 2).sum())
-    assert 0 < gone < 50
-    assert result == PriorityUpdate(applied=50 - gone, stale=gone)
-    assert rb.stats()["updates_stale"] == gone
-    raw = rb.sampler.state_dict()["_priorities"]
-    assert (raw[:2] > 0).all()
-
-
-def test_collectors_give_initial_priorities(directory: Any) -> None:
-    collector, rb = learner(directory()), learner(directory())
-    collector.extend(step(0, 3).set("td_error", torch.tensor([0.0, 1.0, 0.0])))
-    assert set(rb.sample()["a"].tolist()) == {1}
-
-
 def test_reads_of_a_shared_buffer_are_copies_of_what_is_committed(directory: Any) -> None:
     rb = TensorDictReplayBuffer(storage=directory(6))
     rb.extend(step(0, 4))
     storage = rb.storage
-    storage.ring().claims.claim(1)  # type: ignore[attr-defined] # somebody begins to write the fifth
+    ring_of(storage).claims.claim(1)  # somebody begins to write the fifth
     assert rb[:]["a"].tolist() == [0, 1, 2, 3]
     with pytest.raises(IndexError, match="no item at 4"):
         rb[4]
-    storage.ring().claims.abort()  # type: ignore[attr-defined]
+    ring_of(storage).claims.abort()
     rb[:]["a"].fill_(9)
     assert rb.read_all_in_order()["a"].tolist() == [0, 1, 2, 3]
 

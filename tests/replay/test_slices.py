@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,8 @@ from shmbuffer import (
 from shmbuffer.replay.samplers.slicing import boundaries
 from shmbuffer.replay.samplers.slicing.flags import Shown
 from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
-from tests.replay.slice_model import History, cut_up, slices
+from tests.kit.rings import ring_of
+from tests.replay.slice_model import History, cut_up, drawn, slices
 from tests.selection import seeds
 
 pytestmark = pytest.mark.product(few=4)
@@ -40,14 +40,6 @@ def buffer(storage: Any, batch_size: int, **options: Any) -> TensorDictReplayBuf
     return TensorDictReplayBuffer(
         storage=storage, sampler=SliceSampler(**options), batch_size=batch_size
     )
-
-
-def drawn(rb: Any, batches: int = 8) -> Counter[tuple[int, ...]]:
-    found: Counter[tuple[int, ...]] = Counter()
-    for _ in range(batches):
-        sample = rb.sample()
-        found.update(cut_up(sample["number"], sample["next", "truncated"]))
-    return found
 
 
 def episodes(*lengths: int, done: bool = True) -> TensorDict:
@@ -83,7 +75,7 @@ def test_every_slice_is_one_of_the_definition_and_each_of_them_is_drawn(
             rb.extend(history.steps(min(history.chunk(5), written - len(history.rows))))
         legal = slices(history.trajectories(capacity), steps)
         if legal:
-            assert set(drawn(rb)) == legal
+            assert set(drawn(rb, 8)) == legal
 
 
 @pytest.mark.product("span strict", few=5)
@@ -101,7 +93,7 @@ def test_a_span_cuts_slices_off_at_the_sides_that_it_names(
         rb.extend(history.steps(history.chunk(6)))
     left, right = span if isinstance(span, (tuple, list)) else (span, span)
     legal = slices(history.trajectories(20), 4, strict=strict, left=left, right=right)
-    assert set(drawn(rb)) == legal
+    assert set(drawn(rb, 8)) == legal
 
 
 @pytest.mark.parametrize("seed", seeds(2, 6))
@@ -110,7 +102,7 @@ def test_short_trajectories_are_drawn_whole_where_lengths_are_not_strict(seed: i
     rb = buffer(LazyTensorStorage(15), 5 * MANY, num_slices=MANY, strict_length=False)
     for _ in range(12):
         rb.extend(history.steps(history.chunk(3)))
-    found = drawn(rb)
+    found = drawn(rb, 8)
     assert set(found) == slices(history.trajectories(15), 5, strict=False)
     assert sum(found.values()) == 8 * MANY
     assert rb.sample().shape[0] < 5 * MANY
@@ -124,7 +116,7 @@ def test_lanes_are_streams_of_their_own(make: Any, seed: int, lanes: int) -> Non
     rb = buffer(make(10 * lanes, ndim=2), 3 * MANY, slice_len=3)
     for _ in range(3 + 2 * seed):
         rb.extend(history.steps(history.chunk(4)))
-    found = drawn(rb)
+    found = drawn(rb, 8)
     assert set(found) == slices(history.trajectories(10), 3)
     sample = rb.sample()
     assert sample["index"].shape == (3 * MANY, 2)
@@ -138,13 +130,13 @@ def test_a_place_without_an_item_cuts(make: Any, seed: int, lanes: int) -> None:
     history = History(seed, lanes=lanes, ends=0.1)
     rb = buffer(make(12 * lanes, ndim=min(lanes, 2)), 2 * MANY, slice_len=2)
     rb.extend(history.steps(2))
-    ring = rb.storage.ring()
+    ring = ring_of(rb)
     for _ in range(5 + seed):
         rb.extend(history.steps(2 + history.chunk(3)))
         ring.claims.claim(1)
         ring.claims.abort()
         history.hole(1)
-    assert set(drawn(rb)) == slices(history.trajectories(12), 2)
+    assert set(drawn(rb, 8)) == slices(history.trajectories(12), 2)
 
 
 def test_a_trajectory_over_the_last_slot_of_the_ring_is_one_and_the_head_is_not_crossed() -> None:
@@ -152,17 +144,17 @@ def test_a_trajectory_over_the_last_slot_of_the_ring_is_one_and_the_head_is_not_
     rb.extend(episodes(4, done=False))
     more = episodes(4)
     rb.extend(more.set("number", more["number"] + 4))
-    assert set(drawn(rb)) == {(2, 3, 4), (3, 4, 5), (4, 5, 6), (5, 6, 7)}
+    assert set(drawn(rb, 8)) == {(2, 3, 4), (3, 4, 5), (4, 5, 6), (5, 6, 7)}
     assert rb[:]["number"].tolist() == [6, 7, 2, 3, 4, 5]
 
 
 def test_an_item_that_is_being_written_is_in_no_slice(make: Any) -> None:
     rb = buffer(make(8), 2 * MANY, slice_len=2)
     rb.extend(episodes(8, done=False))
-    ring = rb.storage.ring()
+    ring = ring_of(rb)
     ring.claims.claim_slots(np.array([3]), in_place=True)
     try:
-        assert set(drawn(rb)) == {(0, 1), (1, 2), (4, 5), (5, 6), (6, 7)}
+        assert set(drawn(rb, 8)) == {(0, 1), (1, 2), (4, 5), (5, 6), (6, 7)}
     finally:
         ring.claims.abort()
 
@@ -170,23 +162,23 @@ def test_an_item_that_is_being_written_is_in_no_slice(make: Any) -> None:
 def test_an_item_is_in_slices_once_it_is_committed(make: Any) -> None:
     rb = buffer(make(8), 2 * MANY, slice_len=2, cache_values=True)
     rb.extend(episodes(3, done=False))
-    ring, rows = rb.storage.ring(), rb.storage.mover()
+    ring, rows = ring_of(rb), rb.storage.mover()
     ring.claims.claim(2)
     for view in rows.views():
         view[3:5] = view[:2]
-    assert set(drawn(rb)) == {(0, 1), (1, 2)}
+    assert set(drawn(rb, 8)) == {(0, 1), (1, 2)}
     ring.claims.commit()  # the head stays where it is
-    assert set(drawn(rb)) == {(0, 1), (1, 2), (2, 0)}
+    assert set(drawn(rb, 8)) == {(0, 1), (1, 2), (2, 0)}
 
 
 def test_an_item_that_was_changed_in_place_stays_where_it_is(make: Any) -> None:
     rb = buffer(make(4), 2 * MANY, slice_len=2)
     rb.extend(episodes(6, done=False))
-    assert set(drawn(rb)) == {(2, 3), (3, 4), (4, 5)}
+    assert set(drawn(rb, 8)) == {(2, 3), (3, 4), (4, 5)}
     rb[2] = TensorDict({"number": torch.tensor(77), "next": {"done": torch.tensor([False])}}, [])
-    assert set(drawn(rb)) == {(77, 3), (3, 4), (4, 5)}
+    assert set(drawn(rb, 8)) == {(77, 3), (3, 4), (4, 5)}
     rb[3] = TensorDict({"number": torch.tensor(78), "next": {"done": torch.tensor([True])}}, [])
-    assert set(drawn(rb)) == {(77, 78), (4, 5)}
+    assert set(drawn(rb, 8)) == {(77, 78), (4, 5)}
 
 
 # -- how often each is drawn -----------------------------------------------------------------------
@@ -265,7 +257,7 @@ def test_strict_lengths_need_one_trajectory_that_is_long_enough() -> None:
     rb = filled(episodes(3, 5), batch_size=12, slice_len=6)
     with pytest.raises(RuntimeError, match=r"sufficient length .* 6 steps: the longest of 2 has 5"):
         rb.sample()
-    assert set(drawn(filled(episodes(3, 5), batch_size=400, slice_len=4))) == {
+    assert set(drawn(filled(episodes(3, 5), batch_size=400, slice_len=4), 8)) == {
         (3, 4, 5, 6),
         (4, 5, 6, 7),
     }
@@ -564,7 +556,7 @@ def test_fragments_are_put_in_order_by_id_and_step(cache_values: bool) -> None:
     rb[2] = fragments([4], [5])[0].set("number", torch.tensor(2))
     assert pairs_of(rb) == {(0, 4), (5, 2), (3, 1)}
     rb = filled(data, batch_size=60, slice_len=3, fragmented=True, strict_length=False)
-    assert set(drawn(rb)) == {(0, 4, 2), (5,), (3, 1)}
+    assert set(drawn(rb, 8)) == {(0, 4, 2), (5,), (3, 1)}
 
 
 def test_fragments_need_ids_and_steps_that_are_numbers_and_occur_once() -> None:
@@ -596,7 +588,7 @@ def test_items_in_a_list_are_read_once_each(cls: Any, seed: int) -> None:
     rb = buffer(cls(14), 2 * MANY, slice_len=2)
     for _ in range(4 + 3 * seed):
         rb.extend(history.steps(history.chunk(4)))
-    assert set(drawn(rb)) == slices(history.trajectories(14), 2)
+    assert set(drawn(rb, 8)) == slices(history.trajectories(14), 2)
 
 
 def test_a_list_of_dicts_has_entries_too() -> None:
@@ -639,9 +631,9 @@ def test_a_foreign_storage_needs_get_and_a_length() -> None:
     with pytest.raises(EmptyBufferError):
         rb.sample()
     rb.extend(episodes(2, 4))
-    assert set(drawn(rb)) == {(0, 1), (2, 3), (3, 4), (4, 5)}
+    assert set(drawn(rb, 8)) == {(0, 1), (2, 3), (3, 4), (4, 5)}
     rb.storage.data["next", "done"][3] = True  # nobody is told
-    assert set(drawn(rb)) == {(0, 1), (2, 3), (4, 5)}
+    assert set(drawn(rb, 8)) == {(0, 1), (2, 3), (4, 5)}
 
 
 def test_pytrees_have_entries_by_path() -> None:
@@ -691,14 +683,14 @@ def test_the_next_sample_sees_a_write(make: Any, cache_values: bool) -> None:
     rb = buffer(make(6), 400, slice_len=2, cache_values=cache_values)
     other = buffer(rb.storage, 400, slice_len=2)
     rb.extend(episodes(4, done=False))
-    assert set(drawn(rb)) == {(0, 1), (1, 2), (2, 3)}
+    assert set(drawn(rb, 8)) == {(0, 1), (1, 2), (2, 3)}
     other.extend(episodes(2).set("number", torch.tensor([4, 5])))
-    assert set(drawn(rb)) == {(at, at + 1) for at in range(5)}
+    assert set(drawn(rb, 8)) == {(at, at + 1) for at in range(5)}
     step = TensorDict({"number": torch.tensor(2), "next": {"done": torch.tensor([True])}}, [])
     rb[2] = step  # in place: neither length nor write count tell
-    assert set(drawn(rb)) == {(0, 1), (1, 2), (3, 4), (4, 5)}
+    assert set(drawn(rb, 8)) == {(0, 1), (1, 2), (3, 4), (4, 5)}
     rb.storage.set(2, step.clone().set(("next", "done"), torch.tensor([False])))
-    assert set(drawn(rb)) == {(at, at + 1) for at in range(5)}
+    assert set(drawn(rb, 8)) == {(at, at + 1) for at in range(5)}
 
 
 def test_a_look_reads_what_was_written_since_the_one_before(
@@ -763,29 +755,29 @@ def test_a_change_through_a_view_is_not_looked_for_and_one_by_the_buffer_is_seen
 ) -> None:
     rb = buffer(make_private(6), 400, slice_len=2)
     rb.extend(episodes(6))
-    before = set(drawn(rb))
+    before = set(drawn(rb, 8))
     rb[2]["next", "done"].fill_(True)
-    assert set(drawn(rb)) == before
+    assert set(drawn(rb, 8)) == before
     rb.sampler._boundaries.forget()  # type: ignore[attr-defined]
-    assert set(drawn(rb)) == before - {(2, 3)}
+    assert set(drawn(rb, 8)) == before - {(2, 3)}
     rb[2] = rb[2].clone().set(("next", "done"), torch.tensor([False]))
-    assert set(drawn(rb)) == before
+    assert set(drawn(rb, 8)) == before
 
 
 def test_another_storage_is_another_table() -> None:
     rb = filled(episodes(3, 3), batch_size=300, slice_len=3)
-    assert set(drawn(rb)) == {(0, 1, 2), (3, 4, 5)}
+    assert set(drawn(rb, 8)) == {(0, 1, 2), (3, 4, 5)}
     other = LazyTensorStorage(6)
     other.set(range(6), episodes(6))
     rb.set_storage(other)
-    assert set(drawn(rb)) == {(at, at + 1, at + 2) for at in range(4)}
+    assert set(drawn(rb, 8)) == {(at, at + 1, at + 2) for at in range(4)}
 
 
 def test_a_column_that_is_added_later_can_say_where_trajectories_end() -> None:
     rb = filled(episodes(6), batch_size=400, slice_len=2, end_keys=["mine", ("next", "done")])
-    assert (2, 3) in drawn(rb)
+    assert (2, 3) in drawn(rb, 8)
     rb["mine"] = torch.arange(6) == 2
-    assert (2, 3) not in drawn(rb)
+    assert (2, 3) not in drawn(rb, 8)
 
 
 def test_a_sampler_and_its_buffer_can_be_pickled(make: Any) -> None:
@@ -802,12 +794,12 @@ def test_a_checkpoint_keeps_where_the_ring_writes_next(tmp_path: Any) -> None:
     rb = buffer(LazyTensorStorage(6), 400, slice_len=2)
     rb.extend(episodes(4, done=False))
     rb.extend(episodes(4, done=False).apply(lambda entry: entry + 4 if entry.dim() == 1 else entry))
-    before = set(drawn(rb))
+    before = set(drawn(rb, 8))
     assert before == {(at, at + 1) for at in range(2, 7)}
     rb.dumps(tmp_path / "checkpoint")
     other = buffer(LazyTensorStorage(6), 400, slice_len=2)
     other.loads(tmp_path / "checkpoint")
-    assert set(drawn(other)) == before
+    assert set(drawn(other, 8)) == before
 
 
 # -- arguments -------------------------------------------------------------------------------------

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +15,11 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from tests.crash.harness import dies
+from tests.kit.rings import engine_of, ring_of
 from tests.replay import slice_programs
-from tests.replay.slice_model import History, cut_up, slices
+from tests.replay.slice_model import History, cut_up, drawn, slices
 from tests.replay.slice_programs import opened, steps
+from tests.replay.workers import began, collectors, kill, start, tell
 from tests.selection import seeds
 
 SAMPLERS = {
@@ -39,14 +36,6 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 def learner(storage: Any, sampler: Any, batch_size: int) -> TensorDictReplayBuffer:
     return TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=batch_size)
-
-
-def drawn(rb: Any, batches: int) -> set[tuple[int, ...]]:
-    found: set[tuple[int, ...]] = set()
-    for _ in range(batches):
-        sample = rb.sample()
-        found.update(cut_up(sample["number"], sample["next", "truncated"]))
-    return found
 
 
 # -- several handles in one process ----------------------------------------------------------------
@@ -66,13 +55,13 @@ def test_slices_are_of_one_collector_and_of_consecutive_steps_of_it(
         source = (at * 7 + seed) % 3
         collectors[source].extend(history.steps(history.chunk(4), source))
         if at % 9 == 8:
-            ring = collectors[source].storage.ring()  # type: ignore[attr-defined]
+            ring = ring_of(collectors[source])
             ring.claims.claim(1)
             ring.claims.abort()
             history.hole(1)
     legal = slices(history.trajectories(24), 3)
     assert legal
-    assert drawn(rb, 200) == legal
+    assert set(drawn(rb, 200)) == legal
     sample = rb.sample()
     assert (sample["source"].view(-1, 3) == sample["source"].view(-1, 3)[:, :1]).all()
 
@@ -84,7 +73,7 @@ def test_ids_that_two_collectors_use_are_two_trajectories(directory: Any) -> Non
         for source, collector in enumerate(collectors):
             data = steps(source, 2 * at + source, 1, 10**9).set("id", torch.zeros(1))
             collector.extend(data)
-    assert drawn(rb, 4) == {(at, at + 2) for at in range(6)}
+    assert set(drawn(rb, 4)) == {(at, at + 2) for at in range(6)}
 
 
 def test_an_id_changes_also_where_another_collector_wrote_in_between(directory: Any) -> None:
@@ -95,7 +84,7 @@ def test_an_id_changes_also_where_another_collector_wrote_in_between(directory: 
             data = steps(source, at, 1, 10**9)
             data["id"] = torch.tensor([10 * source + (at >= 2 + source)])
             collector.extend(data.set("number", data["number"] + 100 * source))
-    assert drawn(rb, 4) == {(0, 1), (2, 3), (3, 4), (4, 5)} | {
+    assert set(drawn(rb, 4)) == {(0, 1), (2, 3), (3, 4), (4, 5)} | {
         (at, at + 1) for at in (100, 101, 103, 104)
     }
 
@@ -153,52 +142,14 @@ def test_items_that_a_dead_writer_had_not_come_to_follow_nothing(directory: Any)
     assert rb.storage.scratch_dir is not None
     path = Path(rb.storage.scratch_dir)
     assert dies(path, "write.mark", lambda engine: engine.ring().claims.claim(3), after=1)  # type: ignore[union-attr]
-    assert drawn(rb, 4) == {(at, at + 1) for at in range(2, 11)}
-    rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
-    assert drawn(rb, 4) == {(at, at + 1) for at in range(3, 11)}
+    assert set(drawn(rb, 4)) == {(at, at + 1) for at in range(2, 11)}
+    engine_of(rb).seat.reap_dead()
+    assert set(drawn(rb, 4)) == {(at, at + 1) for at in range(3, 11)}
     rb.extend(steps(0, 12, 2, 10**9))
-    assert drawn(rb, 4) == {(at, at + 1) for at in (*range(5, 11), 12)}
+    assert set(drawn(rb, 4)) == {(at, at + 1) for at in (*range(5, 11), 12)}
 
 
 # -- processes -------------------------------------------------------------------------------------
-
-
-@contextmanager
-def collectors(target: Any, path: Path, capacity: int, count: int) -> Iterator[list[Any]]:
-    """Processes that write into the directory, and how to talk to each; killed in the end."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tensordict"])
-    running = []
-    try:
-        for source in range(count):
-            running.append(start(context, target, path, capacity, source))
-        yield running
-    finally:
-        for process, connection in running:
-            process.kill()
-            process.join(50)
-            connection.close()
-
-
-def start(context: Any, target: Any, path: Path, capacity: int, source: int) -> tuple[Any, Any]:
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(path, capacity, source, theirs))
-    process.start()
-    theirs.close()
-    return process, ours
-
-
-def tell(one: tuple[Any, Any], count: int) -> None:
-    """Have a collector write (or claim, below 0), and wait until it has."""
-    one[1].send(count)
-    assert one[1].poll(50)
-    one[1].recv()
-
-
-def kill(one: tuple[Any, Any]) -> None:
-    os.kill(one[0].pid, signal.SIGKILL)
-    one[0].join(50)
-    assert one[0].exitcode == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -238,8 +189,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
             kill(victim)  # between two writes
             tell(survivor, 2)
             assert numbers_and_sources(rb) == triples(0, 8, 0) | triples(0, 4, 1)
-            context = multiprocessing.get_context("forkserver")
-            again = start(context, slice_programs.on_command, path, capacity, 2)
+            again = start(slice_programs.on_command, path, capacity, 2)
             try:
                 tell(again, 4)  # another life: nothing joins it to the one before
                 tell(again, -3)  # and this one dies in the middle of a write
@@ -253,7 +203,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
             rb.close()
         kill(survivor)
     with opened(path, capacity) as rb:  # nobody is alive: recovered
-        assert rb.storage.engine().report.reason == "nobody alive"
+        assert engine_of(rb).report.reason == "nobody alive"
         rb.set_sampler(SliceSampler(slice_len=3))
         rb._batch_size = 300
         assert numbers_and_sources(rb) == legal
@@ -264,9 +214,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
 def test_slices_stay_whole_while_collectors_write(tmp_path: Path, kind: Any) -> None:
     path, capacity = tmp_path / "buffer", 600
     with collectors(slice_programs.without_end, path, capacity, 2) as running:
-        for _, connection in running:
-            assert connection.poll(50)
-            connection.recv()
+        began(*running)
         with opened(path, capacity) as rb:
             rb.set_sampler(kind(slice_len=4, strict_length=False))
             rb._batch_size = 32

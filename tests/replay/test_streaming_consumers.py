@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import multiprocessing
 import os
 import random
 import time
@@ -25,6 +25,7 @@ from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.replay.samplers.slicing.windows import Windows
 from tests.replay.slice_programs import steps
 from tests.replay.test_streaming_slices import data_of, plain
+from tests.replay.workers import collectors, kill, start
 
 STEPS = 4
 
@@ -212,25 +213,12 @@ def _learns(path: Path, capacity: int, number: int, connection: Any) -> None:
 @pytest.mark.slow
 def test_three_learners_that_are_killed_share_each_window_once(tmp_path: Path) -> None:
     path, capacity, total = tmp_path / "ring", 600, 6000
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tensordict"])
-    chance, numbers = random.Random(0), iter(range(100))
-    running: list[Any] = []
-
-    def start() -> Any:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_learns, args=(path, capacity, next(numbers), theirs))
-        process.start()
-        theirs.close()
-        return process, ours
-
+    chance, numbers = random.Random(0), itertools.count(3)
     with learner(path, capacity) as rb:
-        written = 0
-        try:
-            rb.extend(steps(0, 0, 20, 20))
-            written = 20
-            assert rb.can_sample(STEPS)  # makes the consumer, which nothing goes past from here on
-            running += [start() for _ in range(3)]
+        rb.extend(steps(0, 0, 20, 20))
+        written = 20
+        assert rb.can_sample(STEPS)  # makes the consumer, which nothing goes past from here on
+        with collectors(_learns, path, capacity, 3) as running:
             assert all(connection.poll(50) for _, connection in running)
             deaths = 0
             while written < total:
@@ -239,19 +227,13 @@ def test_three_learners_that_are_killed_share_each_window_once(tmp_path: Path) -
                 if chance.random() < 0.03:
                     at = chance.randrange(3)
                     time.sleep(chance.random() * 0.01)
-                    running[at][0].kill()
-                    running[at][0].join()
-                    running[at] = start()
+                    kill(running[at])
+                    running[at] = start(_learns, path, capacity, next(numbers))
                     deaths += 1
             assert deaths > 3
             end = time.monotonic() + 50
             while rb.consumers()[0].acked < total and time.monotonic() < end:
                 time.sleep(0.02)
-        finally:
-            for process, connection in running:
-                process.kill()
-                process.join()
-                connection.close()
         (status,) = rb.consumers()
     seen, done = [], []
     for log in tmp_path.glob("log-*"):

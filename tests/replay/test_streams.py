@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from shmbuffer import (
     CompressedListStorage,
+    CorruptBufferError,
     FlatStorageCheckpointer,
     LazyMemmapStorage,
     LazyStackStorage,
@@ -27,14 +28,14 @@ from shmbuffer import (
     Sequence,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    Storage,
     StreamingSliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.format import layout
-from shmbuffer.replay.storages import Storage
+from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -95,7 +96,7 @@ def buffer(storage: Storage, slice_len: int = 4, **options: Any) -> TensorDictRe
 
 def streams_in(rb: ReplayBuffer) -> list[int]:
     """Of each slot that holds an item."""
-    ring: Any = rb.storage.ring()
+    ring: Any = ring_of(rb)
     found: list[int] = layout.stream_of(ring.live.sources[ring.live.holds()]).tolist()
     return found
 
@@ -559,7 +560,7 @@ def test_what_was_loaded_before_an_earlier_version_saved_it_stays_one_trajectory
     again = buffer(LazyTensorStorage(20))
     again.loads(tmp_path / "save")
     assert streams_in(again) == [0] * 12
-    ring = again.storage.ring()
+    ring = ring_of(again)
     assert ring is not None
     writers = layout.writer_of(ring.live.sources[:12])
     assert [len(set(part.tolist())) for part in (writers, writers[:6], writers[6:])] == [2, 1, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ from shmbuffer import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from tests.kit.rings import engine_of
 from tests.replay import slice_programs
 from tests.replay.slice_model import Slice, cut_up
 from tests.replay.slice_programs import opened, rows_of_streams
-from tests.replay.test_slices_shared import collectors, kill, start, tell
+from tests.replay.workers import collectors, kill, start, tell
 
 CAPACITY, LENGTH = 150, 3
 
@@ -95,14 +95,13 @@ def test_slices_of_three_collectors_are_exactly_those_of_each_of_their_streams(
             assert drawn(rb, 12) == legal
             tell(running[1], -2)  # it dies in the middle of a write
             kill(running[1])
-            rb.storage.engine().seat.reap_dead()
+            engine_of(rb).seat.reap_dead()
             written.rows += [None] * 2
             for turn in range(6):
                 for source in (0, 2):
                     write(source, 1 + turn % 2)
             assert drawn(rb, 12) == written.slices()
-            context = multiprocessing.get_context("forkserver")
-            running[1] = start(context, slice_programs.in_streams, path, CAPACITY, 5)
+            running[1] = start(slice_programs.in_streams, path, CAPACITY, 5)
             written.steps(5, 4)  # another life, whose streams have the same numbers
             tell(running[1], 4)
             write(0, 2)
@@ -130,5 +129,5 @@ def test_rows_of_a_dead_collector_are_recovered_with_their_streams(tmp_path: Pat
         for one in running:
             kill(one)
     with learner(path, SliceSampler(slice_len=LENGTH)) as rb:
-        assert rb.storage.engine().report.reason == "nobody alive"  # type: ignore[attr-defined]
+        assert engine_of(rb).report.reason == "nobody alive"
         assert drawn(rb, 12) == written.slices()

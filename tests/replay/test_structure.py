@@ -26,6 +26,7 @@ from shmbuffer import (
     TensorStorage,
 )
 from shmbuffer.replay.form import structure
+from tests.kit.items import Step as TextStep
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -159,17 +160,11 @@ def test_a_stack_of_uneven_tensordicts_within_an_item_comes_back(make: Any, tmp_
     assert same(loaded[:], rb[:])
 
 
-@tensorclass
-class Told:
-    obs: torch.Tensor
-    text: str
-
-
 @pytest.mark.parametrize("cls", [LazyTensorStorage, LazyMemmapStorage])
 def test_text_in_a_tensorclass_comes_back_where_one_process_has_it(cls: Any) -> None:
     rb = rb_of(cls)
-    rb.extend(Told(obs=torch.zeros(4), text="hello", batch_size=[4]))
-    assert isinstance(rb.sample(), Told)
+    rb.extend(TextStep(obs=torch.zeros(4), text="hello", batch_size=[4]))
+    assert isinstance(rb.sample(), TextStep)
     assert rb[0].text == "hello"
     with pytest.raises(RuntimeError, match="text and other objects"):
         pickle.dumps(rb)

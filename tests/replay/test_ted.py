@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, PersistentTensorDict, TensorDict, tensorclass
+from tensordict import NonTensorData, NonTensorStack, PersistentTensorDict, TensorDict
 
 from shmbuffer import (
     BufferExistsError,
@@ -20,7 +20,7 @@ from shmbuffer import (
     TED2Flat,
     TED2Nested,
 )
-from tests.replay.episodes import ring, same, stream
+from tests.replay.episodes import Step, ring, same, stream
 from tests.selection import seeds
 
 pytestmark = pytest.mark.product(few=4)
@@ -525,14 +525,6 @@ def test_data_that_hdf5_cannot_restore_are_refused() -> None:
         SchemaMismatchError, match=r"H5Split: entry 'a/b': .*'a/b' has a slash in it"
     ):
         H5Split()(TED2Nested()(slashed))
-
-
-@tensorclass
-class Step:
-    observation: torch.Tensor
-    action: torch.Tensor
-    done: torch.Tensor
-    next: TensorDict
 
 
 def test_a_tensorclass_is_saved_and_filled() -> None:

@@ -58,13 +58,6 @@ every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda name: name.replac
 every_case = pytest.mark.parametrize("maker", CASES, indirect=True, ids=str)
 
 
-@pytest.fixture
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    made = Maker(request.param, tmp_path)
-    yield made
-    made.close()
-
-
 def use(rb: Any, maker: Maker, data: Any, path: Path) -> list[Any]:
     """Writes, reads, samples, updates, saves; returns what was read."""
     rb.extend(data)

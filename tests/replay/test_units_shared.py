@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from tensordict import TensorDict
 from shmbuffer import NStep, RandomSampler, Sequence, TensorDictReplayBuffer
 from shmbuffer.memory.upkeep.check import check
 from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
+from tests.kit.rings import engine_of, ring_of
 from tests.replay import unit_programs
-from tests.replay.test_slices_shared import collectors, kill, start
 from tests.replay.unit_programs import UNITS, learn, opened, require_right
+from tests.replay.workers import Worker, began, collectors, kill, start
 
 CAPACITY, BATCHES = 2_000, 20
 
@@ -164,17 +164,17 @@ def test_windows_stay_whole_while_collectors_and_learners_are_killed(
     tmp_path: Path, which: int
 ) -> None:
     path, unit = tmp_path / "buffer", list(UNITS.values())[which]()
-    context = multiprocessing.get_context("forkserver")
 
-    def begun(target: Any, number: int) -> tuple[Any, Any]:
-        return began(start(context, target, path, CAPACITY, number))
+    def begun(target: Any, number: int) -> Worker:
+        worker = start(target, path, CAPACITY, number)
+        began(worker)
+        return worker
 
     with (
         collectors(unit_programs.collector, path, CAPACITY, 2) as writing,
         collectors(unit_programs.learning, path, CAPACITY, 1) as learning,
     ):
-        for one in (*writing, *learning):
-            began(one)
+        began(*writing, *learning)
         with opened(path, CAPACITY, unit) as rb:
             lives: set[int] = set()
             for turn in range(2):
@@ -191,8 +191,8 @@ def test_windows_stay_whole_while_collectors_and_learners_are_killed(
         for one in (*writing, *learning):
             kill(one)
     with opened(path, CAPACITY, unit) as rb:  # nobody is alive: recovered
-        assert rb.storage.engine().report.reason == "nobody alive"
-        ring = rb.storage.ring()
+        assert engine_of(rb).report.reason == "nobody alive"
+        ring = ring_of(rb)
         rb.update_priority(np.arange(ring.elements)[ring.live.holds(slice(CAPACITY))], 1.0)
         found = set()
         for _ in range(BATCHES):
@@ -201,9 +201,3 @@ def test_windows_stay_whole_while_collectors_and_learners_are_killed(
             found.update(sample["life"].tolist())
         assert len(found) > 1
     assert check(path).problems == []
-
-
-def began(one: tuple[Any, Any]) -> tuple[Any, Any]:
-    assert one[1].poll(50)
-    assert one[1].recv() == "began"
-    return one

@@ -23,8 +23,8 @@ from shmbuffer import (
 )
 from shmbuffer.memory.upkeep.check import check
 from tests.replay import version_programs
-from tests.replay.test_slices_shared import collectors, kill
 from tests.replay.version_programs import items, opened
+from tests.replay.workers import collectors, kill
 
 STORAGES: dict[str, Callable[[Path], Any]] = {
     "memory": lambda path: LazyTensorStorage(6),

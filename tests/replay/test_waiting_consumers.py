@@ -35,6 +35,7 @@ from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.layout import Side
 from shmbuffer.replay.samplers.slicing import shared_windows
 from tests.crash.harness import ended, fork
+from tests.kit.rings import engine_of
 
 SIZE, CAPACITY = 4, 32
 """Items of a group, and of a window."""
@@ -78,7 +79,7 @@ def units(first: int, count: int) -> TensorDict:
 
 def require_waiting(rb: Any) -> None:
     """A sample of this handle waits, or will before long."""
-    seat = rb.storage.engine().seat
+    seat = engine_of(rb).seat
     end = time.monotonic() + 50
     while not int(seat.control.entries["waits_for"][seat.entry]) & Side.INSERTS:
         assert time.monotonic() < end
@@ -87,7 +88,7 @@ def require_waiting(rb: Any) -> None:
 
 def require_quiet(rb: Any) -> None:
     """Nobody waits, and nothing is held."""
-    control = rb.storage.engine().seat.control
+    control = engine_of(rb).seat.control
     assert not control.entries["waits_for"].any()
     assert int(control.runtime["limited"][0]) == 0
     (status,) = rb.consumers()
@@ -296,7 +297,7 @@ def test_a_learner_looks_for_dead_holders_at_most_ten_times_a_second(
         monkeypatch.setattr(Seat, "reap_if_dead", lambda *asked: looks.append(asked[1:]))
         for _ in range(3):
             rb.sample()
-        seat = other.storage.engine().seat
+        seat = engine_of(other).seat
         assert looks == [(seat.entry, seat.incarnation)]
         now_s[0] += 0.1
         rb.sample()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +14,11 @@ import torch
 from shmbuffer import StreamingSliceSampler, TensorDictReplayBuffer
 from shmbuffer.memory.format import slots
 from shmbuffer.replay.samplers.slicing.windows import Windows
+from tests.kit.rings import engine_of, ring_of
 from tests.replay.slice_programs import opened, steps, up_to_three_thousand
 from tests.replay.test_following import END, KEYS, PATHS, Histories, found_by
-from tests.replay.test_slices_shared import collectors, kill, start
 from tests.replay.trajectory_oracle import boundaries, followed, listed
+from tests.replay.workers import collectors, kill, start
 from tests.selection import seeds
 
 STEPS = 3
@@ -95,7 +95,7 @@ def test_no_step_is_passed_over_that_is_being_written(tmp_path: Path, how: str) 
     one = boundaries(("number",), ("source",), end_key=END, windows=windows)
     with opened(tmp_path / "buffer", 40) as rb, opened(tmp_path / "buffer", 40) as other:
         rb.extend(steps(0, 0, 2, 100))
-        claims = other.storage.ring().claims  # type: ignore[attr-defined]
+        claims = ring_of(other).claims
         claims.claim(1)
         rb.extend(steps(0, 2, 5, 100))
         table = one.of(rb.storage).table
@@ -129,7 +129,7 @@ def test_windows_are_right_when_a_writer_dies_at_any_step(
     one = boundaries(("number",), ("source",), end_key=END, windows=windows)
     with opened(path, CAPACITY) as rb:
         rb.extend(steps(0, 0, 4, 6))
-        taken = Taken(rb.storage.ring())
+        taken = Taken(ring_of(rb))
         with collectors(dies_at, path, CAPACITY, 1) as (victim,):
             victim[1].send((point, "kill", 0, (7, 3), edits))
             assert victim[1].poll(50)
@@ -140,7 +140,7 @@ def test_windows_are_right_when_a_writer_dies_at_any_step(
             victim[0].join(50)
             taken.take(windows, one.of(rb.storage).table, 1)
             rb.sample(4)  # repaired, where the mutex was held
-            rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
+            engine_of(rb).seat.reap_dead()
             for turn in range(3):
                 table = one.of(rb.storage).table
                 taken.take(windows, table, 100)
@@ -167,7 +167,6 @@ def test_three_collectors_that_are_killed_lose_no_window_and_repeat_none(tmp_pat
     with opened(path, capacity) as rb:
         rb.extend(steps(99, 0, 50, 11))
         reader = TensorDictReplayBuffer(storage=rb.storage, sampler=sampler)
-        context = multiprocessing.get_context("forkserver")
         chance, seen = random.Random(0), []
         with collectors(up_to_three_thousand, path, capacity, 3) as running:
             for one in running:
@@ -177,17 +176,17 @@ def test_three_collectors_that_are_killed_lose_no_window_and_repeat_none(tmp_pat
                     seen += _windows(reader, sampler, 16, length)
                 at = chance.randrange(3)
                 kill(running[at])
-                running[at] = start(context, up_to_three_thousand, path, capacity, source)
+                running[at] = start(up_to_three_thousand, path, capacity, source)
                 assert running[at][1].poll(50)
             for one in running:
                 kill(one)
-        rb.storage.engine().seat.reap_dead()  # type: ignore[attr-defined]
+        engine_of(rb).seat.reap_dead()
         while True:
             more = _windows(reader, sampler, 512, length)
             if not more:
                 break
             seen += more
-        ring = rb.storage.ring()  # type: ignore[attr-defined]
+        ring = ring_of(rb)
         assert ring.head < capacity
         ends = reader.sampler._boundaries.of(rb.storage).entries.at(END, np.arange(capacity))
         trajectories = followed(ring, ends.reshape(-1), None)

@@ -22,6 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from tests.kit.rings import ring_of
 from tests.replay.test_samplers import TwoMethods
 
 pytestmark = pytest.mark.product(few=4)
@@ -311,8 +312,8 @@ def test_a_place_whose_write_failed_is_left_out(make: Any) -> None:
     storage = make(10)
     rb = buffer(storage, shuffle=False)
     assert rb.sample().tolist() == [0, 1, 2]
-    storage.ring().claims.claim(5)
-    storage.ring().claims.abort()
+    ring_of(storage).claims.claim(5)
+    ring_of(storage).claims.abort()
     assert batches(rb) == [[5, 6, 7], [8, 9]]
     assert batches(rb) == [[5, 6, 7], [8, 9]]
 
@@ -448,8 +449,8 @@ def test_rows_that_changed_before_they_were_read_are_read_again(directory: Any) 
     assert info["index_generation"].tolist() == [10, 11, 2]
     assert batches(rb) == [[3, 4, 5], [6, 7, 8], [9]]
     sampler.sample(storage, 3)
-    storage.ring().claims.claim(1)
-    storage.ring().claims.abort()
+    ring_of(storage).claims.claim(1)
+    ring_of(storage).claims.abort()
     again, info = sampler._again(storage, torch.tensor([1, 2, 3]))
     assert again.tolist() == [1, 3]
     assert info["index_generation"].tolist() == [11, 3]

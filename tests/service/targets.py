@@ -13,10 +13,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from shmbuffer.errors import BufferInUseError
+from shmbuffer import BufferInUseError, Coordinator
 from shmbuffer.memory import attaching
 from shmbuffer.memory.engine import Engine
-from shmbuffer.service.coordinator import Coordinator
 from tests.service import items
 
 

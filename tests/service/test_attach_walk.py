@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import shmbuffer
+from shmbuffer import attach
 from shmbuffer.memory.directory import files
 from shmbuffer.memory.format import control
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.service.client import attach
 from tests.crash.harness import ended, fork
 from tests.service import items
 

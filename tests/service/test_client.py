@@ -12,19 +12,22 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.errors import AttachTimeout, BufferNotFoundError
-from shmbuffer.memory import attaching
-from shmbuffer.memory.system.progress import ProgressReport
-from shmbuffer.replay.buffers import (
+from shmbuffer import (
+    AttachTimeout,
+    BufferNotFoundError,
+    Coordinator,
+    PrioritizedSliceSampler,
+    ProgressReport,
     ReplayBuffer,
+    SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    attach,
 )
-from shmbuffer.replay.samplers import PrioritizedSliceSampler, SliceSampler
-from shmbuffer.service.client import attach
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer.memory import attaching
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
 from tests.service import items
-from tests.service.programs import Program
 
 
 def batch(*values: int) -> TensorDict:
@@ -126,7 +129,7 @@ def test_a_buffer_with_priorities_takes_any_sampler(scratch_dir: Path, written: 
             assert sample["obs"].view(-1, 2).tolist() == [[1, 2]] * 20
             sample["td_error"] = (sample["obs"] == 1) * 3.0
             assert learner.update_tensordict_priority(sample).applied == 40
-            assert coordinator.buffer.storage.ring().tree.priorities(np.arange(3)).tolist() == [
+            assert ring_of(coordinator.buffer).tree.priorities(np.arange(3)).tolist() == [
                 0,
                 3,
                 0,
@@ -160,7 +163,7 @@ def test_a_wrong_argument_leaves_no_client_behind(scratch_dir: Path) -> None:
 def test_it_waits_for_a_buffer_that_comes_later(scratch_dir: Path) -> None:
     with Program.python(
         "import sys\n"
-        "from shmbuffer.service.client import attach\n"
+        "from shmbuffer import attach\n"
         "import shmbuffer.replay.buffers\n"
         "print('waiting', flush=True)\n"
         "buffer = attach(sys.argv[1], timeout=50)\n"
@@ -258,7 +261,7 @@ def test_a_dead_directory_is_recovered_on_the_way(scratch_dir: Path) -> None:
     with Program.python(
         "import sys, signal, torch\n"
         "from tensordict import TensorDict\n"
-        "from shmbuffer.service.coordinator import Coordinator\n"
+        "from shmbuffer import Coordinator\n"
         "with Coordinator(sys.argv[1], capacity=8) as coordinator:\n"
         "    coordinator.buffer.extend(TensorDict({'obs': torch.arange(3)}, [3]))\n"
         "    print('there', flush=True)\n"

@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import CollectorsDiedError, RateLimitTimeout
-from shmbuffer.memory import RateLimiter
+from shmbuffer import CollectorsDiedError, Coordinator, RateLimiter, RateLimitTimeout, attach
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.flow import sides
-from shmbuffer.service.client import attach
-from shmbuffer.service.coordinator import Coordinator
+from tests.kit.programs import Program
 from tests.service import targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program
 
 QUEUE = RateLimiter(max_times_sampled=1)
 LEARN = """

@@ -20,35 +20,38 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferClosedError,
     BufferExistsError,
     BufferInUseError,
     BufferNotFoundError,
+    Coordinator,
     ForkedHandleError,
+    PrioritizedSampler,
+    ProgressReport,
+    RateLimiter,
     RateLimitTimeout,
+    SliceSampler,
     SpaceError,
+    TensorDictPrioritizedReplayBuffer,
+    attach,
 )
-from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.system.progress import ProgressReport
-from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
-from shmbuffer.replay.samplers import PrioritizedSampler, SliceSampler
-from shmbuffer.service.client import attach
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.tenure import OnExisting
 from tests.crash.harness import ended, fork
+from tests.kit.programs import Program, environment
+from tests.kit.rings import engine_of
 from tests.memory.system.test_fork_lock import held_by_another_thread
 from tests.service import items, targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program, environment
 
 HOLD = """
 import sys, time
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
+from tests.kit.rings import engine_of
 from tests.service import items
 with Coordinator(sys.argv[1] or None, capacity=8) as coordinator:
-    items.write(coordinator._engine, [1, 2, 3])
+    items.write(engine_of(coordinator), [1, 2, 3])
     print(coordinator.scratch_dir, flush=True)
     while True:  # no pause(): a signal that comes just before it would not end it
         time.sleep(0.01)
@@ -100,7 +103,7 @@ def test_a_buffer_that_is_there_is_an_error_unless_told_otherwise(scratch_dir: P
 
 def test_recover_finds_the_items(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        items.write(coordinator._engine, [1, 2, 3])
+        items.write(engine_of(coordinator), [1, 2, 3])
     with Coordinator(scratch_dir, on_existing="recover") as coordinator:
         assert coordinator.report is not None
         assert coordinator.report.items == 3
@@ -121,7 +124,7 @@ def test_recover_without_capacity_and_without_a_buffer_says_so(scratch_dir: Path
 
 def test_overwrite_creates_an_empty_buffer(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        items.write(coordinator._engine, [1, 2, 3])
+        items.write(engine_of(coordinator), [1, 2, 3])
     (scratch_dir / "mine.txt").write_text("not the buffer's")
     with Coordinator(scratch_dir, capacity=16, on_existing="overwrite") as coordinator:
         assert coordinator.stats()["size"] == 0
@@ -260,7 +263,7 @@ def test_what_would_keep_others_out_is_not_recorded(
     scratch_dir: Path, arguments: dict[str, Any], message: str
 ) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        items.write(coordinator._engine, [1, 2, 3])
+        items.write(engine_of(coordinator), [1, 2, 3])
     for existing in ("recover", "overwrite"):
         with pytest.raises((ValueError, TypeError), match=message):
             Coordinator(scratch_dir, capacity=8, on_existing=existing, **arguments)
@@ -275,7 +278,7 @@ def test_a_limiter_that_does_not_fit_costs_no_buffer_that_is_to_be_overwritten(
     scratch_dir: Path,
 ) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        items.write(coordinator._engine, [1, 2, 3])
+        items.write(engine_of(coordinator), [1, 2, 3])
     limiter = RateLimiter(min_size=9)
     with pytest.raises(ValueError, match=r"min_size is 9.*room for 8"):
         Coordinator(scratch_dir, capacity=8, on_existing="overwrite", rate_limiter=limiter)
@@ -322,7 +325,7 @@ def test_more_arguments_of_the_buffer_are_recorded_or_local(scratch_dir: Path) -
         reduction="min",
         transform=lambda data: data.set("twice", 2 * data["obs"]),
     ) as coordinator:
-        extra = coordinator._engine.settings.extra
+        extra = engine_of(coordinator).settings.extra
         assert extra["priority_key"] == ["next", "error"]
         assert (extra["weight_key"], extra["reduction"]) == ("w", "min")
         assert "transform" not in extra
@@ -361,7 +364,7 @@ def test_a_coordinator_makes_a_buffer_of_records_that_attach_opens(scratch_dir: 
     with Coordinator(
         scratch_dir, on_existing="recover", max_bytes=100_000, compression_level=7
     ) as coordinator:
-        recorded = coordinator._engine.settings.extra["storage"]
+        recorded = engine_of(coordinator).settings.extra["storage"]
         assert (recorded["kind"], recorded["compression_level"]) == ("CompressedListStorage", 7)
         assert recorded["compress"] == ["obs", ["next", "obs"]]
         assert len(coordinator.buffer) == 2
@@ -509,7 +512,7 @@ def test_a_sampler_of_its_own_is_for_the_buffer_of_the_coordinator(scratch_dir: 
 def test_stats_are_one_flat_dict_of_numbers(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         assert coordinator.stats()["initialized"] is False
-        items.write(coordinator._engine, range(6))
+        items.write(engine_of(coordinator), range(6))
         stats = coordinator.stats()
     assert {type(value) for value in stats.values()} <= {int, float, bool}
     expected = {
@@ -536,7 +539,7 @@ def test_stats_are_one_flat_dict_of_numbers(scratch_dir: Path) -> None:
 
 def test_flush_is_the_engines(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        items.write(coordinator._engine, [1])
+        items.write(engine_of(coordinator), [1])
         coordinator.flush()
 
 
@@ -566,12 +569,12 @@ def test_a_coordinator_stays_in_its_process(scratch_dir: Path) -> None:
 
 def test_auto_cleanup_removes_what_was_made_and_nothing_else(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8, auto_cleanup=True) as coordinator:
-        items.write(coordinator._engine, [1])
+        items.write(engine_of(coordinator), [1])
     assert not scratch_dir.exists()
     scratch_dir.mkdir(mode=0o700)
     (scratch_dir / "mine.txt").touch()
     with Coordinator(scratch_dir, capacity=8, auto_cleanup=True) as coordinator:
-        items.write(coordinator._engine, [1])
+        items.write(engine_of(coordinator), [1])
     assert os.listdir(scratch_dir) == ["mine.txt"]
 
 
@@ -606,7 +609,7 @@ def test_the_buffer_is_of_the_family_and_sees_what_others_write(scratch_dir: Pat
 def test_a_coordinator_needs_no_torch_before_its_buffer_is_used(scratch_dir: Path) -> None:
     source = (
         "import sys\n"
-        "from shmbuffer.service.coordinator import Coordinator\n"
+        "from shmbuffer import Coordinator\n"
         "with Coordinator(sys.argv[1], capacity=8) as c: c.stats()\n"
         "print(*{'torch', 'tensordict'} & sys.modules.keys())"
     )
@@ -625,7 +628,7 @@ def test_a_coordinator_needs_no_torch_before_its_buffer_is_used(scratch_dir: Pat
 
 def test_a_temporary_directory_is_removed_at_the_end() -> None:
     with Coordinator(capacity=8) as coordinator:
-        items.write(coordinator._engine, [1])
+        items.write(engine_of(coordinator), [1])
         scratch_dir = coordinator.scratch_dir
         assert scratch_dir.stat().st_mode & 0o777 == 0o700
     assert not scratch_dir.exists()
@@ -637,7 +640,7 @@ def test_a_signal_removes_a_temporary_directory_and_keeps_its_exit_status(number
     with Program.python(HOLD, "") as program:
         scratch_dir = Path(program.line())
         assert scratch_dir.exists()
-        program.signal(number)
+        program.send_signal(number)
         assert program.end()[0] == -number
     assert not scratch_dir.exists()
 
@@ -647,7 +650,7 @@ def test_a_signal_removes_a_temporary_directory_and_keeps_its_exit_status(number
 def test_a_signal_leaves_a_directory_of_the_users(scratch_dir: Path, number: int) -> None:
     with Program.python(HOLD, scratch_dir) as program:
         program.line()
-        program.signal(number)
+        program.send_signal(number)
         assert program.end()[0] == -number
     with Coordinator(scratch_dir, on_existing="recover") as coordinator:
         assert coordinator.stats()["size"] == 3
@@ -753,7 +756,7 @@ def test_the_pages_of_an_example_are_made_ahead(
         if prefault == "full":
             assert done.is_set()
         assert done.wait(30)
-        mapped = coordinator._engine.seat.mapped
+        mapped = engine_of(coordinator).seat.mapped
         assert mapped
         assert heard[-1].total == mapped.nbytes
     assert not caplog.records

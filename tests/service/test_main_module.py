@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.programs import environment
+from tests.kit.programs import environment
 
 SPAWNS = """
 import sys
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 
 def collect(scratch_dir, index):
@@ -26,7 +26,7 @@ print("joined", coordinator.deaths)
 UNGUARDED = SPAWNS.format(target="collect", more="")
 SOUND = """
 import multiprocessing
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 
 def collect(scratch_dir, index):
     print("collected", flush=True)

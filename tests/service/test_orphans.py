@@ -14,21 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import AttachTimeout, BufferInUseError
+from shmbuffer import AttachTimeout, BufferInUseError, Coordinator
 from shmbuffer.memory.directory import roster
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
-from shmbuffer.service.coordinator import Coordinator
+from tests.kit.programs import Program
 from tests.service import targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program
 
 SCRIPT = """
 import multiprocessing, sys, time
 from pathlib import Path
 from shmbuffer._native import _core
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
 path, target, n = Path(sys.argv[1]), getattr(targets, sys.argv[2]), int(sys.argv[3])
@@ -212,7 +211,7 @@ def test_a_coordinator_that_dies_at_a_step_leaves_nothing_that_lasts(
 ) -> None:
     with orphans(scratch_dir, "sleep", 1) as old:
         with Program.python(SCRIPT, scratch_dir, "sleep", 1, "", step) as script:
-            script.process.wait(60)
+            script.wait(60)
         with Coordinator(scratch_dir, on_existing="recover") as coordinator:
             (one,) = coordinator.spawn(targets.sleep, 1, reports.out)
             assert gone(old[0])
@@ -243,7 +242,7 @@ def test_a_process_that_is_not_proven_to_be_the_orphan_is_not_hit(
                 with pytest.raises(BufferInUseError, match="in another pid namespace") as caught:
                     coordinator.spawn(targets.stay, 1, reports.out, name="mine")
                 assert caught.value.parts["pids"] == [other.pid]
-        assert other.process.poll() is None
+        assert other.poll() is None
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", '{"pid": "x"}', "[" * 30_000, "[]"])
@@ -272,7 +271,7 @@ def test_a_wrong_word_for_orphans_is_refused(scratch_dir: Path, reports: Reports
 FAIL = """
 import sys
 from pathlib import Path
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 with Coordinator(sys.argv[1], capacity=8) as coordinator:
     (one,) = coordinator.spawn(targets.fail_here_or_there, 1, Path(sys.argv[2]), restart=True)

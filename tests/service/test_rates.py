@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer import Coordinator, RateLimiter, attach
-from shmbuffer.errors import BufferClosedError
+from shmbuffer import BufferClosedError, Coordinator, RateLimiter, attach
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.processes.players import Player, until, waits
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferNotFoundError
+from shmbuffer import BufferNotFoundError, RecoveryReport, recover
 from shmbuffer.memory.engine import Engine
-from shmbuffer.service.recovery import RecoveryReport, recover
+from tests.kit.programs import Program, environment
 from tests.service import items
-from tests.service.programs import Program, environment
 
 KILLED_WITH_A_CLAIM = """
 import signal, sys
@@ -75,7 +74,7 @@ def test_no_buffer_is_an_error_and_nothing_is_made(scratch_dir: Path) -> None:
 def test_it_needs_no_torch(dead_run: Path) -> None:
     source = (
         "import sys\n"
-        "from shmbuffer.service.recovery import recover\n"
+        "from shmbuffer import recover\n"
         "import shmbuffer.watch.stats\n"
         "recover(sys.argv[1])\n"
         "print(*{'torch', 'tensordict'} & sys.modules.keys())"

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferClosedError, BufferUnlinkedError, ForkedHandleError
+from shmbuffer import BufferClosedError, BufferUnlinkedError, Coordinator, ForkedHandleError
 from shmbuffer.memory.directory.roster import LastWords
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Spawned
 from shmbuffer.watch.historian import Death
+from tests.kit.programs import Program
+from tests.kit.rings import engine_of
 from tests.processes.players import until
 from tests.service import items, targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program
 
 
 def test_a_target_gets_the_directory_its_index_and_the_arguments(
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_a_collector_for_good(scratch_dir: Path, reports: Reports) -
 
 CTRL_C = """
 import multiprocessing, os, signal, sys, time
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 os.setpgid(0, 0)  # a group of its own, as a shell makes one
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
@@ -319,7 +319,7 @@ def test_a_negative_number_of_processes_is_refused(scratch_dir: Path, reports: R
 COORDINATOR = """
 import multiprocessing, os, signal, sys
 from pathlib import Path
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
 coordinator = Coordinator(Path(sys.argv[1]) if sys.argv[1] else None, capacity=64)
@@ -390,7 +390,7 @@ def test_sigterm_at_the_coordinator_stops_its_collectors(scratch_dir: Path) -> N
     with Program.python(STAYS, scratch_dir) as program:
         program.line()
         pids = [int(pid) for pid in program.line().split()]
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         assert program.end()[0] == -signal.SIGTERM
     assert_gone(pids)
     assert scratch_dir.exists()
@@ -401,7 +401,7 @@ def test_sigterm_stops_the_collectors_before_their_temporary_directory_goes() ->
     with Program.python(STAYS, "") as program:
         scratch_dir = Path(program.line())
         pids = [int(pid) for pid in program.line().split()]
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         code, _, err = program.end()
     assert code == -signal.SIGTERM
     assert err == ""  # no collector met a directory that was gone
@@ -418,7 +418,7 @@ def test_a_handler_of_the_programs_own_decides_what_sigterm_means(scratch_dir: P
     with Program.python(source, scratch_dir) as program:
         program.line()
         pids = [int(pid) for pid in program.line().split()]
-        program.signal(signal.SIGTERM)
+        program.send_signal(signal.SIGTERM)
         assert program.line() == "handled"
         assert program.end()[:2] == (0, "closed\n")
     assert_gone(pids)
@@ -457,7 +457,7 @@ def test_the_end_of_a_fork_that_attached_is_not_the_coordinators(scratch_dir: Pa
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         child = os.fork()
         if child == 0:
-            coordinator._engine.seat.rejoin()
+            engine_of(coordinator).seat.rejoin()
             os._exit(0)
         os.waitpid(child, 0)
         assert coordinator.wait_for_deaths(1, 30)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from shmbuffer.service.spawned import names_of
 from shmbuffer.service.target import Named
 from tests.service import targets
@@ -40,7 +40,7 @@ import torch, sys
 MADE_BY_THE_PROGRAM = True
 print("the program is imported", flush=True)
 
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 
 class Mine:
     pass
@@ -156,7 +156,7 @@ ONLY_IMPORTED = {
 @pytest.mark.full
 def test_what_only_the_import_shows_is_said_by_the_child(tmp_path: Path) -> None:
     makes = (
-        "from shmbuffer.service.coordinator import Coordinator\n"
+        "from shmbuffer import Coordinator\n"
         "coordinator = Coordinator('another', capacity=1)\ndef collect(*_): pass\n"
     )
     broken, late = "1 / 0\n# collect\n", "class Late: pass\n# collect\n"

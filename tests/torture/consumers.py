@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shmbuffer.errors import EmptyBufferError, LockTimeout, RateLimitTimeout
+from shmbuffer import EmptyBufferError, LockTimeout, RateLimitTimeout
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.ledger import Taken

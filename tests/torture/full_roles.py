@@ -15,13 +15,15 @@ from tensordict import TensorDict
 from shmbuffer import (
     CompressedListStorage,
     Coordinator,
+    EmptyBufferError,
     LazyMemmapStorage,
     LazyStackStorage,
+    LockTimeout,
     ReplayBuffer,
+    RingOverrunError,
     TensorDictPrioritizedReplayBuffer,
     attach,
 )
-from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
 from tests.torture import items
 from tests.torture.arena import Actor, Role
 from tests.torture.mixed import fork_beside

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
+from shmbuffer import EmptyBufferError, LockTimeout, RingOverrunError
 from shmbuffer.memory import Engine, RecordBatch, Ring
 from tests.torture import items
 from tests.torture.arena import Actor, Role

@@ -24,13 +24,16 @@ from tensordict import TensorDict
 
 from shmbuffer import (
     ConsumingSampler,
+    EmptyBufferError,
     LazyMemmapStorage,
+    LockTimeout,
     PromptGroupSampler,
     RateLimiter,
+    RateLimitTimeout,
+    RingOverrunError,
     StreamingSliceSampler,
     TensorDictReplayBuffer,
 )
-from shmbuffer.errors import EmptyBufferError, LockTimeout, RateLimitTimeout, RingOverrunError
 from shmbuffer.memory import consumer_version
 from shmbuffer.memory.format.ledger import Taken
 from tests.torture import items

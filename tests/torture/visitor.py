@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shmbuffer import recover
 from shmbuffer.memory import Engine
-from shmbuffer.service.recovery import recover
 from tests.torture import items
 from tests.torture.arena import Actor
 from tests.torture.items import LIVES

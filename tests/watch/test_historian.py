@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferNotFoundError
+from shmbuffer import BufferNotFoundError, Coordinator
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
@@ -19,21 +19,20 @@ from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import EventKind, History
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch.charts import stays
 from shmbuffer.watch.historian import Historian
 from shmbuffer.watch.look import Look
 from shmbuffer.watch.timeline import Timeline
+from tests.kit.programs import Program
 from tests.service import items, targets
 from tests.service.conftest import Reports
-from tests.service.programs import Program
 
 PATIENCE_S = 30.0
 
 RECORDER = """
 import signal, sys
 from shmbuffer._native import _core
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 if len(sys.argv) > 2:
     _core.arm(sys.argv[2], after=int(sys.argv[3]))
 coordinator = Coordinator(sys.argv[1], capacity=64, on_existing="recover")
@@ -44,7 +43,7 @@ signal.pause()
 
 SPAWNER = """
 import signal, sys
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer import Coordinator
 from tests.service import targets
 coordinator = Coordinator(sys.argv[1], capacity=64)
 print(*[one.pid for one in coordinator.spawn(targets.stay_attached, 2)], flush=True)
@@ -228,7 +227,7 @@ def test_clients_that_left_without_a_recorder_are_noted_by_the_next_one(
         program.line()
         historian.look(coordinator.clients(), [], {program.pid: "its name"})
         historian.close()
-        program.signal(signal.SIGINT if orderly else signal.SIGKILL)
+        program.send_signal(signal.SIGINT if orderly else signal.SIGKILL)
         program.end()
     Engine.open(scratch_dir, None).close()  # joining reaps
     historian = Historian(coordinator, scratch_dir)

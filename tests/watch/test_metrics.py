@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from shmbuffer import Coordinator, RateLimiter
 from shmbuffer.extras import MissingExtra, command
-from shmbuffer.memory import Engine, RateLimiter
-from shmbuffer.service.coordinator import Coordinator
+from shmbuffer.memory import Engine
 from shmbuffer.watch.metrics import COUNTERS, GAUGES
+from tests.kit.programs import Program
+from tests.kit.rings import engine_of
 from tests.service import items
-from tests.service.programs import Program
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -33,8 +34,8 @@ def numbers(port: int | None) -> dict[str, float]:
 
 def test_every_number_is_there_and_right(tmp_path: Path) -> None:
     with Coordinator(tmp_path / "buffer", capacity=8, metrics_port=0) as coordinator:
-        items.write(coordinator._engine, range(5))
-        items.write(coordinator._engine, range(6))
+        items.write(engine_of(coordinator), range(5))
+        items.write(engine_of(coordinator), range(6))
         before = coordinator.stats()
         found = numbers(coordinator.metrics_port)
         assert {*GAUGES, *(f"{name}_total" for name in COUNTERS)} <= found.keys()
@@ -64,7 +65,7 @@ def test_the_metrics_show_how_far_each_side_is(tmp_path: Path) -> None:
     with Coordinator(
         tmp_path / "buffer", capacity=8, alpha=None, metrics_port=0, rate_limiter=limiter
     ) as coordinator:
-        items.write(coordinator._engine, range(5))
+        items.write(engine_of(coordinator), range(5))
         found = numbers(coordinator.metrics_port)
         names = ("samples_per_insert", "error_buffer", "min_size", "samples_ahead", "limited")
         assert [found[name] for name in names] == [4, 20, 2, 12, 0]
@@ -75,7 +76,7 @@ def test_the_metrics_show_how_far_each_side_is(tmp_path: Path) -> None:
 def test_a_request_does_not_disturb_the_rates_of_stats(tmp_path: Path) -> None:
     with Coordinator(tmp_path / "buffer", capacity=8, metrics_port=0) as coordinator:
         coordinator.stats()
-        items.write(coordinator._engine, range(4))
+        items.write(engine_of(coordinator), range(4))
         numbers(coordinator.metrics_port)
         assert coordinator.stats()["inserts_per_s"] > 0
 

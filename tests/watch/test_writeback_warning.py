@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import Coordinator
 from shmbuffer.memory.system import writeback
 from shmbuffer.service import supervisor
-from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.supervisor import SCAN_S
 from shmbuffer.watch import writeback_warning
 from shmbuffer.watch.writeback_warning import SOME, WritebackWarning
+from tests.kit.rings import engine_of
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_a_coordinator_looks_after_a_buffer_on_a_disk(
     monkeypatch.setattr(writeback, "throttled", list)
     caplog.set_level(logging.WARNING, "shmbuffer.service")
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        assert coordinator._engine.on_disk
+        assert engine_of(coordinator).on_disk
         while not caplog.messages:
             time.sleep(0.001)
         assert coordinator.stats()["held_back_s"] > 0
@@ -113,7 +114,7 @@ def test_a_buffer_in_memory_has_no_disk_that_could_be_behind(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Coordinator(fast_path / "buffer", capacity=8) as coordinator:
-        if coordinator._engine.on_disk:
+        if engine_of(coordinator).on_disk:
             pytest.skip("there is no file system in memory")
         assert coordinator._supervisor._writeback is None
         assert coordinator.stats()["held_back_s"] == 0.0

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import stat
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from shmbuffer.memory.directory import cleanup
 from shmbuffer.memory.directory.cleanup import Ownership, janitor, own, temporary_directory
 from shmbuffer.memory.directory.locks import INIT_LOCK
 from shmbuffer.memory.system.identity import current
-from tests.memory.programs import finished, heard, in_fork, needs_root, program, tell
+from tests.kit.programs import Program, in_fork, needs_root
 
 # A program that owns a temporary directory with something in it, and says where it is.
 OWNER = """
@@ -66,9 +65,9 @@ def _default_handlers() -> Iterator[None]:
     assert left == []
 
 
-def started(process: subprocess.Popen[str]) -> Path:
+def started(process: Program) -> Path:
     """The directory of a program that runs OWNER."""
-    path = Path(heard(process))
+    path = Path(process.line())
     assert (path / "obs.memmap").read_text() == "data"
     return path
 
@@ -82,9 +81,9 @@ def started(process: subprocess.Popen[str]) -> Path:
     [("", 0), ("sys.exit(3)", 3), ("raise ValueError", 1), ("ownership.remove()", 0)],
 )
 def test_an_owner_that_ends_removes_its_directory(ending: str, status: int) -> None:
-    with program(OWNER + ending) as process:
-        path = Path(heard(process))
-        found, _, errors = finished(process)
+    with Program.python(OWNER + ending) as process:
+        path = Path(process.line())
+        found, _, errors = process.end()
         assert found == status, errors
         assert ("ValueError" in errors) == (status == 1)
         assert not path.exists()
@@ -92,9 +91,9 @@ def test_an_owner_that_ends_removes_its_directory(ending: str, status: int) -> N
 
 @pytest.mark.full
 def test_a_directory_that_was_released_stays() -> None:
-    with program(OWNER + "assert ownership.release()") as process:
-        path = Path(heard(process))
-        assert finished(process)[0] == 0
+    with Program.python(OWNER + "assert ownership.release()") as process:
+        path = Path(process.line())
+        assert process.end()[0] == 0
         assert path.exists()
 
 
@@ -108,8 +107,8 @@ def test_several_directories_are_removed_the_last_one_first() -> None:
     own("d", lambda: 1 / 0)
     sys.exit(4)
     """
-    with program(source) as process:
-        status, output, errors = finished(process)
+    with Program.python(source) as process:
+        status, output, errors = process.end()
         assert output.split() == ["c", "b", "a"]
         assert status == 4
         assert "d: was not removed" in errors
@@ -120,18 +119,18 @@ def test_several_directories_are_removed_the_last_one_first() -> None:
 
 
 def test_sigterm_removes_and_then_ends_the_process_as_it_always_did() -> None:
-    with program(OWNER + "input()") as process:
+    with Program.python(OWNER + "input()") as process:
         path = started(process)
         process.terminate()
-        assert finished(process)[0] == -signal.SIGTERM
+        assert process.end()[0] == -signal.SIGTERM
         assert not path.exists()
 
 
 def test_sigint_is_a_keyboard_interrupt_as_before() -> None:
-    with program(OWNER + "input()") as process:
+    with Program.python(OWNER + "input()") as process:
         path = started(process)
         process.send_signal(signal.SIGINT)
-        status, _, errors = finished(process)
+        status, _, errors = process.end()
         assert status == -signal.SIGINT
         assert errors.rstrip().endswith("KeyboardInterrupt")
         assert not path.exists()
@@ -153,24 +152,24 @@ except KeyboardInterrupt:
 input()
 """
     )
-    with program(source) as process:
+    with Program.python(source) as process:
         path = started(process)
-        assert heard(process) == "ready"
+        assert process.line() == "ready"
         process.send_signal(signal.SIGINT)
-        assert heard(process) == "interrupted"
+        assert process.line() == "interrupted"
         assert (path / "obs.memmap").exists()
-        tell(process)
-        assert finished(process)[0] == 0
+        process.tell()
+        assert process.end()[0] == 0
         assert not path.exists()
 
 
 @pytest.mark.full
 def test_where_sigint_ends_the_process_at_once_it_removes_first() -> None:
     source = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)" + OWNER + "input()"
-    with program(source) as process:
+    with Program.python(source) as process:
         path = started(process)
         process.send_signal(signal.SIGINT)
-        assert finished(process)[0] == -signal.SIGINT
+        assert process.end()[0] == -signal.SIGINT
         assert not path.exists()
 
 
@@ -190,15 +189,15 @@ signal.signal(signal.SIGTERM, handle)
     source = handler + OWNER if when == "before" else OWNER + handler
     # No pause(): a signal that comes just before it would not end it.
     waiting = "print('ready', flush=True)\nwhile True: time.sleep(0.01)"
-    with program(source + waiting) as process:
+    with Program.python(source + waiting) as process:
         path = started(process)
-        assert heard(process) == "ready"
+        assert process.line() == "ready"
         for answer in ("go on", "end"):
             process.terminate()
-            assert heard(process) == "handled 15"
+            assert process.line() == "handled 15"
             assert (path / "obs.memmap").exists()
-            tell(process, answer)
-        assert finished(process)[0] == 5
+            process.tell(answer)
+        assert process.end()[0] == 5
         assert not path.exists()
 
 
@@ -215,33 +214,33 @@ print("ready", flush=True)
 input()
 """
     )
-    with program(source) as process:
+    with Program.python(source) as process:
         path = started(process)
-        assert heard(process) == "ready"
+        assert process.line() == "ready"
         process.terminate()
-        assert heard(process) == "first"
-        assert finished(process)[0] == -signal.SIGTERM
+        assert process.line() == "first"
+        assert process.end()[0] == -signal.SIGTERM
         assert not path.exists()
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     source = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + OWNER + "input()"
-    with program(source) as process:
+    with Program.python(source) as process:
         path = started(process)
         process.terminate()
-        tell(process)
-        assert finished(process)[0] == 0
+        process.tell()
+        assert process.end()[0] == 0
         assert not path.exists()
 
 
 @pytest.mark.full
 def test_a_removal_that_fails_does_not_keep_the_signal_from_ending_the_process() -> None:
     source = OWNER + "cleanup.own('other', lambda: 1 / 0)\nprint('ready', flush=True)\ninput()"
-    with program(source) as process:
+    with Program.python(source) as process:
         path = started(process)
-        assert heard(process) == "ready"
+        assert process.line() == "ready"
         process.terminate()
-        status, _, errors = finished(process)
+        status, _, errors = process.end()
         assert status == -signal.SIGTERM
         assert "other: was not removed" in errors
         assert not path.exists()
@@ -266,16 +265,16 @@ if "{who}" == "remove()":
     print("not reached", flush=True)
 """
     )
-    with program(source) as process:
+    with Program.python(source) as process:
         path = started(process)
-        said = [heard(process)]
+        said = [process.line()]
         if said == ["other"]:  # at exit the last one comes first
-            said.append(heard(process))
+            said.append(process.line())
         assert said[-1] == "begun"
         process.terminate()
         process.terminate()
-        tell(process)
-        status, output, errors = finished(process)
+        process.tell()
+        status, output, errors = process.end()
         said += output.split("\n")
         assert status == -signal.SIGTERM, errors
         assert sorted(filter(None, said)) == ["begun", "finished", "other"]
@@ -292,10 +291,10 @@ def test_an_impatient_user_does_not_keep_others_from_being_removed() -> None:
         input()
     own("second", hang)
     """
-    with program(source) as process:
-        assert heard(process) == "hangs"
+    with Program.python(source) as process:
+        assert process.line() == "hangs"
         process.send_signal(signal.SIGINT)
-        status, output, errors = finished(process)
+        status, output, errors = process.end()
         assert output.split() == ["first"]
         assert "second: was not removed" in errors
         assert status == 0
@@ -319,12 +318,12 @@ thread.join()
 print("not reached", flush=True)
 """
     )
-    with program(source) as process:
+    with Program.python(source) as process:
         path = started(process)
-        assert heard(process) == "begun"
+        assert process.line() == "begun"
         process.terminate()
-        tell(process)
-        status, output, errors = finished(process)
+        process.tell()
+        status, output, errors = process.end()
         assert status == -signal.SIGTERM, errors
         assert "finished" in output
         assert not path.exists()
@@ -412,12 +411,12 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 input()
 """
     )
-    with program(source) as process:
+    with Program.python(source) as process:
         path = started(process)
-        assert heard(process) == str(status)
+        assert process.line() == str(status)
         assert (path / "obs.memmap").exists()
         process.terminate()
-        assert finished(process)[0] == -signal.SIGTERM
+        assert process.end()[0] == -signal.SIGTERM
         assert not path.exists()
 
 
@@ -444,13 +443,13 @@ if __name__ == "__main__":
     input()
 """
     )
-    with program(source) as process:
+    with Program.python(source) as process:
         path = started(process)
-        assert heard(process) == "child"
-        assert heard(process) == str(-signal.SIGTERM)
+        assert process.line() == "child"
+        assert process.line() == str(-signal.SIGTERM)
         assert (path / "obs.memmap").exists()
-        tell(process)
-        assert finished(process)[0] == 0
+        process.tell()
+        assert process.end()[0] == 0
         assert not path.exists()
 
 
@@ -604,9 +603,11 @@ def remove_tree(path: Path) -> bool:
 
 def abandoned(*, full: bool = True, ending: str = "os.kill(os.getpid(), signal.SIGKILL)") -> Path:
     """The directory of an owner that was killed."""
-    with program(OWNER + ("" if full else "(path / 'obs.memmap').unlink()\n") + ending) as process:
-        path = Path(heard(process))
-        assert finished(process)[0] == -signal.SIGKILL
+    with Program.python(
+        OWNER + ("" if full else "(path / 'obs.memmap').unlink()\n") + ending
+    ) as process:
+        path = Path(process.line())
+        assert process.end()[0] == -signal.SIGKILL
     assert path.exists()
     return path
 
@@ -647,11 +648,11 @@ def test_a_directory_that_is_not_abandoned_is_left() -> None:
 
 def test_the_directory_of_a_living_owner_is_never_looked_at() -> None:
     """Nor one that has nothing in it yet, for it is just being made."""
-    with program(
+    with Program.python(
         OWNER + "cleanup.temporary_directory()\nprint('ready', flush=True)\ninput()"
     ) as it:
         path = started(it)
-        assert heard(it) == "ready"
+        assert it.line() == "ready"
         mine = temporary_directory()
         os.kill(it.pid, signal.SIGSTOP)
         os.waitpid(it.pid, os.WUNTRACED)
@@ -669,7 +670,7 @@ def test_an_empty_directory_of_a_killed_owner_is_removed_without_a_question() ->
 
 @pytest.mark.full
 def test_a_zombie_is_judged_by_its_locks() -> None:
-    with program(OWNER + "os.kill(os.getpid(), signal.SIGKILL)") as process:
+    with Program.python(OWNER + "os.kill(os.getpid(), signal.SIGKILL)") as process:
         path = started(process)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert janitor(never_asked, never_asked) == []

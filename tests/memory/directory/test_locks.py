@@ -13,7 +13,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from shmbuffer.errors import (
+from shmbuffer import (
     AttachTimeout,
     BufferUnlinkedError,
     ReadOnlyError,
@@ -23,7 +23,7 @@ from shmbuffer.errors import (
 from shmbuffer.memory.directory import locks
 from shmbuffer.memory.directory.locks import INIT_LOCK, InitLock, LivenessFile, holders
 from shmbuffer.memory.system.region import Directory
-from tests.memory.programs import as_nobody, finished, heard, in_fork, needs_root, program, tell
+from tests.kit.programs import Program, as_nobody, in_fork, needs_root
 
 HOLDER = """
 import sys
@@ -90,8 +90,8 @@ def test_one_lock_object_serves_many_times(directory: Directory) -> None:
 
 
 def test_another_process_waits_and_the_error_names_the_holder(directory: Directory) -> None:
-    with program(HOLDS_INIT, directory.path) as process:
-        assert heard(process) == "holds"
+    with Program.python(HOLDS_INIT, directory.path) as process:
+        assert process.line() == "holds"
         with (
             pytest.raises(
                 AttachTimeout,
@@ -108,16 +108,16 @@ def test_another_process_waits_and_the_error_names_the_holder(directory: Directo
             "timeout_s": 0.02,
             "pids": [process.pid],
         }
-        tell(process)
-        assert heard(process) == "released"
+        process.tell()
+        assert process.line() == "released"
         with InitLock(directory, 0):
             pass
 
 
 @pytest.mark.full
 def test_a_holder_that_is_stopped_is_named_as_such(directory: Directory) -> None:
-    with program(HOLDS_INIT, directory.path) as process:
-        heard(process)
+    with Program.python(HOLDS_INIT, directory.path) as process:
+        process.line()
         stopped(process.pid)
         with pytest.raises(AttachTimeout, match=rf"\(stopped\), .*`kill -CONT {process.pid}` lets"):
             InitLock(directory, 0).__enter__()
@@ -135,27 +135,26 @@ def test_a_holder_that_cannot_be_seen_is_looked_for_elsewhere(
 
 
 def test_the_lock_of_a_killed_process_is_free(directory: Directory) -> None:
-    with program(HOLDS_INIT, directory.path) as process:
-        heard(process)
+    with Program.python(HOLDS_INIT, directory.path) as process:
+        process.line()
         process.kill()
-        process.wait()
         with InitLock(directory, 0):
             pass
 
 
 def test_a_waiter_gets_the_lock_when_its_holder_is_killed(directory: Directory) -> None:
     with (
-        program(HOLDS_INIT, directory.path) as holder,
-        program(HOLDS_INIT, directory.path) as waiter,
+        Program.python(HOLDS_INIT, directory.path) as holder,
+        Program.python(HOLDS_INIT, directory.path) as waiter,
     ):
         first, second = (holder, waiter)
         # Which of the two came first is not for the test to say.
         pids = _held_by(directory)
         if pids == [waiter.pid]:
             first, second = waiter, holder
-        assert heard(first) == "holds"
+        assert first.line() == "holds"
         first.kill()
-        assert heard(second) == "holds"
+        assert second.line() == "holds"
         assert _held_by(directory) == [second.pid]
 
 
@@ -182,12 +181,12 @@ for _ in range(25):
 """
     )
     with (
-        program(source, directory.path) as a,
-        program(source, directory.path) as b,
-        program(source, directory.path) as c,
+        Program.python(source, directory.path) as a,
+        Program.python(source, directory.path) as b,
+        Program.python(source, directory.path) as c,
     ):
         for process in (a, b, c):
-            assert finished(process)[0] == 0
+            assert process.end()[0] == 0
     assert directory.read("counter", limit=9) == b"75"
 
 
@@ -322,9 +321,9 @@ if os.fork() == 0:
 signal.pause()
 """
     )
-    with program(source, directory.path) as process:
-        child = int(heard(process))
-        process.kill()
+    with Program.python(source, directory.path) as process:
+        child = int(process.line())
+        process.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         try:
             os.kill(child, 0)
@@ -398,12 +397,12 @@ def test_no_fork_gets_in_between_the_opening_of_a_lock_and_its_listing(
 
 
 def test_a_client_holds_its_file_while_it_lives(directory: Directory) -> None:
-    with program(IS_ALIVE, directory.path) as process:
-        heard(process)
+    with Program.python(IS_ALIVE, directory.path) as process:
+        process.line()
         assert not LivenessFile.is_free(directory, 7)
         stopped(process.pid)
         assert not LivenessFile.is_free(directory, 7)
-        process.kill()
+        process.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie holds nothing
         assert LivenessFile.is_free(directory, 7)
     assert directory.listdir(".shmbuffer/procs") == ["007.lock"]
@@ -453,8 +452,8 @@ def test_a_client_waits_while_another_process_probes_its_lock(
 
 def test_an_entry_has_one_client(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "TESTER_PATIENCE_S", 0.0)
-    with program(IS_ALIVE, directory.path) as process:
-        heard(process)
+    with Program.python(IS_ALIVE, directory.path) as process:
+        process.line()
         with pytest.raises(
             AttachTimeout,
             match=rf"007\.lock: waited 0 s for pid {process.pid} \(running\), which is the living"

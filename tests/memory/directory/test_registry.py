@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer.errors import RegistryFullError
+from shmbuffer import RegistryFullError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.locks import LivenessFile
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import Phase
 from shmbuffer.memory.system import identity
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Child,
     Maker,
@@ -28,7 +29,6 @@ from tests.memory.rows import (
     child,
     contents,
     require_sound,
-    ring_of,
     sample,
     schema,
     succeeds,
@@ -388,7 +388,7 @@ def test_a_reaper_compares_the_incarnation(make: Maker) -> None:
 
 def test_a_client_whose_entry_was_taken_is_fenced_off(make: Maker) -> None:
     """It was proven dead, wrongly: what it still writes must not be committed."""
-    from shmbuffer.errors import BufferNeedsRestart
+    from shmbuffer import BufferNeedsRestart
 
     engine = make(alpha=1.0)
     second = make.second(engine)

@@ -15,8 +15,9 @@ from shmbuffer.memory.directory import removal
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.system.region import Directory
-from tests.memory.programs import heard, program
-from tests.memory.rows import contents, ring_of
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
+from tests.memory.rows import contents
 
 KILLED = """
 import sys
@@ -39,8 +40,8 @@ def abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Abandoned:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def make(kind: str) -> Path:
-        with program(KILLED, kind, TMPDIR=str(tmp_path)) as process:
-            path = Path(heard(process))
+        with Program.python(KILLED, kind, TMPDIR=str(tmp_path)) as process:
+            path = Path(process.line())
             process.kill()
         return path
 

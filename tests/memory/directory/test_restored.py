@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import BufferInUseError, recover
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferInUseError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.service.recovery import recover
-from tests.memory.rows import child, contents, require_sound, ring_of, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import child, contents, require_sound, schema, write
 
 SETTINGS = Settings(capacity=8, alpha=1.0, eps=0.0)
 TOOLS = {
@@ -229,7 +229,7 @@ killed(Path(sys.argv[1]))
 """
 RECOVERED = """
 import json, sys
-from shmbuffer.service.recovery import recover
+from shmbuffer import recover
 print(json.dumps(recover(sys.argv[1]).to_json()))
 """
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import recover
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.written import Written
@@ -23,8 +24,8 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.slots_file import SlotsFile
 from shmbuffer.memory.upkeep import inspect
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.service.recovery import recover
-from tests.memory.rows import Parent, child, contents, ring_of, sample, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import Parent, child, contents, sample, schema, write
 
 LARGE, FEW = 2**19, 1000  # slots: 18 MB of slots file, of which some dozen pages are written
 MOST = 64 * layout.PAGE

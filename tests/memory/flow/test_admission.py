@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimiter, RateLimitError, RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitError, RateLimitTimeout
-from shmbuffer.memory import Engine, RateLimiter, Ring, Settings
+from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.flow import waiting
 from shmbuffer.memory.flow.waiting import PASSES_ONCE
 from shmbuffer.memory.format.layout import Side, Why
 from shmbuffer.memory.system import deadline
-from tests.memory.rows import Parent, child, ring_of, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import Parent, child, schema, write
 
 LIMITER = RateLimiter(2, error_buffer=8, when_no_peer="wait")
 

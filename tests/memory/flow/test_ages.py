@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimiter, RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitTimeout
-from shmbuffer.memory import Engine, Leaf, RateLimiter, Ring, Schema, Settings, consumer_version
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, consumer_version
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.status import TooOld
 from shmbuffer.memory.format.layout import Alone, Limit

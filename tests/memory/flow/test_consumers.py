@@ -11,15 +11,16 @@ import time
 import numpy as np
 import pytest
 
-from shmbuffer.errors import ConsumerError, EmptyBufferError, RateLimitTimeout
+from shmbuffer import ConsumerError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Consumers
 from shmbuffer.memory.format.layout import Side
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, HELD_THERE, TO_GIVE
 from shmbuffer.memory.system.deadline import within
-from tests.memory.programs import finished, heard, needs_root, program, tell
-from tests.memory.rows import Maker, ring_of, write
+from tests.kit.programs import Program, needs_root
+from tests.kit.rings import ring_of
+from tests.memory.rows import Maker, write
 
 
 def test_items_come_once_and_oldest_first(make: Maker) -> None:
@@ -376,9 +377,9 @@ def test_a_lease_ends_at_the_same_time_in_all_time_namespaces(make_files: Maker)
     consumer = ring.consumers.open("a")
     consumer.take(3, 600.0)
     shifted = "unshare", "--time", "--boottime=86400", "--fork"
-    with program(IN_ANOTHER_TIME, engine.seat.where, before=shifted) as process:
+    with Program.python(IN_ANOTHER_TIME, engine.seat.where, before=shifted) as process:
         try:
-            line = heard(process)
+            line = process.line()
         except AssertionError as error:
             if "unshare failed" in str(error):
                 pytest.skip(str(error))
@@ -388,5 +389,5 @@ def test_a_lease_ends_at_the_same_time_in_all_time_namespaces(make_files: Maker)
         assert [lease.items for lease in status.leases] == [3, 1]
         assert all(0 < lease.ends_in_s <= 600 for lease in status.leases)
         assert all(0 <= lease.held_s < 3600 for lease in status.leases)
-        tell(process, "")
-        finished(process)
+        process.tell("")
+        process.end()

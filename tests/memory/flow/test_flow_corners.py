@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimiter, RateLimitError, RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitError, RateLimitTimeout
-from shmbuffer.memory import Engine, RateLimiter, Ring, Settings
+from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.system import deadline
-from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
     dies,
@@ -34,6 +33,7 @@ from tests.crash.harness import (
     stopped_at,
     write,
 )
+from tests.kit.rings import ring_of
 
 QUEUE = RateLimiter(max_times_sampled=1)
 RATIO = RateLimiter(samples_per_insert=1, error_buffer=4)

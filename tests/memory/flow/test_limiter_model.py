@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import RateLimiter
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, Leaf, RateLimiter, Ring, Schema, Settings
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
+from tests.kit.rings import ring_of
 from tests.selection import seeds
 
 CAPACITY = 1024
@@ -135,11 +137,6 @@ def handles(tmp_path: Path) -> Iterator[list[Engine]]:
         yield [first, *others]
         for other in others:
             other.close()
-
-
-def ring_of(engine: Engine) -> Ring:
-    assert engine.ring() is not None
-    return engine.ring()
 
 
 def claims(ring: Ring, count: int) -> bool:

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimitTimeout
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.format.layout import Why
 from shmbuffer.memory.format.limiter import Quota, quota_of
 from shmbuffer.memory.system import deadline
-from tests.memory.rows import Parent, child, ring_of, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import Parent, child, schema, write
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import RateLimitTimeout, ReservationLostError
-from shmbuffer.memory import Engine, Leaf, RateLimiter, Ring, Schema, Settings, consumer_version
+from shmbuffer import RateLimiter, RateLimitTimeout, ReservationLostError
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, consumer_version
 from shmbuffer.memory.flow.holders import holders, table_of
 from shmbuffer.memory.flow.status import TooOld
 from shmbuffer.memory.system import deadline
+from tests.kit.rings import ring_of
 from tests.selection import seeds
 
 CAPACITY = 24
@@ -106,12 +107,6 @@ def handles(path: Path) -> Iterator[list[Engine]]:
         yield made
         for one in made[1:]:
             one.close()
-
-
-def ring_of(engine: Engine) -> Ring:
-    ring = engine.ring()
-    assert ring is not None
-    return ring
 
 
 def goes(ring: Ring, count: int) -> bool:

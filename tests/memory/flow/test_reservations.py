@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import RateLimiter, ReservationLostError, ShmBufferError
 from shmbuffer._native import _core
-from shmbuffer.errors import ReservationLostError, ShmBufferError
-from shmbuffer.memory import Engine, RateLimiter, Ring
+from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.holders import Holder, holders, table_of, told
 from shmbuffer.memory.format.ledger import RESERVATIONS, ReservationState
 from shmbuffer.memory.upkeep.inspect import inspect

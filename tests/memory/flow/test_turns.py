@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from shmbuffer.memory import Engine, Ring
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Child,
     Maker,
@@ -18,7 +19,6 @@ from tests.memory.rows import (
     child,
     contents,
     place,
-    ring_of,
     slot_held,
     until_it_sleeps,
     write,

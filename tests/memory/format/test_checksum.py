@@ -11,7 +11,8 @@ import pytest
 import shmbuffer
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
-from tests.memory.rows import Maker, Rows, place, ring_of, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import Maker, Rows, place, write
 
 NATIVE = Path(shmbuffer.__file__).parent / "_native"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import CorruptBufferError, FormatError, IncompatibleVersionError
 from shmbuffer._native import _core
-from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.control import Control, Superblock, first_superblock
 from shmbuffer.memory.format.layout import BufferState, Flag

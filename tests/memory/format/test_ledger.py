@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer import CorruptBufferError
 from shmbuffer._native import _core
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format import layout
-from tests.memory.rows import ring_of, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import schema, write
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from shmbuffer.memory import Engine, RateLimiter, Settings
+from shmbuffer import RateLimiter
+from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format.layout import Alone, Limit
 from shmbuffer.memory.format.limiter import read
 from tests.memory.rows import Maker, Parent, child, schema

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
+from shmbuffer import CorruptBufferError, SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import MAX_DEPTH

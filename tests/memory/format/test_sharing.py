@@ -9,8 +9,8 @@ from random import Random
 import numpy as np
 import pytest
 
+from shmbuffer import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer._native import _core
-from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
 from shmbuffer.memory.format import recorded
 from shmbuffer.memory.format.sharing import Asked, Sharing

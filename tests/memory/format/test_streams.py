@@ -10,7 +10,8 @@ import pytest
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.streams import checked, of_each
-from tests.memory.rows import LEAVES, Maker, Rows, fill, place, require_sound, ring_of, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import LEAVES, Maker, Rows, fill, place, require_sound, write
 
 LAST = layout.STREAMS - 1
 

@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer import CorruptBufferError
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch, join
 from shmbuffer.memory.record_format import (
     Chunk,

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import BufferNeedsRestart
+from shmbuffer import BufferNeedsRestart
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Settings
-from tests.memory.programs import heard, program
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     LEAVES,
     Maker,
@@ -19,7 +20,6 @@ from tests.memory.rows import (
     contents,
     place,
     require_sound,
-    ring_of,
     sample,
     schema,
     write,
@@ -79,8 +79,8 @@ def test_a_copy_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> N
     capacity = 1000
     with Engine.open(path, Settings(capacity=capacity)) as engine:
         ring = engine.define(schema(capacity))
-        with program(WRITER, path) as writer:
-            assert heard(writer) == "writing"
+        with Program.python(WRITER, path) as writer:
+            assert writer.line() == "writing"
             for _ in range(40):
                 moment, copied = copy_out(ring)
                 tickets = moment.tickets[moment.tickets >= 0]

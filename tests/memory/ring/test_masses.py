@@ -9,7 +9,8 @@ import pytest
 
 from shmbuffer.memory import Masses, Ring, masses_of, masses_of_snapshot
 from shmbuffer.memory.ring import masses
-from tests.memory.rows import Maker, Rows, ring_of, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import Maker, Rows, write
 
 
 @pytest.fixture(autouse=True)

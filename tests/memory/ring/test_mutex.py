@@ -8,16 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer.errors import LockTimeout
-from tests.memory.rows import (
-    Maker,
-    contents,
-    lock_timeout,
-    mutex_held,
-    require_sound,
-    ring_of,
-    write,
-)
+from shmbuffer import LockTimeout
+from tests.kit.rings import ring_of
+from tests.memory.rows import Maker, contents, lock_timeout, mutex_held, require_sound, write
 
 
 @pytest.fixture

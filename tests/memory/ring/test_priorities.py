@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.format import priorities
+from tests.kit.rings import ring_of
 from tests.memory import power_oracle, tree_oracle
 from tests.memory.rows import (
     Floats,
@@ -26,7 +27,6 @@ from tests.memory.rows import (
     mutex_held,
     place,
     require_sound,
-    ring_of,
     sample,
     schema,
     until_it_sleeps,

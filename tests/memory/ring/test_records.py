@@ -15,13 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import CorruptBufferError, EmptyBufferError, RecordTooLargeError, SchemaMismatchError
 from shmbuffer._native import _core
-from shmbuffer.errors import (
-    CorruptBufferError,
-    EmptyBufferError,
-    RecordTooLargeError,
-    SchemaMismatchError,
-)
 from shmbuffer.memory import Engine, RecordBatch, Records, Ring, Schema, Settings
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, join
@@ -769,7 +764,7 @@ def test_a_copy_that_is_lapped_holds_every_record_that_is_left(
 
 
 def test_a_full_disk_is_an_error_with_the_bytes(engine: Engine) -> None:
-    from shmbuffer.errors import SpaceError
+    from shmbuffer import SpaceError
 
     _, held = parts(engine)
     held.write(records(range(5)))

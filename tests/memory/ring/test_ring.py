@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferClosedError,
     BufferNeedsRestart,
     EmptyBufferError,
@@ -26,13 +25,15 @@ from shmbuffer.errors import (
     RingOverrunError,
     ShmBufferError,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Settings
 from shmbuffer.memory.directory import registry
 from shmbuffer.memory.directory.locks import LivenessFile
 from shmbuffer.memory.flow import waiting
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.layout import SlotState
-from tests.memory.programs import finished, program
+from tests.kit.programs import Program
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     LEAVES,
     Child,
@@ -48,7 +49,6 @@ from tests.memory.rows import (
     place,
     read,
     require_sound,
-    ring_of,
     sample,
     schema,
     slot_held,
@@ -1070,7 +1070,8 @@ MANY_LEAVES = """
 import sys
 import numpy as np
 from shmbuffer.memory import Engine, Leaf, Schema, Settings
-from tests.memory.rows import place, read, ring_of, sample, write
+from tests.memory.rows import place, read, sample, write
+from tests.kit.rings import ring_of
 
 leaves = (Leaf(("number",), "int64", ()),) + tuple(
     Leaf((f"leaf{i}",), "uint8", (400,)) for i in range(99)
@@ -1087,8 +1088,8 @@ for k in range(20):
 
 def test_the_interpreters_memory_is_left_alone_without_its_lock(tmp_path: Path) -> None:
     """More leaves than have room on the stack; python's own debug hooks look on."""
-    with program(MANY_LEAVES, PYTHONMALLOC="debug") as process:
-        assert finished(process)[::2] == (0, "")
+    with Program.python(MANY_LEAVES, PYTHONMALLOC="debug") as process:
+        assert process.end()[::2] == (0, "")
 
 
 SNAPSHOT = """
@@ -1111,9 +1112,9 @@ except LockTimeout:
 def test_a_snapshot_that_cannot_be_had_leaves_the_interpreter_whole(make_files: Maker) -> None:
     engine = make_files(alpha=1.0)
     write(ring_of(engine), range(8))
-    with mutex_held(engine), program(SNAPSHOT, engine.path, PYTHONMALLOC="debug") as process:
+    with mutex_held(engine), Program.python(SNAPSHOT, engine.path, PYTHONMALLOC="debug") as process:
         # It joins without the mutex, and leaves without it: its entry is for the next reaper.
-        status, output, errors = finished(process)
+        status, output, errors = process.end()
         assert (status, output, errors) == (0, "in time\n", "")
 
 

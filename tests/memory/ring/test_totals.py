@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import EmptyBufferError
+from shmbuffer import EmptyBufferError
 from shmbuffer.memory import Engine, Ring, Schema, Settings, Totals
+from tests.kit.rings import ring_of
 from tests.memory.numbered import records
 from tests.memory.rows import (
     Maker,
@@ -20,7 +21,6 @@ from tests.memory.rows import (
     draw,
     mutex_held,
     require_sound,
-    ring_of,
     sample,
     succeeds,
     until_it_sleeps,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import UnsafeFilesystemError
+from shmbuffer import UnsafeFilesystemError
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.region import Directory
 

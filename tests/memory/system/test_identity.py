@@ -22,7 +22,7 @@ from shmbuffer.memory.system.identity import (
     process_state,
     prove_dead,
 )
-from tests.memory.programs import finished, heard, in_fork, needs_root, program, tell
+from tests.kit.programs import Program, in_fork, needs_root
 
 WHO = """
 from shmbuffer.memory.system.identity import current
@@ -52,8 +52,8 @@ def held() -> bool:
 @pytest.fixture
 def living() -> Iterator[Identity]:
     """Another process, which waits."""
-    with program(WAITING) as process:
-        yield who(heard(process))
+    with Program.python(WAITING) as process:
+        yield who(process.line())
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ def test_a_living_process_is_alive_whatever_its_lock_says(living: Identity) -> N
 
 
 def test_a_process_that_is_gone_is_dead() -> None:
-    with program(WHO) as process:
-        gone = who(heard(process))
-        assert finished(process)[0] == 0
+    with Program.python(WHO) as process:
+        gone = who(process.line())
+        assert process.end()[0] == 0
         assert process_state(gone.pid) == "gone"
         assert prove_dead(gone, never_asked)
 
@@ -148,8 +148,8 @@ def test_a_stopped_process_is_alive(living: Identity) -> None:
 
 
 def test_a_zombie_is_dead_when_its_lock_is_free() -> None:
-    with program(WHO) as process:
-        zombie = who(heard(process))
+    with Program.python(WHO) as process:
+        zombie = who(process.line())
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
         assert process_state(zombie.pid) == "zombie"
         assert prove_dead(zombie, free)
@@ -159,7 +159,7 @@ def test_a_zombie_is_dead_when_its_lock_is_free() -> None:
 @pytest.mark.full
 def test_threads_that_outlive_the_first_one_keep_a_process_alive() -> None:
     """It looks like a zombie, and its lock tells it from one."""
-    with program(
+    with Program.python(
         WHO
         + """
 import ctypes, fcntl, os, sys, threading
@@ -176,18 +176,18 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
 """,
         os.devnull,
     ) as process:
-        odd = who(heard(process))
-        assert heard(process) == "first thread ended"
+        odd = who(process.line())
+        assert process.line() == "first thread ended"
         assert process_state(odd.pid) == "zombie"
         assert not prove_dead(odd, held)
-        tell(process)
+        process.tell()
         os.waitid(os.P_PID, odd.pid, os.WEXITED | os.WNOWAIT)
         assert prove_dead(odd, free)
 
 
 def test_a_name_made_to_confuse_is_not_a_state() -> None:
-    with program("open('/proc/self/comm', 'w').write(') Z 1 (x) ')" + WAITING) as process:
-        odd = who(heard(process))
+    with Program.python("open('/proc/self/comm', 'w').write(') Z 1 (x) ')" + WAITING) as process:
+        odd = who(process.line())
         assert f"{odd.pid} () Z 1 (x) ) " in Path(f"/proc/{odd.pid}/stat").read_text()
         assert process_state(odd.pid) == "running"
         assert not prove_dead(odd, never_asked)
@@ -277,7 +277,7 @@ def test_where_proc_is_not_of_our_namespace_the_lock_decides(
 def test_a_process_in_a_container_is_judged_by_its_lock(own_proc: bool) -> None:
     """With and without a /proc of its own; pid 2 and the like are other processes outside."""
     container = ("unshare", "--pid", "--fork", "--kill-child")
-    with program(
+    with Program.python(
         """
         import sys
         from shmbuffer.memory.system import identity
@@ -293,7 +293,7 @@ def test_a_process_in_a_container_is_judged_by_its_lock(own_proc: bool) -> None:
         before=(*container, "--mount-proc") if own_proc else container,
     ) as process:
         try:
-            inside = who(heard(process))
+            inside = who(process.line())
         except AssertionError as error:
             if "unshare failed" in str(error):
                 pytest.skip(str(error))
@@ -305,8 +305,8 @@ def test_a_process_in_a_container_is_judged_by_its_lock(own_proc: bool) -> None:
         assert not prove_dead(inside, held)
         assert prove_dead(inside, free)
         for fact in (me.pid, me.start_time, me.pid_namespace):
-            tell(process, str(fact))
-        status, output, errors = finished(process)
+            process.tell(str(fact))
+        status, output, errors = process.end()
         assert status == 0, errors
         ours, itself, outside = output.splitlines()
         assert ours == str(own_proc)
@@ -319,8 +319,10 @@ def test_a_process_in_a_container_is_judged_by_its_lock(own_proc: bool) -> None:
 @needs_root
 @pytest.mark.parametrize("offset", [0, 1000])
 def test_a_shifted_clock_of_boot_makes_start_times_unknown(offset: int) -> None:
-    with program(WHO, before=("unshare", "--time", f"--boottime={offset}", "--fork")) as process:
-        status, output, errors = finished(process)
+    with Program.python(
+        WHO, before=("unshare", "--time", f"--boottime={offset}", "--fork")
+    ) as process:
+        status, output, errors = process.end()
         if "unshare" in errors:
             pytest.skip(errors)
         assert status == 0, errors

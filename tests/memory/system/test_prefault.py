@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmbuffer import ProgressReport, SpaceError
 from shmbuffer._native import _core
-from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Leaf, Schema, Settings
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import prefault, progress
 from shmbuffer.memory.system.prefault import OFF, PIECE, Prefault
-from shmbuffer.memory.system.progress import ProgressReport
 from tests.crash.harness import ended, fork
-from tests.memory.programs import in_a_tmpfs, needs_root
+from tests.kit.programs import in_a_tmpfs, needs_root
 
 #: Two pieces and a bit, a page an item.
 CAPACITY = 2 * PIECE // layout.PAGE + 5

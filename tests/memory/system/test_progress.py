@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer.errors import AttachTimeout
+from shmbuffer import AttachTimeout, ProgressReport, recover
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import BufferState
 from shmbuffer.memory.ring import records as records_module
 from shmbuffer.memory.system import progress
-from shmbuffer.memory.system.progress import Progress, ProgressReport, hearing
+from shmbuffer.memory.system.progress import Progress, hearing
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.service.recovery import recover
 from tests.memory.ring import test_records
 from tests.memory.rows import files_of, schema, succeeds, write
 

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     BufferClosedError,
     BufferExistsError,
     BufferNotFoundError,
@@ -33,10 +32,11 @@ from shmbuffer.errors import (
     SpaceError,
     UnsafePathError,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory.directory import locks
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.region import Directory
-from tests.memory.programs import as_nobody, in_a_tmpfs, in_fork, needs_root, program
+from tests.kit.programs import Program, as_nobody, in_a_tmpfs, in_fork, needs_root
 
 NOBODY = 65534
 
@@ -186,7 +186,7 @@ def test_a_directory_that_cannot_be_made_or_read_is_an_error_that_says_so(public
 @needs_root
 def test_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
     """EROFS by a real mount, in a mount namespace that ends with the program."""
-    with program(
+    with Program.python(
         """
         import os, subprocess, sys
         from shmbuffer.errors import ReadOnlyError
@@ -382,7 +382,7 @@ def test_a_full_disk_is_an_error_with_both_numbers_and_nothing_is_left(
 
 @needs_root
 def test_a_full_tmpfs_is_an_error_and_gives_back_what_was_taken(tmp_path: Path) -> None:
-    with program(
+    with Program.python(
         """
         import os, subprocess, sys
         from shmbuffer.errors import SpaceError

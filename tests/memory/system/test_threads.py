@@ -14,7 +14,8 @@ import pytest
 from shmbuffer import set_threads
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
-from tests.memory.rows import Rows, child, require_sound, ring_of, sample, succeeds, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import Rows, child, require_sound, sample, succeeds, write
 
 #: A row that is moved past the cache, one that is not, and one that is summed with others.
 LEAVES = (

@@ -15,21 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmbuffer import BufferNotFoundError
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format import layout, slots
 from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.upkeep.check import CheckReport, check
-from tests.memory.rows import (
-    Maker,
-    Parent,
-    child,
-    files_of,
-    ring_of,
-    schema,
-    write,
-)
+from tests.kit.rings import ring_of
+from tests.memory.rows import Maker, Parent, child, files_of, schema, write
 
 SETTINGS = Settings(capacity=8, alpha=1.0, eps=0.0)
 

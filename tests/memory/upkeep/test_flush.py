@@ -10,19 +10,10 @@ from typing import Any
 
 import pytest
 
-from shmbuffer.errors import DurabilityError
+from shmbuffer import DurabilityError
 from shmbuffer.memory import Engine, Settings
-from tests.memory.rows import (
-    Maker,
-    Parent,
-    child,
-    contents,
-    files_of,
-    place,
-    ring_of,
-    schema,
-    write,
-)
+from tests.kit.rings import ring_of
+from tests.memory.rows import Maker, Parent, child, contents, files_of, place, schema, write
 
 
 class Synced:

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer._native import _core
-from shmbuffer.errors import (
+from shmbuffer import (
     AttachTimeout,
     BufferNotFoundError,
     CorruptBufferError,
@@ -22,7 +21,9 @@ from shmbuffer.errors import (
     IncompatibleVersionError,
     ShmBufferError,
     SpaceError,
+    recover,
 )
+from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
@@ -32,8 +33,8 @@ from shmbuffer.memory.upkeep.check import check
 from shmbuffer.memory.upkeep.history import Event, EventKind, History
 from shmbuffer.memory.upkeep.history_writer import HistoryWriter
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.service.recovery import recover
 from tests.crash.harness import dies, python_points, succeeds
+from tests.kit.rings import path_of
 from tests.memory.format.test_layout import fields, table
 from tests.memory.rows import schema, write
 
@@ -45,11 +46,6 @@ def engine(fast_path: Path) -> Iterator[Engine]:
     with Engine.open(fast_path / "buffer", Settings(capacity=8, alpha=0.5)) as engine:
         write(engine.define(schema()), range(5))
         yield engine
-
-
-def path_of(engine: Engine) -> Path:
-    assert engine.path is not None
-    return engine.path
 
 
 def file_of(engine: Engine) -> Path:

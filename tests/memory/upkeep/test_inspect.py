@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer import BufferNotFoundError, CorruptBufferError, FormatError, recover
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, FormatError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.locks import InitLock
 from shmbuffer.memory.format import layout
@@ -22,17 +22,8 @@ from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.inspect import _looked_at, exists, inspect
-from shmbuffer.service.recovery import recover
-from tests.memory.rows import (
-    Parent,
-    child,
-    files_of,
-    mutex_held,
-    ring_of,
-    schema,
-    slot_held,
-    write,
-)
+from tests.kit.rings import ring_of
+from tests.memory.rows import Parent, child, files_of, mutex_held, schema, slot_held, write
 
 SETTINGS = Settings(capacity=8, alpha=0.5, eps=0.0, extra={"class": "ReplayBuffer"})
 

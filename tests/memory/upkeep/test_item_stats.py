@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.errors import BufferNotFoundError
+from shmbuffer import BufferNotFoundError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.upkeep import item_stats
 from tests.crash import harness
-from tests.memory.rows import Rows, ring_of, schema, write
+from tests.kit.rings import ring_of
+from tests.memory.rows import Rows, schema, write
 
 
 def test_items_have_age_source_priority_and_mass(fast_path: Path) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmbuffer import AttachTimeout, BufferNotFoundError, RecoveryReport, recover
 from shmbuffer._native import _core
-from shmbuffer.errors import AttachTimeout, BufferNotFoundError
-from shmbuffer.memory import Engine, RecoveryReport, Settings
+from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.locks import InitLock
 from shmbuffer.memory.format import layout, slots
 from shmbuffer.memory.format.control import Control
@@ -30,7 +30,7 @@ from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import UNKNOWN_BOOT
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.service.recovery import recover
+from tests.kit.rings import ring_of
 from tests.memory.rows import (
     Parent,
     Rows,
@@ -42,7 +42,6 @@ from tests.memory.rows import (
     place,
     read,
     require_sound,
-    ring_of,
     sample,
     schema,
     succeeds,

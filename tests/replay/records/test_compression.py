@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import zstandard
 
+from shmbuffer import CorruptBufferError
 from shmbuffer._native import _core
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.numpy.records import compression
 from shmbuffer.numpy.records.compression import UnknownDictionaryError, Zstd
 from shmbuffer.numpy.records.places import Places

@@ -18,10 +18,9 @@ from tensordict import (
     TensorDict,
     is_tensor_collection,
     lazy_stack,
-    tensorclass,
 )
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.numpy.records.compression import Zstd
@@ -29,17 +28,12 @@ from shmbuffer.numpy.records.places import Places
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
+from tests.kit.items import Step
 from tests.replay.records.likeness import alike, as_read, joined, picked
 
 pytestmark = pytest.mark.product(few=4)
 
 Point = namedtuple("Point", ["x", "y"])
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def large(seed: int, *shape: int) -> torch.Tensor:

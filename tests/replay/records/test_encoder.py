@@ -20,7 +20,6 @@ from tensordict import (
     TensorDict,
     is_tensorclass,
     lazy_stack,
-    tensorclass,
 )
 
 from shmbuffer import CompressedListStorage
@@ -33,6 +32,7 @@ from shmbuffer.replay.form.batches import unbound
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import sequences, transitions
+from tests.kit.items import Step
 from tests.replay.records.likeness import alike, as_read, raw
 
 pytestmark = [
@@ -45,12 +45,6 @@ Point = namedtuple("Point", ["x", "y"])
 
 class Color(enum.IntEnum):
     RED = 1
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def backwards(tensor: torch.Tensor) -> torch.Tensor:

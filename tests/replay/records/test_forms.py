@@ -16,7 +16,6 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     lazy_stack,
-    tensorclass,
 )
 
 from shmbuffer.memory.format.dtypes import DTYPES
@@ -25,6 +24,7 @@ from shmbuffer.numpy.records import forms
 from shmbuffer.numpy.records.forms import describe
 from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.records.forms import NAMES
+from tests.kit.items import Step
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -37,12 +37,6 @@ class Color(enum.IntEnum):
 
 class Word(str):
     __slots__ = ()
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def leaf_bytes(leaf: Any) -> bytes:
@@ -131,7 +125,7 @@ def test_a_tensordict_is_its_batch_size_its_keys_and_a_chunk_for_each_tensor() -
             Step(obs=torch.zeros(2, 1, dtype=torch.bool), text="t", batch_size=[2]),
             [
                 "tensorclass",
-                f"{__name__}:Step",
+                "tests.kit.items:Step",
                 [
                     "tensordict",
                     ["dims", 1],

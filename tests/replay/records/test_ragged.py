@@ -19,18 +19,17 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     lazy_stack,
-    tensorclass,
 )
 
-from shmbuffer.errors import CorruptBufferError, EmptyBufferError
+from shmbuffer import CorruptBufferError, EmptyBufferError, densify, pad
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder, RawBatch
 from shmbuffer.replay.records.encoder import Encoder
-from shmbuffer.replay.records.ragged import densify, pad
 from tests.frames import sequences
+from tests.kit.items import Step
 from tests.replay.records.likeness import alike, as_read, joined
 
 pytestmark = pytest.mark.product(few=4)
@@ -39,12 +38,6 @@ Make = Callable[..., Any]
 
 zstd = Zstd(threads=1)
 decoder = Decoder(zstd.expand, where="run/buffer")
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    text: str
 
 
 def item(length: int, seed: int = 0) -> TensorDict:

@@ -16,15 +16,16 @@ from tensordict._reductions import _make_td
 from shmbuffer import (
     BufferInUseError,
     CompressedListStorage,
+    CorruptBufferError,
     LazyMemmapStorage,
     LazyStackStorage,
     ListStorage,
     ReplayBuffer,
+    SchemaMismatchError,
     SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from tests.replay.records.items import KINDS, is_item, item, items, shared
 
 Make = Callable[..., Any]

@@ -14,15 +14,16 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import (
+    BufferExistsError,
     CompressedListStorage,
     LazyStackStorage,
     ReplayBuffer,
+    SpaceError,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     attach,
 )
-from shmbuffer.errors import BufferExistsError, SpaceError
 from tests.replay.records.items import KINDS, is_item, item, items, shared
 from tests.replay.records.programs import work_on, write_for_ever
 

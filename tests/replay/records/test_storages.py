@@ -17,13 +17,14 @@ from shmbuffer import (
     LazyMemmapStorage,
     LazyStackStorage,
     PrioritizedSampler,
+    RecordTooLargeError,
     ReplayBuffer,
+    SchemaMismatchError,
     SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     attach,
 )
-from shmbuffer.errors import RecordTooLargeError, SchemaMismatchError
 from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.storages.record_store import RecordStore
 from tests.replay.records.items import KINDS, is_item, item, items, shared

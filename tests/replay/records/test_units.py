@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch, join
 from shmbuffer.memory.record_format import Codec

@@ -1,0 +1,12 @@
+"""What tests of several folders share. Each thing has one home:
+
+    rings       the engine and the ring behind a handle: the one place that knows the way to them
+    items       batches and items whose entries follow from their numbers
+    programs    programs in processes of their own, and what they report
+
+`tests/memory/rows.py` writes and reads rings by address, `tests/crash/harness.py` kills processes
+at named points, and `tests/replay/conformance.py` makes every kind of buffer. A helper with users
+in one folder lives in that folder, and a helper with one user beside it.
+
+`rings` and `programs` import neither torch nor tensordict, for tests that fork thousands of times.
+"""
