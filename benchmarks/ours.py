@@ -66,7 +66,7 @@ class ShmBuffer(TorchLike):
     streaming = shmbuffer.StreamingSliceSampler
     consuming = shmbuffer.ConsumingSampler
     has_streams = sees_others = True
-    modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
+    modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.buffers"]
 
     def __init__(self, *, shared: bool = True) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ from benchmarks.library import (
 from benchmarks.measure import Contender, Series, Timed, interleave
 from benchmarks.ours import ShmBuffer
 from benchmarks.recordings import RECORDINGS, STACKS
-from shmbuffer.numpy.records.compression import Zstd
+from shmbuffer.items.records.compression import Zstd
 
 ITEMS = ("S",)  # in name only: it stores records
 COUNTS = (32, 256)

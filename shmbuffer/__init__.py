@@ -17,7 +17,11 @@ from shmbuffer import errors
 
 if TYPE_CHECKING:
     # Every name of these modules' __all__, for type checkers; the test of the front door compares.
+    from shmbuffer.buffers import *  # noqa: F403
+    from shmbuffer.buffers.schedulers import *  # noqa: F403
+    from shmbuffer.datasets import *  # noqa: F403
     from shmbuffer.distributed import *  # noqa: F403
+    from shmbuffer.ensembles import *  # noqa: F403
     from shmbuffer.environments import *  # noqa: F403
     from shmbuffer.errors import *  # noqa: F403
     from shmbuffer.memory.directory.partials import Partial as Partial
@@ -28,25 +32,21 @@ if TYPE_CHECKING:
     from shmbuffer.memory.system.progress import ProgressReport as ProgressReport
     from shmbuffer.memory.system.threads import set_threads as set_threads
     from shmbuffer.memory.weights import Weights as Weights
-    from shmbuffer.replay.buffers import *  # noqa: F403
-    from shmbuffer.replay.checkpointers import *  # noqa: F403
-    from shmbuffer.replay.datasets import *  # noqa: F403
-    from shmbuffer.replay.ensembles import *  # noqa: F403
-    from shmbuffer.replay.records.ragged import densify as densify
-    from shmbuffer.replay.records.ragged import pad as pad
-    from shmbuffer.replay.samplers import *  # noqa: F403
-    from shmbuffer.replay.schedulers import *  # noqa: F403
-    from shmbuffer.replay.storages import *  # noqa: F403
-    from shmbuffer.replay.ted import *  # noqa: F403
-    from shmbuffer.replay.torchrl import *  # noqa: F403
-    from shmbuffer.replay.transforms import Compose as Compose
-    from shmbuffer.replay.units import *  # noqa: F403
-    from shmbuffer.replay.writers import *  # noqa: F403
+    from shmbuffer.samplers import *  # noqa: F403
+    from shmbuffer.saves.checkpointers import *  # noqa: F403
     from shmbuffer.service.client import attach as attach
     from shmbuffer.service.coordinator import Coordinator as Coordinator
     from shmbuffer.service.recovery import RecoveryReport as RecoveryReport
     from shmbuffer.service.recovery import recover as recover
+    from shmbuffer.storages import *  # noqa: F403
+    from shmbuffer.tensors.records.ragged import densify as densify
+    from shmbuffer.tensors.records.ragged import pad as pad
+    from shmbuffer.torchrl.functions import *  # noqa: F403
+    from shmbuffer.torchrl.ted import *  # noqa: F403
+    from shmbuffer.torchrl.transforms import Compose as Compose
+    from shmbuffer.units import *  # noqa: F403
     from shmbuffer.watch.loggers import log_stats as log_stats
+    from shmbuffer.writers import *  # noqa: F403
 
 _HOMES = {
     "shmbuffer.environments": ("Recorder",),
@@ -56,7 +56,7 @@ _HOMES = {
         "RemoteTensorDictReplayBuffer",
         "ShardedReplayBuffer",
     ),
-    "shmbuffer.replay.buffers": (
+    "shmbuffer.buffers": (
         "ConditionalUpdateResult",
         "HERReplayBuffer",
         "HindsightStrategy",
@@ -66,7 +66,7 @@ _HOMES = {
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
     ),
-    "shmbuffer.replay.checkpointers": (
+    "shmbuffer.saves.checkpointers": (
         "CompressedListStorageCheckpointer",
         "FlatStorageCheckpointer",
         "H5StorageCheckpointer",
@@ -75,7 +75,7 @@ _HOMES = {
         "StorageCheckpointerBase",
         "TensorStorageCheckpointer",
     ),
-    "shmbuffer.replay.ensembles": (
+    "shmbuffer.ensembles": (
         "OfflineToOnlineReplayBuffer",
         "ReplayBufferEnsemble",
         "SamplerEnsemble",
@@ -83,11 +83,11 @@ _HOMES = {
         "StorageEnsembleCheckpointer",
         "WriterEnsemble",
     ),
-    "shmbuffer.replay.datasets": (
+    "shmbuffer.datasets": (
         "load_dataset",
         "prefill_replay_buffer",
     ),
-    "shmbuffer.replay.records.ragged": (
+    "shmbuffer.tensors.records.ragged": (
         "densify",
         "pad",
     ),
@@ -96,7 +96,7 @@ _HOMES = {
         "HeldItems",
     ),
     "shmbuffer.memory.format.ledger": ("Acknowledged",),
-    "shmbuffer.replay.samplers": (
+    "shmbuffer.samplers": (
         "ConsumingSampler",
         "GroupCounts",
         "MinSegmentTreeFp32",
@@ -115,14 +115,14 @@ _HOMES = {
         "SumSegmentTreeFp32",
         "SumSegmentTreeFp64",
     ),
-    "shmbuffer.replay.schedulers": (
+    "shmbuffer.buffers.schedulers": (
         "LambdaScheduler",
         "LinearScheduler",
         "ParameterScheduler",
         "SchedulerList",
         "StepScheduler",
     ),
-    "shmbuffer.replay.storages": (
+    "shmbuffer.storages": (
         "CompressedListStorage",
         "LazyMemmapStorage",
         "LazyStackStorage",
@@ -132,7 +132,7 @@ _HOMES = {
         "Storage",
         "TensorStorage",
     ),
-    "shmbuffer.replay.ted": (
+    "shmbuffer.torchrl.ted": (
         "Flat2TED",
         "H5Combine",
         "H5Split",
@@ -140,21 +140,21 @@ _HOMES = {
         "TED2Flat",
         "TED2Nested",
     ),
-    "shmbuffer.replay.torchrl": (
+    "shmbuffer.torchrl.functions": (
         "DEFAULT_DONE_KEYS",
         "find_start_stop_traj",
         "pin_memory_output",
         "tree_iter",
         "unravel_index",
     ),
-    "shmbuffer.replay.transforms": ("Compose",),
-    "shmbuffer.replay.units": (
+    "shmbuffer.torchrl.transforms": ("Compose",),
+    "shmbuffer.units": (
         "NStep",
         "SampleUnit",
         "Sequence",
         "Transition",
     ),
-    "shmbuffer.replay.writers": (
+    "shmbuffer.writers": (
         "ImmutableDatasetWriter",
         "RoundRobinWriter",
         "TensorDictMaxValueWriter",

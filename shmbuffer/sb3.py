@@ -19,10 +19,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
+from shmbuffer.buffers import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.extras import missing
-from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
-from shmbuffer.replay.samplers import PriorityUpdate
-from shmbuffer.replay.storages import LazyMemmapStorage
+from shmbuffer.samplers import PriorityUpdate
+from shmbuffer.storages import LazyMemmapStorage
 
 try:
     from stable_baselines3.common.buffers import ReplayBuffer

@@ -1,6 +1,6 @@
 """Files are created, replaced and removed in one module, and no reader of a save has to wait.
 
-The sources are read, not run. `shmbuffer.replay.safe_files` and what is below it
+The sources are read, not run. `shmbuffer.saves.safe_files` and what is below it
 (`shmbuffer.memory.system`, with its class `Directory`) make and remove files; any other module asks
 them. A call on an object of a class of ours is a helper, and is checked where it is defined. The
 type of the object is worked out from annotations and assignments; what cannot be worked out is
@@ -19,7 +19,16 @@ from typing import Any
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "shmbuffer"
-EXEMPT = ("shmbuffer.memory.system", "shmbuffer.replay.safe_files")
+EXEMPT = ("shmbuffer.memory.system", "shmbuffer.saves.safe_files")
+
+#: The rooms that read files of other users: saves, exports and data sets.
+READERS = tuple(
+    f"shmbuffer.{room}."
+    for room in (
+        *("buffers", "datasets", "ensembles", "samplers", "saves", "storages", "tensors"),
+        *("torchrl", "units", "writers"),
+    )
+)
 
 _NEW = "writes into a directory that `publish` has just made, and that no other user can reach"
 _CHECKED = "the file was opened by `open_file` before, so it is a regular one"
@@ -35,39 +44,39 @@ ALLOWED = {
     (
         *("shmbuffer.memory.directory.partials", "PartialFile._truncate", "os.ftruncate"),
     ): "a file that `Directory` has opened, and that this process has locked",
-    ("shmbuffer.replay.checkpointers.copies", "make_columns", "truncate"): (
+    ("shmbuffer.saves.checkpointers.copies", "make_columns", "truncate"): (
         "a file that `create_file` or `unnamed_file` has just made"
     ),
-    ("shmbuffer.replay.checkpointers.tensor", "TensorStorageCheckpointer._write", "memmap"): _NEW,
-    ("shmbuffer.replay.checkpointers.tensor", "TensorStorageCheckpointer._read", "load_memmap"): (
+    ("shmbuffer.saves.checkpointers.tensor", "TensorStorageCheckpointer._write", "memmap"): _NEW,
+    ("shmbuffer.saves.checkpointers.tensor", "TensorStorageCheckpointer._read", "load_memmap"): (
         "`require_plain` has looked at the directory before"
     ),
     (
-        *("shmbuffer.replay.checkpointers.compact_episodes", "H5StorageCheckpointer._write_file"),
+        *("shmbuffer.saves.checkpointers.compact_episodes", "H5StorageCheckpointer._write_file"),
         "h5py.File",
     ): _NEW,
     (
-        *("shmbuffer.replay.checkpointers.compact_episodes", "H5StorageCheckpointer._write_file"),
+        *("shmbuffer.saves.checkpointers.compact_episodes", "H5StorageCheckpointer._write_file"),
         "from_h5",
     ): _NEW,
     (
-        *("shmbuffer.replay.checkpointers.compact_episodes", "H5StorageCheckpointer._read"),
+        *("shmbuffer.saves.checkpointers.compact_episodes", "H5StorageCheckpointer._read"),
         "from_h5",
     ): _CHECKED,
     (
-        *("shmbuffer.replay.checkpointers.compact_episodes", "H5StorageCheckpointer._record"),
+        *("shmbuffer.saves.checkpointers.compact_episodes", "H5StorageCheckpointer._record"),
         "h5py.File",
     ): _CHECKED,
-    ("shmbuffer.replay.compat.buffers", "write_generator", "memmap"): _NEW,
-    ("shmbuffer.replay.compat.samplers", "write_numbers", "memmap"): _NEW,
-    ("shmbuffer.replay.datasets.converted", "_write", "memmap_like"): _NEW,
-    ("shmbuffer.replay.export", "_hdf5", "h5py.File"): _NEW,
-    ("shmbuffer.replay.parquet_file", "write_rows", "ParquetWriter"): _NEW,
-    ("shmbuffer.replay.parquet_file", "_open", "ParquetFile"): (
+    ("shmbuffer.torchrl.compat.buffers", "write_generator", "memmap"): _NEW,
+    ("shmbuffer.torchrl.compat.samplers", "write_numbers", "memmap"): _NEW,
+    ("shmbuffer.datasets.converted", "_write", "memmap_like"): _NEW,
+    ("shmbuffer.saves.export", "_hdf5", "h5py.File"): _NEW,
+    ("shmbuffer.saves.parquet_file", "write_rows", "ParquetWriter"): _NEW,
+    ("shmbuffer.saves.parquet_file", "_open", "ParquetFile"): (
         "`require_plain` has looked at the file before"
     ),
-    ("shmbuffer.replay.ted.flat", "TED2Flat._write", "memmap_"): _NEW,
-    ("shmbuffer.replay.ted.flat", "_made", "make_memmap"): _NEW,
+    ("shmbuffer.torchrl.ted.flat", "TED2Flat._write", "memmap_"): _NEW,
+    ("shmbuffer.torchrl.ted.flat", "_made", "make_memmap"): _NEW,
 }
 
 
@@ -476,7 +485,7 @@ class Check(ast.NodeVisitor):
         self.scope = Scope(sources, self.module)
         self.path: list[str] = []
         self.found: list[Finding] = []
-        self.is_reader = module.startswith("shmbuffer.replay.")
+        self.is_reader = module.startswith(READERS)
         self._functions: set[int] = set()  # of calls, which are not references
         self.visit(self.module.tree)
 
@@ -695,7 +704,7 @@ def test_files_are_made_changed_and_removed_only_by_their_modules(sources: dict[
     assert set(ALLOWED) - {each.row for each in found} == set(), "no such line is there any more"
 
 
-def calls(sources: dict[str, str], text: str, module: str = "shmbuffer.replay.snippet") -> set[str]:
+def calls(sources: dict[str, str], text: str, module: str = "shmbuffer.saves.snippet") -> set[str]:
     """The calls that are refused in a module of the package with this text."""
     return {each.call for each in findings(Sources({**sources, module: text}), [module])}
 
@@ -703,7 +712,7 @@ def calls(sources: dict[str, str], text: str, module: str = "shmbuffer.replay.sn
 @pytest.fixture(scope="module")
 def few(sources: dict[str, str]) -> dict[str, str]:
     """The modules that the snippets use."""
-    names = ("memory.system.region", "memory.system.beneath", "replay.safe_files", "errors")
+    names = ("memory.system.region", "memory.system.beneath", "saves.safe_files", "errors")
     return {f"shmbuffer.{name}": sources[f"shmbuffer.{name}"] for name in names}
 
 
@@ -771,7 +780,7 @@ def few(sources: dict[str, str]) -> dict[str, str]:
 def test_a_call_that_makes_changes_or_removes_a_file_is_refused(
     few: dict[str, str], text: str, call: str
 ) -> None:
-    for module in ("shmbuffer.replay.snippet", "shmbuffer.watch.snippet"):
+    for module in ("shmbuffer.saves.snippet", "shmbuffer.watch.snippet"):
         assert calls(few, text, module) == {call}
 
 
@@ -811,8 +820,8 @@ import numpy as np
 import torch
 from shmbuffer.memory.system import beneath
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.replay import safe_files
-from shmbuffer.replay.safe_files import create_file, remove_file
+from shmbuffer.saves import safe_files
+from shmbuffer.saves.safe_files import create_file, remove_file
 
 @dataclass
 class Save:

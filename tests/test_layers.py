@@ -20,16 +20,26 @@ PACKAGE = Path(__file__).parents[1] / "shmbuffer"
 # The first name below the package says which floor. The examples are written as a user would: they
 # come in by the front door, and the command line runs them.
 FLOORS = {
-    "__main__": 8,
-    "cli": 8,
-    "examples": 7,
-    "": 6,
-    "service": 5,
-    "sb3": 5,
-    "distributed": 5,
-    "replay": 4,
+    "__main__": 12,
+    "cli": 12,
+    "examples": 11,
+    "": 10,
+    "service": 9,
+    "sb3": 9,
+    "distributed": 9,
+    "datasets": 8,
+    "ensembles": 8,
+    "buffers": 7,
+    "samplers": 6,
+    "units": 6,
+    "writers": 6,
+    "saves": 5,
+    "storages": 5,
+    "torchrl": 5,
+    "numpy": 3,
+    "tensors": 4,
     "watch": 3,
-    "numpy": 2,
+    "items": 2,
     "memory": 1,
     "_native": 0,
     "environments": 0,
@@ -42,7 +52,7 @@ ROOMS = {
     "shmbuffer.memory": (
         *("system", "format", "record_format", "directory", "flow", "ring", "upkeep"),
     ),
-    "shmbuffer.replay.buffers": ("data_path", "flow", "calls"),
+    "shmbuffer.buffers": ("data_path", "flow", "calls"),
 }
 
 
@@ -135,7 +145,7 @@ def floor(module: str) -> int:
 
 
 def room(module: str) -> str:
-    """The part of a name that says where a module stands: `numpy` for `shmbuffer.numpy.rows`."""
+    """The part of a name that says where a module stands: `numpy` for `shmbuffer.items.rows`."""
     return module.split(".")[1] if "." in module else ""
 
 

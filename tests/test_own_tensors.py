@@ -1,4 +1,4 @@
-"""Tensors of the package's own are made by `replay.form.cpu`, whatever the caller has set."""
+"""Tensors of the package's own are made by `tensors.form.cpu`, whatever the caller has set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._device import _device_constructors
 
 PACKAGE = Path(__file__).parents[1] / "shmbuffer"
 #: The home itself, and programs that are written as a user's.
-EXEMPT = ("replay/form/cpu.py", "examples/")
+EXEMPT = ("tensors/form/cpu.py", "examples/")
 CONSTRUCTORS = {function.__name__ for function in _device_constructors()}
 #: Without a dtype these would make what `torch.set_default_dtype` says.
 NEED_DTYPE = {"empty", "zeros", "ones", "full", "rand"}
@@ -51,7 +51,7 @@ def test_the_package_makes_its_own_tensors_in_one_place() -> None:
         if not str(path.relative_to(PACKAGE)).startswith(EXEMPT)
         for fault in faults(path.read_text())
     ]
-    assert not found, "use shmbuffer.replay.form.cpu:\n" + "\n".join(found)
+    assert not found, "use shmbuffer.tensors.form.cpu:\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize(

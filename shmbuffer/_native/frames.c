@@ -2,7 +2,7 @@
  *
  *     leaves of records ──take apart──▶ frames, each with its parts ──▶ runs of frames
  *
- * The core has no zstd: this is what lies around it. numpy/records/places.py has the picture. */
+ * The core has no zstd: this is what lies around it. items/records/places.py has the picture. */
 #include "frames.h"
 
 #include <string.h>

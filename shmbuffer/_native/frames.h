@@ -35,7 +35,7 @@ struct shmb_leaves {
 void shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool of_each, int64_t *out, uint64_t room, uint64_t *frames,
                      uint64_t *parts);
 
-/* What frames expand to, and where it goes: as numpy/records/places.py tells. */
+/* What frames expand to, and where it goes: as items/records/places.py tells. */
 struct shmb_places {
     const int64_t *whole;
     uint64_t frames;

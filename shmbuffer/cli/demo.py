@@ -18,7 +18,7 @@ from shmbuffer.cli.learning_curve import Curve
 from shmbuffer.cli.progress_bar import ProgressBar
 from shmbuffer.errors import BufferExistsError, ShmBufferError
 from shmbuffer.extras import missing
-from shmbuffer.replay.safe_files import make_folders, temporary_folder
+from shmbuffer.saves.safe_files import make_folders, temporary_folder
 from shmbuffer.watch import tables, terminal, units
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     inspect(args.dir, live_bytes=False)  # raises its errors before torch is imported
     from shmbuffer.distributed.nearby import engine_of
-    from shmbuffer.replay.export import export
+    from shmbuffer.saves.export import export
     from shmbuffer.service.client import open_to_read
 
     began = time.monotonic()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shmbuffer.replay.publication import publish_file
+from shmbuffer.saves.publication import publish_file
 
 WIDTH, HEIGHT = 64, 12  # of the drawing in the terminal, in characters
 

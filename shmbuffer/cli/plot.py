@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
-    from shmbuffer.replay.publication import publish_file
-    from shmbuffer.replay.safe_files import write_file
+    from shmbuffer.saves.publication import publish_file
+    from shmbuffer.saves.safe_files import write_file
     from shmbuffer.watch import report
 
     try:

@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from shmbuffer.buffers import TensorDictReplayBuffer
+from shmbuffer.buffers.calls.serving import done
 from shmbuffer.distributed.nearby import (
     GROUPS,
     READ,
@@ -31,8 +33,6 @@ from shmbuffer.distributed.nearby import (
 from shmbuffer.distributed.owner import METHODS, PROPERTIES, Itself, Message
 from shmbuffer.errors import BufferInUseError
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.replay.buffers import TensorDictReplayBuffer
-from shmbuffer.replay.buffers.calls.serving import done
 
 LIFECYCLE = frozenset(
     {"as_remote", "client", "clients", "close", "is_alive", "service_backend", "shutdown", "start"}

@@ -28,16 +28,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.distributed.runtime import own_node
 from shmbuffer.memory import Engine
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
-from shmbuffer.replay.storages.ring_backed import RingBacked
-from shmbuffer.replay.writers import RoundRobinWriter
+from shmbuffer.samplers import PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.writers import RoundRobinWriter
 
 READ, WRITE, SAMPLE = GROUPS = ("read", "write", "sample")
 """The kinds of calls that another process may make directly."""

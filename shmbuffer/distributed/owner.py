@@ -18,17 +18,17 @@ from typing import Any
 
 from tensordict import MemoryMappedTensor
 
+from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.distributed.nearby import MARK, READ, SAMPLE, WRITE, Address
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.samplers import Sampler
-from shmbuffer.replay.storages import Storage
-from shmbuffer.replay.storages.indexing import extent
-from shmbuffer.replay.storages.ring_backed import RingBacked
-from shmbuffer.replay.writers import Writer
+from shmbuffer.samplers import Sampler
+from shmbuffer.storages import Storage
+from shmbuffer.storages.indexing import extent
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.writers import Writer
 
 METHODS = {
     "__getitem__": READ,

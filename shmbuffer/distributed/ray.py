@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import torch
 
+from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.host import Host, made_of, opened
 from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import METHODS, changed
 from shmbuffer.distributed.runtime import RayUse, require_ray
 from shmbuffer.errors import BufferClosedError
-from shmbuffer.replay.buffers import ReplayBuffer
 
 DEFAULT_REMOTE_CONFIG = {"num_cpus": 1}
 """An actor's default resources."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch.distributed import rpc
 
+from shmbuffer.buffers import TensorDictReplayBuffer
 from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import METHODS, Owner
-from shmbuffer.replay.buffers import TensorDictReplayBuffer
 
 # What rpc.remote() returns; torch may be built without RPC.
 _RREF: tuple[type, ...] = (rpc.PyRRef,) if rpc.is_available() else ()  # type: ignore[attr-defined]

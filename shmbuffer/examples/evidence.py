@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from shmbuffer import ReplayBuffer
-from shmbuffer.replay.safe_files import create_file, make_folders, read_file
+from shmbuffer.saves.safe_files import create_file, make_folders, read_file
 
 SIGNED = (
     "observation",

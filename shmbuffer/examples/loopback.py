@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from shmbuffer.distributed.runtime import PATIENT, living_nodes, require_ray
-from shmbuffer.replay.safe_files import make_folders, temporary_folder
+from shmbuffer.saves.safe_files import make_folders, temporary_folder
 
 _ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home

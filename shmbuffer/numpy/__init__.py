@@ -13,8 +13,8 @@ clients with TensorDicts, too: they import it from here. Nothing here imports to
 
 from __future__ import annotations
 
+from shmbuffer.items.raw_priorities import PriorityUpdate
 from shmbuffer.numpy.client import attach
-from shmbuffer.numpy.raw_priorities import PriorityUpdate
 from shmbuffer.numpy.replay_buffer import ReplayBuffer
 
 __all__ = ["PriorityUpdate", "ReplayBuffer", "attach"]

@@ -10,21 +10,21 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.items.arrays import named
+from shmbuffer.items.indices import as_int
+from shmbuffer.items.keys import OWN_KEYS, WEIGHT_KEYS
+from shmbuffer.items.leaves import ArrayLeaves
+from shmbuffer.items.limits import Limits
+from shmbuffer.items.maximum import MaxPriority
+from shmbuffer.items.mover import Mover
+from shmbuffer.items.raw_priorities import as_beta
+from shmbuffer.items.rows import ArrayRows
 from shmbuffer.memory import Engine, RateLimiter, Ring, Schema, weights
 from shmbuffer.memory.format import recorded
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.weights import Weights
-from shmbuffer.numpy.arrays import named
-from shmbuffer.numpy.indices import as_int
-from shmbuffer.numpy.keys import OWN_KEYS, WEIGHT_KEYS
-from shmbuffer.numpy.leaves import ArrayLeaves
-from shmbuffer.numpy.limits import Limits
-from shmbuffer.numpy.maximum import MaxPriority
-from shmbuffer.numpy.mover import Mover
-from shmbuffer.numpy.raw_priorities import as_beta
-from shmbuffer.numpy.rows import ArrayRows
 
 _DEFAULT_BETA = 0.4
 _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
@@ -220,7 +220,7 @@ class Handle:
             ring.tree.initial = self._greatest.default
         rows: Mover
         if ring.records is not None:
-            from shmbuffer.numpy.record_rows import RecordRows  # with zstandard
+            from shmbuffer.items.record_rows import RecordRows  # with zstandard
 
             rows = RecordRows(self._engine, ring, named=self._mapping == "tensordict")
         else:

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer.items import indices
+from shmbuffer.items.arrays import named
+from shmbuffer.items.keys import GENERATION, INDEX
+from shmbuffer.items.limits import taken
+from shmbuffer.items.mover import Drawn
+from shmbuffer.items.nodes import entry_of
+from shmbuffer.items.raw_priorities import PriorityUpdate, as_raw, reduced
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.numpy import indices
-from shmbuffer.numpy.arrays import named
 from shmbuffer.numpy.handle import Handle
-from shmbuffer.numpy.keys import GENERATION, INDEX
-from shmbuffer.numpy.limits import taken
-from shmbuffer.numpy.mover import Drawn
-from shmbuffer.numpy.nodes import entry_of
-from shmbuffer.numpy.raw_priorities import PriorityUpdate, as_raw, reduced
 
 
 class Sampling(Handle):

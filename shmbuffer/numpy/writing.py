@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer.items import indices
+from shmbuffer.items.arrays import named
+from shmbuffer.items.batches import stack, unbound
+from shmbuffer.items.leaves import ArrayLeaves
+from shmbuffer.items.mover import Mover
+from shmbuffer.items.nodes import entry_of
+from shmbuffer.items.raw_priorities import check_raw, reduced
+from shmbuffer.items.streams import in_time_order, require_rows
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, checked, of_each
 from shmbuffer.memory.system import deadline
-from shmbuffer.numpy import indices
-from shmbuffer.numpy.arrays import named
-from shmbuffer.numpy.batches import stack, unbound
 from shmbuffer.numpy.handle import Handle
-from shmbuffer.numpy.leaves import ArrayLeaves
-from shmbuffer.numpy.mover import Mover
-from shmbuffer.numpy.nodes import entry_of
-from shmbuffer.numpy.raw_priorities import check_raw, reduced
-from shmbuffer.numpy.streams import in_time_order, require_rows
 
 
 class Writing(Handle):

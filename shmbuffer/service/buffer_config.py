@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer.items.indices import as_int
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format.recorded import of_storage
 from shmbuffer.memory.format.sharing import Asked
-from shmbuffer.numpy.indices import as_int
 
 PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffer"
 PRIORITY_KEY = "td_error"

@@ -12,9 +12,9 @@ from shmbuffer.memory.system.progress import hearing
 from shmbuffer.memory.system.region import Directory
 
 if TYPE_CHECKING:
+    from shmbuffer.buffers import ReplayBuffer
     from shmbuffer.memory.engine import Engine
     from shmbuffer.memory.system.progress import OnProgress
-    from shmbuffer.replay.buffers import ReplayBuffer
 
 OF_COORDINATOR = frozenset(
     (
@@ -101,7 +101,7 @@ def open_to_read(
 def _buffer_of(engine: Engine, **options: Any) -> ReplayBuffer:
     """The buffer of an engine, which it owns from now on."""
     try:
-        from shmbuffer.replay.buffers.reopened import from_engine
+        from shmbuffer.buffers.reopened import from_engine
 
         return from_engine(engine, **options)
     except BaseException:

@@ -33,10 +33,10 @@ from shmbuffer.watch.stats import Meter, Number
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
+    from shmbuffer.buffers import ReplayBuffer
     from shmbuffer.memory.directory.registry import Client
     from shmbuffer.memory.system.progress import OnProgress
     from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
-    from shmbuffer.replay.buffers import ReplayBuffer
 
 _Ts = TypeVarTuple("_Ts")
 
@@ -187,7 +187,7 @@ class Coordinator:
         """The buffer, for this process; the first access makes it, and imports torch."""
         self._check_open()
         if self._buffer is None:
-            from shmbuffer.replay.buffers.reopened import from_engine
+            from shmbuffer.buffers.reopened import from_engine
 
             self._buffer = from_engine(self._engine, **self._options)
         return self._buffer

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from shmbuffer import RateLimiter, RateLimitTimeout, RingOverrunError, recover
+from shmbuffer.items.limits import taken
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.flow.consumer import given_back_unless_delivered
 from shmbuffer.memory.system import deadline
-from shmbuffer.numpy.limits import taken
 from shmbuffer.service.tenure import hold_lock
 from tests.crash.interrupts import Deed, walk
 from tests.kit.rings import ring_of

@@ -25,9 +25,9 @@ CORE = c.read(sorted((PACKAGE / "_native").glob("*.c")))
 FLOOR = python.read(
     [
         *sorted({*MEMORY.rglob("*.py")} - PRIVATE_STORES),
-        PACKAGE / "replay/file_tree.py",
-        PACKAGE / "replay/publication.py",
-        PACKAGE / "replay/work_directory.py",
+        PACKAGE / "saves/file_tree.py",
+        PACKAGE / "saves/publication.py",
+        PACKAGE / "saves/work_directory.py",
     ]
 )
 SOURCES = pytest.mark.parametrize("functions", [CORE, FLOOR], ids=["C", "Python"])

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.memory.system import beneath, region
-from shmbuffer.replay import file_tree, publication, safe_files, work_directory
-from shmbuffer.replay.publication import publish
+from shmbuffer.saves import file_tree, publication, safe_files, work_directory
+from shmbuffer.saves.publication import publish
 from tests.crash.harness import is_killed_at
 
 pytestmark = pytest.mark.crash

@@ -31,7 +31,7 @@ from shmbuffer import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay.file_tree import MANIFEST
+from shmbuffer.saves.file_tree import MANIFEST
 
 SEED = 1
 CASES = 40

@@ -26,7 +26,7 @@ from shmbuffer import (
     TensorStorageCheckpointer,
     load_dataset,
 )
-from shmbuffer.replay.export import export
+from shmbuffer.saves.export import export
 from tests.replay.test_publication import tree
 
 pa = pytest.importorskip("pyarrow")

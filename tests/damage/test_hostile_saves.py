@@ -43,11 +43,11 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     UnsafePathError,
 )
-from shmbuffer.replay import publication
-from shmbuffer.replay.compat.storages import METADATA
-from shmbuffer.replay.file_tree import MANIFEST
-from shmbuffer.replay.publication import finish, publish, publish_file
-from shmbuffer.replay.values import pack_plainly
+from shmbuffer.saves import publication
+from shmbuffer.saves.file_tree import MANIFEST
+from shmbuffer.saves.publication import finish, publish, publish_file
+from shmbuffer.saves.values import pack_plainly
+from shmbuffer.torchrl.compat.storages import METADATA
 from tests.damage.hostile import ROOT_TRAPS, TRAPS
 from tests.damage.test_damaged_saves import end
 from tests.kit.programs import as_nobody, in_fork, needs_root

@@ -13,9 +13,9 @@ import pytest
 
 from shmbuffer import BufferInUseError, BufferNotFoundError, CorruptBufferError, UnsafePathError
 from shmbuffer.distributed.shards.saving import LIST, save_shards, saves_of_nodes
-from shmbuffer.replay.compat.buffers import METADATA
-from shmbuffer.replay.file_tree import MANIFEST
-from shmbuffer.replay.publication import publish
+from shmbuffer.saves.file_tree import MANIFEST
+from shmbuffer.saves.publication import publish
+from shmbuffer.torchrl.compat.buffers import METADATA
 from tests.crash.harness import is_killed_at
 from tests.crash.test_save_points import points
 from tests.kit.programs import needs_root

@@ -20,7 +20,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer._native import _core
-from shmbuffer.replay.export import export
+from shmbuffer.saves.export import export
 from tests.crash.harness import ended, fork
 from tests.faults.audit import files_below
 from tests.faults.scenario import Scenario

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer.replay import publication
+from shmbuffer.saves import publication
 from tests.power.choices import Random, designed
 from tests.power.disk import Disk
 from tests.power.machine import Machine

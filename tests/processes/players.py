@@ -22,10 +22,10 @@ from tensordict import TensorDict
 
 from shmbuffer import RateLimitError, ReplayBuffer, attach
 from shmbuffer._native import _core
+from shmbuffer.buffers.data_path import drawing
 from shmbuffer.memory.flow import sides, waiting
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.replay.buffers.data_path import drawing
-from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.storages.ring_backed import RingBacked
 from tests.kit.rings import engine_of
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer import EmptyBufferError
-from shmbuffer.replay.samplers.labelled.index import LabelIndex
+from shmbuffer.samplers.labelled.index import LabelIndex
 
 Listed = dict[int, list[int]]
 

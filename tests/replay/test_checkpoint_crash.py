@@ -20,7 +20,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay import publication
+from shmbuffer.saves import publication
 from tests.kit.rings import engine_of, ring_of
 
 pytestmark = pytest.mark.crash

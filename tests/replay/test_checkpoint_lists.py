@@ -37,7 +37,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     WriterEnsemble,
 )
-from shmbuffer.replay.values import ValueRefusedError, read_values, write_values
+from shmbuffer.saves.values import ValueRefusedError, read_values, write_values
 from tests.kit.items import Step, Trap
 from tests.kit.rings import ring_of
 

@@ -45,8 +45,8 @@ from shmbuffer import (
     Writer,
 )
 from shmbuffer.memory.format import layout
-from shmbuffer.replay.compat.folders import read_folder
-from shmbuffer.replay.storages import rows
+from shmbuffer.storages import rows
+from shmbuffer.torchrl.compat.folders import read_folder
 from tests.kit.items import Trap
 from tests.kit.programs import Program
 from tests.kit.rings import engine_of, ring_of

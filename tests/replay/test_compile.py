@@ -26,7 +26,7 @@ from shmbuffer import (
     TensorDictRoundRobinWriter,
     Writer,
 )
-from shmbuffer.replay.eager import eager
+from shmbuffer.tensors.eager import eager
 
 pytestmark = pytest.mark.slow
 

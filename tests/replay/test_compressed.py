@@ -30,7 +30,7 @@ from shmbuffer import (
     ReplayBuffer,
     SchemaMismatchError,
 )
-from shmbuffer.replay.form.packing import Packed
+from shmbuffer.tensors.form.packing import Packed
 from tests.kit.items import Step
 from tests.kit.rings import ring_of
 

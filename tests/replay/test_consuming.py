@@ -29,9 +29,9 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
+from shmbuffer.buffers.flow.consumed import read_consumed
 from shmbuffer.memory.flow.consumers import Consumers
-from shmbuffer.replay.buffers.flow.consumed import read_consumed
-from shmbuffer.replay.values import write_values
+from shmbuffer.saves.values import write_values
 from tests.kit.items import numbered
 
 

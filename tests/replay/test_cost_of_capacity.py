@@ -19,8 +19,8 @@ from shmbuffer import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay.ensembles.ends import newest_of_streams
-from shmbuffer.replay.parquet_file import in_order_of_age
+from shmbuffer.ensembles.ends import newest_of_streams
+from shmbuffer.saves.parquet_file import in_order_of_age
 from tests.kit.rings import ring_of
 
 ITEMS = 40

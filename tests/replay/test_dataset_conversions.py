@@ -21,8 +21,8 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     load_dataset,
 )
-from shmbuffer.replay.datasets import converted as conversions
-from shmbuffer.replay.parquet_file import File
+from shmbuffer.datasets import converted as conversions
+from shmbuffer.saves.parquet_file import File
 from tests.crash.harness import ended, fork
 
 pytest.importorskip("pyarrow")

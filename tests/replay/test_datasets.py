@@ -22,8 +22,8 @@ from shmbuffer import (
     load_dataset,
     prefill_replay_buffer,
 )
+from shmbuffer.datasets import minari as reader
 from shmbuffer.extras import MissingExtra
-from shmbuffer.replay.datasets import minari as reader
 from tests.crash.harness import ended, fork
 from tests.damage.hostile import ends_in_time
 

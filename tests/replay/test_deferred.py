@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
-from shmbuffer.replay.form.deferred import deferred
+from shmbuffer.tensors.form.deferred import deferred
 from tests.replay.records.likeness import alike
 
 pytestmark = pytest.mark.product(few=4)

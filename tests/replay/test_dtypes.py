@@ -165,7 +165,7 @@ from tensordict import TensorDict
 import shmbuffer
 import shmbuffer.numpy
 from shmbuffer import *
-from shmbuffer.replay.export import export
+from shmbuffer.saves.export import export
 
 def refused(error, match, call, *args):
     try:

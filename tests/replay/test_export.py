@@ -16,8 +16,8 @@ from tensordict import TensorDict
 
 from shmbuffer import EmptyBufferError, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.memory.format.dtypes import DTYPES
-from shmbuffer.replay import parquet_file
-from shmbuffer.replay.export import export
+from shmbuffer.saves import parquet_file
+from shmbuffer.saves.export import export
 from tests.crash.harness import ended, fork
 
 h5py = pytest.importorskip("h5py")

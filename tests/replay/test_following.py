@@ -18,7 +18,7 @@ from shmbuffer import (
     RingOverrunError,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
+from shmbuffer.samplers.slicing.boundaries import Boundaries
 from tests.kit.rings import ring_of
 from tests.replay.trajectory_oracle import (
     boundaries,

@@ -22,7 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from shmbuffer.numpy.records.codec import DictionaryTrainer
+from shmbuffer.items.records.codec import DictionaryTrainer
 from tests.crash.harness import ended, fork
 from tests.kit.rings import engine_of
 from tests.memory.system.test_fork_lock import held_by_another_thread

@@ -73,13 +73,21 @@ def test_the_front_door_and_the_memory_floor_do_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        module.name
-        for module in pkgutil.walk_packages(shmbuffer.replay.__path__, "shmbuffer.replay.")
-    ],
+#: The rooms of TorchRL's family.
+ROOMS = (
+    *("tensors", "storages", "saves", "torchrl", "samplers", "units", "writers"),
+    *("buffers", "datasets", "ensembles"),
 )
+
+
+def modules() -> list[str]:
+    """The names of all modules in the rooms of TorchRL's family."""
+    paths = {room: importlib.import_module(f"shmbuffer.{room}").__path__ for room in ROOMS}
+    found = (pkgutil.walk_packages(path, f"shmbuffer.{room}.") for room, path in paths.items())
+    return [module.name for modules in found for module in modules]
+
+
+@pytest.mark.parametrize("name", modules())
 def test_the_examples_in_the_docstrings_run(name: str) -> None:
     torch.manual_seed(0)
     failed, _ = doctest.testmod(importlib.import_module(name))

@@ -28,7 +28,7 @@ from shmbuffer import (
     RingOverrunError,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay.samplers.labelled import within
+from shmbuffer.samplers.labelled import within
 from tests.kit.rings import ring_of
 from tests.replay.label_oracle import by_age
 from tests.replay.test_following import Histories
@@ -387,7 +387,7 @@ def test_keys_of_any_storage(tmp_path: Path, kind: str, keys: str) -> None:
 
 
 def test_keys_that_nobody_has_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmbuffer.replay.samplers.labelled.group_keys._FEW", 8)
+    monkeypatch.setattr("shmbuffer.samplers.labelled.group_keys._FEW", 8)
     rb = buffer_of(["a", "a"], LazyTensorStorage(4), num_groups=1, group_size=2)
     for number in range(60):
         rb.extend(rows([f"key {number}", f"key {number}"], first=2 * number))

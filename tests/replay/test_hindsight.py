@@ -29,9 +29,9 @@ from shmbuffer import (
     TensorStorage,
     attach,
 )
-from shmbuffer.replay.buffers import hindsight
-from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
-from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.buffers import hindsight
+from shmbuffer.samplers.slicing.single_entries import LeafEntries
+from shmbuffer.storages.rows import Rows
 from tests.kit.rings import ring_of
 from tests.replay.conformance import RINGS, Maker, cases
 from tests.replay.slice_model import History, Item

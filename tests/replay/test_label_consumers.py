@@ -28,8 +28,8 @@ from shmbuffer import (
 )
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.ledger import Standings
-from shmbuffer.replay.samplers.labelled import item_claims
-from shmbuffer.replay.samplers.labelled.index import LabelIndex
+from shmbuffer.samplers.labelled import item_claims
+from shmbuffer.samplers.labelled.index import LabelIndex
 from tests.kit.rings import engine_of
 from tests.replay.label_programs import SIZE, items, opened
 from tests.replay.workers import began, collectors, kill, start
@@ -136,9 +136,7 @@ def test_groups_that_are_given_up_hold_no_writer_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [10**12]
-    monkeypatch.setattr(
-        "shmbuffer.replay.samplers.labelled.index.time.monotonic_ns", lambda: now[0]
-    )
+    monkeypatch.setattr("shmbuffer.samplers.labelled.index.time.monotonic_ns", lambda: now[0])
     with learner(tmp_path / "b", 4, give_up_after=5.0) as rb:
         rb.extend(grouped(1, 2, 2, 3))
         assert rb.sample(2)["query"].tolist() == [2, 2]
@@ -182,9 +180,7 @@ def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(
     for pause in ("_EVERY_S", "_RARELY"):
         monkeypatch.setattr(item_claims, pause, 0)
     now = [10**12]
-    monkeypatch.setattr(
-        "shmbuffer.replay.samplers.labelled.index.time.monotonic_ns", lambda: now[0]
-    )
+    monkeypatch.setattr("shmbuffer.samplers.labelled.index.time.monotonic_ns", lambda: now[0])
     with learner(tmp_path / "b", give_up_after=5.0) as one, learner(tmp_path / "b") as other:
         one.extend(grouped(1))
         assert not one.can_sample(2)
@@ -259,7 +255,7 @@ def test_a_group_that_may_be_completed_is_given_up_once_all_writers_have_waited(
     path, now = tmp_path / "b", [1000.0]
     with learner(path, 4) as rb, learner(path, 4) as one, learner(path, 4) as other:
         monkeypatch.setattr(
-            "shmbuffer.replay.samplers.labelled.item_claims.time.monotonic", lambda: now[0]
+            "shmbuffer.samplers.labelled.item_claims.time.monotonic", lambda: now[0]
         )
         one.extend(grouped(1))
         other.extend(grouped(2, 2))
@@ -293,7 +289,7 @@ def test_who_has_room_reserved_may_complete_a_group(
     path, now = tmp_path / "b", [1000.0]
     with learner(path, 4) as rb, learner(path, 4) as one, learner(path, 4) as other:
         monkeypatch.setattr(
-            "shmbuffer.replay.samplers.labelled.item_claims.time.monotonic", lambda: now[0]
+            "shmbuffer.samplers.labelled.item_claims.time.monotonic", lambda: now[0]
         )
         one.extend(grouped(1))
         assert not rb.can_sample(2)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from shmbuffer import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer
+from shmbuffer.items import maximum
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.numpy import maximum
 from tests.crash.harness import dies
 from tests.kit.rings import engine_of, ring_of
 

@@ -25,7 +25,7 @@ from shmbuffer import (
 )
 from shmbuffer._native import _core
 from shmbuffer.memory import Totals
-from shmbuffer.replay.form.tensors import reads_into
+from shmbuffer.tensors.form.tensors import reads_into
 from tests.kit.rings import ring_of
 
 DTYPES = (

@@ -29,7 +29,7 @@ from shmbuffer import (
 )
 from shmbuffer.extras import MissingExtra
 from shmbuffer.memory.format.dtypes import DTYPES
-from shmbuffer.replay import parquet_file
+from shmbuffer.saves import parquet_file
 from tests.crash.harness import ended, fork
 
 pa = pytest.importorskip("pyarrow")

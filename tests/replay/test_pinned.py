@@ -24,9 +24,9 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay import pinned
-from shmbuffer.replay.form import tensors
-from shmbuffer.replay.form.tensors import reads_into
+from shmbuffer.tensors import pinned
+from shmbuffer.tensors.form import tensors
+from shmbuffer.tensors.form.tensors import reads_into
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available")
 

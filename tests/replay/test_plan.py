@@ -42,7 +42,7 @@ def learner(capacity: int = 10, **kwargs: Any) -> TensorDictPrioritizedReplayBuf
 
 
 def is_form(file: str) -> bool:
-    return "/replay/form/" in file or "/shmbuffer/numpy/" in file
+    return "/tensors/form/" in file or "/shmbuffer/items/" in file
 
 
 def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
@@ -59,7 +59,7 @@ def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
             return
         if is_form(file) and is_form(caller):
             return
-        name = str(Path(file).relative_to(PACKAGE)).removeprefix("replay/")
+        name = str(Path(file).relative_to(PACKAGE))
         if (code.co_qualname, name) not in entered:
             entered.append((code.co_qualname, name))
 

@@ -30,7 +30,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.memory.system import progress
-from shmbuffer.replay.storages import rows
+from shmbuffer.storages import rows
 from tests.kit.rings import engine_of
 
 N = 20
@@ -204,7 +204,7 @@ def test_a_load_that_is_ended_leaves_the_buffer_empty_or_as_it_was_and_says_so(
     rb = filled(make(), 100.0)
     stop = StopAt("load", number)
     if kind in ("stack", "compressed"):
-        monkeypatch.setattr("shmbuffer.replay.checkpointers.record_image._PIECE_BYTES", 64)
+        monkeypatch.setattr("shmbuffer.saves.checkpointers.record_image._PIECE_BYTES", 64)
     with pytest.raises(StoppedError) as ended:
         rb.loads(tmp_path / "save", on_progress=stop)
     if kind == "list":  # items are read before anything is changed

@@ -23,10 +23,10 @@ import pytest
 from shmbuffer import BufferInUseError, ReadOnlyError
 from shmbuffer._native import _core
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.replay import publication
-from shmbuffer.replay.file_tree import MANIFEST
-from shmbuffer.replay.publication import finish, publish, publish_file
-from shmbuffer.replay.work_directory import MARK, sweep
+from shmbuffer.saves import publication
+from shmbuffer.saves.file_tree import MANIFEST
+from shmbuffer.saves.publication import finish, publish, publish_file
+from shmbuffer.saves.work_directory import MARK, sweep
 from tests.kit.programs import as_nobody, in_a_tmpfs, in_fork, needs_root
 
 

@@ -23,8 +23,8 @@ from shmbuffer import (
     SchemaMismatchError,
     TensorDictReplayBuffer,
 )
-from shmbuffer.numpy import labels
-from shmbuffer.replay.form import structure
+from shmbuffer.items import labels
+from shmbuffer.tensors.form import structure
 
 pytestmark = pytest.mark.product(few=4)
 

@@ -28,7 +28,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
-from shmbuffer.replay.samplers.rank import mixed
+from shmbuffer.samplers.rank import mixed
 
 ITEMS = 200
 SAMPLERS: dict[str, Callable[[], Any]] = {

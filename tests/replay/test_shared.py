@@ -30,9 +30,9 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
+from shmbuffer.buffers.reopened import from_engine
 from shmbuffer.memory import Engine
-from shmbuffer.replay.buffers.reopened import from_engine
-from shmbuffer.replay.storages import indexing, mover
+from shmbuffer.storages import indexing, mover
 from tests.kit.rings import ring_of
 from tests.replay import programs
 from tests.replay.programs import step

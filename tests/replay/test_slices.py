@@ -24,9 +24,9 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from shmbuffer.replay.samplers.slicing import boundaries
-from shmbuffer.replay.samplers.slicing.flags import Shown
-from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
+from shmbuffer.samplers.slicing import boundaries
+from shmbuffer.samplers.slicing.flags import Shown
+from shmbuffer.samplers.slicing.single_entries import LeafEntries
 from tests.kit.rings import ring_of
 from tests.replay.slice_model import History, cut_up, drawn, slices
 from tests.selection import seeds

@@ -23,8 +23,8 @@ from shmbuffer import (
     StalenessAwareSampler,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay.samplers.labelled.index import LabelIndex
-from shmbuffer.replay.samplers.labelled.versions import versions_of
+from shmbuffer.samplers.labelled.index import LabelIndex
+from shmbuffer.samplers.labelled.versions import versions_of
 from tests.replay.label_oracle import expected, looked
 from tests.replay.test_following import Histories
 from tests.selection import seeds

@@ -22,7 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.memory.flow.consumer import Consumer
-from shmbuffer.replay.samplers.slicing.windows import Windows
+from shmbuffer.samplers.slicing.windows import Windows
 from tests.replay.slice_programs import steps
 from tests.replay.test_streaming_slices import data_of, plain
 from tests.replay.workers import collectors, kill, start

@@ -25,7 +25,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from shmbuffer.replay.form import structure
+from shmbuffer.tensors.form import structure
 from tests.kit.items import Step as TextStep
 
 pytestmark = pytest.mark.product(few=4)

@@ -95,7 +95,9 @@ def test_rows_that_say_nothing_are_refused() -> None:
 
 def test_the_output_is_pinned_where_the_object_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("shmbuffer.replay.torchrl.pin", lambda data: seen.append(data) or "pinned")
+    monkeypatch.setattr(
+        "shmbuffer.torchrl.functions.pin", lambda data: seen.append(data) or "pinned"
+    )
 
     @pin_memory_output
     def read(self: Any, value: Any, *, twice: bool = False) -> Any:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from shmbuffer import NStep, RandomSampler, Sequence, TensorDictReplayBuffer
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.replay.samplers.slicing.single_entries import LeafEntries
+from shmbuffer.samplers.slicing.single_entries import LeafEntries
 from tests.kit.rings import engine_of, ring_of
 from tests.replay import unit_programs
 from tests.replay.unit_programs import UNITS, learn, opened, require_right

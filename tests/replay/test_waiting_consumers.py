@@ -33,7 +33,7 @@ from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow import consumer
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.layout import Side
-from shmbuffer.replay.samplers.slicing import shared_windows
+from shmbuffer.samplers.slicing import shared_windows
 from tests.crash.harness import ended, fork
 from tests.kit.rings import engine_of
 
@@ -212,7 +212,7 @@ def test_what_came_back_is_found_without_a_look_at_every_item(
 ) -> None:
     slicing, labelled = "slicing.shared_windows", "labelled.item_claims"
     for name in (f"{slicing}._EVERY_S", f"{slicing}._SHORT_S", f"{labelled}._EVERY_S"):
-        monkeypatch.setattr(f"shmbuffer.replay.samplers.{name}", 1e9)
+        monkeypatch.setattr(f"shmbuffer.samplers.{name}", 1e9)
     with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as other:
         other.extend(units(0, 4))
         mine = rb.sample(lease=100.0)

@@ -13,7 +13,7 @@ import torch
 
 from shmbuffer import StreamingSliceSampler, TensorDictReplayBuffer
 from shmbuffer.memory.format import slots
-from shmbuffer.replay.samplers.slicing.windows import Windows
+from shmbuffer.samplers.slicing.windows import Windows
 from tests.kit.rings import engine_of, ring_of
 from tests.replay.slice_programs import opened, steps, up_to_three_thousand
 from tests.replay.test_following import END, KEYS, PATHS, Histories, found_by

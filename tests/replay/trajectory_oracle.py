@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.memory.format import slots
-from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
-from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+from shmbuffer.samplers.slicing.boundaries import Boundaries
+from shmbuffer.samplers.slicing.trajectories import Trajectories
 
 Elements = list[list[int]]
 

@@ -164,7 +164,7 @@ def test_it_waits_for_a_buffer_that_comes_later(scratch_dir: Path) -> None:
     with Program.python(
         "import sys\n"
         "from shmbuffer import attach\n"
-        "import shmbuffer.replay.buffers\n"
+        "import shmbuffer.buffers\n"
         "print('waiting', flush=True)\n"
         "buffer = attach(sys.argv[1], timeout=50)\n"
         "print(len(buffer), buffer._storage is not None, flush=True)",

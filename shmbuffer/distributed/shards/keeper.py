@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.data_path.sample_info import stack_dim_of
 from shmbuffer.distributed.host import Host
 from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.distributed.owner import Owner
@@ -31,8 +33,6 @@ from shmbuffer.distributed.shards.shard_pieces import (
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
 from shmbuffer.memory.format.array_types import Bytes, Floats, Ints
-from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.buffers.data_path.sample_info import stack_dim_of
 from shmbuffer.watch.shards import NODE
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ import torch
 
 from shmbuffer.distributed.runtime import require_ray
 from shmbuffer.memory.format.array_types import Bytes
-from shmbuffer.replay.form import cpu
+from shmbuffer.tensors.form import cpu
 
 _LINE = 64
 _BYTES = np.dtype("<u8").itemsize

@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
+from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.data_path.parts import shareable
 from shmbuffer.distributed.shards.bank import BankState, Report
 from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.rate_status import clients_on
 from shmbuffer.memory.format.layout import EntryState, Side, Why
 from shmbuffer.memory.format.limiter import Quota, quota_of
 from shmbuffer.memory.ring.counters import of_snapshot
-from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.buffers.data_path.parts import shareable
-from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.storages.ring_backed import RingBacked
 
 LOOK, KEEP, OPEN, HOLD = "look", "keep", "open", "hold"
 """Orders: change nothing; have a quota, at first of no items; have none; write no more items. A

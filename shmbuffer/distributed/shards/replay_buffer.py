@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.distributed.host import made_of
 from shmbuffer.distributed.ray import LEAVE_S
 from shmbuffer.distributed.runtime import RayUse, living_nodes, require_ray
@@ -19,8 +20,7 @@ from shmbuffer.distributed.shards.shard_map import NAMESPACE, ShardMap, map_name
 from shmbuffer.distributed.shards.sharded_client import Options, ShardedClient
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.memory import RateLimiter
-from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.samplers.rank import require_rank
+from shmbuffer.samplers.rank import require_rank
 
 _NOT_HERE = {
     "generator": "draws differ by rank=, and torch.manual_seed decides them",

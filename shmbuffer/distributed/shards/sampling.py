@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from shmbuffer.buffers.data_path.sample_info import with_info
 from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_batches import EFFECTIVE_SIZE, Begun, ShardBatches
-from shmbuffer.numpy.indices import asked_size
-from shmbuffer.numpy.raw_priorities import as_beta
-from shmbuffer.replay.buffers.data_path.sample_info import with_info
-from shmbuffer.replay.samplers import RandomSampler
-from shmbuffer.replay.samplers.sampler import draw_key
+from shmbuffer.items.indices import asked_size
+from shmbuffer.items.raw_priorities import as_beta
+from shmbuffer.samplers import RandomSampler
+from shmbuffer.samplers.sampler import draw_key
 
 
 class Sampling:

@@ -31,11 +31,11 @@ from shmbuffer.distributed.shards.limited import Gate
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import ring_in
-from shmbuffer.replay.compat.buffers import METADATA
-from shmbuffer.replay.publication import finish, publish
-from shmbuffer.replay.safe_files import make_folder, require_plain, temporary_folder
-from shmbuffer.replay.values import damaged, read_json, reading, write_json
-from shmbuffer.replay.work_directory import shared_way
+from shmbuffer.saves.publication import finish, publish
+from shmbuffer.saves.safe_files import make_folder, require_plain, temporary_folder
+from shmbuffer.saves.values import damaged, read_json, reading, write_json
+from shmbuffer.saves.work_directory import shared_way
+from shmbuffer.torchrl.compat.buffers import METADATA
 
 LIST = "shards.json"
 _FOLDER = re.compile("shards-[0-9a-f]+")

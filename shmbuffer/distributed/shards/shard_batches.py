@@ -19,8 +19,8 @@ from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import Piece, joined
 from shmbuffer.distributed.shards.shares import Weighed, counts_of, effective_size, factors_of
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.form import cpu
-from shmbuffer.replay.samplers.rank import mixed
+from shmbuffer.samplers.rank import mixed
+from shmbuffer.tensors.form import cpu
 
 SHARD = "shard"
 """The entry of a sample with the shard of each item: int64 ``[n]``."""

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
+from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.data_path.drawing import drawn
 from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring, Totals
-from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.buffers.data_path.drawing import drawn
-from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.samplers import PrioritizedSampler
-from shmbuffer.replay.storages.storage import ring_of
+from shmbuffer.samplers import PrioritizedSampler
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form.nodes import is_collection
 
 
 class Piece(NamedTuple):

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.data_path import priority_entry
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
 from shmbuffer.distributed.shards.credits import Credits
@@ -26,13 +28,11 @@ from shmbuffer.distributed.shards.shard_batches import SHARD, ShardBatches
 from shmbuffer.distributed.shards.shard_map import found_map
 from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
-from shmbuffer.numpy.keys import GENERATION, INDEX
-from shmbuffer.numpy.raw_priorities import check_raw, reduced
-from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.buffers.data_path import priority_entry
-from shmbuffer.replay.form import cpu
-from shmbuffer.replay.samplers import RandomSampler
-from shmbuffer.replay.samplers.rank import known_rank
+from shmbuffer.items.keys import GENERATION, INDEX
+from shmbuffer.items.raw_priorities import check_raw, reduced
+from shmbuffer.samplers import RandomSampler
+from shmbuffer.samplers.rank import known_rank
+from shmbuffer.tensors.form import cpu
 
 TURN_S = 0.05
 """How long a write through Ray waits in the keeper before it is sent again."""

@@ -18,9 +18,9 @@ import zstandard
 
 from shmbuffer import CorruptBufferError
 from shmbuffer._native import _core
-from shmbuffer.numpy.records import compression
-from shmbuffer.numpy.records.compression import UnknownDictionaryError, Zstd
-from shmbuffer.numpy.records.places import Places
+from shmbuffer.items.records import compression
+from shmbuffer.items.records.compression import UnknownDictionaryError, Zstd
+from shmbuffer.items.records.places import Places
 
 
 def pieces(count: int, nbytes: int, seed: int = 0) -> list[bytes]:

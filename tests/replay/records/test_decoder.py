@@ -21,13 +21,13 @@ from tensordict import (
 )
 
 from shmbuffer import CorruptBufferError
+from shmbuffer.items.records.compression import Zstd
+from shmbuffer.items.records.places import Places
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
-from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.numpy.records.places import Places
-from shmbuffer.replay.form.batches import collate
-from shmbuffer.replay.records.decoder import Decoder
-from shmbuffer.replay.records.encoder import Encoder
+from shmbuffer.tensors.form.batches import collate
+from shmbuffer.tensors.records.decoder import Decoder
+from shmbuffer.tensors.records.encoder import Encoder
 from tests.kit.items import Step
 from tests.replay.records.likeness import alike, as_read, joined, picked
 

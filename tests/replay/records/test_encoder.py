@@ -23,14 +23,14 @@ from tensordict import (
 )
 
 from shmbuffer import CompressedListStorage
+from shmbuffer.items.records.columns import Columns
+from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec
-from shmbuffer.numpy.records.columns import Columns
-from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.replay.form.batches import unbound
-from shmbuffer.replay.records.decoder import Decoder
-from shmbuffer.replay.records.encoder import Encoder
+from shmbuffer.tensors.form.batches import unbound
+from shmbuffer.tensors.records.decoder import Decoder
+from shmbuffer.tensors.records.encoder import Encoder
 from tests.frames import sequences, transitions
 from tests.kit.items import Step
 from tests.replay.records.likeness import alike, as_read, raw

@@ -18,12 +18,12 @@ from tensordict import (
     lazy_stack,
 )
 
+from shmbuffer.items.records import forms
+from shmbuffer.items.records.forms import describe
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.record_format import encode_form
-from shmbuffer.numpy.records import forms
-from shmbuffer.numpy.records.forms import describe
-from shmbuffer.replay.form.tensors import torch_dtype
-from shmbuffer.replay.records.forms import NAMES
+from shmbuffer.tensors.form.tensors import torch_dtype
+from shmbuffer.tensors.records.forms import NAMES
 from tests.kit.items import Step
 
 pytestmark = pytest.mark.product(few=4)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from shmbuffer.numpy.records import memory
-from shmbuffer.numpy.records.memory import lent
-from shmbuffer.replay.records.memory import empty
+from shmbuffer.items.records import memory
+from shmbuffer.items.records.memory import lent
+from shmbuffer.tensors.records.memory import empty
 
 SHAPE, DTYPE = (300_000,), torch.float32
 

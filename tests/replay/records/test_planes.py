@@ -11,12 +11,12 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer._native import _core
+from shmbuffer.items.records.compression import Zstd
+from shmbuffer.items.records.planes import Planes, turned, turned_one
 from shmbuffer.memory import RecordBatch, record_format
 from shmbuffer.memory.record_format import Chunk, Codec
-from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.numpy.records.planes import Planes, turned, turned_one
-from shmbuffer.replay.records.decoder import Decoder
-from shmbuffer.replay.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import Decoder
+from shmbuffer.tensors.records.encoder import Encoder
 from tests.frames import transitions
 
 zstd = Zstd()

@@ -22,12 +22,12 @@ from tensordict import (
 )
 
 from shmbuffer import CorruptBufferError, EmptyBufferError, densify, pad
+from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
-from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.replay.records.decoder import Decoder, RawBatch
-from shmbuffer.replay.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import Decoder, RawBatch
+from shmbuffer.tensors.records.encoder import Encoder
 from tests.frames import sequences
 from tests.kit.items import Step
 from tests.replay.records.likeness import alike, as_read, joined

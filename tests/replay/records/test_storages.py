@@ -25,8 +25,8 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
-from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.replay.storages.record_store import RecordStore
+from shmbuffer.items.records.compression import Zstd
+from shmbuffer.storages.record_store import RecordStore
 from tests.replay.records.items import KINDS, is_item, item, items, shared
 
 pytestmark = pytest.mark.product(few=4)

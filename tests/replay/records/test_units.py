@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import CorruptBufferError
+from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch, join
 from shmbuffer.memory.record_format import Codec
-from shmbuffer.numpy.records.compression import Zstd
-from shmbuffer.replay.records.decoder import Decoder
-from shmbuffer.replay.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import Decoder
+from shmbuffer.tensors.records.encoder import Encoder
 from tests.frames import transitions
 from tests.replay.records.likeness import alike, as_read
 

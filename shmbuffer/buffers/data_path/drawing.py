@@ -1,0 +1,111 @@
+"""The items of a sample: drawn in one call, chosen and fetched, or taken out of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shmbuffer.buffers.data_path.plan import Plan
+from shmbuffer.buffers.data_path.prefetch import Batch
+from shmbuffer.buffers.data_path.sample_info import ANCHORS
+from shmbuffer.items import limits
+from shmbuffer.items.keys import GENERATION
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.samplers.sampler import ATTEMPTS, draw_key, in_storage
+from shmbuffer.saves.checkpoints import has_its_own
+from shmbuffer.tensors import pinned
+
+Choice = tuple[Any, dict[Any, Any]]
+"""A sampler's answer: indices, and facts about the draw."""
+
+
+def drawn(
+    plan: Plan, count: int, *, pins: bool, key: int | None = None, beta: float | None = None
+) -> Batch:
+    """Draw, gather, validate and weigh in one native call; only if ``plan.draws``."""
+    storage, by_priority = plan.storage, plan.by_priority
+    key = draw_key(plan.sampler, storage) if key is None else key
+    if by_priority is None:
+        beta = None
+    elif beta is None:
+        beta = by_priority.beta
+    with pinned.gathering(pins):
+        data, index, tickets, weights = storage.draw(count, key, beta)
+    if by_priority is not None and by_priority.dtype is not torch.float32:
+        weights = by_priority._weights(index, weights)
+    return data, plan.info.entries(in_storage(storage, index), weights, tickets)
+
+
+def chosen(
+    plan: Plan, index: Any, known: dict[Any, Any], again: Callable[[Any], Choice] | None = None
+) -> Batch:
+    """The items of a choice; chosen again, by ``again`` if given, if one was overwritten."""
+    for _ in range(ATTEMPTS):
+        if plan.info.generation:
+            known = _tracked(plan, index, known)
+        data = _held(plan, index, known)
+        if data is not None:
+            return data, plan.info.of_choice(index, known)
+        with plan.choosing():
+            drawn = known.get(ANCHORS, index)
+            index, known = again(drawn) if again else plan.sampler._again(plan.storage, drawn)
+    raise _written_over(plan)
+
+
+def expanded(plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
+    """A draw as expanded by the unit; drawn again if an item was overwritten meanwhile."""
+    if plan.unit is None:
+        return index, known
+    for _ in range(ATTEMPTS):
+        found = plan.unit._expand(index, known, plan.storage)
+        if found is not None:
+            return found[0], {**found[1], ANCHORS: index}
+        index, known = plan.sampler._again(plan.storage, index)
+    raise _written_over(plan)
+
+
+def _written_over(plan: Plan) -> IndexError:
+    return IndexError(
+        f"what the {type(plan.sampler).__name__} chose was written over each of the "
+        f"{ATTEMPTS} times that it was read; make the buffer larger, or write slower"
+    )
+
+
+def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
+    """The oldest items of a queue; None if it is no queue any more."""
+
+    def read(elements: Ints, generation: Ints) -> Batch | None:
+        index, tickets = torch.from_numpy(elements), torch.from_numpy(generation)
+        where = in_storage(plan.storage, index)
+        data = _held(plan, where, {GENERATION: tickets})
+        return None if data is None else (data, plan.info.entries(where, None, tickets))
+
+    return limits.taken(ring, count, read)
+
+
+def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
+    """With tickets, if the sampler, on its own storage, does not give them."""
+    backed = plan.ring_backed
+    if GENERATION in known or backed is None or backed.shared:
+        return known
+    tickets = backed.tickets(index)
+    return known if (tickets < 0).any() else {**known, GENERATION: tickets}
+
+
+def _held(plan: Plan, index: Any, known: dict[Any, Any]) -> Any:
+    """The items at ``index``; None if one was overwritten or is gone."""
+    storage = plan.storage
+    if plan.limits.ring is not None:
+        plan.limits.ring.require_linked()
+    tickets = known.get(GENERATION)
+    try:
+        if tickets is None:
+            return storage.get(index) if has_its_own(storage, "get") else storage.fetch(index)
+        return storage.fetch_held(index, tickets)
+    except IndexError:
+        if not plan.shared:
+            raise
+        return None

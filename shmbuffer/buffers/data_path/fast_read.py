@@ -1,0 +1,120 @@
+"""The fast way out: a sample is drawn, gathered, validated and weighed in one native call.
+
+    sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict of the filled tensors
+       │            └─ with out=: into the tensors of an old sample
+       └─ a sampler that draws ──▶ FastRead.read ──▶ one call that gathers and validates
+
+For TensorDicts of tensors that need no further step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.buffers.data_path.refilled import OutputReuse
+from shmbuffer.buffers.data_path.sample_info import SampleInfo, with_info
+from shmbuffer.items.keys import GENERATION
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.samplers import PrioritizedSampler, Sampler
+from shmbuffer.samplers.sampler import draw_key
+from shmbuffer.storages.indexing import is_plain
+from shmbuffer.storages.mover import draw_into
+from shmbuffer.storages.native_rows import NativeRows
+from shmbuffer.storages.rows import Rows
+from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.tensors.form.nodes import TensorDictNode
+
+NO_OUT = (
+    "sample(out=...) needs a sample that one native call can make: items are TensorDicts of "
+    "tensors of one shape in the ring's own memory, with one storage dimension, and there is no "
+    "sample_unit, collate_fn, transform, pin_memory, prefetch or include_info; call sample() "
+    "without out="
+)
+
+
+class FastRead:
+    """The first way to a sample of TensorDicts."""
+
+    __slots__ = ("_by_priority", "_info", "_node", "_rows", "_sampler", "_storage", "refills")
+
+    def __init__(
+        self,
+        storage: TensorStorage,  # which may get other rows
+        rows: Rows,
+        sampler: Sampler,
+        by_priority: PrioritizedSampler | None,  # the sampler, if it draws by priority
+        info: SampleInfo,
+    ) -> None:
+        assert type(rows.leaves.node) is TensorDictNode
+        self._storage, self._rows, self._node = storage, rows, rows.leaves.node
+        self._sampler, self._by_priority, self._info = sampler, by_priority, info
+        self.refills = OutputReuse()
+
+    def sample(self, count: int) -> tuple[Any, dict[str, Any]] | None:
+        """Draw; a TensorDict ``[count]`` and its info. None: the storage has other rows."""
+        rows, by_priority = self._rows, self._by_priority
+        if self._storage._mover is not rows:
+            return None
+        key = draw_key(self._sampler, self._storage)
+        beta = None if by_priority is None else by_priority._beta
+        if isinstance(rows, NativeRows) and (core := rows.ring.seat.outtake) is not None:
+            drawn: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
+            if type(drawn) is not tuple:
+                drawn = rows.sample_patiently(count, key, beta)
+        else:
+            drawn = rows.sample(count, key, beta)
+        tensors, index, tickets, weights = drawn
+        if by_priority is not None and by_priority.dtype is not torch.float32:
+            weights = by_priority._weights(index, weights)
+        info = self._info.entries(index, weights, tickets)
+        node, size, device = self._node, index.shape, rows.leaves.device
+        source = node.children(iter(tensors), size, device)
+        source.update(info)
+        return node.wrap(source, size, device), info
+
+    def read(self, index: Any, known: dict[Any, Any]) -> tuple[Any, dict[str, Any]] | None:
+        """What a sampler chose, as `sample` gives it; None: take the longer way.
+
+        That is so where it gave no tickets, and where an item was written over since.
+        """
+        rows = self._rows
+        tickets: Any = known.get(GENERATION)
+        if not isinstance(rows, NativeRows) or self._storage._mover is not rows:
+            return None
+        if not (is_plain(index) and is_plain(tickets) and len(index) == len(tickets)):
+            return None
+        rows.ring.require_linked()
+        tensors = rows.held(index, tickets)
+        if tensors is None:
+            return None
+        info = self._info.of_choice(index, known)
+        node, size, device = self._node, index.shape, rows.leaves.device
+        source = node.children(iter(tensors), size, device)
+        if all(type(key) is str and _has_rows(value, size) for key, value in info.items()):
+            source.update(info)
+            return node.wrap(source, size, device), info
+        return with_info(node.wrap(source, size, device), info), info
+
+    def refill(self, out: TensorDict, count: int) -> tuple[Any, dict[str, Any]] | None:
+        """`sample` into ``out``."""
+        rows, by_priority = self._rows, self._by_priority
+        if self._storage._mover is not rows:
+            return None
+        if not isinstance(rows, NativeRows):
+            raise ValueError(NO_OUT)
+        into = self.refills.of(out, count, rows.leaves, self._info)
+        index, weights, shown = into.index, into.weights, into.shown
+        beta = None if by_priority is None else by_priority._beta
+        key = draw_key(self._sampler, self._storage)
+        draw_into(rows.ring, into.addresses, (index, into.tickets, weights), key, beta)
+        if by_priority is not None and shown is not None and shown is not weights:
+            shown.copy_(by_priority._weights(index, weights))
+        into.changed()
+        return out, self._info.entries(index, shown, into.tickets)
+
+
+def _has_rows(value: Any, size: torch.Size) -> bool:
+    return type(value) is torch.Tensor and value.is_cpu and value.shape[:1] == size

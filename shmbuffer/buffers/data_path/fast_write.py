@@ -1,0 +1,113 @@
+"""The fast way in: a batch is checked and written in one native call.
+
+    data ──▶ write ──▶ one call of the C core ──▶ index
+               └─ None ──▶ convert ──▶ the same call, after `Leaves.match`
+                              └─ None: the storage writes it, waits, or raises
+
+It accepts what the storage would accept. What only the storage does (new columns, watchers, a
+priority that the sampler chooses) is excluded before every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.items.nodes import as_dict
+from shmbuffer.items.raw_priorities import as_raw
+from shmbuffer.items.rows import intake_form, priority_of
+from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.storages.native_rows import NativeRows
+from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.nodes import is_collection
+
+
+class FastWrite:
+    """The first way in."""
+
+    __slots__ = ("_form", "_key", "_of_ring", "_priority", "_rows", "_seat", "_storage", "_tree")
+
+    def __init__(
+        self,
+        storage: TensorStorage,  # which may get other rows, or watchers
+        rows: NativeRows,
+        form: dict[str, Any],  # of an item, as of `intake_form`
+        key: str | tuple[str, ...] | None,  # entry with priorities; None: the default priority
+    ) -> None:
+        self._storage, self._rows, self._seat = storage, rows, rows.ring.seat
+        self._form, self._tree, self._key = form, form["tree"], key
+        self._of_ring = rows.ring.tree
+        leaves = rows.leaves
+        self._priority = priority_of(
+            [leaf.path for leaf in leaves.leaves],
+            leaves.optional,
+            key if leaves.is_tensordict else None,
+        )
+
+    @classmethod
+    def into(cls, storage: TensorStorage, key: str | tuple[str, ...] | None) -> FastWrite | None:
+        """The fast way into the rows of a storage; None if there is none."""
+        rows = storage.mover()
+        if not isinstance(rows, NativeRows):
+            return None
+        how = {"tensors": True, "box": TensorDict, "inside": "_tensordict"}
+        form = intake_form(rows.ring, rows.leaves, _examples(rows.leaves), **how)
+        return None if form is None else cls(storage, rows, form, key)
+
+    def write(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
+        """Write a batch, or one item; None: it has to be converted, refused or waited for."""
+        storage = self._storage
+        if storage._mover is not self._rows or storage._watchers or self._of_ring.initial:
+            return None
+        index: Any
+        core: Any
+        try:
+            core = self._seat.intakes[self._priority]
+        except KeyError:
+            core = self._seat.intake(self._priority, **self._form)
+            if core is None:
+                return None
+        if single:
+            index = core.add(data, streams)
+            if index is None or index >= 0:
+                return index
+        else:
+            index = core.extend(data, streams)
+            if type(index) is not int:
+                return index
+        self._rows.ring.refused(index)
+        return None
+
+    def convert(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
+        """Convert data and `write` them; None: the storage has to."""
+        key, given = self._key, None
+        beside = isinstance(key, str) and not isinstance(self._priority, int)
+        if beside and (isinstance(data, Mapping) or is_collection(data)):
+            given = data.get(key, None)
+            if given is not None and self._priority is None:
+                return None
+        try:
+            _, values, count = self._rows.leaves.match(data, single)
+        except SchemaMismatchError:  # the storage raises it, unless it accepts another form now
+            return None
+        plain: Any = values[0] if self._tree is None else as_dict(self._tree, iter(values))
+        if given is not None:
+            size = given.numel() if isinstance(given, torch.Tensor) else getattr(given, "size", 0)
+            if size != count:
+                return None
+            plain[self._priority] = as_raw(given, count)
+        return self.write(plain, single, streams)
+
+
+def _examples(leaves: Leaves) -> Iterator[tuple[Any, Any, Any]]:
+    """For each leaf an array, a number and a tensor of its dtype."""
+    for array, dtype in zip(leaves.arrays, leaves.dtypes, strict=True):
+        known = (None, None) if array is None else (np.zeros((2, 3), array), array.type())
+        yield (*known, cpu.empty((), dtype=dtype))

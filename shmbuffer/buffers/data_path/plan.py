@@ -1,0 +1,208 @@
+"""The way of data through a buffer: decided once from its parts, and read in one place.
+
+    write    fast       one native call checks and writes a batch (`FastWrite`)
+             whole      storage.append: a batch with its priorities, whole or not at all
+             by parts   writer ──▶ storage.set ──▶ sampler.extend
+    sample   fast       one native call draws, gathers and weighs (`FastRead`), a TensorDict over it
+             whole      storage.draw does the same for any items, then collate_fn and transforms
+             by parts   sampler.sample ──▶ storage.get, or one native call (`FastRead.read`)
+
+Always true
+  1. A plan does not change. The buffer makes another one if a part is exchanged, or if the storage
+     has a new ring or rows of another form.
+  2. A shorter way does the same as the longer ones. If it cannot, it returns None and the next
+     longer one is taken.
+  3. A plan knows why a way is not shorter: ``print(buffer.plan)``.
+
+Transforms may be appended at any time, so their list is read before each call.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from shmbuffer.buffers.data_path.fast_read import FastRead
+from shmbuffer.buffers.data_path.fast_write import FastWrite
+from shmbuffer.buffers.data_path.prefetch import Prefetcher
+from shmbuffer.buffers.data_path.sample_info import SampleInfo
+from shmbuffer.items.limits import Limits
+from shmbuffer.samplers import PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.samplers.taking import consumes
+from shmbuffer.storages import Storage
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.torchrl.transforms import Transform
+from shmbuffer.units import SampleUnit, Transition
+from shmbuffer.writers import RoundRobinWriter, Writer
+
+_NOT_YET = "nothing was written yet"
+_OWN_TABLE = "the sampler keeps priorities in a table of its own"
+
+
+class Plan:
+    """The ways of one buffer; see the module."""
+
+    fast_write: FastWrite | None
+    fast_read: FastRead | None
+    fast_choice: FastRead | None  # the same where the sampler draws
+    appends: bool  # whether a batch is written whole
+    draws: bool  # whether a batch is drawn whole
+    why_write: str  # why there is no shorter way in; empty if there is none
+    why_sample: str  # the same for the way out
+    gives_priorities: bool  # whether a write gives the items their priorities
+    tells_sampler: bool  # whether the sampler is told of writes
+    updates: PrioritizedSampler | None  # whose ring takes the priorities of a sample as they come
+    rewrites: bool  # whether data are changed before they are written, apart from transforms
+    info: SampleInfo  # entries of samples besides their items
+    limits: Limits  # that samples wait for
+
+    def __init__(self, buffer: Any) -> None:
+        self.storage: Storage = buffer._storage
+        self.sampler: Sampler = buffer._sampler
+        self.transforms: list[Transform] = buffer._transform.transforms
+        self.prefetcher: Prefetcher | None = buffer._prefetcher
+        self.shared: bool = buffer.shared
+        storage, sampler = self.storage, self.sampler
+        self.ring_backed = backed = storage if isinstance(storage, RingBacked) else None
+        self.payload: Any = None if backed is None else backed._mover or backed.mover()
+        unit = buffer._sample_unit
+        self.unit: SampleUnit | None = None if type(unit) is Transition else unit
+        self.by_priority = by = sampler if isinstance(sampler, PrioritizedSampler) else None
+        plain = type(sampler).update_priority is PrioritizedSampler.update_priority
+        as_they_come = plain and self.unit is None and not buffer.dim_extend
+        self.updates = by if as_they_come else None
+        self._samples_tensordicts = buffer._mapping == "tensordict"
+        ring = ring_of(storage)
+        self._own_table = self.by_priority is not None and self.by_priority.ring() is not ring
+        self._choose_write(buffer._writer, buffer.dim_extend, buffer._priority_key)
+        self._choose_sample(buffer)
+        self.limiter_version = self.limits.version
+
+    def _choose_write(
+        self, writer: Writer, dim_extend: int, priority_key: str | tuple[str, ...] | None
+    ) -> None:
+        """Choose the way in."""
+        storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
+        rule = Sampler if by_priority is None else PrioritizedSampler
+        tells = type(sampler).add is not rule.add or type(sampler).extend is not rule.extend
+        by_parts = _first(
+            (not storage.writes_natively, f"a {_name(storage)} does not write by itself"),
+            (
+                type(writer).add is not RoundRobinWriter.add
+                or type(writer).extend is not RoundRobinWriter.extend,
+                f"a {_name(writer)} decides where items go",
+            ),
+        )
+        why = by_parts or _first(
+            (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
+            (tells, f"a {_name(sampler)} is told of writes"),
+            (dim_extend != 0, f"batches are appended along dimension {dim_extend}"),
+            (self.payload is None, _NOT_YET),
+            (self._own_table, _OWN_TABLE),
+        )
+        self.fast_write = None
+        if not why and isinstance(storage, TensorStorage):
+            if storage.appends_natively:
+                key = None if by_priority is None else priority_key
+                self.fast_write = FastWrite.into(storage, key)
+            if self.fast_write is None:
+                why = "items of this form, or in this place, are not written by one native call"
+        self.why_write = why
+        self.appends = not by_parts
+        self.tells_sampler = tells
+        self.gives_priorities = (
+            by_priority is not None and storage.writes_natively and not self._own_table
+        )
+        self.rewrites = dim_extend != 0 or (
+            self._samples_tensordicts and not isinstance(storage, TensorStorage)
+        )
+
+    def _choose_sample(self, buffer: Any) -> None:
+        """Choose the way out."""
+        storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
+        writer, prefetcher = buffer._writer, self.prefetcher
+        uniform = type(sampler).sample is RandomSampler.sample
+        own_draw = _first(
+            (
+                not uniform
+                and (by_priority is None or type(sampler).sample is not PrioritizedSampler.sample),
+                f"a {_name(sampler)} draws",
+            ),
+            (self._own_table, _OWN_TABLE),
+        )
+        more = _first(
+            (not storage.draws_natively, f"a {_name(storage)} does not draw by itself"),
+            (bool(buffer._also_chooses), f"{buffer._also_chooses} chooses, too"),
+            (self.unit is not None, f"a {_name(self.unit)} makes more of what is drawn"),
+        )
+        device = getattr(storage, "device", None)
+        leaves = getattr(self.payload, "leaves", None)
+        by_parts = own_draw or more
+        why = more or _first(
+            (not self._samples_tensordicts, "samples do not have index and weights as entries"),
+            (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
+            (buffer._collate_fn is not None, "there is a collate_fn"),
+            (buffer._pin_memory, "samples are in pinned memory"),
+            (prefetcher is not None, "samples are made ahead"),
+            (device is not None and device.type != "cpu", f"samples are on {device}"),
+            (self.payload is None, _NOT_YET),
+            (not (leaves is None or leaves.is_flat), "items are no plain TensorDicts"),
+        )
+        self.why_sample = by_parts or why
+        tracked = storage.tracks_generations and (
+            isinstance(writer, RoundRobinWriter) and writer.track_generations
+        )
+        is_consumed = consumes(sampler)
+        if is_consumed and (prefetcher is not None or self.unit is not None):
+            what = "prefetch" if self.unit is None else "a sample_unit"
+            raise ValueError(f"{what} is not supported with a {_name(sampler)}")
+        dtype = None if by_priority is None else by_priority.dtype
+        self.info = SampleInfo(buffer._weight_keys, dtype, tracked or self.shared or is_consumed)
+        self.draws = not by_parts
+        fast = None
+        if not why and isinstance(storage, TensorStorage):
+            fast = FastRead(storage, self.payload, sampler, by_priority, self.info)
+        self.fast_read, self.fast_choice = (None, fast) if own_draw else (fast, None)
+        chooses = "prefetch" if prefetcher is not None else buffer._also_chooses
+        chooses = chooses or ("" if self.unit is None else f"a {_name(self.unit)}")
+        chooses = chooses or ("" if uniform else f"a {_name(sampler)}")
+        self.limits = Limits(self.ring_backed, chooses)
+
+    def choosing(self) -> AbstractContextManager[Any]:
+        """Held while the sampler draws, if threads prefetch batches."""
+        return nullcontext() if self.prefetcher is None else self.prefetcher.choosing
+
+    def __repr__(self) -> str:
+        transformed = "transforms are called" if self.transforms else ""
+        ways = {
+            "write": _way(self.fast_write, self.appends, transformed or self.why_write),
+            "sample": _way(
+                None if transformed else self.fast_read, self.draws, transformed or self.why_sample
+            ),
+        }
+        said = ["index"]
+        if self.info.weight_dtype is not None:
+            said += self.info.weight_keys
+        if self.info.generation:
+            said.append("index_generation")
+        lines = [*(f"{name}: {way}" for name, way in ways.items()), f"info: {', '.join(said)}"]
+        if self.limits.hold:
+            lines.append("samples wait for the rate limiter")
+        return "Plan(\n    " + "\n    ".join(lines) + "\n)"
+
+
+def _name(part: Any) -> str:
+    return type(part).__name__
+
+
+def _first(*reasons: tuple[bool, str]) -> str:
+    """The first reason that holds, or an empty string."""
+    return next((words for holds, words in reasons if holds), "")
+
+
+def _way(fast: object, whole: bool, why: str) -> str:
+    if fast is not None:
+        return "fast" + (f", after conversion: {why}" if why else "")
+    return f"{'whole' if whole else 'by parts'}: {why}"

@@ -1,0 +1,90 @@
+"""Prefetched batches in a save: the next ones after a load.
+
+    <path>/shmbuffer.ahead.jsonl, .data     if listed in buffer_metadata.json; see `values`
+
+Sampler and generator are saved as of the last delivered batch, so that a load may ignore the
+batches and draw them again. It has to if the items have other places or tickets, and without
+``prefetch`` it does.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from shmbuffer.buffers.data_path.prefetch import Draws, Made, Order
+from shmbuffer.items.keys import GENERATION
+from shmbuffer.samplers import Sampler
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.safe_files import remove_file
+from shmbuffer.saves.values import read_values, reading, write_values
+from shmbuffer.tensors.form.packing import Packed, pack
+
+_AHEAD = "shmbuffer.ahead"
+
+
+def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sampler) -> bool:
+    """Write batches and positions; False: they hold objects, GPU tensors, or foreign positions."""
+    values, before = [], None
+    try:
+        for at, (batch, order) in enumerate(made):
+            after = made[at + 1].order.before if at + 1 < len(made) else now
+            position = sampler._to_plain(after.position, before)
+            values.append((batch, order.ends_pass, position, after.state))
+            before = after.position
+        write_values(
+            directory, _AHEAD, values, allow_pickle=False, what="batch", packing=_on_the_cpu
+        )
+    except TypeError:
+        for file in directory.glob(f"{_AHEAD}.*"):
+            remove_file(file)
+        return False
+    return True
+
+
+def read_prefetched(directory: Path) -> list[Any]:
+    """Read what `write_prefetched` wrote, for `restored`."""
+    with reading(directory / f"{_AHEAD}.jsonl"):
+        found = list(read_values(directory, _AHEAD, allow_pickle=False))
+        for (_, info), ends_pass, _, state in found:
+            if not isinstance(info, (dict, TensorDictBase)) or not isinstance(ends_pass, bool):
+                raise ValueError("a batch has no info, or no flag for the end of a pass")
+            if state is not None:
+                torch.Generator().set_state(state)  # is it one?
+    return found
+
+
+def fits(saved: list[Any], loaded: Loaded | list[Loaded | None] | None) -> bool:
+    """Whether batches are of the present items of one storage, or of several."""
+    if isinstance(loaded, list):
+        return all(fits(saved, one) for one in loaded)
+    if loaded is None or loaded.shift:
+        return False
+    tracked = any(GENERATION in info.keys() for (_, info), *_ in saved)  # noqa: SIM118
+    return loaded.in_place or loaded.same_tickets or not tracked
+
+
+def restored(saved: list[Any], draws: Draws, sampler: Sampler) -> tuple[list[Made], Draws]:
+    """The batches of `read_prefetched`, and the position after them; ``draws`` is that before."""
+    made, position = [], None
+    for batch, ends_pass, plain, state in saved:
+        made.append(Made(batch, Order(partial(tuple, batch), ends_pass, draws)))
+        position = sampler._of_plain(plain, position)
+        draws = Draws(position, draws.generator, state)
+    return made, draws
+
+
+def _on_the_cpu(value: Any) -> Packed:
+    """A value in parts; TypeError if a tensor is not on the CPU."""
+    return pack(value, _bytes_of)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        raise TypeError(f"a tensor is on {tensor.device}")
+    plain = tensor.resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)

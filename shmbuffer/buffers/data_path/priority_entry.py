@@ -1,0 +1,96 @@
+"""Priorities as entries of TensorDicts: of new data, and of samples that come back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from shmbuffer.items.keys import GENERATION, INDEX, OWN_KEYS
+from shmbuffer.items.raw_priorities import reduced
+from shmbuffer.memory.format.array_types import Floats
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.tensors.eager import FRAMES
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.nodes import entry_at, is_collection
+from shmbuffer.tensors.form.tensors import as_tensor
+
+
+def in_batch(data: Any, key: Key, dims: int, how: str) -> Floats | None:
+    """Raw priorities in a batch, or an item, of rows; None if there are none."""
+    if type(data) is TensorDict:  # whose own `get` costs ten times as much
+        data = data._tensordict
+    priority = entry_at(data, key)
+    if priority is None:
+        return None
+    priority = as_tensor(priority)
+    return reduced(priority, priority.shape[:dims].numel(), how)
+
+
+def in_items(items: Sequence[Any], key: Key, how: str) -> Floats | None:
+    """Raw priorities of TensorDicts, one each; None if one has none."""
+    found = [item.get(key, None) for item in items if is_collection(item)]
+    if len(found) < len(items) or not items or any(one is None for one in found):
+        return None
+    return np.concatenate([reduced(cpu.as_tensor(one), 1, how) for one in found])
+
+
+def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:
+    """Index, ticket and priority of each item of a lazy stack."""
+    items = data.tensordicts
+    rows: dict[Any, torch.Tensor] = {}
+    for name in (INDEX, GENERATION):
+        found = [item.get(name, None) for item in items]
+        if all(one is not None for one in found):
+            rows[name] = torch.stack([one.reshape(-1)[0] for one in found])
+    if (raw := in_items(items, key, how)) is not None:
+        rows[key] = torch.from_numpy(raw)
+    return TensorDict(rows, [len(items)])
+
+
+def one_each(entry: torch.Tensor) -> torch.Tensor:
+    """An entry of a sample as ``[n]``, without the batch size of an item."""
+    while entry.dim() > 1:
+        entry = entry[..., 0]
+    return entry
+
+
+def sample_alone(data: Any, **known: Any) -> Any:
+    """A sample that was given to ``update_priority`` without priorities, as a TensorDict.
+
+    Args:
+        data: the sample; TypeError if it is not one.
+        **known: entries to replace those of the sample; None leaves its own.
+    """
+    if not is_collection(data):
+        raise TypeError(
+            "update_priority: there is an index, and no priorities. Nothing was changed. Call "
+            "update_priority(index, priority), or update_priority(batch) with a whole sample of a "
+            "TensorDict buffer"
+        )
+    given = {key: value for key, value in known.items() if value is not None}
+    return data.copy().update(given) if given else data
+
+
+def no_index(data: TensorDictBase) -> KeyError:
+    """The error of ``update_tensordict_priority`` for a sample without index."""
+    return KeyError(
+        f"update_tensordict_priority needs the entry {INDEX!r} that a sample has; "
+        f"this TensorDict has {sorted(map(str, data.keys()))}"
+    )
+
+
+def say_what_is_missing(key: Key, data: TensorDictBase) -> None:
+    """Warn the caller of ``update_tensordict_priority`` that a sample has no priorities."""
+    names = ((one,) if isinstance(one, str) else one for one in data.keys(True))
+    there = sorted(".".join(name) for name in names if name[0] not in OWN_KEYS)
+    warnings.warn(
+        f"update_tensordict_priority: this sample has no entry {key!r}, so its items get the "
+        f"default priority; it has {there}. Set sample[{key!r}] to the new priorities, or name "
+        "their entry with the buffer's priority_key",
+        stacklevel=4 + FRAMES,
+    )

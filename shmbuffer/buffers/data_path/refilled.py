@@ -1,0 +1,170 @@
+"""A sample that is reused: ``sample(out=...)`` fills its tensors again.
+
+    first call     tensors that fit are kept, others replaced or dropped; all entries are noted
+    later calls    entries are compared with the notes, and filled by one native call
+
+For large items new memory costs more than the copy: every page is a fault.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch.autograd.graph import increment_version
+
+from shmbuffer.buffers.data_path.sample_info import SampleInfo
+from shmbuffer.items.keys import GENERATION, INDEX
+from shmbuffer.items.nodes import LEAF
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.nodes import TensorDictNode
+from shmbuffer.tensors.form.tensors import require_memory
+
+_KEPT = 16  # samples to remember
+
+_Form = tuple[torch.dtype, torch.Size]
+
+
+class Refilled:
+    """One sample, and the tensors in it."""
+
+    def __init__(
+        self,
+        out: TensorDict,  # the sample
+        count: int,  # of items
+        leaves: Leaves,  # of an item
+        info: SampleInfo,  # other entries
+        gone: Callable[[Any], object],  # called when the sample is deleted
+    ) -> None:
+        self._out = weakref.ref(out, gone)
+        self._form = leaves, info
+        lead = torch.Size((count,))
+        ticket_keys = (GENERATION,) if info.generation else ()
+        weight_keys = () if info.weight_dtype is None else info.weight_keys
+        names = frozenset((INDEX, *ticket_keys, *weight_keys))
+        forms = iter(
+            (dtype, torch.Size((count, *leaf.shape)))
+            for dtype, leaf in zip(leaves.dtypes, leaves.leaves, strict=True)
+        )
+        self.leaves: list[torch.Tensor] = []  # a tensor each
+        self._noted: list[tuple[dict[Any, Any], int, list[tuple[Any, Any]]]] = []
+        assert isinstance(leaves.node, TensorDictNode)
+        self._take(out, leaves.node, forms, names)
+        self.index = _entry(out, (INDEX,), (torch.int64, lead))  # int64 ``[count]``
+        # int64 ``[count]``, even if they are no entry of the sample
+        self.tickets = _entry(out, ticket_keys, (torch.int64, lead))
+        self.shown: torch.Tensor | None = None  # the entry with the weights
+        # float32 ``[count]``, of the draw, the same tensor if possible; None if it is uniform
+        self.weights: torch.Tensor | None = None
+        if info.weight_dtype is not None:
+            form = (info.weight_dtype, lead)
+            self.shown = self.weights = _entry(out, weight_keys, form)
+            if info.weight_dtype is not torch.float32:
+                self.weights = cpu.empty(lead, dtype=torch.float32)
+        for tensor in (*self.leaves, self.index, self.tickets, self.weights):
+            if tensor is not None:
+                require_memory(tensor)
+        self.addresses = tuple(leaf.data_ptr() for leaf in self.leaves)
+        self._note(out)
+        self._tensors = [*self.leaves, self.index, self.tickets]
+        if self.shown is not None:
+            self._tensors.append(self.shown)
+
+    def fits(self, out: TensorDict, leaves: Leaves, info: SampleInfo) -> bool:
+        """Whether it is this sample, of this form, with the noted entries."""
+        if self._out() is not out or self._form != (leaves, info):
+            return False
+        for entries, size, noted in self._noted:
+            if len(entries) != size:
+                return False
+            for key, value in noted:
+                if entries.get(key) is not value:
+                    return False
+        return True
+
+    def changed(self) -> None:
+        """Tell autograd that the tensors have changed."""
+        increment_version(self._tensors)
+
+    def _take(
+        self,
+        data: TensorDict,
+        node: TensorDictNode,
+        forms: Iterator[_Form],
+        others: frozenset[str] = frozenset(),
+    ) -> None:
+        """Make ``data`` have the entries of ``node``, and no others besides ``others``."""
+        for key in data._tensordict.keys() - node.items.keys() - others:
+            del data[key]
+        for key, child in node.pairs:
+            value = data._tensordict.get(key)
+            if child is LEAF:
+                self.leaves.append(_entry(data, (key,), next(forms)))
+            elif type(child) is TensorDictNode:
+                size = torch.Size((*data.batch_size[:1], *child.batch))
+                if type(value) is not TensorDict or value.batch_size != size:
+                    value = TensorDict(batch_size=size, device=data.device)
+                    data.set(key, value)
+                    value = data._tensordict[key]
+                self._take(value, child, forms)
+                self._note(value)
+            else:
+                raise ValueError(
+                    f"sample(out=...) fills TensorDicts of tensors, and {key!r} is a {child.kind}"
+                )
+
+    def _note(self, data: TensorDict) -> None:
+        entries = data._tensordict
+        self._noted.append((entries, len(entries), list(entries.items())))
+
+
+class OutputReuse:
+    """The samples that one buffer has filled."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Refilled] = {}
+
+    def of(self, out: Any, count: int, leaves: Leaves, info: SampleInfo) -> Refilled:
+        """The `Refilled` of ``out``, known or new."""
+        found = self._known.get(id(out))
+        if found is not None and found.fits(out, leaves, info):
+            return found
+        if type(out) is not TensorDict:
+            raise TypeError(f"sample(out=...) takes a TensorDict, got a {type(out).__name__}")
+        if out.batch_size != (count,):
+            raise ValueError(
+                f"sample({count}, out=...) takes a TensorDict of batch size [{count}], got one of "
+                f"{list(out.batch_size)}"
+            )
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        known, name = self._known, id(out)
+        found = Refilled(out, count, leaves, info, lambda _: known.pop(name, None))
+        known[name] = found
+        return found
+
+
+def _entry(data: TensorDict, names: tuple[str, ...], form: _Form) -> torch.Tensor:
+    """A tensor of that form, under these names in ``data``: the present one, or a new one."""
+    dtype, shape = form
+    value: Any = data._tensordict.get(names[0]) if names else None
+    if not (
+        type(value) is torch.Tensor
+        and value.dtype is dtype
+        and value.shape == shape
+        and value.is_cpu
+        and value.is_contiguous()
+        and not value.requires_grad
+        and not value.is_conj()
+        and not value.is_neg()
+    ):
+        value = cpu.empty(shape, dtype=dtype)
+    found: torch.Tensor = value
+    for name in names:
+        if data._tensordict.get(name) is not found:
+            data.set(name, found)
+    return found

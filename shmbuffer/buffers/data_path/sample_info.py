@@ -1,0 +1,132 @@
+"""The entries of a sample besides its items: index, importance weights, generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from shmbuffer.items.keys import ANCHOR_GENERATION, GENERATION, INDEX, WEIGHT_KEYS
+from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.deferred import amended
+from shmbuffer.tensors.form.nodes import unlocked
+
+ANCHORS = "_anchors"  # index of the draw, until the unit's items are read
+
+
+class SampleInfo(NamedTuple):
+    """The entries of a buffer's samples besides their items."""
+
+    weight_keys: tuple[str, ...]  # one tensor under all of them
+    weight_dtype: torch.dtype | None  # None: there are no weights
+    generation: bool  # whether samples have ``index_generation``
+
+    def entries(self, index: Any, weights: Any, tickets: Any) -> dict[str, Any]:
+        """The entries of a sample, without those that are None."""
+        found = {INDEX: index}
+        if weights is not None:
+            for key in self.weight_keys:
+                found[key] = weights
+        if self.generation and tickets is not None:
+            found[GENERATION] = tickets
+        return found
+
+    def of_choice(self, index: Any, known: Mapping[Any, Any]) -> dict[str, Any]:
+        """The entries of a sample, from a sampler's choice."""
+        others = dict(known)
+        weights = [others.pop(key) for key in WEIGHT_KEYS if key in others]
+        others.pop(ANCHORS, None)
+        tickets = others.pop(GENERATION, None)
+        if not self.generation:
+            others.pop(ANCHOR_GENERATION, None)
+        return {**self.entries(index, weights[0] if weights else None, tickets), **others}
+
+
+def stack_dim_of(storage: Any) -> int | None:
+    """The dimension along which a batch may be a lazy stack of items; None: it is none."""
+    return None if isinstance(storage, TensorStorage) else getattr(storage, "stack_dim", 0)
+
+
+def stacks_items(data: Any, stack_dim: int | None) -> bool:
+    """Whether a batch is a lazy stack of items, and not of what they are stacks of themselves."""
+    lazy = stack_dim is not None and isinstance(data, LazyStackedTensorDict)
+    return lazy and bool(data.stack_dim == stack_dim % data.batch_dims)
+
+
+def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) -> Any:
+    """A TensorDict with index and weights as entries; other data unchanged."""
+    if not isinstance(data, TensorDictBase):
+        return data
+    dims = data.batch_dims
+    if type(data) is TensorDict and (places := _places(data, info)) is not None:
+        for node, name, value in places:
+            node._set_str(name, value, validated=True, inplace=False, non_blocking=False)
+        return data
+    try:
+        if stacks_items(data, stack_dim):
+            if not amended(data, partial(_set_by_item, info=info), info):
+                with unlocked(data):
+                    _set_by_item(data.tensordicts, info)
+            return data
+        if -1 in data.batch_size:  # nested: each item has one index and one weight
+            data.batch_size = data.batch_size[: list(data.batch_size).index(-1)]
+            dims = data.batch_dims
+        with unlocked(data):
+            for key, value in info.items():
+                entry = torch.stack(value, -1) if isinstance(value, tuple) else value
+                if not isinstance(entry, torch.Tensor):
+                    entry = cpu.as_tensor(entry)
+                tail = 1 if isinstance(value, tuple) else 0
+                while entry.dim() - tail < dims:
+                    entry = entry.unsqueeze(entry.dim() - tail)
+                entry = entry.expand(*data.batch_size, *entry.shape[dims:])
+                data.set(key, entry.to(data.device) if data.device is not None else entry)
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(
+            f"index and weights have {len(info[INDEX])} rows, but the sample has batch size "
+            f"{list(data.batch_size)}: a transform or collate_fn has changed it; take them "
+            "from sample(return_info=True, include_info=False)"
+        ) from error
+    return data
+
+
+def _places(
+    data: TensorDict, info: dict[Any, Any]
+) -> list[tuple[TensorDict, str, torch.Tensor]] | None:
+    """Where to put index and weights unchanged; None if they have to be expanded."""
+    size, device = data._batch_size, data._device
+    dims, found = len(size), []
+    for key, value in info.items():
+        if type(value) is not torch.Tensor or value.shape[:dims] != size:
+            return None
+        node: Any = data
+        if type(key) is tuple:
+            *above, key = key
+            for name in above:
+                node = node._tensordict.get(name)
+                if type(node) is not TensorDict or node._batch_size != size:
+                    return None
+        if type(key) is not str or node._is_locked or node._device != device:
+            return None
+        if device is not None and value.device != device:
+            return None
+        found.append((node, key, value))
+    return found
+
+
+def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:
+    """Set row i of each entry in item i, of any shape."""
+    for key, values in info.items():
+        rows = cpu.as_tensor(values).unbind(0)
+        for item, row in zip(items, rows, strict=True):
+            if type(item) is TensorDict and type(key) is str and not item._batch_size:
+                entry = row if item._device is None else row.to(item._device)
+                item._set_str(key, entry, validated=True, inplace=False, non_blocking=False)
+                continue
+            lead = (1,) * item.batch_dims
+            entry = row.reshape((*lead, *row.shape)).expand((*item.batch_size, *row.shape))
+            item.set(key, entry if item.device is None else entry.to(item.device))

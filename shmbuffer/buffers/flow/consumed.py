@@ -1,0 +1,97 @@
+"""Consumers in a save: the items that each of them has acknowledged.
+
+    <path>/shmbuffer.consumers.jsonl, .data   if listed in buffer_metadata.json; see `values`
+
+Items under a lease of the saving process count as acknowledged, because it trains on them. Those of
+other processes are delivered again. An item to be acknowledged several times is delivered as often
+as is left. The counts of `ReplayBuffer.consumers` begin at 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import ConsumerError
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format.ledger import DONE, HELD_HERE, NO_ITEM
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.values import read_values, reading, write_values
+from shmbuffer.storages.indexing import tickets_at
+from shmbuffer.tensors.form import cpu
+
+_CONSUMERS = "shmbuffer.consumers"
+
+
+def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> bool:
+    """Write what each consumer has acknowledged at a moment; False: there is no consumer."""
+    if ring is None or not ring.consumers:
+        return False
+    values = []
+    saved = getattr(moment, "tickets", None)
+    for status in ring.consumers.status():
+        try:
+            consumer = ring.consumers.known(status.name)
+            found = None if consumer is None else consumer.standings()
+        except ConsumerError:
+            found = None
+        if found is None:
+            continue  # it was removed meanwhile
+        times = status.max_sample_count
+        acks = found.acks + (found.states == HELD_HERE)
+        acks[found.states == DONE] = times
+        acks[found.states == NO_ITEM] = 0
+        if isinstance(saved, np.ndarray) and saved.shape == found.tickets.shape:
+            gone = (saved != found.tickets) | (found.states == NO_ITEM)
+            acks[(saved >= 0) & gone] = times  # written over since: it was done
+        done, begun = acks >= times, (acks > 0) & (acks < times)
+        slots = {"done": done.nonzero()[0], "begun": begun.nonzero()[0], "acks": acks[begun]}
+        known = {"name": status.name, "times": times, "holds": status.holds}
+        values.append(known | {name: torch.from_numpy(one) for name, one in slots.items()})
+    write_values(directory, _CONSUMERS, [values], allow_pickle=False, what="consumer")
+    return True
+
+
+def read_consumed(directory: Path) -> list[dict[str, Any]]:
+    """What `write_consumed` wrote."""
+    with reading(directory / f"{_CONSUMERS}.jsonl"):
+        (found,) = read_values(directory, _CONSUMERS, allow_pickle=False)
+        for one in found:
+            if not isinstance(one["name"], str) or one["done"].dtype is not torch.int64:
+                raise ValueError("a consumer has no name, or no items that it is done with")
+            one["times"], one["holds"] = int(one["times"]), bool(one["holds"])
+            none = cpu.zeros(0, dtype=torch.int64)  # of saves before these two
+            begun, acks = one.setdefault("begun", none), one.setdefault("acks", none)
+            if {begun.dtype, acks.dtype} != {torch.int64} or begun.shape != acks.shape:
+                raise ValueError("a consumer has no counts of acknowledgements")
+    return list(found)
+
+
+def restore_consumed(ring: Ring | None, saved: list[dict[str, Any]], loaded: Loaded) -> None:
+    """Start each consumer with the loaded items that it has not acknowledged."""
+    if ring is None or loaded.in_place:
+        return
+    there = {one.name: one for one in ring.consumers.status()}
+    known = {one["name"]: one for one in saved}
+    for name in {*there, *known}:
+        ring.consumers.remove(name)
+    for name in sorted({*there, *known}):
+        one = known.get(name)
+        times = there[name].max_sample_count if one is None else one["times"]
+        holds = there[name].holds if one is None else one["holds"]
+        consumer = ring.consumers.open(name, times=times, holds=holds)
+        if one is None:
+            continue
+        slots = loaded.places(torch.cat([one["done"], one["begun"]]).numpy())
+        acks = np.append(np.full(len(one["done"]), times), one["acks"].numpy().clip(0, times))
+        there_still = (slots >= 0) & (slots < ring.capacity)
+        slots, acks = slots[there_still], acks[there_still]
+        tickets = tickets_at(ring, slots)
+        slots, acks, tickets = (each[tickets >= 0] for each in (slots, acks, tickets))
+        while len(slots):
+            _, lease = consumer.claim(slots, tickets)
+            consumer.ack(lease, slots, tickets)
+            slots, acks, tickets = (each[acks > 1] for each in (slots, acks - 1, tickets))

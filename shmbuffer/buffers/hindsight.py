@@ -1,0 +1,319 @@
+"""Hindsight: while a batch is made, a missed goal is replaced by one that was reached.
+
+    sampler ──▶ rows ──▶ their trajectories ──▶ for the first rows another step of each
+                 │                                  │ its goal, this column alone
+                 └─ tickets of both, of one look ───┘
+    read the rows, if they still have these tickets ──▶ new goals, new rewards ──▶ transforms
+
+Stored items do not change, so each learner of a buffer may have its own goals, rewards and strategy
+(Andrychowicz et al., Hindsight Experience Replay, NeurIPS 2017).
+
+Always true
+  1. A row and the step whose goal it gets are of one trajectory, collector and stream. Their
+     tickets are compared: the row's again when it is read, the other's after the copy of its goal.
+     If one is gone, the sampler draws again.
+  2. The sampler draws, and then one number for each new goal, when the batch is ordered, in the
+     caller's thread, from the sampler's generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+
+from shmbuffer.buffers.data_path.drawing import Choice
+from shmbuffer.buffers.data_path.prefetch import Batch
+from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
+from shmbuffer.items.keys import GENERATION
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.samplers.sampler import ATTEMPTS, Sampler, ask_rank, lanes_of, random_numbers
+from shmbuffer.samplers.slicing.boundaries import Boundaries
+from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.storages.indexing import ravel
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.units import Transition
+
+Judge = Callable[[TensorDictBase], torch.Tensor]
+
+_GOALS = "_goals"  # of the first rows of a choice, until they are in the batch
+
+
+class HindsightStrategy(StrEnum):
+    """The step whose achieved goal a row gets, uniformly.
+
+    Attributes:
+        FUTURE: from the row to the last step of its trajectory.
+        FINAL: the last step of its trajectory.
+        EPISODE: any step of its trajectory.
+        RANDOM: any stored step.
+
+    Source: ``torchrl.data.HindsightStrategy``.
+    """
+
+    FUTURE = "future"
+    FINAL = "final"
+    EPISODE = "episode"
+    RANDOM = "random"
+
+
+class HERReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` whose samples have achieved goals, and their rewards.
+
+    The first ``int(n * her_ratio)`` rows of a sample get the goal that another step of their
+    trajectory has reached, its ``("next", achieved_goal_key)``, and the reward for it. Other rows,
+    and ``rb[i]``, are as stored. Any sampler draws the rows. Items are single steps.
+
+    A trajectory ends where ``end_key``, or ``"terminated"`` next to it, is set, and with the life
+    of its collector. Those of several collectors, streams and lanes are kept apart. The last step
+    of an open trajectory is its newest one. Flags changed through a view (``rb[:]``) are not seen.
+
+    Goals belong to this handle: the directory of a shared buffer records a
+    `TensorDictReplayBuffer`, and an ensemble samples rows of this buffer as stored.
+
+    Args:
+        reward_fn: called with the rows that have a new goal, a TensorDict ``[m, ...]`` without
+            ``"index"``, before the transforms, with ``prefetch`` in a thread; returns rewards,
+            ``[m]`` or of the stored shape.
+        her_ratio: part of the rows, from 0 to 1.
+        strategy: a `HindsightStrategy` or its value.
+        goal_key: entry with the goal; ``("next", goal_key)`` is set too, if there is one.
+        achieved_goal_key: entry of ``"next"`` with the goal that was reached. For items whose
+            ``end_key`` is not in ``"next"``, an entry of the item (``"next_achieved_goal"``).
+        reward_key: entry for the rewards.
+        end_key: flag of the last step of a trajectory.
+        sampler: draws the rows; None is a `RandomSampler`.
+        terminated_fn: called after ``reward_fn`` with the same rows; returns which of them end
+            their episode under the new goal, bool. That becomes ``"terminated"`` next to
+            ``end_key``, and ``end_key`` becomes that or truncated. None, for goals that end no
+            episode, leaves both as stored.
+        **kwargs: see `TensorDictReplayBuffer`.
+
+    Raises:
+        ValueError: ``her_ratio`` is not from 0 to 1, or there is no such strategy.
+        NotImplementedError: a ``sample_unit``.
+
+    A sample raises:
+        KeyError: the items lack one of these entries.
+        ValueError: rewards, flags or goals do not fit their entries.
+
+    Cost: one gather of the goals a sample, and after writes as much as a `SliceSampler` for
+        following trajectories.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import HERReplayBuffer, LazyTensorStorage
+        >>> def reward_fn(rows):
+        ...     return (rows["next", "at"] == rows["goal"]).float()
+        >>> rb = HERReplayBuffer(
+        ...     reward_fn,
+        ...     strategy="final",
+        ...     her_ratio=1.0,
+        ...     goal_key="goal",
+        ...     achieved_goal_key="at",
+        ...     storage=LazyTensorStorage(10),
+        ... )
+        >>> steps = torch.arange(3).unsqueeze(-1)
+        >>> after = {"at": steps + 1, "done": steps == 2}
+        >>> after["reward"] = torch.zeros(3, 1)
+        >>> _ = rb.extend({"goal": steps * 0 + 9, "next": after})
+        >>> rb.sample(4)["goal"].flatten()
+        tensor([3, 3, 3, 3])
+
+    Source: ``torchrl.data.HERReplayBuffer``.
+    """
+
+    _also_chooses = "hindsight"
+
+    def __init__(
+        self,
+        reward_fn: Judge,
+        *,
+        her_ratio: float = 0.8,
+        strategy: HindsightStrategy | Literal["future", "final", "episode", "random"] = "future",
+        goal_key: Key = "desired_goal",
+        achieved_goal_key: Key = "achieved_goal",
+        reward_key: Key = ("next", "reward"),
+        end_key: Key = ("next", "done"),
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        terminated_fn: Judge | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not 0.0 <= her_ratio <= 1.0:
+            raise ValueError(f"her_ratio is a part of the rows, from 0 to 1, got {her_ratio}")
+        if type(kwargs.get("sample_unit")) not in (type(None), Transition):
+            raise NotImplementedError(
+                "hindsight gives goals to single steps: HERReplayBuffer has no sample_unit; draw "
+                "windows from a TensorDictReplayBuffer"
+            )
+        self.reward_fn = reward_fn
+        self.terminated_fn = terminated_fn
+        self.her_ratio = her_ratio
+        self.strategy = HindsightStrategy(strategy)
+        self.goal_key = goal_key
+        self.achieved_goal_key = achieved_goal_key
+        self.reward_key = reward_key
+        self.end_key = end_key
+        beside = path_of(end_key)[:-1]
+        self._terminated, self._truncated = (*beside, "terminated"), (*beside, "truncated")
+        self._reached: KeyPath = path_of(achieved_goal_key)
+        if self._reached[0] != "next" and beside[:1] == ("next",):
+            self._reached = ("next", *self._reached)
+        self._boundaries = Boundaries(
+            end_keys=[end_key, self._terminated],
+            cache_values=True,  # no scan of the flags for each sample
+            others=[self._reached],
+        )
+        super().__init__(sampler=sampler, **kwargs)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """See `ReplayBuffer.empty`."""
+        super().empty(empty_write_count)
+        self._boundaries.forget()
+
+    def __repr__(self) -> str:
+        how = f"strategy={self.strategy.value!r}, her_ratio={self.her_ratio}"
+        return super().__repr__().replace("(", f"(\n    {how},", 1)
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def _choose(self, count: int) -> Choice:
+        return self._with_goals(*super()._choose(count))
+
+    def _choose_again(self, index: Any) -> Choice:
+        return self._with_goals(*super()._choose_again(index))
+
+    def _with_goals(self, index: Any, known: dict[Any, Any]) -> Choice:
+        """A choice of the sampler, with the goals of its first rows."""
+        for _ in range(ATTEMPTS):
+            rows = len(index[0] if isinstance(index, tuple) else index)
+            count = int(rows * self.her_ratio)
+            if not count:
+                return index, known
+            ask_rank(self._sampler, self._storage)
+            numbers = random_numbers(self._sampler, count)
+            with self._boundaries.lock:
+                found = self._reached_by(index, known.get(GENERATION), numbers)
+            if found is not None:
+                return index, {**known, **found}
+            index, known = super()._choose_again(index)
+        raise RuntimeError(
+            f"rows, or steps whose goals they were to get, were written over each of the {ATTEMPTS}"
+            " times that they were chosen; make the buffer larger, or write slower"
+        )
+
+    def _reached_by(
+        self, index: Any, tickets: torch.Tensor | None, numbers: Ints
+    ) -> dict[str, torch.Tensor] | None:
+        """Goals for the first rows, and the tickets of all rows; None if an item is gone."""
+        storage = self._storage
+        elements = ravel(index, lanes_of(storage))
+        found = self._boundaries.of(storage)
+        table = found.table
+        if not found.entries.has(self._reached):
+            raise _not_there("achieved_goal_key", self._reached)
+        rows = table.rows_of(elements)
+        if (rows < 0).any():
+            return None
+        others = table.elements_of(self._aimed_at(table, rows[: len(numbers)], numbers))
+        goals = found.entries.take(self._reached, others)
+        ring = ring_of(storage)
+        if ring is None:
+            return {_GOALS: goals}
+        there = table.are_there(ring, np.concatenate((elements, others)))
+        if there is None:
+            return None
+        now = torch.from_numpy(there[: len(elements)])
+        if tickets is not None and not torch.equal(now, tickets.reshape(-1)):
+            return None
+        return {_GOALS: goals, GENERATION: now}
+
+    def _aimed_at(self, table: Trajectories, rows: Ints, numbers: Ints) -> Ints:
+        """The row of the table whose goal each row gets."""
+        strategy = self.strategy
+        if strategy == HindsightStrategy.RANDOM:
+            return table.rows_at(numbers % table.rows)
+        which = table.of_rows(rows)
+        first = table.starts(which)
+        last = first + table.lengths(which) - 1
+        if strategy == HindsightStrategy.FUTURE:
+            first = rows
+        elif strategy == HindsightStrategy.FINAL:
+            first = last
+        return first + numbers % (last - first + 1)
+
+    # -- relabelling ---------------------------------------------------------------------------
+
+    def _passed_on(self, data: Any, info: dict[Any, Any]) -> Batch:
+        goals = info.pop(_GOALS, None)
+        if goals is not None:
+            data = self._relabelled(data, info, goals)
+        return super()._passed_on(data, info)
+
+    def _relabelled(self, data: Any, info: dict[Any, Any], goals: torch.Tensor) -> Any:
+        """A batch, its first rows with these goals and what follows from them."""
+        if isinstance(data, LazyStackedTensorDict):
+            data = data.clone()  # its items may be the stored ones
+        rows = data[: len(goals)]
+        _set(rows, "goal_key", path_of(self.goal_key), goals)
+        after = ("next", *path_of(self.goal_key))
+        if rows.get(after, None) is not None:
+            _set(rows, "goal_key", after, goals)
+        _set(rows, "reward_key", path_of(self.reward_key), self.reward_fn(rows))
+        if self.terminated_fn is not None:
+            self._end(rows, info, self.terminated_fn(rows))
+        return data
+
+    def _end(self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor) -> None:
+        """Set the end flags of rows, and those in ``info``; truncated rows stay truncated."""
+        end = path_of(self.end_key)
+        flags: dict[KeyPath, torch.Tensor] = {}
+        for path in (self._truncated, self._terminated, end):
+            flag = info[path][: len(rows)] if path in info else rows.get(path, None)
+            if flag is not None:
+                flags[path] = flag
+        cut_off = flags.get(self._truncated)
+        if cut_off is None and self._terminated in flags and end in flags:
+            cut_off = flags[end] & ~flags[self._terminated]
+        done = ended if cut_off is None else cut_off | _fitted(end, ended, cut_off)
+        for path, values in ((end, done), (self._terminated, ended)):
+            if rows.get(path, None) is not None:
+                _set(rows, "end_key", path, values)
+            if path in info:
+                info[path][: len(rows)] = _fitted(path, values, flags[path])
+
+
+def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tensor) -> None:
+    """Overwrite an entry of rows."""
+    there = rows.get(path, None)
+    if there is None:
+        raise _not_there(argument, path)
+    rows.set_(path, _fitted(path, values, there))
+
+
+def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """Values in the shape of those that are there."""
+    if not isinstance(values, torch.Tensor):
+        raise TypeError(
+            f"the new values of the entry {key_of(path)!r} are a {type(values).__name__}; have "
+            "reward_fn and terminated_fn return a tensor, with one value for each row"
+        )
+    if values.numel() != there.numel():
+        raise ValueError(
+            f"the entry {key_of(path)!r} of these rows is {list(there.shape)}, and the new values "
+            f"are {list(values.shape)}; give one value of that shape for each row"
+        )
+    return values.reshape(there.shape)
+
+
+def _not_there(argument: str, path: KeyPath) -> KeyError:
+    return KeyError(
+        f"hindsight needs the entry {key_of(path)!r} in every item, and it is not there; store it, "
+        f"or name another one with {argument}"
+    )

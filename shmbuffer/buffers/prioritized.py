@@ -1,0 +1,122 @@
+"""Buffers that draw by priority (Schaul et al., Prioritized Experience Replay, ICLR 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shmbuffer.buffers.replay_buffer import DEFAULT_CAPACITY, ReplayBuffer, made
+from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
+from shmbuffer.samplers import PrioritizedSampler, Sampler
+from shmbuffer.storages import ListStorage, Storage
+
+
+class Prioritized(ReplayBuffer):
+    """A buffer that makes its own `PrioritizedSampler`."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | None = None,
+        sampler_device: torch.device | str | None = None,
+        sync: bool = True,
+        reduction: str = "max",
+        **kwargs: Any,
+    ) -> None:
+        if sampler is not None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} makes its own sampler from alpha, beta and eps; for another one use "
+                f"{name.replace('Prioritized', '')}(sampler=...)"
+            )
+        storage = ListStorage(DEFAULT_CAPACITY) if storage is None else made(storage)
+        sampler = PrioritizedSampler(
+            storage.max_size,
+            alpha,
+            beta,
+            eps=eps,
+            dtype=dtype,
+            reduction=reduction,
+            device=sampler_device,
+        )
+        super().__init__(storage=storage, sampler=sampler, **kwargs)
+
+    @property
+    def prioritized_sampler(self) -> Sampler:
+        """The same as `ReplayBuffer.sampler`."""
+        return self._sampler
+
+
+class PrioritizedReplayBuffer(Prioritized):
+    """A `ReplayBuffer` with a `PrioritizedSampler`.
+
+    ``sample(return_info=True)`` gives index and weights; ``update_priority`` takes them back.
+
+    Args:
+        alpha: priority exponent; 0 is uniform.
+        beta: exponent of the importance weights.
+        eps: added to every priority.
+        dtype: of the weights.
+        storage: where the items are; None is a ``ListStorage(1000)``.
+        sampler: has to be None.
+        sampler_device: ``device`` of the `PrioritizedSampler`.
+        sync: accepted. With False TorchRL keeps a private tree for the learner; here all processes
+            share one tree.
+        reduction: see `PrioritizedSampler`.
+        **kwargs: see `ReplayBuffer`.
+
+    Example:
+        >>> import torch
+        >>> from shmbuffer import LazyTensorStorage, PrioritizedReplayBuffer
+        >>> rb = PrioritizedReplayBuffer(
+        ...     alpha=0.7, beta=0.9, storage=LazyTensorStorage(10)
+        ... )
+        >>> index = rb.extend(torch.arange(3))
+        >>> rb.update_priority(index, torch.tensor([1.0, 0.0, 0.0]))
+        PriorityUpdate(applied=3, stale=0)
+
+    Source: ``torchrl.data.PrioritizedReplayBuffer``.
+    """
+
+    family = "PrioritizedReplayBuffer"
+
+
+class TensorDictPrioritizedReplayBuffer(Prioritized, TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
+
+    A sample has ``"index"`` and its importance weights, one tensor under ``"_weight"`` (TorchRL up
+    to 0.10) and ``"priority_weight"`` (since 0.11, read by its losses). Send it back, with an entry
+    ``priority_key``, to ``update_tensordict_priority``. That entry in new data is the initial
+    priority. In a directory (`LazyMemmapStorage`) all processes share the priorities.
+
+    Args:
+        alpha, beta, eps, storage, sampler_device, sync, dtype, reduction: see
+            `PrioritizedReplayBuffer`.
+        priority_key: entry that holds priorities.
+        **kwargs: see `ReplayBuffer`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage
+        >>> from shmbuffer import TensorDictPrioritizedReplayBuffer
+        >>> rb = TensorDictPrioritizedReplayBuffer(
+        ...     alpha=0.7, beta=1.1, storage=LazyTensorStorage(10), batch_size=5
+        ... )
+        >>> index = rb.extend(TensorDict({"a": torch.ones(10, 3)}, [10]))
+        >>> sample = rb.sample()
+        >>> sample["td_error"] = torch.rand(5)
+        >>> rb.update_tensordict_priority(sample)
+        PriorityUpdate(applied=5, stale=0)
+
+    Source: ``torchrl.data.TensorDictPrioritizedReplayBuffer``.
+    """
+
+    family = "TensorDictPrioritizedReplayBuffer"

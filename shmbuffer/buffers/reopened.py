@@ -1,0 +1,112 @@
+"""A buffer made again from the description in its directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmbuffer.buffers.prioritized import (
+    Prioritized,
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+)
+from shmbuffer.buffers.replay_buffer import ReplayBuffer, made
+from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
+from shmbuffer.memory import Engine
+from shmbuffer.memory.format import recorded
+from shmbuffer.samplers import PrioritizedSampler
+from shmbuffer.storages import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    Storage,
+)
+
+FAMILY: dict[str, type[ReplayBuffer]] = {
+    cls.family: cls
+    for cls in (
+        ReplayBuffer,
+        TensorDictReplayBuffer,
+        PrioritizedReplayBuffer,
+        TensorDictPrioritizedReplayBuffer,
+    )
+}
+"""The classes that a directory may name; others are read as one of these."""
+
+RECORDS: dict[str, type[LazyStackStorage] | type[CompressedListStorage]] = {
+    cls.family: cls for cls in (LazyStackStorage, CompressedListStorage)
+}
+"""The storages of records that a directory may name."""
+
+_DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
+
+
+def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
+    """The buffer of an open directory, with the recorded class and arguments, or usual ones."""
+    settings, ring = engine.settings, engine.ring()
+    extra = recorded.of_buffer(settings, engine.where)
+    prioritized = settings.alpha is not None or (ring is not None and ring.tree.prioritized)
+    usual = TensorDictPrioritizedReplayBuffer if prioritized else TensorDictReplayBuffer
+    cls = FAMILY.get(extra.get("buffer", ""), usual)
+
+    names = ["batch_size", "dim_extend", "weight_key"]
+    if issubclass(cls, TensorDictReplayBuffer):
+        names.append("priority_key")
+    if issubclass(cls, Prioritized):
+        names.append("reduction")
+    arguments = {name: extra[name] for name in names if extra.get(name) is not None}
+    if isinstance(arguments.get("priority_key"), list):
+        arguments["priority_key"] = tuple(arguments["priority_key"])  # JSON has no tuples
+    if extra.get("track_generations"):
+        arguments["writer"] = cls.default_writer(track_generations=True)
+
+    # The present exponent: it may have been changed since it was recorded.
+    alpha = settings.alpha if ring is None or not ring.tree.prioritized else ring.tree.alpha
+    priorities: dict[str, Any] = {
+        "alpha": _DEFAULT_ALPHA if alpha is None else alpha,
+        "beta": _DEFAULT_BETA if extra.get("beta") is None else extra["beta"],
+        "eps": settings.eps if ring is None or not ring.tree.prioritized else ring.tree.eps,
+    }
+    instead = None  # a sampler to replace the one that the class makes
+    if issubclass(cls, Prioritized):
+        arguments.update(priorities)
+        instead = overrides.pop("sampler", None)
+    elif prioritized and "sampler" not in overrides:
+        priorities.update({name: overrides.pop(name) for name in priorities if name in overrides})
+        arguments["sampler"] = PrioritizedSampler(
+            settings.capacity,
+            **priorities,
+            reduction=extra.get("reduction") or "max",
+            max_priority_within_buffer=bool(extra.get("max_priority_within_buffer")),
+        )
+    storage = _storage_of(engine, overrides)
+    buffer = cls(storage=storage, **{**arguments, **overrides})
+    if instead is not None:
+        sampler = made(instead)
+        if isinstance(sampler, PrioritizedSampler) and ring is None:  # else it is compared there
+            _require_same(sampler, priorities, engine.where)
+        buffer.set_sampler(sampler)
+    return buffer
+
+
+def _require_same(sampler: PrioritizedSampler, priorities: dict[str, Any], where: str) -> None:
+    """ValueError if a sampler has another alpha or eps than its directory."""
+    for name in ("alpha", "eps"):
+        given, kept = getattr(sampler, name), priorities[name]
+        if given != kept:
+            raise ValueError(
+                f"{where}: priorities are kept with {name}={kept!r}, and the sampler has "
+                f"{name}={given!r}; give it the same"
+            )
+
+
+def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
+    """The storage of an open directory; its options are taken out of ``overrides``."""
+    settings = engine.settings
+    if not settings.record_bytes:
+        device = overrides.pop("device", None)
+        on_cpu = device is None or device == "auto"  # as of its constructor
+        return LazyMemmapStorage.from_engine(engine, device="cpu" if on_cpu else device)
+    kind = recorded.of_storage(settings, engine.where).get("kind", "")
+    records = RECORDS.get(kind, LazyStackStorage)  # records tell themselves how they are stored
+    options = {name: overrides.pop(name) for name in records.storage_options & overrides.keys()}
+    return records.from_engine(engine, **options)

@@ -1,0 +1,163 @@
+"""Converts a data set of another form, once, into a TensorDict in files.
+
+    <root>/<source>/.lock                        held by the process that converts
+    <root>/<source>/<name>-<sha256>/             a conversion: complete, or not there
+    <root>/<source>/<name>-<sha256>/shmbuffer.conversion.json
+                                                 its source, and what could not be converted
+
+The digest covers the canonical path, size, inode, mtime and ctime of every file of the source and
+the content of its metadata, so that a source with other content is converted again. A conversion is
+kept only if the source has the same digest before and after.
+
+The root, and everything on the way to a conversion, has to belong to this user. If the process dies
+here: the kernel frees the lock, and the next conversion sweeps what was left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from tensordict import TensorDict
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.saves.publication import publish
+from shmbuffer.saves.safe_files import write_file
+from shmbuffer.saves.work_directory import MARK, sweep_one
+from shmbuffer.storages.read_only import report_losses
+from shmbuffer.torchrl.compat.folders import require_nameable
+
+_FORMAT = 1
+"""Of the conversion; another number converts every source again."""
+_RECORD = "shmbuffer.conversion.json"
+_RECORD_BYTES = 2**24
+_LOCK = ".lock"
+_NAME_CHARACTERS = 64  # of the source's name; what it is cut to leaves room for the digest
+
+
+class FoundDataset(NamedTuple):
+    """A data set that was found."""
+
+    kind: str
+    name: str
+    identity: str  # a digest, see `identity_of`; computed before the source was opened
+    identify: Callable[[], str]  # computes the digest again
+    items: int
+    batches: Callable[[], Iterator[TensorDict]]  # the items in their order, ``[n]`` each
+    # by column, a sentence that says what of it the batches do not hold; the batches fill it
+    losses: dict[str, str]
+
+
+def identity_of(files: Iterable[Path], metadata: bytes) -> str:
+    """Returns the digest of files, by what the system says of them, and of their metadata.
+
+    The mtime can be set to any value, the ctime cannot: it shows that a file was written to.
+    """
+    stats = [
+        (str(file), found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+        for file in files
+        for found in [os.lstat(file)]
+    ]
+    digest = hashlib.sha256(metadata).hexdigest()
+    return hashlib.sha256(json.dumps([_FORMAT, stats, digest]).encode()).hexdigest()
+
+
+def _default_root() -> Path:
+    """Where conversions are kept: ``$XDG_CACHE_HOME/shmbuffer``, or ``~/.cache/shmbuffer``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shmbuffer"
+
+
+def converted(
+    source: FoundDataset, root: Path | None, *, strict: bool
+) -> tuple[Path, dict[str, str]]:
+    """Returns the directory of a conversion, made now if there is none, and what it does not hold.
+
+    Raises:
+        UnsafePathError: the root, or something on the way, belongs to another user.
+        ValueError: the items make no batch, the source changed meanwhile, or ``strict`` and
+            something cannot be converted. Nothing is kept.
+    """
+    name = f"{quote(os.path.basename(source.name), safe='')[:_NAME_CHARACTERS]}-{source.identity}"
+    # Conversions are complete before they are mapped, so they may lie in any file system.
+    with Directory.open(
+        followed(_default_root() if root is None else root), create=True, allow_unsafe_fs=True
+    ) as cache:
+        cache.make(source.kind)
+        with cache.folder(source.kind) as folder:
+            if not folder.exists(name):
+                _convert(source, folder, name, strict=strict)
+            with folder.folder(name) as conversion:
+                losses = _losses_in(conversion)
+    return folder.path / name, losses
+
+
+def _convert(source: FoundDataset, folder: Directory, name: str, *, strict: bool) -> None:
+    """Converts a source, unless another process has done it meanwhile."""
+    with Lock() as turn:
+        # A conversion takes as long as its source is large, and the kernel frees a dead one's lock.
+        turn.hold(folder, _LOCK, timeout=math.inf, purpose="converts a data set")
+        if folder.exists(name):
+            return
+        for left in folder.listdir():
+            if left.endswith(MARK):  # of a process that died, whichever source it converted
+                sweep_one(folder, left)
+        with publish(folder.path / name) as made:
+            _write(source, made, strict=strict)
+            if source.identify() != source.identity:
+                raise ValueError(
+                    f"{source.kind}:{source.name}: its files changed while they were converted, "
+                    "and nothing was kept; load it again when they are complete"
+                )
+            record = {"format": _FORMAT, "source": source.name, "losses": source.losses}
+            write_file(made / _RECORD, json.dumps(record))
+
+
+def _losses_in(conversion: Directory) -> dict[str, str]:
+    try:
+        losses = json.loads(conversion.read(_RECORD, limit=_RECORD_BYTES))["losses"]
+        return {str(column): str(why) for column, why in losses.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+        raise CorruptBufferError(
+            f"{conversion.path}: the conversion is damaged ({error!r:.200}); remove this "
+            "directory, and load the data set again",
+            path=str(conversion.path),
+        ) from error
+
+
+def _write(source: FoundDataset, path: Path, *, strict: bool) -> None:
+    at, files = 0, None
+    for batch in source.batches():
+        if strict:
+            report_losses(f"{source.kind}:{source.name}", source.losses, strict=True)
+        if files is None:
+            require_nameable(batch, f"{source.kind}:{source.name}")
+            files = batch[:1].expand(source.items, *batch.batch_size[1:]).memmap_like(path)
+            form = _form_of(batch)
+        if _form_of(batch) != form:
+            raise ValueError(
+                f"{source.kind}:{source.name}: item {at} has {_form_of(batch)}, those before have "
+                f"{form}; a data set has items of one form"
+            )
+        files[at : at + len(batch)] = batch
+        at += len(batch)
+    if at != source.items or files is None:
+        raise ValueError(
+            f"{source.kind}:{source.name}: has {at} items, and says {source.items}; it is damaged, "
+            "or empty"
+        )
+
+
+def _form_of(batch: TensorDict) -> dict[Any, Any]:
+    return {
+        str(key): (str(leaf.dtype), list(leaf.shape[1:]))
+        for key, leaf in sorted(batch.items(True, True), key=lambda entry: str(entry[0]))
+    }

@@ -1,0 +1,105 @@
+"""Data sets by their names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shmbuffer.buffers import ReplayBuffer, TensorDictReplayBuffer
+from shmbuffer.datasets import minari, parquet
+from shmbuffer.datasets.converted import FoundDataset, converted
+from shmbuffer.storages import ReadOnlyStorage
+from shmbuffer.storages.read_only import report_losses
+from shmbuffer.writers import ImmutableDatasetWriter
+
+_SOURCES: dict[str, Callable[..., FoundDataset]] = {"minari": minari.find, "parquet": parquet.find}
+
+
+def load_dataset(
+    dataset_id: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    priorities: str | os.PathLike[str] | None = None,
+    strict: bool = False,
+    rename: Mapping[str, str] | None = None,
+    **kwargs: Any,
+) -> TensorDictReplayBuffer:
+    """Opens a data set as a buffer that is read and never written.
+
+    Minari's data come as TorchRL has them: ``"observation"``, ``"action"``, ``"episode"``, and
+    under ``"next"`` the observation that followed, ``"reward"``, ``"terminated"``, ``"truncated"``
+    and ``"done"``, ``[n, 1]`` each; ``"info"`` if it is numbers. If an episode has no observation
+    after its last step, the last observation is repeated there. If its infos begin with the first
+    step, they are under ``"next"`` only.
+
+    A UserWarning names each column that is left out or incomplete, and the reason.
+
+    Args:
+        dataset_id: ``"minari:<id>"`` (the extra ``minari``), ``"parquet:<file>"`` or
+            ``"parquet:<folder>"`` (the extra ``parquet``), or the path of a directory for a
+            `ReadOnlyStorage`.
+        root: a directory of yours where converted data sets are kept, each in a directory of its
+            own. It is made once for each version of the source; nothing removes it. None:
+            ``$XDG_CACHE_HOME/shmbuffer``, or ``~/.cache/shmbuffer`` without that variable.
+        priorities: see `ReadOnlyStorage`.
+        strict: whether a column that is left out or incomplete is an error instead of a warning.
+        rename: new names for columns of Parquet files; see `ReplayBuffer.from_parquet`.
+        **kwargs: of `TensorDictReplayBuffer`.
+
+    Raises:
+        ValueError: no such source, items that make no batch, or, if ``strict``, a column that is
+            left out or incomplete.
+        FileNotFoundError: it is not on this machine; nothing is fetched from elsewhere.
+        UnsafePathError: the root belongs to another user, or a file of the data set is a link, a
+            FIFO or a device. The path that you give may be a link.
+        MissingExtra: the package that reads it is not installed; the message says how to.
+
+    Cost: all bytes once, the first time; later a map for each leaf.
+
+    Source: ``torchrl.data.datasets.load_dataset``.
+    """
+    path = Path(dataset_id)
+    if rename and not str(dataset_id).startswith("parquet:"):
+        raise ValueError(
+            f"{dataset_id}: rename= is for columns of Parquet files, and this is another kind of "
+            "data set; leave it out"
+        )
+    if isinstance(dataset_id, str):
+        source, colon, name = dataset_id.partition(":")
+        if not colon or source not in _SOURCES:
+            raise ValueError(
+                f"{dataset_id!r} names no data set: it begins with one of "
+                f"{', '.join(f'{each}:' for each in _SOURCES)}; give the path of a directory as a "
+                "pathlib.Path, also of a data set that TorchRL has fetched (its data_path)"
+            )
+        found = _SOURCES[source](name, **({"rename": rename} if rename else {}))
+        path, losses = converted(found, Path(root) if root else None, strict=strict)
+        report_losses(dataset_id, losses, strict=strict)
+    return TensorDictReplayBuffer(
+        storage=ReadOnlyStorage(path, priorities=priorities, strict=strict),
+        **{"writer": ImmutableDatasetWriter(), **kwargs},
+    )
+
+
+def opened(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> ReplayBuffer:
+    """Returns the buffer of a data set, which the user names: itself, a directory, or its name."""
+    if isinstance(dataset, (str, os.PathLike)):
+        if isinstance(dataset, str) and batch_size is None and "batch_size" not in options:
+            raise ValueError(
+                f"batch_size is needed to load {dataset!r}, which is a buffer of its own; give it"
+            )
+        return load_dataset(dataset, **{"batch_size": batch_size, **options})
+    if options:
+        raise ValueError(
+            f"{', '.join(map(repr, options))}: for a data set that is loaded by name; this one is "
+            "there already"
+        )
+    if not isinstance(dataset, ReplayBuffer):
+        raise TypeError(
+            f"a data set is a buffer of this package, a directory or a name, got "
+            f"{type(dataset).__name__}; of TorchRL's data sets, give the directory of their files: "
+            "pathlib.Path(dataset.data_path)"
+        )
+    return dataset

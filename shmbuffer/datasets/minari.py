@@ -1,0 +1,164 @@
+"""Data sets of Minari (https://minari.farama.org), in whichever files it keeps them.
+
+An episode of n steps has n + 1 observations. The first n are ``"observation"`` and the last n are
+under ``"next"``. Two other lengths occur:
+
+- n observations: the one after the last step is unknown. The last observation is repeated there.
+- n infos: an environment gives one with each step, and the one of its reset is missing. They are
+  under ``"next"`` only. TorchRL makes the same assumption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+
+from shmbuffer.datasets.converted import FoundDataset, identity_of
+from shmbuffer.extras import missing
+from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.saves.safe_files import read_file, require_own_content, require_plain
+
+_METADATA, _HDF5 = "metadata.json", "main_data.hdf5"
+
+
+def find(name: str) -> FoundDataset:
+    """Finds a data set on this machine, in ``MINARI_DATASETS_PATH`` or ``~/.minari/datasets``."""
+    try:
+        import minari  # type: ignore[import-untyped]
+        from minari.storage.datasets_root_dir import (  # type: ignore[import-untyped]
+            get_dataset_path,
+        )
+    except ModuleNotFoundError as error:
+        raise missing(
+            "to read a data set of Minari needs minari", "minari", name=error.name
+        ) from error
+    files = followed(get_dataset_path(name) / "data")
+    identity = _identity(files) if files.exists() else ""
+    data = minari.load_dataset(name)  # its FileNotFoundError says how to download it
+    losses: dict[str, str] = {}
+    return FoundDataset(
+        kind="minari",
+        name=name,
+        identity=identity,
+        identify=lambda: _identity(files),
+        items=int(data.total_steps),
+        batches=lambda: _episodes(data, losses),
+        losses=losses,
+    )
+
+
+def _identity(folder: Path) -> str:
+    """See `identity_of`. Minari and its libraries would follow links and wait for FIFOs."""
+    require_plain(folder)
+    files = sorted(file for file in folder.rglob("*") if not file.is_dir())
+    metadata = folder / _METADATA
+    return identity_of(files, read_file(metadata) if metadata.exists() else b"")
+
+
+def _episodes(data: Any, losses: dict[str, str]) -> Iterator[TensorDict]:
+    """Yields each episode as steps ``[n]``, in the order of their numbers."""
+    file = Path(data.storage.data_path) / _HDF5
+    if file.exists():
+        require_own_content(file)
+    for episode in data.iterate_episodes():
+        yield _steps_of(episode, losses)
+
+
+def _steps_of(episode: Any, losses: dict[str, str]) -> TensorDict:
+    steps = len(episode.rewards)
+    terminated, truncated, reward = (
+        np.asarray(column).reshape(steps, 1)
+        for column in (episode.terminations, episode.truncations, episode.rewards)
+    )
+    after = {
+        "reward": reward,
+        "done": terminated | truncated,
+        "terminated": terminated,
+        "truncated": truncated,
+    }
+    data = TensorDict({"episode": _tensor(np.full(steps, int(episode.id)))}, [steps])
+    for name, values in after.items():
+        data["next", name] = _tensor(values)
+    trees = {
+        "action": episode.actions,
+        "observation": episode.observations,
+        "info": episode.infos,
+    }
+    for key, found in _leaves(trees):
+        array = _array(found)
+        why = array if isinstance(array, str) else _add(data, key, array, losses)
+        if why:
+            column = ".".join(key)
+            losses.setdefault(column, f"Column {column!r} is left out because {why}.")
+    return data
+
+
+def _add(
+    data: TensorDict, key: tuple[str, ...], array: NDArray[Any], losses: dict[str, str]
+) -> str:
+    """Adds a column to the steps; returns why it cannot be added, or an empty string."""
+    steps, rows = len(data), len(array)
+    known: NDArray[Any] | None = array[:steps]
+    following: NDArray[Any] | None = array[1:]
+    match key[0], rows - steps:
+        case "action", 0:
+            following = None
+        case "info", 0:
+            known, following = None, array
+        case "observation", 0:
+            following = np.concatenate([array[1:], array[-1:]])
+            name = ".".join(("next", *key))
+            losses[name] = (
+                f"Column {name!r} is incomplete because an episode has as many observations as "
+                "steps: the one after its last step, where 'next.done' is set, is unknown, and the "
+                "last observation is repeated there."
+            )
+        case (("observation" | "info"), 1):
+            pass
+        case _:
+            return f"it has {rows} rows for {steps} steps"
+    if known is not None:
+        data[key] = _tensor(known)
+    if following is not None:
+        data["next", *key] = _tensor(following)
+    return ""
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Returns a tensor over an array, or over a copy; Arrow's arrays are read-only."""
+    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+
+
+def _leaves(tree: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields each column of nested dicts and tuples, with its key."""
+    if isinstance(tree, tuple):
+        tree = {str(at): part for at, part in enumerate(tree)}
+    if isinstance(tree, dict):
+        for name, part in tree.items():
+            yield from _leaves(part, (*key, name))
+    elif tree is not None:
+        yield key, tree
+
+
+def _array(column: Any) -> NDArray[Any] | str:
+    """Returns a column as an array of numbers, or the reason why it is none."""
+    try:
+        array = np.asarray(column)
+    except ValueError:
+        return "its rows have different shapes"
+    if not array.ndim:
+        return "it has one value for an episode, not one for each step"
+    if array.dtype.kind in "biufc":
+        return array
+    first = array.flat[0] if array.size else None
+    if isinstance(first, str | bytes):
+        return "it is text, and tensors hold numbers"
+    if isinstance(first, np.ndarray | list | tuple):
+        return "its rows have different shapes"
+    return f"its rows are of type {type(first).__name__}, and tensors hold numbers"

@@ -1,0 +1,303 @@
+"""Several samplers as one: it chooses buffers, each of which draws its share.
+
+    batch_size 12, 3 buffers chosen ──▶ buffer 1: 4 items
+                                        buffer 0: 4 items   ──▶ index [3, 4], buffer_ids [3]
+                                        buffer 1: 4 items
+
+The choice and the draws use the generator of the buffer, one after the other, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shmbuffer.ensembles.members import Ensemble
+from shmbuffer.ensembles.stacked_rows import known_tickets, routes, stack_index, stack_rows
+from shmbuffer.ensembles.storage import StorageEnsemble
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.samplers import PriorityUpdate, Sampler
+from shmbuffer.samplers.sampler import ask_rank, drawn_by
+from shmbuffer.saves.values import read_state, write_state
+from shmbuffer.tensors.form import cpu
+
+SAMPLEABLE = "sampleable"
+
+Weights = Sequence[float] | torch.Tensor | str | None
+
+
+class IndivisibleBatchError(ValueError, RuntimeError):
+    """A batch that cannot be divided among the buffers that are to be sampled."""
+
+
+class SamplerEnsemble(Ensemble, Sampler):
+    """The samplers of a `ReplayBufferEnsemble`, and the choice of buffers.
+
+    ``samplers[i]`` is the i-th, any other index gives an ensemble.
+
+    Args:
+        *samplers: one for each buffer.
+        p: relative frequency of each buffer, not negative. ``"sampleable"`` is the number of
+            possible draws at that moment: items, or places where a slice can begin. None: equal.
+            Can be set later.
+        sample_from_all: every batch has a share of every buffer; excludes ``p``.
+        num_buffer_sampled: how many shares a batch has; a buffer may have several, or none. None,
+            and with ``sample_from_all``, it is the number of buffers.
+
+    Raises:
+        RuntimeError: ``p`` and ``sample_from_all``.
+        ValueError: ``p`` has another length, a negative number or NaN.
+
+    Source: ``torchrl.data.SamplerEnsemble``.
+    """
+
+    _what = "sampler"
+
+    def __init__(
+        self,
+        *samplers: Sampler,
+        p: Weights = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+    ) -> None:
+        self._members = list(samplers)
+        self.sample_from_all = bool(sample_from_all)
+        self.p = p
+        self.num_buffer_sampled = num_buffer_sampled
+
+    @property
+    def p(self) -> torch.Tensor | str | None:
+        """How often each buffer is chosen: ``[buffers]`` with sum 1; or see the class."""
+        return self._p
+
+    @p.setter
+    def p(self, value: Weights) -> None:
+        if value is not None and self.sample_from_all:
+            raise RuntimeError(
+                "p says how often buffers are chosen, and sample_from_all=True always chooses all "
+                "of them; give one of the two"
+            )
+        if value is None or isinstance(value, str):
+            if value not in (None, SAMPLEABLE):
+                raise ValueError(f"p is numbers, {SAMPLEABLE!r} or None, got {value!r}")
+            self._p: torch.Tensor | str | None = value
+            return
+        weights = cpu.as_tensor(value).detach().cpu()
+        weights = weights if weights.is_floating_point() else weights.float()
+        if weights.shape != (len(self._members),):
+            raise ValueError(
+                f"p has one number for each of the {len(self._members)} buffers, got a tensor of "
+                f"shape {list(weights.shape)}"
+            )
+        if not bool(((weights >= 0) & weights.isfinite()).all()):
+            raise ValueError(f"p is finite and not negative, got {weights.tolist()}")
+        total = weights.sum()
+        self._p = weights / total if total > 0 else weights
+
+    @property
+    def num_buffer_sampled(self) -> int:
+        """How many shares a batch is made of."""
+        if self._given_number is None or self.sample_from_all:
+            return len(self._members)
+        return self._given_number
+
+    @num_buffer_sampled.setter
+    def num_buffer_sampled(self, value: int | None) -> None:
+        if value is not None and value < 1:
+            raise ValueError(f"num_buffer_sampled has to be at least 1, got {value}")
+        self._given_number = value
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, Any]:
+        """Draw from a `StorageEnsemble`.
+
+        Returns:
+            A TensorDict ``[rows]`` with ``"buffer_ids"`` int64 ``[rows]`` and ``"index"`` int64
+            ``[rows, batch_size / rows]``, and one with the infos of the draws. Rows that differ in
+            keys or shapes are stacked lazily.
+
+        Raises:
+            TypeError: ``storage`` is no `StorageEnsemble`.
+            RuntimeError: ``num_buffer_sampled`` does not divide the batch (also a ValueError).
+            EmptyBufferError: nothing to draw from in a chosen buffer, or no buffer to choose.
+        """
+        chosen = self.shares(storage, batch_size)
+        share = batch_size // len(chosen)
+        drawn = [self._draw(at, storage._members[at], share) for at in chosen]
+        return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Whether every buffer that may be chosen can give its share of such a batch."""
+        share, rest = divmod(batch_size, self.num_buffer_sampled)
+        members = storage._members
+        return not rest and self._all_can(
+            members, share, lambda at: self._members[at].can_sample(members[at], share)
+        )
+
+    def _all_can(self, storages: Sequence[Any], share: int, can: Callable[[int], bool]) -> bool:
+        """Whether there are buffers to choose, and this is true of all of them."""
+        p = None if self.sample_from_all else self._p
+        weights: Sequence[Any] = [1] * len(storages) if p is None else list(p)
+        if isinstance(p, str):
+            weights = self._sampleable(storages, share)
+        chosen = [at for at, weight in enumerate(weights) if weight]
+        return bool(chosen) and all(map(can, chosen))
+
+    def shares(self, storage: Any, batch_size: int) -> list[int]:
+        """The buffer of each row of a batch; raises as `sample`."""
+        if not isinstance(storage, StorageEnsemble):
+            raise TypeError(
+                f"a SamplerEnsemble draws from a StorageEnsemble, got {type(storage).__name__}"
+            )
+        rows = self.num_buffer_sampled
+        if batch_size % rows:
+            raise IndivisibleBatchError(
+                f"a batch of {batch_size} cannot be divided among {rows} buffers "
+                "(num_buffer_sampled); make batch_size a multiple of it"
+            )
+        ask_rank(self, storage)
+        return self._choose(storage._members, batch_size // rows)
+
+    def _sampleable(self, storages: Sequence[Any], share: int) -> list[int]:
+        """The number of possible draws in each buffer."""
+        each = zip(self._members, storages, strict=True)
+        return [sampler._sampleable_count(storage, share) for sampler, storage in each]
+
+    def _choose(self, storages: Sequence[Any], share: int) -> list[int]:
+        """Choose the buffer of each row."""
+        count = self.num_buffer_sampled
+        if self.sample_from_all:
+            return list(range(count))
+        p = self._p
+        if p is None:
+            return drawn_by(self, cpu.randint, len(storages), (count,)).tolist()
+        if isinstance(p, str):
+            p = cpu.tensor(self._sampleable(storages, share), dtype=torch.float64)
+        if not bool(p.any()):
+            raise EmptyBufferError(
+                "there is no buffer to choose: p is 0 for each of them"
+                if p is self._p
+                else "there is no buffer to choose: all of them are empty, or have no slice of "
+                "that length"
+            )
+        return drawn_by(self, torch.multinomial, p, count, True).tolist()
+
+    def _draw(self, at: int, storage: Any, count: int) -> tuple[torch.Tensor, dict[Any, Any]]:
+        """One row; if a pass of its sampler ends in it, the next pass fills it."""
+        if not len(storage):
+            raise EmptyBufferError(
+                f"buffer {at} of the ensemble is empty: write into ensemble[{at}] before sampling, "
+                "or keep it from being chosen with p"
+            )
+        sampler = self._members[at]
+        indices, infos, missing = [], [], count
+        while True:
+            index, info = sampler.sample(storage, missing)
+            part = torch.stack(index, -1) if isinstance(index, tuple) else cpu.as_tensor(index)
+            indices.append(part)
+            infos.append(info)
+            missing -= len(part)
+            # Fewer items without the end of a pass (short slices) are intended.
+            if missing <= 0 or not sampler.ran_out or not len(part):
+                break
+        if len(indices) == 1:
+            return indices[0], infos[0]
+        return torch.cat(indices), {key: torch.cat([i[key] for i in infos]) for key in infos[0]}
+
+    def _position(self) -> list[Any]:
+        return [sampler._position() for sampler in self._members]
+
+    def _rewind(self, position: list[Any]) -> None:
+        for sampler, part in zip(self._members, position, strict=True):
+            sampler._rewind(part)
+
+    def _to_plain(self, position: list[Any], before: list[Any] | None) -> list[Any]:
+        earlier = before or [None] * len(position)
+        each = zip(self._members, position, earlier, strict=True)
+        return [sampler._to_plain(part, one) for sampler, part, one in each]
+
+    def _of_plain(self, plain: list[Any], before: list[Any] | None) -> list[Any]:
+        earlier = before or [None] * len(plain)
+        each = zip(self._members, plain, earlier, strict=True)
+        return [sampler._of_plain(part, one) for sampler, part, one in each]
+
+    # -- priorities ----------------------------------------------------------------------------
+
+    def update_priority(
+        self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
+    ) -> PriorityUpdate:
+        """`PrioritizedSampler.update_priority`, each item in its buffer.
+
+        The result is the sum over all buffers; those without priorities count none. After an error,
+        other buffers may have been changed.
+
+        Args:
+            index: ``sample["index"]`` or ``info["index"]``, or a part of it.
+            priority: one number for each item, of the same leading shape; or one for all.
+            storage: the `StorageEnsemble`.
+            generation: ``sample["index_generation"]``.
+        """
+        applied = stale = 0
+        for part in routes(index, storage, {"priority": priority, "generation": generation}):
+            tickets = known_tickets(part.entries["generation"])
+            known = {} if tickets is None else {"generation": tickets}
+            update = self._members[part.at].update_priority(
+                part.where, part.entries["priority"], storage=part.storage, **known
+            )
+            if update is not None:  # as of a foreign sampler
+                applied, stale = applied + update.applied, stale + update.stale
+        return PriorityUpdate(applied, stale)
+
+    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+        """The items at ``index`` get the default priority of their buffers."""
+        for part in routes(index, storage, {}):
+            self._members[part.at].mark_update(part.where, storage=part.storage)
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Each sampler's state, under its number, and ``p``."""
+        return {**super().state_dict(), **self._own_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state."""
+        super().load_state_dict(state_dict)
+        self._take_state(state_dict)
+
+    def _own_state(self) -> dict[str, Any]:
+        """The state besides those of the samplers."""
+        return {"_p": self._p}
+
+    def _take_state(self, state: dict[str, Any]) -> None:
+        self._p = state.get("_p", self._p)
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        super()._dump(directory, moment)
+        write_state(directory, self._own_state(), "the probabilities")
+
+    def _read(self, directory: Path) -> Any:
+        return super()._read(directory), read_state(directory)
+
+    def _apply(self, saved: Any, loaded: Any) -> None:
+        of_members, state = saved
+        super()._apply(of_members, loaded)
+        self._take_state(state or {})
+
+    def _empty(self) -> None:
+        for sampler in self._members:
+            sampler._empty()
+
+    def _some(self, found: list[int]) -> SamplerEnsemble:
+        return SamplerEnsemble(*(self._members[at] for at in found), **self.choice(found))
+
+    def choice(self, found: list[int]) -> dict[str, Any]:
+        """The arguments of the constructor for some of the buffers."""
+        return {
+            "p": self._p[found] if isinstance(self._p, torch.Tensor) else self._p,
+            "sample_from_all": self.sample_from_all,
+            "num_buffer_sampled": self._given_number,
+        }

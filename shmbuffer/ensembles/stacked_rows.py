@@ -1,0 +1,249 @@
+"""The rows of an ensemble's sample, as one TensorDict, and back.
+
+rows of buffers  ──▶ stacked  ──▶ a sample with its index: buffer_ids [rows], index [rows, n]
+such an index    ──▶ routes   ──▶ the items of each buffer
+data to write    ──▶ routed   ──▶ the buffer of each item
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from shmbuffer.buffers.data_path.priority_entry import one_each
+from shmbuffer.items.keys import INDEX
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.batches import stack
+from shmbuffer.tensors.form.nodes import is_collection, unlocked
+
+BUFFER_IDS = "buffer_ids"
+
+
+def stack_index(buffer_ids: list[int], indices: list[torch.Tensor]) -> Any:
+    """The index of a sample: a TensorDict ``[rows]`` with ``"buffer_ids"`` and ``"index"``."""
+    ids = cpu.tensor(buffer_ids).unbind(0)
+    return stack_rows([{BUFFER_IDS: at, INDEX: i} for at, i in zip(ids, indices, strict=True)])
+
+
+def stack_rows(rows: list[dict[Any, torch.Tensor]]) -> Any:
+    """Entries of rows as a TensorDict ``[rows]``, lazily stacked where keys or shapes differ."""
+    first = rows[0]
+    if all(
+        row.keys() == first.keys() and all(row[key].shape == first[key].shape for key in first)
+        for row in rows[1:]
+    ):
+        return TensorDict(
+            {key: torch.stack([row[key] for row in rows]) for key in first}, [len(rows)]
+        )
+    return LazyStackedTensorDict.lazy_stack([TensorDict(row) for row in rows], 0)
+
+
+def stack_batches(batches: list[Any]) -> Any:
+    """Batches of one form with a dimension in front, lazily stacked where they differ."""
+    if is_collection(batches[0]):
+        return LazyStackedTensorDict.maybe_dense_stack(batches, 0)
+    try:
+        return stack(batches)
+    except (RuntimeError, TypeError) as error:
+        raise RuntimeError(
+            f"the rows of the buffers cannot be stacked ({error}); give the ensemble a collate_fn, "
+            "which is called with the list of them"
+        ) from error
+
+
+def stack_infos(
+    buffer_ids: list[int], infos: list[dict[Any, Any]], fillings: dict[str, float]
+) -> Any:
+    """The info of each row, as one TensorDict ``[rows]``."""
+    indices, rows = [], []
+    for info in infos:
+        index = info[INDEX]
+        index = torch.stack(index, -1) if isinstance(index, tuple) else cpu.as_tensor(index)
+        row = {key: cpu.as_tensor(value) for key, value in info.items() if key != INDEX}
+        for key, value in fillings.items():
+            if key not in row:
+                row[key] = filled((len(index),), value)
+        indices.append(index)
+        rows.append(row)
+    return stack_rows(rows).set(INDEX, stack_index(buffer_ids, indices))
+
+
+def filled(shape: Sequence[int], value: float) -> torch.Tensor:
+    """A tensor of weights or tickets, float32 or int64, that are all ``value``."""
+    dtype = torch.int64 if isinstance(value, int) else torch.float32
+    return cpu.full(tuple(shape), value, dtype=dtype)
+
+
+def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
+    """A sample with its infos among its entries, and both with ``buffer_ids`` for each item."""
+    rows = len(info)
+    items = [row.get(INDEX).get(INDEX).shape[0] for row in info.unbind(0)]
+    if data.batch_dims < 2 or data.batch_size[0] != rows or data.batch_size[1] not in (-1, *items):
+        raise RuntimeError(
+            f"{rows} rows of {items[0]} items were drawn, but the sample has batch size "
+            f"{list(data.batch_size)}: a transform or collate_fn has changed it; take index and "
+            "weights from sample(return_info=True, include_info=False)"
+        )
+    stacked = (data, info, info.get(INDEX))
+    if not any(isinstance(one, LazyStackedTensorDict) for one in stacked):
+        return _merged(data, info, (rows, items[0]))
+    pairs = [
+        _merged(row, about, (count,))
+        for row, about, count in zip(data.unbind(0), info.unbind(0), items, strict=True)
+    ]
+    rows_in, infos_in = zip(*pairs, strict=True)
+    return stack_batches(list(rows_in)), stack_batches(list(infos_in))
+
+
+class Route(NamedTuple):
+    """The part of a sample that is from one buffer."""
+
+    at: int  # number of the buffer
+    storage: Any
+    where: torch.Tensor  # index in the storage: int64 ``[n]``, or ``[n, ndim]`` with lanes
+    entries: dict[Any, Any]  # of these items: tensors ``[n, ...]``, or a number for all, or None
+    rows: torch.Tensor  # positions in the flat sample, int64 ``[n]``
+
+
+def routes(
+    index: Any, storage: Any, entries: dict[Any, Any], *, several: bool = False
+) -> Iterator[Route]:
+    """Divide the entries of a sample among its buffers."""
+    if not isinstance(index, TensorDictBase) or BUFFER_IDS not in index.keys():  # noqa: SIM118
+        raise TypeError(
+            f"an index of an ensemble is a TensorDict with {BUFFER_IDS!r} and {INDEX!r}, as a "
+            f"sample has it under {INDEX!r}; got {type(index).__name__}"
+        )
+    values = {
+        name: None if value is None else cpu.as_tensor(value) for name, value in entries.items()
+    }
+    if isinstance(index, LazyStackedTensorDict):  # rows need not have one shape
+        before = 0
+        for at, row in enumerate(index.unbind(0)):
+            mine = {name: _of(value, at) for name, value in values.items()}
+            here = 0
+            for part in routes(row, storage, mine, several=several):
+                here += len(part.rows)
+                yield part._replace(rows=part.rows + before)
+            before += here
+        return
+    ids, where = index.get(BUFFER_IDS), index.get(INDEX)
+    if not where.numel():
+        return
+    columns = 1 if getattr(storage._members[int(ids.reshape(-1)[0])], "ndim", 1) > 1 else 0
+    lead = where.shape[: where.dim() - columns]
+    ids = ids.reshape(*ids.shape, *(1,) * (len(lead) - ids.dim())).expand(lead)
+    while several and ids.dim() > 1 and _is_constant(ids, -1) and _is_constant(where, -1 - columns):
+        ids, where = ids[..., 0], where.select(-1 - columns, 0)
+    divided = {name: _divided(name, value, ids.shape) for name, value in values.items()}
+    where = where.reshape(ids.numel(), *where.shape[ids.dim() :])
+    ids = ids.reshape(-1)
+    for at in ids.unique().tolist():
+        rows = torch.nonzero(ids == at).flatten()
+        parts = {name: _of(value, rows) for name, value in divided.items()}
+        yield Route(at, storage._members[at], where[rows], parts, rows)
+
+
+def known_tickets(tickets: torch.Tensor | None) -> torch.Tensor | None:
+    """Tickets int64 ``[n]`` of items ``[n, ...]``; None if one is unknown (-1)."""
+    if tickets is None or bool((tickets < 0).any()):
+        return None
+    return one_each(tickets)
+
+
+def written_tickets(rb: Any, before: int, slots: torch.Tensor) -> torch.Tensor:
+    """Tickets of a write from the ring's head before it; -1: none. Too low if others wrote."""
+    ring = ring_of(rb._storage)
+    if ring is None or not len(slots):
+        return cpu.full((len(slots),), -1, dtype=torch.int64)
+    tickets = before + (slots[0] - before) % ring.capacity + cpu.arange(len(slots))
+    if not torch.equal(tickets % ring.capacity, slots):  # a writer that chooses places
+        return rb._writer.generations_of(slots)  # type: ignore[no-any-return]
+    return tickets
+
+
+def routed(
+    data: Any, count: int, key: str | tuple[str, ...] | None, dim: int | None
+) -> tuple[TensorDictBase, torch.Tensor]:
+    """The items of a batch, flat, ``[n]``, and the number of the buffer of each."""
+    if not isinstance(data, TensorDictBase):
+        raise TypeError(
+            f"only TensorDicts are divided among the buffers, got {type(data).__name__}; write "
+            "into one of them, ensemble[i].extend(data)"
+        )
+    # tensordict 0.12 cannot tell the size of one dimension without items by itself.
+    items = data.reshape(data.batch_size.numel())
+    if dim is not None:
+        if not -data.batch_dims <= dim < data.batch_dims or data.batch_size[dim] != count:
+            raise ValueError(
+                f"routing_dim={dim} has an entry for each of the {count} buffers; the data have "
+                f"batch size {list(data.batch_size)}"
+            )
+        shape = [1] * data.batch_dims
+        shape[dim] = count
+        numbers = cpu.arange(count).reshape(shape).expand(data.batch_size)
+        return items, numbers.reshape(-1)
+    numbers = data.get(key, None)
+    if numbers is None:
+        raise KeyError(
+            f"there is no entry {key!r} (routing_key) with the buffer of each item; the data have "
+            f"{sorted(map(str, data.keys(True, True)))}"
+        )
+    if numbers.dtype is torch.bool or numbers.is_floating_point() or numbers.is_complex():
+        raise TypeError(f"buffers are numbered by integers, got {numbers.dtype} in {key!r}")
+    numbers = numbers.detach().cpu().long().reshape(-1)
+    if len(numbers) != len(items):
+        raise ValueError(f"{key!r} has {len(numbers)} numbers of buffers for {len(items)} items")
+    wrong = numbers[(numbers < 0) | (numbers >= count)]
+    if len(wrong):
+        raise ValueError(f"{key!r} names buffer {int(wrong[0])}; this ensemble has {count}")
+    return items, numbers
+
+
+def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
+    """``info`` with the batch size ``lead``, and ``data`` with its entries."""
+    index = info.get(INDEX)
+    ids = index.get(BUFFER_IDS)
+    ids = ids.reshape(*ids.shape, *(1,) * (len(lead) - ids.dim())).expand(lead)
+    index = TensorDict({BUFFER_IDS: ids.clone(), INDEX: index.get(INDEX)}, lead)
+    about = TensorDict({INDEX: index}, lead)
+    for key, value in info.items(True, True):
+        if key != INDEX and key[0] != INDEX:
+            about.set(key, value)
+    dims = len(lead)
+    item = tuple(data.batch_size[dims:])
+    with unlocked(data):
+        data.pop(INDEX, None)  # of whatever the items were before
+        for key, value in about.items(True, True):
+            tail = value.shape[dims:]
+            if item and tail[: len(item)] != item:
+                value = value.reshape(*lead, *(1,) * len(item), *tail).expand(*lead, *item, *tail)
+            data.set(key, value if data.device is None else value.to(data.device))
+    return data, about
+
+
+def _of(value: torch.Tensor | None, rows: Any) -> torch.Tensor | None:
+    """The entries of some rows; a single number is for all."""
+    return value if value is None or value.dim() == 0 else value[rows]
+
+
+def _is_constant(numbers: torch.Tensor, dim: int) -> bool:
+    return bool((numbers == numbers.narrow(dim, 0, 1)).all())
+
+
+def _divided(name: object, value: torch.Tensor | None, lead: torch.Size) -> torch.Tensor | None:
+    """``[items, ...]``; a single number stays one."""
+    count = lead.numel()
+    if value is None or value.dim() == 0:
+        return value
+    if value.shape[: len(lead)] == lead:
+        return value.reshape(count, *value.shape[len(lead) :])
+    if value.numel() == 1:
+        return value.reshape(())
+    if value.numel() % count or not value.numel():
+        raise RuntimeError(f"{value.numel()} numbers ({name}) cannot be divided by {count} items")
+    return value.reshape(count, -1)

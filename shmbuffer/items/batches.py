@@ -1,0 +1,154 @@
+"""Items of a list as one batch, and the items of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.items.arrays import NO_ARRAY, is_array, is_plain, named
+from shmbuffer.items.mismatch import Numbers, not_a_tensor
+
+
+def stack(items: list[Any], mapping: str) -> Any:
+    """Items of one form, at least one, as a batch of that form; ``mapping``: of a plain dict."""
+    return Stacking(mapping == "tensordict").joined(items)
+
+
+def unbound(data: Any) -> list[Any]:
+    """The items of a batch; TypeError if it is no batch, ValueError if entries differ in length."""
+    if isinstance(data, list):
+        return data
+    shape: Sequence[int] = getattr(data, "shape", ())
+    if isinstance(data, Mapping):
+        if len(shape) and not data.keys():  # a NonTensorStack
+            return data.tolist()  # type: ignore[attr-defined, no-any-return]
+        return rows_of({key: unbound(value) for key, value in data.items()})
+    if not len(shape):
+        raise TypeError(
+            "a batch of items of any size is a list of them, or a dict of arrays with a row for "
+            f"each item; got {type(data).__name__}. add() takes one item"
+        )
+    if isinstance(data, np.ndarray):
+        return plain_values(data) or [data[at, ...] for at in range(len(data))]
+    return [data[at] for at in range(int(shape[0]))]
+
+
+def plain_values(column: NDArray[Any]) -> list[Any] | None:
+    """The values of a column of text, bytes or objects; None for any other array."""
+    return column.tolist() if column.ndim == 1 and column.dtype.kind in "SUO" else None
+
+
+def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
+    """A dict of each row of these columns; ValueError where one is longer than another."""
+    counts = {key: len(column) for key, column in columns.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"the entries of a batch have one row for each item, but these differ: {counts}; a "
+            "list of dicts is a list of items"
+        )
+    rows = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def one_of_each(items: Iterable[Any]) -> list[Any]:
+    """The first item of each run of one type, for what depends on the type alone."""
+    return [next(run) for _, run in groupby(items, type)]
+
+
+class Stacking:
+    """Items of one form as a batch; with ``arrays`` lists in dicts are arrays, and no PyTrees."""
+
+    instead = "use a buffer of records for items that differ"
+    numbers = True  # plain ones are `Numbers`
+    refused: tuple[type[Exception], ...] = NO_ARRAY  # errors that are told in words of our own
+    named: Callable[[Any], tuple[object, Any]] = staticmethod(named)
+    stacked: Callable[[list[Any]], Any] = staticmethod(np.stack)
+
+    def __init__(self, arrays: bool) -> None:
+        self._arrays = arrays
+
+    def joined(self, items: list[Any], where: str = "the item") -> Any:
+        """The batch of some items, or of what is at one place in each of them."""
+        first, kind = items[0], self.kind(items[0])
+        if any(self.kind(one) is not kind for one in one_of_each(items)):
+            at = next(at for at, item in enumerate(items) if self.kind(item) is not kind)
+            return self.mixed(items, where, at)
+        if kind is Mapping:
+            for at, item in enumerate(items):
+                if item.keys() != first.keys():
+                    self.refuse(items, where, at)
+            return {
+                key: self._entry([item[key] for item in items], f"entry {key!r} of {where}")
+                for key in first
+            }
+        if kind is not tuple:
+            return self.leaves(items, where, kind)
+        for at, item in enumerate(items):
+            if type(item) is not type(first) or len(item) != len(first):
+                self.refuse(items, where, at)
+        parts = [
+            self.joined(list(values), f"part {at} of {where}")
+            for at, values in enumerate(zip(*items, strict=True))
+        ]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+
+    def _entry(self, values: list[Any], where: str) -> Any:
+        if self._arrays and self.kind(values[0]) is tuple:
+            return self.leaf(values, where)
+        return self.joined(values, where)
+
+    def refuse(self, items: list[Any], where: str, at: int) -> NoReturn:
+        """RuntimeError: the item at a position differs from the first one."""
+        raise RuntimeError(
+            f"a batch is a stack of items of one form, but {where} is {self.form(items[at])} at "
+            f"position {at} and {self.form(items[0])} at position 0; {self.instead}"
+        )
+
+    def form(self, item: Any) -> str:
+        """What an item is, in few words."""
+        if isinstance(item, Mapping):
+            return f"a dict with the keys {list(item)}"
+        if isinstance(item, (tuple, list)):
+            return f"a {type(item).__name__} of {len(item)}"
+        if isinstance(item, np.ndarray):
+            return f"an array {item.dtype}{list(item.shape)}"
+        return f"a {type(item).__name__}"
+
+    # What a family has.
+
+    def kind(self, item: Any) -> type:
+        """How items of this kind are joined: as a Mapping, as a tuple, or as leaves."""
+        if isinstance(item, Mapping):
+            return Mapping
+        return tuple if isinstance(item, (tuple, list)) else np.ndarray
+
+    def mixed(self, items: list[Any], where: str, at: int) -> Any:
+        """The batch of items of several kinds."""
+        self.refuse(items, where, at)
+
+    def leaves(self, items: list[Any], where: str, kind: type) -> Any:
+        """The batch of items of one kind that are neither dicts, lists nor tuples."""
+        for one in one_of_each(items):
+            if not is_array(one):
+                raise TypeError(not_a_tensor(one))
+        return self.leaf(items, where)
+
+    def leaf(self, items: list[Any], where: str) -> Any:
+        """The column of some numbers or arrays."""
+        if self.numbers and is_plain(items):
+            return Numbers(items)
+        parts = []
+        for item in items:
+            try:
+                parts.append(self.named(item))
+            except self.refused as error:
+                raise TypeError(not_a_tensor(item, error)) from error
+        arrays = [array for _, array in parts]
+        for at, (name, array) in enumerate(parts):
+            if array.shape != arrays[0].shape or name != parts[0][0]:
+                self.refuse(arrays, where, at)
+        return self.stacked(arrays)

@@ -1,0 +1,106 @@
+"""Messages for data that do not fit: what was expected, what was found, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.items.nodes import NESTED, BranchNode, Node
+from shmbuffer.memory import Leaf
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.schema import NEW_BUFFER
+
+
+class Numbers(list[Any]):
+    """A plain number of each of several items: one leaf, which takes the dtype of the buffer's."""
+
+
+def refuse_form(
+    where: str,
+    kind: str,
+    leaves: Sequence[Leaf],
+    optional: Iterable[str],
+    data: Any,
+    there: Iterable[KeyPath],
+) -> NoReturn:
+    """Raise SchemaMismatchError for data of another form, whose leaves are ``there``."""
+    known = {leaf.path for leaf in leaves}
+    shown = type(data).__name__
+    if kind in NESTED and isinstance(data, (tuple, list)):
+        _refuse(where, "", no_names(data), kind, shown)
+    found = {path for path in there if path[0] not in optional or path in known}
+    held, given = _names(known), _names(found)
+    if missing := sorted(known - found):
+        name = ".".join(missing[0])
+        words = f"is missing in this write, which has {given}; write every leaf of the buffer"
+        _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", held, given)
+    if extra := sorted(found - known):
+        name = ".".join(extra[0])
+        words = f"of this write is not a leaf of the buffer, which has {held}; leave it out"
+        _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", held, given)
+    words = f"the buffer holds a {kind}, this write is a {shown}; write the same kind of data"
+    _refuse(where, "", f"{words}, or {NEW_BUFFER}", kind, shown)
+
+
+ONE_ITEM = "if this is one item, write it with add()"
+A_BATCH = "if this is a batch, write it with extend()"
+"""What to do about data for the other call, in an error."""
+
+
+def refuse_leaf(
+    where: str, leaf: Leaf, shape: Sequence[int], found: str, remedy: str = "convert it"
+) -> NoReturn:
+    """Raise SchemaMismatchError for a leaf of another dtype or shape."""
+    expected = f"{leaf.dtype}{list(shape)}"
+    words = f"is {expected}, this write has {found}; {remedy}, or {NEW_BUFFER}"
+    _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", expected, found)
+
+
+def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
+    """Raise SchemaMismatchError for a leaf with more or fewer items than the others."""
+    words = f"has {found} items in this write, others have {count}; give every leaf the same number"
+    _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", count, found)
+
+
+def _refuse(where: str, leaf: str, words: str, expected: Any, found: Any) -> NoReturn:
+    raise SchemaMismatchError(f"{where}: {words}", leaf=leaf, expected=expected, found=found)
+
+
+def refuse_list(node: Node, path: KeyPath) -> None:
+    """Raise ValueError where a leaf that does not fit the batch is a part of a list or tuple."""
+    for depth, name in enumerate(path):
+        if not isinstance(node, BranchNode):
+            return
+        if depth and node.kind in ("list", "tuple"):
+            entry = ".".join(path[:depth])
+            raise ValueError(
+                f"entry {entry!r} is a {node.kind}, and its {node.size} parts are leaves of their "
+                "own, as of any PyTree; for one leaf write np.asarray(...) with a row for each item"
+            )
+        node = node.items[dict(zip(node.names, node.items, strict=True))[name]]
+
+
+def no_names(data: Any) -> str:
+    """The message for a tuple or list as an item of a TensorDict buffer."""
+    kind = "tuple" if isinstance(data, tuple) else "list"
+    return (
+        f"this write is a {kind}, and entries of a TensorDict have names; write a dict, "
+        "{'obs': ..., 'reward': ...}, or use a ReplayBuffer or PrioritizedReplayBuffer"
+    )
+
+
+def not_a_tensor(data: Any, why: Exception | None = None) -> str:
+    """The message for data that a tensor storage cannot hold, and why."""
+    reason = "" if why is None else f" ({why})"
+    shape = getattr(data, "shape", None)  # what has no memory cannot be printed
+    what = repr(data)[:60] if shape is None else f"a {type(data).__name__} of {list(shape)}"
+    return (
+        f"{what} in the data is not a tensor{reason}; tensor storages hold tensors, "
+        "arrays and numbers, and a LazyTensorStorage also text and objects that are entries of a "
+        "TensorDict. Leave it out, encode it as a tensor, or use a ListStorage"
+    )
+
+
+def _names(paths: Iterable[KeyPath]) -> list[str]:
+    return [".".join(path) for path in sorted(paths)]

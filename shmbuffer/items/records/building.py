@@ -1,0 +1,69 @@
+"""Items from their leaves: all items of one form at once, one column of leaves after the other.
+
+A tree is in the grammar of `record_format.grammar`, as `record_format.Form` has it. It is walked
+once for all items, so that what an item costs is making its containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.items import labels
+from shmbuffer.items.records import containers
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.record_format.grammar import DICTS, Container, split
+
+Made = TypeVar("Made")
+_IMPOSSIBLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+
+
+def built(make: Callable[[], Made], where: str) -> Made:
+    """What ``make`` gives of records from there; no error of tensordict's comes through."""
+    try:
+        return make()
+    except _IMPOSSIBLE as error:
+        raise CorruptBufferError(
+            f"{where}: no item can be made of a record ({type(error).__name__}: {error}); it is "
+            "damaged, or a tensorclass or namedtuple has other fields here than where it was "
+            "written",
+            path=where,
+        ) from error
+
+
+class RecordRows:
+    """Makes one thing for each item. It takes the sizes of batches as it meets them.
+
+    Args:
+        batch_dims: int64[m, ...]: the sizes of all batches in the tree, in its order.
+        columns: m leaves for each chunk, in order.
+    """
+
+    def __init__(self, batch_dims: Ints, columns: Any) -> None:
+        self.columns = columns
+        self.count = len(batch_dims)
+        self._batch_dims = batch_dims
+        self._at = 0
+
+    def rows(self, tree: Any) -> Sequence[Any]:
+        """One thing for each item. They share no containers."""
+        if tree[0] == "chunk":
+            return self.columns[tree[1]]  # type: ignore[no-any-return]
+        node, dims = self.node(tree)
+        parts = [self.rows(part) for part in node.parts]
+        rows = list(zip(*parts, strict=True)) if parts else [()] * self.count
+        return self.made(node, rows, dims)
+
+    def made(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
+        """A container for each row of what is in them; ``dims`` are its batch sizes."""
+        return containers.made(node, rows)
+
+    def node(self, tree: Any) -> tuple[Container, Ints]:
+        """A container as it is here, and its batch sizes: int64[m, rank]."""
+        node = split(tree)
+        rank = node.batch[1] if node.batch else 0
+        self._at += rank
+        if node.kind in DICTS:
+            node.keys[:] = map(labels.from_json, node.keys)
+        return node, self._batch_dims[:, self._at - rank : self._at]

@@ -1,0 +1,93 @@
+"""Items of one kind, side by side: where each leaf lies. A batch is not taken apart for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from shmbuffer._native._core import address
+from shmbuffer.items.records.forms import Kind, Walk, describe
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.record_format import volumes
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """n items of one kind. A TypeError where a leaf has no memory."""
+
+    kind: Kind  # what they have in common
+    batch_dims: Ints  # int64[n, kind.batch_dims]
+    dims: tuple[Ints, ...]  # int64[n, rank], one for each leaf
+    addresses: Ints  # int64[n, leaves]: where the bytes of each leaf start
+    sizes: Ints  # int64[n, leaves]: how many they are
+    # whose memory it is; the addresses are good as long as these are there
+    keeps: list[Any] = field(repr=False)
+    # where the items were apart: as `forms.Walk` has them, a list for each leaf
+    leaves: list[list[Any]] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.addresses.all():
+            return
+        nowhere = ((self.addresses == 0) & (self.sizes > 0)).any(axis=0)
+        for at in np.flatnonzero(nowhere).tolist():
+            raise TypeError(
+                f"the leaf {self.kind.paths[at]!r} has no memory: it is a tensor that only stands "
+                "for one; make a real one of it (clone it) before it is stored"
+            )
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+
+def of_items(items: Sequence[Any]) -> list[tuple[Ints, Columns]]:
+    """Items by kind, positions ascending. Cost: that of `forms.describe`, and 0.3 µs a leaf."""
+    groups: dict[tuple[Any, ...], list[Walk]] = {}
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for at, item in enumerate(items):
+        one = describe(item)
+        key = one.kind.key
+        if key in groups:
+            groups[key].append(one)
+            places[key].append(at)
+        else:
+            groups[key], places[key] = [one], [at]
+    return [(np.array(places[key], np.int64), of_described(group)) for key, group in groups.items()]
+
+
+def of_described(group: list[Walk]) -> Columns:
+    """Items of one kind, at least one."""
+    kind, count = group[0].kind, len(group)
+    batch_dims = _table([one.batch_dims for one in group], count)
+    numbers = _table([one.dims for one in group], count)
+    sizes = np.empty((count, len(kind.chunks)), np.int64)
+    dims, start = [], 0
+    for at, chunk in enumerate(kind.chunks):
+        dims.append(numbers[:, start : start + chunk.rank])
+        sizes[:, at] = volumes(chunk, dims[at])
+        start += chunk.rank
+    addresses = np.zeros((count, len(kind.chunks)), np.int64)
+    leaves = [list(column) for column in zip(*[one.leaves for one in group], strict=True)]
+    keeps: list[Any] = [leaves]
+    for at, column in enumerate(leaves):
+        if type(column[0]) is bytes:
+            addresses[:, at] = joined(column, sizes[:, at], keeps)
+        else:
+            addresses[:, at] = np.fromiter(map(address, column), np.int64, count)
+    return Columns(kind, batch_dims, tuple(dims), addresses, sizes, keeps, leaves)
+
+
+def _table(rows: list[list[int]], count: int) -> Ints:
+    width = len(rows[0])
+    return np.fromiter(chain.from_iterable(rows), np.int64, count * width).reshape(count, width)
+
+
+def joined(values: list[bytes], sizes: Ints, keeps: list[Any]) -> Ints:
+    """Addresses of values, one behind the other in a memory of their own."""
+    whole = np.frombuffer(b"".join(values), np.uint8)
+    keeps.append(whole)
+    starts: Ints = address(whole) + np.cumsum(sizes) - sizes
+    return starts

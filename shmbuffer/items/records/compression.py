@@ -1,0 +1,297 @@
+"""zstd for the pieces of a batch, all in one call, in threads that live as long as the call.
+
+A context (zstd's tables, some 100 KB) is made once and lent from call to call; from a megabyte on
+a call's threads have their own. To start a thread takes less than zstd needs for 64 KiB, and a
+process that forks has none of them. zstd runs without the GIL, and to take it again costs more than
+a small piece: so neighbouring pieces are expanded in one step.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import zstandard
+
+from shmbuffer._native import _core
+from shmbuffer._native._core import address
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.items.records.places import Places, Run, Runs
+from shmbuffer.items.records.views import writable
+
+_MAX_THREADS = 4
+# Work that one thread does in the time that another takes to start and end.
+_COMPRESSED_ALONE = 2**20
+_EXPANDED_ALONE = 2**21
+_KEPT_BYTES = 2**22  # of what one frame at most expands to; more is given back
+
+#: Whether zstandard has its threads; where it is not written in C, it has not.
+_HAS_THREADS = "multi_compress_to_buffer" in zstandard.backend_features
+
+_LEAST_DICTIONARY = 256  # zstd makes none that is smaller
+_LEARNT = 100  # as many times the size of a dictionary is worth looking at
+
+Buffer = bytes | memoryview
+Frames = Sequence[Any]
+"""Of `Buffer`s."""
+Context = TypeVar("Context")
+
+
+class UnknownDictionaryError(CorruptBufferError):
+    """A frame needs a dictionary that is not known here. Attributes: ``dictionary_id``."""
+
+
+class Zstd:
+    """Compresses and expands batches of pieces. Any number of threads may use it at once.
+
+    Args:
+        level: of zstd, 1 (fast) to 22 (small).
+        dictionary: from `train`; None: none. Frames that were made without it can be read with it.
+        threads: of a call, the caller's among them; None: one for each CPU that this process may
+            use, up to 4. Small batches are done by the caller alone.
+
+    Raises:
+        ValueError: another level, or no threads.
+        CorruptBufferError: ``dictionary`` is invalid.
+    """
+
+    def __init__(
+        self, level: int = 3, *, dictionary: bytes | None = None, threads: int | None = None
+    ) -> None:
+        if level not in range(1, 23):
+            raise ValueError(f"compression_level is a level of zstd, 1 to 22, got {level!r}")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads counts the caller too, so it is 1 or more, got {threads!r}")
+        self.level = int(level)
+        self.dictionary_id = 0
+        self.threads = threads or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+        self._dictionary = None if dictionary is None else self._load(dictionary)
+        # Lent to one thread at a time.
+        self._compressors: list[zstandard.ZstdCompressor] = []
+        self._expanders: list[_Expander] = []
+
+    def compress(self, pieces: Sequence[Buffer]) -> Frames:
+        """Each piece as a frame that knows its size, empty ones as no bytes. Cost: 1 µs a piece."""
+        total = sum(map(len, pieces))
+        codec = _lent(self._compressors, self._compressor)
+        try:
+            if total < _COMPRESSED_ALONE or not _HAS_THREADS:
+                return [codec.compress(piece) if len(piece) else b"" for piece in pieces]
+            whole: Any = [piece for piece in pieces if len(piece)]
+            threads = min(self.threads, 1 + total // _COMPRESSED_ALONE)
+            frames: Any = codec.multi_compress_to_buffer(whole, threads=threads)
+        finally:
+            self._compressors.append(codec)
+        if len(whole) == len(pieces):
+            return frames  # type: ignore[no-any-return]
+        left = iter(frames)
+        return [next(left) if len(piece) else b"" for piece in pieces]
+
+    def expand(self, places: Places, where: str = "a batch of records") -> None:
+        """Writes what each frame holds to its places. Cost: zstd's, 0.1 µs a frame, 10 a run."""
+        frames = address(places.at), address(places.stored), len(places.at)
+        if not _core.frames_say(*frames, address(places.whole), self.dictionary_id):
+            self._look(_core.views(*frames), places.whole.tolist(), where)
+        threads = min(self.threads, 1 + int(places.whole.sum()) // _EXPANDED_ALONE)
+        runs = places.runs(threads)
+
+        def work(mine: Iterator[Run]) -> None:
+            expander = _lent(self._expanders, self._expander)
+            try:
+                for run in mine:
+                    expander.expand(run, runs, places, where)
+            finally:
+                self._expanders.append(expander)
+
+        _in_threads(work, runs.all, min(threads, len(runs.all)))
+
+    @staticmethod
+    def train(samples: Sequence[Buffer], nbytes: int, level: int = 3) -> bytes:
+        """A dictionary of what many samples have in common. Cost: 0.1 s a megabyte of samples."""
+        if nbytes < _LEAST_DICTIONARY:
+            raise ValueError(f"a dictionary has {_LEAST_DICTIONARY} bytes or more, got {nbytes!r}")
+        step = max(1, sum(map(len, samples)) // (_LEARNT * nbytes))
+        try:
+            trained = zstandard.train_dictionary(
+                nbytes, [bytes(sample) for sample in samples[::step]], level=level
+            )
+        except zstandard.ZstdError as error:
+            raise ValueError(
+                f"no dictionary of {nbytes} bytes can be learned from {len(samples)} samples of "
+                f"{sum(map(len, samples))} bytes together ({error}); use none, or more samples: "
+                f"{_LEARNT} times its size is good"
+            ) from error
+        return trained.as_bytes()
+
+    def _load(self, dictionary: bytes) -> zstandard.ZstdCompressionDict:
+        try:
+            loaded = zstandard.ZstdCompressionDict(
+                dictionary, dict_type=zstandard.DICT_TYPE_FULLDICT
+            )
+            loaded.precompute_compress(level=self.level)
+        except zstandard.ZstdError as error:
+            raise CorruptBufferError(
+                f"a dictionary of {len(dictionary)} bytes is not one of zstd ({error}); restore it "
+                "from a copy of the directory: frames that were made with it need it"
+            ) from error
+        self.dictionary_id = loaded.dict_id()
+        return loaded
+
+    def _compressor(self) -> zstandard.ZstdCompressor:
+        return zstandard.ZstdCompressor(level=self.level, dict_data=self._dictionary)
+
+    def _expander(self) -> _Expander:
+        return _Expander(zstandard.ZstdDecompressor(dict_data=self._dictionary))
+
+    def _look(self, sources: Sequence[Buffer], sizes: list[int], where: str) -> None:
+        """Compares what frames say of themselves, before anything is done for it."""
+        known, parameters = (0, self.dictionary_id), zstandard.get_frame_parameters
+        for at, (source, size) in enumerate(zip(sources, sizes, strict=True)):
+            if not size:
+                if len(source):
+                    _damaged(where, [at], f"{len(source)} bytes for a piece without any")
+                continue
+            try:
+                says = parameters(source)
+            except zstandard.ZstdError as error:
+                _damaged(where, [at], str(error), error)
+            if says.dict_id not in known:
+                self._refuse(where, at, says.dict_id)
+            if says.content_size != size:
+                _damaged(where, [at], f"{says.content_size} bytes where {size} belong")
+
+    def _refuse(self, where: str, at: int, dictionary_id: int) -> NoReturn:
+        loaded = f"dictionary {self.dictionary_id}" if self.dictionary_id else "none"
+        raise UnknownDictionaryError(
+            f"{where}: compressed piece {at} was made with dictionary {dictionary_id}, and "
+            f"{loaded} is loaded here; read the buffer through the storage that has its directory",
+            path=where,
+            dictionary_id=dictionary_id,
+        )
+
+
+def _lent(idle: list[Context], make: Callable[[], Context]) -> Context:
+    """A context that nobody uses, or a new one."""
+    try:
+        return idle.pop()
+    except IndexError:
+        return make()
+
+
+class _Expander:
+    """Expands runs of frames, one at a time: straight to their places, or by way of a memory."""
+
+    def __init__(self, codec: zstandard.ZstdDecompressor) -> None:
+        self._codec = codec
+        self._memory = np.empty(0, np.uint8)
+
+    def expand(self, run: Run, runs: Runs, places: Places, where: str) -> None:
+        """Writes to the places of a run; CorruptBufferError where its frames are damaged."""
+        frames = range(run.first, run.end)
+        if run.other:
+            for some, into in ((frames[::2], run.into), (frames[1::2], run.other)):
+                self._read(some, places, writable(into, run.size // 2), where)
+            _core.unweave(run.into, run.other, run.size // len(frames) // 2, len(frames))
+            return
+        if run.into:
+            self._read(frames, places, writable(run.into, run.size), where)
+            return
+        memory = self._memory
+        if len(memory) < run.size:
+            memory = np.empty(run.size, np.uint8)
+            if run.size <= _KEPT_BYTES:
+                self._memory = memory
+        self._read(frames, places, memory.data[: run.size], where)
+        runs.move(run, address(memory))
+
+    def _read(self, frames: range, places: Places, out: memoryview, where: str) -> None:
+        try:
+            stream = self._codec.stream_reader(places.source(frames), read_across_frames=True)
+            written = stream.readinto(out)
+            written += len(stream.read(1))  # a frame too many would stand where others belong
+        except (zstandard.ZstdError, ValueError) as error:
+            self._find(frames, places, where)
+            _damaged(where, frames, str(error), error)
+        if written != len(out):
+            self._find(frames, places, where)
+            _damaged(where, frames, f"{written} bytes or more where {len(out)} belong")
+
+    def _find(self, frames: range, places: Places, where: str) -> None:
+        """Which of several frames it was; nothing if each of them is whole by itself."""
+        for at in frames if len(frames) > 1 else ():
+            if places.stored[at]:
+                room = memoryview(bytearray(int(places.whole[at])))
+                self._read(range(at, at + 1), places, room, where)
+
+
+def _damaged(
+    where: str, frames: Sequence[int], found: str, error: Exception | None = None
+) -> NoReturn:
+    which = f"piece {frames[0]}" if len(frames) == 1 else f"pieces {frames[0]} to {frames[-1]}"
+    raise CorruptBufferError(
+        f"{where}: compressed {which} cannot be expanded: {found}. It was not compressed with "
+        "zstd, or its bytes are damaged",
+        path=where,
+    ) from error
+
+
+def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], count: int) -> None:
+    """Runs ``work`` in threads on one iterator; all have ended when it returns or raises.
+
+    Threads are started by hand: `threading.Thread` first waits until the new one runs.
+    """
+    left = iter(items)  # its next is one step: each item goes to one thread
+    errors: list[BaseException] = []
+
+    def stop(error: BaseException) -> None:
+        errors.append(error)
+        for _ in left:  # the others find nothing to do
+            pass
+
+    def run() -> None:
+        try:
+            work(left)
+        except BaseException as error:  # raised again below, by the caller
+            stop(error)
+
+    started: list[_Ended] = []
+    for _ in range(count - 1):
+        ended = _Ended()
+        try:
+            _thread.start_new_thread(ended.after, (run,))
+        except RuntimeError:  # there can be no more of them: those that run do it all
+            break
+        started.append(ended)
+    run()
+    for ended in started:
+        while not ended.now:
+            try:
+                ended.wait()
+            except KeyboardInterrupt as error:  # raised when the thread has done its run
+                stop(error)
+    if errors:
+        raise errors[0]
+
+
+class _Ended:
+    """Whether a thread has ended."""
+
+    def __init__(self) -> None:
+        self.now = False
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def after(self, run: Callable[[], None]) -> None:
+        """What the thread does."""
+        try:
+            run()
+        finally:
+            self.now = True
+            self._lock.release()
+
+    def wait(self) -> None:
+        """Until it has."""
+        self._lock.acquire()

@@ -1,0 +1,328 @@
+"""What an item is made of: its form, its sizes, and its leaves.
+
+    item ──describe──▶ Walk: kind, batch_dims, dims, leaves
+
+Two items are of one kind if they differ in numbers only: in sizes, and in what is in the leaves. An
+item is walked once, and its kind is looked up under what the walk has met (the key), so that the
+tree of a kind is made once for all items of it.
+
+The key is a prefix code: read from its start, each token says how many more belong to it.
+
+    what stands for a dtype (see `know`), rank           a tensor
+    "array", numpy's dtype, rank                         "number", numpy's dtype
+    "bytes" | "str" | "int" | "float" | "bool" | "none"
+    a container of `grammar`, rank, about, keys            then what is under each key
+
+The tree of a kind is in the grammar of `record_format.grammar`, as `record_format.Form` has it. The
+device of a TensorDict is ``"cpu"`` if it has any: records lie in shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.items import labels
+from shmbuffer.items.arrays import PLAIN_KINDS
+from shmbuffer.items.kept import Kept
+from shmbuffer.items.records.containers import TAKES, Keys, Take, names_of, take_of
+from shmbuffer.memory.record_format import Chunk
+from shmbuffer.memory.record_format.grammar import DICTS, UNNAMED, join
+
+TreePath = tuple[Any, ...]
+
+_KEPT_KINDS = 4096
+
+STORABLE = (
+    "a record holds tensors, numpy arrays and numbers, text, bytes, int, float, bool, None, and "
+    "TensorDicts, tensorclasses, dicts, lists and tuples of them; convert it, leave it out, or use "
+    "a storage of one process (without scratch_dir and shared_init), which keeps any object"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What items that differ in numbers only have in common."""
+
+    key: tuple[Any, ...]  # what a walk through such an item meets
+    tree: Any  # as in `record_format.Form`
+    batch_dims: int  # how many numbers belong to batch sizes
+    chunks: tuple[Chunk, ...]  # the leaves, raw and inline
+    # where each leaf is: keys of TensorDicts and dicts, positions in lists and tuples, of stacks
+    # those of what is in them
+    paths: tuple[TreePath, ...]
+
+
+Handler = Callable[[Any, "Walk"], None]
+
+
+class Walk:
+    """What a walk through an item has met: the item, taken apart."""
+
+    __slots__ = ("batch_dims", "dims", "key", "kind", "leaves")
+    kind: Kind
+    """Once the walk is over."""
+
+    def __init__(self) -> None:
+        self.key: list[Any] = []
+        """That of its kind: `Kind.key`."""
+        self.batch_dims: list[int] = []
+        """Sizes of its batches, in the order of the tree."""
+        self.dims: list[int] = []
+        """Sizes of its leaves, one leaf after the other: ``kind.chunks[k].rank`` of leaf k."""
+        self.leaves: list[Any] = []
+        """One for each chunk: a contiguous tensor on the CPU, a C-contiguous numpy array (of a
+        numpy number: ``shape == ()``), or bytes. They share memory with the item where they can."""
+
+    def add(self, item: Any) -> None:
+        """Adds what this item is made of."""
+        _HANDLERS.get(type(item), _other)(item, self)
+
+
+def describe(item: Any) -> Walk:
+    """Takes an item apart. Cost: 1.2 µs, and 0.6 µs a leaf."""
+    out = Walk()
+    try:
+        out.add(item)
+        out.kind = kind_of(tuple(out.key))
+    except RecursionError:
+        raise ValueError(
+            "an item holds itself, or is nested deeper than the 64 levels of a record"
+        ) from None
+    return out
+
+
+def kind_of(key: tuple[Any, ...]) -> Kind:
+    """The kind of the items that a walk has met this in; a bounded number of kinds is kept."""
+    return _kinds[key]
+
+
+def array_token(array: Any) -> str:
+    """Numpy's name of the dtype of an array or number."""
+    dtype = array.dtype
+    if dtype.kind not in PLAIN_KINDS or isinstance(array, np.ma.MaskedArray):
+        raise RefusedError(
+            f"is a numpy {type(array).__name__} of {dtype}, whose bytes alone are not its value: "
+            f"{STORABLE}"
+        )
+    return str(dtype.str)
+
+
+class RefusedError(TypeError):
+    """Something in an item cannot be stored; its `path` grows on the way out."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path: list[Any] = []
+
+    def __str__(self) -> str:
+        where = " -> ".join(map(repr, self.path))
+        return f"{f'entry {where}' if where else 'an item'} {self.reason}"
+
+    def under(self, keys: Keys, parts: Iterable[Any], part: Any) -> RefusedError:
+        """The same, one level further out: it was in this part of a container."""
+        if keys is not None:
+            self.path.insert(
+                0, next(key for key, one in zip(names_of(keys), parts, strict=True) if one is part)
+            )
+        return self
+
+
+# -- the walk: one function for each class of things -------------------------------------------
+
+
+def _array(item: Any, out: Walk) -> None:
+    token = array_token(item)
+    if isinstance(item, np.ndarray):
+        out.key += ("array", token, item.ndim)
+        out.dims.extend(item.shape)
+        out.leaves.append(np.ascontiguousarray(item).reshape(item.shape).view(np.ndarray))
+    else:
+        out.key += ("number", token)
+        out.leaves.append(np.array(item))
+
+
+def _bytes(item: bytes, out: Walk) -> None:
+    out.key.append("bytes")
+    out.dims.append(len(item))
+    out.leaves.append(item)
+
+
+def _text(item: str, out: Walk) -> None:
+    encoded = item.encode("utf-8", "surrogatepass")  # file names may have lone surrogates
+    out.key.append("str")
+    out.dims.append(len(encoded))
+    out.leaves.append(encoded)
+
+
+def _int(item: int, out: Walk) -> None:
+    nbytes = item.bit_length() // 8 + 1
+    out.key.append("int")
+    out.dims.append(nbytes)
+    out.leaves.append(item.to_bytes(nbytes, "little", signed=True))
+
+
+def _float(item: float, out: Walk) -> None:
+    out.key.append("float")
+    out.leaves.append(struct.pack("<d", item))
+
+
+def _bool(item: bool, out: Walk) -> None:
+    out.key.append("bool")
+    out.leaves.append(b"\1" if item else b"\0")
+
+
+def _none(item: None, out: Walk) -> None:
+    out.key.append("none")
+    out.leaves.append(b"")
+
+
+def containing(take: Take) -> Handler:
+    """A handler of containers that are taken apart so."""
+
+    def handler(item: Any, out: Walk) -> None:
+        kind, batch, about, keys, parts = take(item)
+        told: Any = keys
+        if kind in DICTS and isinstance(keys, tuple):
+            told = tuple([key if type(key) is str else _label(key) for key in keys])
+        out.key += (kind, len(batch), about, told)
+        if batch:
+            out.batch_dims += batch
+        handler_of = _HANDLERS.get
+        try:
+            for part in parts:
+                handler_of(type(part), _other)(part, out)
+        except RefusedError as error:
+            raise error.under(keys, parts, part) from None
+
+    return handler
+
+
+def _other(item: Any, out: Walk) -> None:
+    """Adds what has no handler of its own."""
+    kind: Any = type(item)
+    _handler(kind)(item, out)
+
+
+def _label(name: Any) -> tuple[str]:
+    """A key that is no text, as JSON: 1, True and 1.0 are one key to Python and three here."""
+    if not labels.is_json(name):
+        raise RefusedError(
+            f"has the key {name!r:.60}, which is no text, number, bool, None or tuple of them: "
+            f"{STORABLE}"
+        )
+    return (json.dumps(labels.to_json(name)),)
+
+
+def _refuse(item: Any, out: Walk) -> None:
+    kind = type(item)
+    raise RefusedError(f"is a {kind.__module__}.{kind.__qualname__} ({item!r:.60}): {STORABLE}")
+
+
+@lru_cache(maxsize=1024)
+def _handler(kind: Any) -> Handler:
+    """How things of this class are taken apart."""
+    for cls, found in _subclasses.items():
+        if issubclass(kind, cls):
+            return found
+    if issubclass(kind, (np.ndarray, np.generic)):
+        return _array
+    for look in _takers:
+        if (take := look(kind)) is not None:
+            return containing(take)
+    return _refuse
+
+
+_HANDLERS: dict[type, Handler] = {
+    str: _text,
+    bytes: _bytes,
+    int: _int,
+    float: _float,
+    bool: _bool,
+    type(None): _none,
+    np.ndarray: _array,
+    **{kind: containing(take) for kind, take in TAKES.items()},
+}
+
+
+_subclasses: dict[type, Handler] = {}  # of classes whose subclasses are taken apart alike
+_takers: list[Callable[[Any], Take | None]] = [take_of]  # asked for containers, in this order
+_tensors: dict[Any, str] = {}  # torch's name of the dtype that stands in a key
+
+
+def know(
+    handlers: Mapping[Any, Handler],
+    subclasses: Mapping[Any, Handler] | None = None,
+    taker: Callable[[Any], Take | None] | None = None,
+    *,
+    tensors: Mapping[Any, str],
+) -> None:
+    """Take other classes apart, too.
+
+    Args:
+        handlers: by class.
+        subclasses: the same, of classes with all that are derived from them.
+        taker: how things of a class are taken apart; None: as before.
+        tensors: names of dtypes, by what stands for them in a key.
+    """
+    _HANDLERS.update(handlers)
+    _subclasses.update(subclasses or {})
+    if taker is not None:
+        _takers.insert(0, taker)
+    _tensors.update(tensors)
+    _handler.cache_clear()
+
+
+# -- from the key to the tree ------------------------------------------------------------------
+
+
+class _KindReader:
+    """Reads a key: the tree, the chunks and their paths."""
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        self._key = key
+        self._tokens: Iterator[Any] = iter(key)
+        self._chunks: list[Chunk] = []
+        self._paths: list[TreePath] = []
+        self._batch_dims = 0
+
+    def kind(self) -> Kind:
+        tree = self._tree(())
+        return Kind(self._key, tree, self._batch_dims, tuple(self._chunks), tuple(self._paths))
+
+    def _tree(self, path: TreePath) -> Any:
+        take = self._tokens.__next__
+        token = take()
+        if (dtype := _tensors.get(token)) is not None:
+            return self._leaf("tensor", dtype, take(), path)
+        match token:
+            case "array" | "number":
+                return self._leaf(token, take(), take() if token == "array" else 0, path)
+            case "bytes" | "str" | "int":
+                return self._leaf(token, "", 1, path)
+            case "float" | "bool" | "none":
+                return self._leaf(token, "", 0, path)
+        rank, about, keys = take(), take(), take()
+        self._batch_dims += rank
+        held = []
+        for key in names_of(keys):
+            name = json.loads(key[0]) if type(key) is tuple else labels.to_json(key)
+            inner = path if token in UNNAMED else (*path, labels.from_json(name))
+            held.append((name, self._tree(inner)))
+        about = [list(one) if type(one) is tuple else one for one in about]
+        return join(token, ["dims", rank], about, held)
+
+    def _leaf(self, kind: str, dtype: str, rank: int, path: TreePath) -> Any:
+        self._chunks.append(Chunk(kind, dtype, rank))
+        self._paths.append(path)
+        return ["chunk", len(self._chunks) - 1]
+
+
+_kinds: Kept[tuple[Any, ...], Kind] = Kept(lambda key: _KindReader(key).kind(), _KEPT_KINDS)

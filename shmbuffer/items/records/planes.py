@@ -1,0 +1,106 @@
+"""Leaves that are stored plane by plane, because zstd makes less of them so.
+
+    in an item   [84, 84, 4]      a0 b0 c0 d0 a1 b1 c1 d1 ...     the last dim runs fastest
+    stored       four planes      a0 a1 a2 ... b0 b1 b2 ...       each is a frame, as a stack has it
+
+Frames that are stacked along the last dim lie byte beside byte, and zstd finds less in them. As
+planes they take as few bytes as frames that are stacked along the first dim. Whether it pays is
+seen from the first items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer._native._core import address
+from shmbuffer.items.records.columns import Columns
+from shmbuffer.memory.format.array_types import Bytes, Ints
+from shmbuffer.memory.record_format import Chunk
+
+Measure = Callable[[], tuple[int, int, int]]
+"""Gives how many items it has looked at, and the bytes of these as usual and the other way."""
+
+_LEAST_PLANE_BYTES = 64
+_MOST_PLANES = 16  # beyond, it is no stack of frames
+_LOOKED_ITEMS = 32
+_WORTH = 0.95  # as planes they take at most so much: to turn them takes time, if little
+
+
+class Trial:
+    """Whether another way to store leaves pays, as far as is known from the first items."""
+
+    def __init__(self, worth: float) -> None:
+        self._worth = worth  # at most so much of what it takes otherwise
+        self._items = self._usual = self._other = 0
+
+    def pays(self, measure: Measure) -> bool:
+        """Whether it does, after another look where there were few."""
+        if self._items < _LOOKED_ITEMS:
+            items, usual, other = measure()
+            self._items += items
+            self._usual += usual
+            self._other += other
+        return self._other < self._worth * self._usual
+
+
+class Planes:
+    """Which leaves of one kind of items are stored plane by plane, as far as is known."""
+
+    def __init__(self, chunks: Sequence[Chunk], compressible: Collection[int]) -> None:
+        self._seen = {
+            leaf: Trial(_WORTH)
+            for leaf in compressible
+            if chunks[leaf].rank > 1 and _fits(chunks[leaf])
+        }
+
+    @property
+    def leaves(self) -> Collection[int]:
+        """Those that can be stored so."""
+        return self._seen.keys()
+
+    def pays(self, leaf: int, planes: int, size: int, measure: Measure) -> bool:
+        """Whether it is to be stored so; see `Trial`."""
+        if not 1 < planes <= _MOST_PLANES or size < planes * _LEAST_PLANE_BYTES:
+            return False
+        return self._seen[leaf].pays(measure)
+
+
+def _fits(chunk: Chunk) -> bool:
+    return chunk.itemsize == 1 and chunk.kind in ("tensor", "array")
+
+
+def turned(addresses: Ints, sizes: Ints, planes: Sequence[int]) -> tuple[Bytes, Ints]:
+    """Leaves of items, int64[n, m], plane by plane: their memory, and where each begins.
+
+    ``planes`` has how many each of the m has. Those of one item lie side by side.
+    """
+    ends = np.cumsum(sizes).reshape(sizes.shape)
+    memory = np.empty(int(ends[-1, -1]), np.uint8)
+    to = address(memory) + ends - sizes
+    counts = np.empty(sizes.shape, np.int64)
+    counts[:] = planes
+    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
+    _core.split_planes(address(addresses), address(sizes), address(counts), address(to), to.size)
+    return memory, to
+
+
+def turned_one(at: int, size: int, planes: int) -> Bytes:
+    """One leaf, plane by plane."""
+    memory = np.empty(size, np.uint8)
+    given = address(one := np.array([at, size, planes, address(memory)]))
+    _core.split_planes(given, given + 8, given + 16, given + 24, len(one) // 4)
+    return memory
+
+
+def as_planes(columns: Columns, leaves: Sequence[int]) -> Columns:
+    """The same items, with these leaves plane by plane; their dims stay."""
+    if not leaves:
+        return columns
+    addresses, which = columns.addresses.copy(), list(leaves)
+    planes = [int(columns.dims[leaf][0, -1]) for leaf in leaves]
+    memory, addresses[:, which] = turned(addresses[:, which], columns.sizes[:, which], planes)
+    return replace(columns, addresses=addresses, keeps=[*columns.keeps, memory], leaves=None)

@@ -1,0 +1,176 @@
+"""The form of the data, as a tree over its leaves.
+
+    data  ──collect──▶  [leaf, leaf, ...]  ──the engine moves the bytes──▶  [leaf, leaf, ...]
+    ──build──▶  data
+
+The first batch decides the tree. It is stored as JSON in the schema, so that every process gives
+the data back in this form. Here TensorDicts, tensorclasses and dicts are dicts; lists, lazy stacks,
+tuples and namedtuples are lists and tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shmbuffer.errors import FormatError
+from shmbuffer.items import labels
+from shmbuffer.items.arrays import is_array
+from shmbuffer.items.keys import OWN_KEYS
+from shmbuffer.items.mismatch import Numbers, no_names, not_a_tensor
+from shmbuffer.items.nodes import LEAF, NESTED, BranchNode, Node, named_entries, nest
+from shmbuffer.memory.format.leaf import KeyPath
+
+
+def _sizes(sizes: Any) -> list[int]:
+    return list(map(int, sizes))
+
+
+Container = tuple[str, Mapping[Any, Any], dict[str, Any]]
+"""Its kind; what is under each key; what else the schema says of it."""
+
+_ABOUT: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "tensordict": {"batch": _sizes},
+    "tensorclass": {"batch": _sizes, "class": str},
+    "lazy_stack": {"dim": int, "batch_dims": int},
+    "dict": {},
+    "list": {},
+    "tuple": {},
+    "namedtuple": {"class": str},
+}
+"""What the schema says of a container of each kind beside its items."""
+
+
+class Structure:
+    """Makes trees, of data or of what the schema says. Here leaves are arrays and numbers."""
+
+    def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
+        """The tree of a first batch whose ``dims`` leading dimensions are the storage's.
+
+        ``mapping`` says what a plain dict is: ``"tensordict"`` or ``"dict"``.
+        """
+        if isinstance(data, (tuple, list)) and mapping == "tensordict":
+            if root and not isinstance(data, Numbers):
+                raise TypeError(no_names(data))
+            return LEAF
+        container = self.container(data, dims, mapping)
+        if container is None:
+            return LEAF
+        kind, entries, about = container
+        items = {
+            key: self.describe(value, dims, mapping=mapping, root=root and kind == "lazy_stack")
+            for key, value in entries.items()
+            if not (root and key in OWN_KEYS)
+        }
+        return self.node(kind, items, **about)
+
+    def leaves_of(
+        self,
+        data: Any,  # of any form
+        nested: bool = True,  # a TensorDict: keys may be tuples, and lists are leaves
+        prefix: KeyPath = (),  # where the data are
+    ) -> dict[KeyPath, Any]:
+        """The leaves of data by their place, without the entries that a sample adds."""
+        held = self.held(data)
+        if isinstance(held, Mapping):
+            held = nest(held) if nested else held
+            entries = list(zip(labels.names_of(held), held.values(), strict=True))
+        elif isinstance(held, (tuple, list)) and not (nested or isinstance(held, Numbers)):
+            entries = [(str(at), value) for at, value in enumerate(held)]
+        else:
+            return {prefix or ("data",): data}
+        return {
+            path: leaf
+            for name, value in entries
+            if prefix or name not in OWN_KEYS
+            for path, leaf in self.leaves_of(value, nested, (*prefix, name)).items()
+        }
+
+    def without(self, data: Any, keys: frozenset[str]) -> Any:
+        """``data`` without these root entries; a plain dict where there were any."""
+        names = getattr(data, "keys", None)  # of a named tuple that may be a field
+        if not callable(names) or keys.isdisjoint(names()):
+            return data
+        return {key: value for key, value in self.held(data).items() if key not in keys}
+
+    def from_json(self, spec: dict[str, Any]) -> Node:
+        """The tree that `Node.to_json` wrote."""
+        try:
+            return self._from_json(spec)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise FormatError(
+                f"the schema's structure cannot be read ({type(error).__name__}: {error}); open "
+                "the buffer with the version that wrote it"
+            ) from error
+
+    def of_schema(self, recorded: dict[str, Any], paths: list[KeyPath], where: str) -> Node:
+        """The tree of a schema, which has leaves at these places; without one, a TensorDict."""
+        if recorded.get("kind") == "leaf" or "items" in recorded:
+            node = self.from_json(recorded)
+        else:
+            node = self.describe(dict.fromkeys(paths, 0), 0, mapping="tensordict", root=False)
+        if paths_of(node) != paths:
+            raise FormatError(
+                f"{where}: leaves and structure of the schema do not fit together: {paths}, "
+                f"{recorded}"
+            )
+        return node
+
+    def _from_json(self, spec: dict[str, Any]) -> Node:
+        kind = spec.get("kind")
+        if kind == "leaf":
+            return LEAF
+        if kind not in _ABOUT:
+            raise FormatError(
+                f"the schema names a structure {kind!r} that this version of shmbuffer does not "
+                "know; open the buffer with the version that wrote it"
+            )
+        items = {
+            labels.from_json(key): self._from_json(child) for key, child in spec.get("items", ())
+        }
+        if kind in NESTED and not all(isinstance(key, str) for key in items):
+            raise ValueError(f"a key of {list(items)!r:.60} is no text")
+        spec = {"batch": (), **spec}
+        about = {name: to(spec[name]) for name, to in _ABOUT[kind].items()}
+        if kind == "lazy_stack" and not 0 <= about["dim"] < about["batch_dims"]:
+            raise ValueError(
+                f"a lazy stack along dimension {about['dim']} of {about['batch_dims']} is not "
+                "possible"
+            )
+        return self.node(kind, items, **about)
+
+    # What a family has.
+
+    def name_of(self, cls: type) -> str:
+        """The name under which the schema has a class of the data."""
+        return f"{cls.__module__}:{cls.__qualname__}"
+
+    def held(self, data: Any) -> Any:
+        """The dict, list or tuple that data are taken for; something else of a leaf."""
+        return data
+
+    def container(self, data: Any, dims: int, mapping: str) -> Container | None:
+        """A container, taken apart by one level; None of a leaf, TypeError of what is neither."""
+        if isinstance(data, Mapping) and len(data) == len(data.keys()):  # no TensorDict
+            if mapping == "tensordict":
+                return mapping, named_entries(data), {"batch": []}
+            return "dict", data, {}
+        if isinstance(data, Numbers):
+            return None
+        if not isinstance(data, (tuple, list)):  # a list with __array__ stays a list
+            if is_array(data):
+                return None
+            raise TypeError(not_a_tensor(data))
+        entries = dict(enumerate(data))
+        if hasattr(data, "_fields"):
+            return "namedtuple", entries, {"class": self.name_of(type(data))}
+        return "tuple" if isinstance(data, tuple) else "list", entries, {}
+
+    def node(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
+        """The node of a container."""
+        return BranchNode(kind, items, **about)
+
+
+def paths_of(node: Node) -> list[KeyPath]:
+    """The paths of the leaves, in order; ``("data",)`` where the data are one leaf."""
+    return [path or ("data",) for path in node.paths()]

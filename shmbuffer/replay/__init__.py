@@ -1,1 +1,0 @@
-"""What is replayed: TorchRL's family of buffers on the engine."""

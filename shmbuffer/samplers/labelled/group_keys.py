@@ -1,0 +1,57 @@
+"""Keys of groups as numbers of 64 bits: a whole number is itself, all else gets one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.samplers.labelled.reading import Column
+
+_ITSELF = 2**61  # a number below is its own label
+_FEW = 2**16  # keys that are kept though nothing has them any more
+
+
+class Keys:
+    """The labels of keys that are numbers, text, or rows of numbers."""
+
+    def __init__(self) -> None:
+        self._labels: dict[Any, int] = {}
+        self._next = -_ITSELF
+        self._kept = 0
+
+    def of(self, column: Column) -> Ints:
+        """The label of each key, int64 ``[n]``; TypeError where one cannot be compared."""
+        if isinstance(column, np.ndarray):
+            if column.shape[1] == 1 and column.dtype.kind in "biu":
+                flat = column[:, 0]
+                small = column.dtype.itemsize < 8 or not len(flat)
+                if small or -_ITSELF < int(flat.min()) <= int(flat.max()) < _ITSELF:
+                    return flat.astype(np.int64)
+            rows = column.tolist()
+            column = [row[0] if len(row) == 1 else tuple(row) for row in rows]
+        return np.fromiter(map(self._label, column), np.int64, len(column))
+
+    def _label(self, key: Any) -> int:
+        if type(key) is int and -_ITSELF < key < _ITSELF:
+            return key
+        try:
+            label = self._labels.get(key)
+        except TypeError:
+            raise TypeError(
+                f"a group is told from others by a number or a text, and not by a "
+                f"{type(key).__name__}, which cannot be compared; name another group_key"
+            ) from None
+        if label is None:
+            self._next -= 1
+            label = self._labels[key] = self._next
+        return label
+
+    def trim(self, live: Callable[[], Ints]) -> None:
+        """Forgets keys that no item has; ``live`` gives the labels that are there."""
+        if len(self._labels) > 2 * self._kept + _FEW:
+            there = set(live().tolist())
+            self._labels = {key: label for key, label in self._labels.items() if label in there}
+            self._kept = len(self._labels)

@@ -1,0 +1,344 @@
+"""The items of a storage by label, kept up to date with what is written.
+
+    ring ──▶ Follower           what was committed and what went, since this process looked last
+                 └──▶ reading       the entry of the new items
+                          └──▶ Labels   items of each label, oldest first
+
+Nothing of it is shared, and writers go on while somebody looks. What is written from then on has
+tickets from the head that was seen, so a draw checks its own: where all are older, nothing of what
+was seen of them has changed.
+
+Of groups, an item that is being written while somebody looks is absent and not gone: where the same
+item comes back, changed in place, its group is whole again.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer._native._core import address
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.system.fork_lock import ForkLock
+from shmbuffer.samplers.labelled.reading import (
+    Column,
+    columns_of,
+    entries_of,
+    entry_of_items,
+)
+from shmbuffer.samplers.passes import wait_for_items
+from shmbuffer.samplers.sampler import ATTEMPTS, NOTHING_THERE
+from shmbuffer.storages.storage import ring_of
+
+_Drawn = TypeVar("_Drawn")
+
+_PIECE = 2**15  # items that are told of together
+
+
+class LabelIndex:
+    """The labels of one storage at a time.
+
+    Args:
+        path: of the entry that has the label.
+        to_labels: what it holds, as a number of 64 bits each.
+        value: path of a number that is kept with each item.
+        limit: items of a group; 0: a label has any number of them.
+        by_age: whether labels are asked for by the age of their first item.
+        trim: called behind each look with what gives the labels that are there; None: nobody asks.
+
+    Attributes:
+        table: the labels; while `lock` is held.
+        values: float64 ``[elements]``, where ``value`` is given.
+        head: of the ring at the last look: items with tickets from there on are not of it.
+        is_claimed: items are left out of the table that others were given.
+
+    Cost: the first look is one at each slot: 100 ms a million. A later one costs what was written
+        and what went. 12 to 16 bytes an item, and 80 a label.
+    """
+
+    def __init__(
+        self,
+        path: KeyPath,
+        to_labels: Callable[[Column], Ints],
+        *,
+        value: KeyPath | None = None,
+        limit: int = 0,
+        by_age: bool = False,
+        trim: Callable[[Callable[[], Ints]], None] | None = None,
+    ) -> None:
+        self._paths = (path,) if value is None else (path, value)
+        self._to_labels = to_labels
+        self._limit, self._by_age, self._trim = limit, by_age, trim
+        self.is_claimed = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Look at everything again."""
+        self._storage: weakref.ref[Any] | None = None
+        self._native: Any = None
+        self._mover: Any = None
+        self._asked: Any = None  # the one that `_columns` are of
+        self._follower: Any = None
+        self.table: Any = None
+        self.values: Floats | None = None
+        self.head = 0
+        self._columns: tuple[Any, ...] | None = None
+        self._room = np.empty((2, 0), np.int64)
+
+    #: Held while the table is asked: another thread may look again.
+    lock = ForkLock(lambda index, _: index.forget())
+
+    def __getstate__(self) -> dict[str, Any]:
+        copy = LabelIndex.__new__(LabelIndex)
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.pop("lock", None)
+        copy.forget()
+        return copy.__dict__
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def look(self, storage: Any) -> Ring | None:
+        """Brings the table up to what the storage holds now; while `lock` is held.
+
+        Returns:
+            The ring, where the storage has one.
+
+        Raises:
+            EmptyBufferError: there is nothing.
+            KeyError: an item does not have the entry.
+            ValueError: a group is larger than the storage.
+        """
+        ring: Ring | None = ring_of(storage)
+        if ring is None:
+            self._look_at_foreign(storage)
+            return None
+        if self._limit > ring.elements:
+            raise ValueError(
+                f"a storage of {ring.elements} items has no room for one group of "
+                f"group_size={self._limit}"
+            )
+        if not ring.length and not self.is_claimed:
+            wait_for_items(storage, ring, NOTHING_THERE)
+        native = ring.seat.native
+        if native is not self._native or self._storage is None or self._storage() is not storage:
+            self.forget()
+            self._begin(ring.elements)
+            self._native, self._storage = native, weakref.ref(storage)
+            self._follower = _core.Follower(native)
+        self._mover = mover = storage.mover()
+        if mover is not self._asked and ring.length:
+            self._asked = mover
+            self._columns = columns_of(mover, self._paths, self.values)
+        try:
+            self._catch_up(ring)
+        except BaseException:
+            self._follower.forget()
+            raise
+        if self._trim is not None:
+            self._trim(lambda: self.labels(ring.live.committed_slots()))
+        if not self.table.items and not self.is_claimed:
+            raise EmptyBufferError(NOTHING_THERE)
+        return ring
+
+    def unchanged(
+        self,
+        look: Callable[[], Ring | None],
+        draw: Callable[[Ring | None], _Drawn | None],
+        what: str,
+    ) -> _Drawn:
+        """Draws until no chosen item was written over meanwhile.
+
+        Args:
+            look: brings the table up to date, as `look` does.
+            draw: chooses from the table; None: a chosen item was written over.
+            what: was chosen, for the message.
+
+        Raises:
+            RuntimeError: items were written over in each attempt.
+        """
+        with self.lock:
+            for attempt in range(ATTEMPTS):
+                ring = look()
+                if attempt > 1 and ring is not None:
+                    ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
+                if (drawn := draw(ring)) is not None:
+                    return drawn
+        raise RuntimeError(
+            f"{what} were written over each of the {ATTEMPTS} times that they were chosen; make "
+            "the buffer larger, or write slower"
+        )
+
+    def _begin(self, elements: int) -> None:
+        self.table = _core.Labels(max(1, elements), self._limit, self._by_age)
+        if self.is_claimed:
+            self.table.tell()  # of what is lost, from the first look on
+        self.values = np.zeros(elements) if len(self._paths) > 1 else None
+
+    def _look_at_foreign(self, storage: Any) -> None:
+        """A storage of somebody else's: all items are read again."""
+        count = len(storage)
+        if not count:
+            raise EmptyBufferError(NOTHING_THERE)
+        if self.table is None or self._storage is None or self._storage() is not storage:
+            self.forget()
+            self._storage = weakref.ref(storage)
+        self._begin(count)
+        data = storage.get(np.arange(count).tolist())
+        there = np.ones(count, np.bool_)
+        found = [entry_of_items(data, path, there).column for path in self._paths]
+        self._put(np.arange(count), found, np.arange(count), 0)
+        self.table.settle(None)
+
+    def _catch_up(self, ring: Ring) -> None:
+        """One look, and after a first one another."""
+        columns = self._columns
+        if columns is not None:
+            now = time.monotonic_ns() if self._limit else 0
+            head = self.table.follow(self._follower, *columns, now)
+            if head is not None:
+                self.head = head
+                return
+            self._columns = None  # there is more than numbers
+        while self._look_once(ring):
+            pass
+
+    def _look_once(self, ring: Ring) -> bool:
+        """Whether it was a first one: it takes a while, and others have written meanwhile."""
+        follower, table = self._follower, self.table
+        before = follower.seen
+        seen = follower.look()
+        if seen is None:
+            table.settle(follower)
+            return False
+        restarted, gone, changed = seen
+        if restarted:
+            table.clear()
+        self.head = follower.seen
+        parts = [] if restarted else list(self._pieces())
+        went = np.frombuffer(gone, np.int64)
+        if self._limit:
+            may_be_back = np.ascontiguousarray(self._elements(ring, went[follower.over :]))
+            table.away(address(may_be_back), len(may_be_back))
+            went = went[: follower.over]
+        if len(went):
+            self._drop(ring, went if restarted else _not_again(ring, went, parts, before))
+        if len(changed):
+            parts = [*parts, np.frombuffer(changed, np.int64).copy()]
+        for slots in self._pieces() if restarted else parts:
+            self.tell(ring, slots)
+        table.settle(follower)
+        return bool(restarted)
+
+    def _pieces(self) -> Any:
+        if not self._room.shape[1]:
+            self._room = np.empty((2, _PIECE), np.int64)
+        slots, reach = self._room
+        while count := self._follower.next(address(slots), address(reach), _PIECE):
+            yield slots[:count].copy()
+
+    def tell(self, ring: Ring, slots: Ints) -> None:
+        """Puts the items of these slots, as far as they are still there."""
+        found = entries_of(self._mover, self._paths, slots, self.head)
+        there = np.logical_and.reduce([entry.there for entry in found])
+        columns: list[Column] = [entry.column for entry in found]
+        elements = self._elements(ring, slots)
+        if not there.all():
+            kept = there if ring.width == 1 else there.repeat(ring.width)
+            elements = elements[kept]
+            columns = [_some(column, kept) for column in columns]
+        if len(elements):
+            head = self.head
+            first = head % ring.capacity * ring.width if head >= ring.capacity else 0
+            self._put(elements, columns, np.ascontiguousarray(elements), first)
+
+    def _put(self, elements: Ints, columns: list[Column], at: Ints, first: int) -> None:
+        labels = np.ascontiguousarray(self._to_labels(columns[0]), np.int64)
+        if self.values is not None:
+            self.values[elements] = means_of(columns[1])
+        now = time.monotonic_ns() if self._limit else 0
+        self.table.put(address(at), address(labels), len(at), first, now)
+
+    def _drop(self, ring: Ring, slots: Ints) -> None:
+        elements = np.ascontiguousarray(self._elements(ring, slots))
+        self.table.drop(address(elements), len(elements))
+
+    @staticmethod
+    def _elements(ring: Ring, slots: Ints) -> Ints:
+        if ring.width == 1:
+            return slots
+        found: Ints = (slots[:, None] * ring.width + np.arange(ring.width)).ravel()
+        return found
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def kins(self, elements: Ints) -> Ints:
+        """A number for the group, or the version, of each element; -1: it is in none."""
+        found = np.empty(len(elements), np.int64)
+        self.table.kins(address(elements), len(elements), address(found))
+        return found
+
+    def settle(self) -> None:
+        """Behind drops that no look has made."""
+        self.table.settle(self._follower)
+
+    def labels(self, elements: Ints) -> Ints:
+        """The label of each element, int64 ``[n]``."""
+        found = np.empty_like(elements)
+        self.table.of(address(elements), len(elements), address(found))
+        return found
+
+    def groups(self, key: int, most: int, size: int) -> Ints:
+        """So many whole groups, or all that may be drawn, by chance; ``[groups, size]``."""
+        there = min(self.table.marked, most)
+        numbers, found = np.empty(there, np.int64), np.empty((there, size), np.int64)
+        self.table.choose(key, self.table.marked, there, address(numbers))
+        self.table.some(address(numbers), there, size, key ^ 1, address(found))
+        return found
+
+    def fresh(self, version: int, most: int, key: int, count: int, *out: int) -> bool | None:
+        """Draws by staleness; see ``Labels.fresh`` of the core."""
+        found: bool | None = self.table.fresh(self._follower, version, most, key, count, *out)
+        return found
+
+    def tickets(self, elements: Ints) -> Ints | None:
+        """Tickets of items of the table, int64 ``[n]``; None where one was written over since."""
+        found = np.empty(len(elements), np.int64)
+        out = address(elements), len(elements), address(found)
+        return found if self.table.tickets(self._follower, *out) else None
+
+
+def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
+    """Slots that are gone: of those that are told of again, the item is the one that it was."""
+    if not parts:
+        return gone
+    fresh = np.concatenate(parts)
+    told = fresh[slot_words.tickets(ring.live.words[fresh]) < before]
+    return gone[~np.isin(gone, told)] if len(told) else gone
+
+
+def _some(column: Column, kept: Any) -> Column:
+    if isinstance(column, np.ndarray):
+        chosen: NDArray[Any] = column[kept]
+        return chosen
+    return [value for value, there in zip(column, kept.tolist(), strict=True) if there]
+
+
+def means_of(column: Column) -> Floats:
+    """One number an item: the mean of what it has."""
+    if not isinstance(column, np.ndarray):
+        kind = type(column[0]).__name__ if column else "nothing"
+        raise TypeError(
+            f"a reward is a number, or several, and not {kind}; name another reward_key"
+        )
+    means: Floats = column.astype(np.float64).mean(-1)
+    return means

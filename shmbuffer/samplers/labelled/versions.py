@@ -1,0 +1,95 @@
+"""Versions as labels, and the version of the consumer, by which items are stale."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.memory import consumer_version
+from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.samplers.labelled.reading import Column
+from shmbuffer.storages.ring_backed import RingBacked
+
+
+def versions_of(column: Column) -> Ints:
+    """What items say of their versions, as int64; TypeError or ValueError where that is none."""
+    if not isinstance(column, np.ndarray) or column.shape[1] != 1:
+        what = (
+            f"{column.shape[1]} numbers"
+            if isinstance(column, np.ndarray)
+            else type(next(iter(column), None)).__name__
+        )
+        raise TypeError(
+            f"a version is one whole number an item, and the entry has {what}; name another "
+            "version_key"
+        )
+    flat = column[:, 0]
+    if flat.dtype.kind == "f":
+        if not (np.isfinite(flat) & (flat == np.rint(flat)) & (np.abs(flat) < 2.0**53)).all():
+            raise ValueError("a version is a whole number, and the entry has others")
+        return flat.astype(np.int64)
+    if len(flat) and not -consumer_version.LIMIT < int(flat.min()) <= int(flat.max()) < (
+        consumer_version.LIMIT
+    ):
+        raise ValueError("a version is smaller than 2**62, and the entry has others")
+    return flat.astype(np.int64)
+
+
+class ConsumerVersion:
+    """The consumer's version of a sampler: that of its buffer, once it has one.
+
+    In memory that no other process can see, and in a storage of somebody else's, it is a number of
+    the sampler's own.
+    """
+
+    def __init__(self) -> None:
+        self._own: int | None = None  # what was said before there was a buffer to say it to
+        self._storage: weakref.ref[Any] | None = None
+
+    def bind(self, storage: Any) -> None:
+        """Of this storage from now on."""
+        if self._storage is None or self._storage() is not storage:
+            self._storage = weakref.ref(storage)
+
+    def read(self) -> int:
+        """The version as it is now."""
+        seat = self._seat()
+        if seat is None:
+            return self._own or 0
+        return consumer_version.read(seat)
+
+    def store(self, version: Any) -> None:
+        """Sets it, for everybody."""
+        version, seat = consumer_version.require_version(version), self._seat()
+        if seat is None:
+            self._own = version
+        else:
+            consumer_version.store(seat, version)
+
+    def increment(self) -> None:
+        """Adds 1, also while others do."""
+        seat = self._seat()
+        if seat is None:
+            self._own = (self._own or 0) + 1
+        else:
+            consumer_version.increment(seat)
+
+    def _seat(self) -> Seat | None:
+        storage = None if self._storage is None else self._storage()
+        if not isinstance(storage, RingBacked):
+            return None
+        engine = storage.engine() if storage.shared else storage.open_engine
+        if engine is None:
+            return None
+        own, self._own = self._own, None
+        if own is not None:
+            consumer_version.store(engine.seat, own)
+        return engine.seat
+
+    def __getstate__(self) -> dict[str, Any]:
+        storage = None if self._storage is None else self._storage()
+        alone = not isinstance(storage, RingBacked) or storage.open_engine is None
+        return {"_own": self._own if alone else None, "_storage": None}

@@ -1,0 +1,311 @@
+"""Drawing in proportion to priority (Schaul et al., Prioritized Experience Replay, ICLR 2016)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.items.keys import GENERATION, WEIGHT_KEYS
+from shmbuffer.items.raw_priorities import as_beta, from_zero
+from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, Ring, masses_of, masses_of_snapshot
+from shmbuffer.memory.format.array_types import Floats
+from shmbuffer.memory.format.recorded import REDUCTIONS
+from shmbuffer.samplers.priority.priority_table import raw_of
+from shmbuffer.samplers.priority.store import PriorityStore
+from shmbuffer.samplers.sampler import NOTHING_THERE, draw_key, in_storage
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.storages.mover import draw_from
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form import cpu
+from shmbuffer.torchrl.compat.samplers import moved, read_priorities, write_priorities
+
+DTYPES = (torch.float32, torch.float64)
+# A weight computed in float64 may differ so much from the core's float32; beyond that the
+# priorities have changed since the draw.
+_SAME_WEIGHT = 1e-4
+
+
+class PrioritizedSampler(PriorityStore):
+    """Item i is drawn with probability ``mass_i / sum(mass)``.
+
+    ``mass = (priority + eps) ** alpha``.
+
+    The importance weight is ``(mass_i / min(mass)) ** -beta``, in (0, 1], the minimum over all
+    items. A new item has the largest priority ever given, before that 1.0. If all masses are zero
+    (``eps=0``) the draw is uniform, with weights of 1.
+
+    Storages of this package keep the priorities in their own memory. In a directory all processes
+    share one tree: collectors give initial priorities, several learners sample and update at once.
+    All samplers of a shared directory have the same alpha and eps. For other storages (and a second
+    sampler of a storage that is not shared) the sampler keeps a table of its own.
+
+    Args:
+        max_capacity: elements that a table of its own has room for.
+        alpha: priority exponent, at least 0; 0 is uniform.
+        beta: exponent of the importance weights, at least 0; one far above 1 warns.
+        eps: added to every priority, at least 0.
+        dtype: of the weights and their computation, ``torch.float`` or ``torch.double``.
+            Priorities and masses are float64 in any case.
+        reduction: how several priorities of an item (a stored trajectory) become one: ``"max"``,
+            ``"min"``, ``"mean"``, ``"median"`` (of an even number the lower of the two in the
+            middle) or ``"sum"``.
+        max_priority_within_buffer: a new item has the largest priority of the items that remain in
+            the buffer, not the largest ever given. All processes that write into a shared directory
+            have to set it.
+        device: None or the CPU; the tree is in shared memory.
+
+    Raises:
+        ValueError: ``alpha``, ``beta`` or ``eps`` below 0 or no finite number, ``max_capacity``
+            below 1, or an unknown ``reduction``.
+        NotImplementedError: another ``dtype``, or a ``device`` that is not the CPU.
+
+    Cost: draw, gather and weights of 256 items are one native call of about ten microseconds; it
+        grows with the logarithm of the capacity, to base 16. With ``max_priority_within_buffer`` a
+        write without priorities looks at the items written since the last one, and at all masses
+        (a millisecond a million) if the largest is gone or others have set priorities.
+
+    Example:
+        >>> import torch
+        >>> from shmbuffer import LazyTensorStorage, PrioritizedSampler
+        >>> from shmbuffer import ReplayBuffer
+        >>> sampler = PrioritizedSampler(max_capacity=10, alpha=1.0, beta=1.0)
+        >>> rb = ReplayBuffer(
+        ...     storage=LazyTensorStorage(10), sampler=sampler, batch_size=4
+        ... )
+        >>> index = rb.extend(torch.arange(3))
+        >>> rb.update_priority(index, torch.tensor([0.0, 1000.0, 0.0]))
+        PriorityUpdate(applied=3, stale=0)
+        >>> rb.sample()
+        tensor([1, 1, 1, 1])
+
+    Source: ``torchrl.data.replay_buffers.PrioritizedSampler``; equations 1 and 2 of the paper.
+    """
+
+    _state_keys = ("_alpha", "_beta", "_eps", "_priorities", "_max_priority")
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float,
+        reduction: str = "max",
+        max_priority_within_buffer: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(max_capacity, alpha, eps, max_priority_within_buffer)
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction is one of {REDUCTIONS}, got {reduction!r}")
+        if dtype not in DTYPES:
+            raise NotImplementedError(
+                f"dtype {dtype} not supported by PrioritizedSampler: weights are torch.float32 or "
+                "torch.float64"
+            )
+        if device is not None and torch.device(device).type != "cpu":
+            raise NotImplementedError(
+                f"PrioritizedSampler(device={str(device)!r}): the priority tree is in shared "
+                "memory, on the CPU; leave device out, and move the sample with a transform"
+            )
+        self._beta = as_beta(beta)
+        self.dtype = dtype
+        self.reduction = reduction
+        self._greatest_at: tuple[float | None, int | None] = (None, None)
+
+    @property
+    def max_capacity(self) -> int:
+        """Elements that a table of its own has room for."""
+        return self._max_capacity
+
+    @property
+    def max_size(self) -> int:
+        """The same, under TorchRL's name."""
+        return self._max_capacity
+
+    @property
+    def device(self) -> torch.device:
+        """Where the priorities are: on the CPU."""
+        return cpu.DEVICE
+
+    @property
+    def max_priority_within_buffer(self) -> bool:
+        """Whether a new item gets the largest priority in the buffer, not the largest ever."""
+        return self._within
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights; ValueError: below 0, or no finite number."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._beta = as_beta(value)
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Draw; see `Sampler.sample`. Weights are under ``"_weight"`` and ``"priority_weight"``."""
+        ring: Ring | None = ring_of(storage)
+        if not len(storage) and (ring is None or not batch_size):  # else the draw waits, or raises
+            raise EmptyBufferError(NOTHING_THERE)
+        if ring is None or not self.bind(storage):
+            ring = self._keep_table(storage).ring
+        elements, tickets, found = draw_from(ring, batch_size, draw_key(self, storage), self._beta)
+        info = dict.fromkeys(WEIGHT_KEYS, self._weights(elements, found))
+        if self._table is None and storage.shared:
+            info[GENERATION] = tickets
+        return in_storage(storage, elements), info
+
+    def _weights(self, elements: torch.Tensor, weights: Any) -> torch.Tensor:
+        """The core's weights in our dtype; in float64, computed again from unchanged masses."""
+        ring = self.ring()
+        assert ring is not None  # a draw has found it
+        least = ring.tree.p_min
+        if self.dtype is torch.float32 or not least:
+            return weights.to(self.dtype)  # type: ignore[no-any-return]
+        first = weights.double()
+        mass = torch.from_numpy(ring.tree.mass(elements.numpy()))
+        exact = (mass / least) ** -self._beta
+        return torch.where(torch.isclose(exact, first, rtol=_SAME_WEIGHT, atol=0.0), exact, first)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """alpha, eps, beta, and every raw priority.
+
+        Returns:
+            ``_alpha``, ``_eps``, ``_beta``; ``_max_priority``, the largest ever given or None;
+            ``_priorities``, float64 ``[elements]``, NaN where there is no item, or None.
+        """
+        ring = self.ring()
+        return {
+            "_alpha": self.alpha,
+            "_eps": self.eps,
+            "_max_priority": None if ring is None else ring.tree.max_priority,
+            "_priorities": None if ring is None else torch.from_numpy(raw_of(ring)),
+            "_beta": self._beta,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, after the items.
+
+        Raises:
+            ValueError: the storage had another capacity; nothing was changed.
+        """
+        beta = from_zero("_beta", state_dict["_beta"])
+        raw, largest = state_dict["_priorities"], state_dict["_max_priority"]
+        if raw is not None:
+            if self.ring() is None:
+                self._keep_table(None)
+            raw = self._fitted(cpu.as_tensor(raw).to("cpu", torch.float64, copy=True).numpy())
+        alpha = from_zero("_alpha", state_dict["_alpha"])
+        self._set(alpha, from_zero("_eps", state_dict["_eps"]))
+        if raw is not None:
+            self._load(raw, None if largest is None else float(largest))
+        self._beta = beta
+
+    def _load(self, raw: Floats, largest: float | None) -> None:
+        """Replace all priorities, and the largest that was ever given."""
+        if self._greatest is not None:
+            self._greatest.forget()
+        if self._table is not None:
+            self._table.load(raw, largest)
+            return
+        ring = self._ring
+        assert ring is not None
+        present = ring.live.committed()
+        present = present[~np.isnan(raw[present])]
+        if largest is not None and len(present):  # of an item that is gone: set, then replaced
+            ring.update(present[:1], np.array([largest]))
+        ring.update(present, raw[present])
+        if ring.seat.is_alone():
+            ring.restore(ring.head % ring.capacity, ring.write_count, largest)
+
+    def _fitted(self, raw: Floats) -> Floats:
+        """Priorities of a state as ``[elements]``; a ring that grows may be of another size."""
+        if self._ring is None:
+            return raw
+        storage, elements = self._known, self._ring.elements
+        grows = storage is not None and storage.max_size > elements
+        if len(raw) != elements and not (grows and np.isnan(raw[elements:]).all()):
+            raise ValueError(
+                f"the state has priorities of {len(raw)} elements, this storage has {elements}"
+            )
+        fitted = np.full(elements, np.nan)
+        fitted[: len(raw)] = raw[:elements]
+        return fitted
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        ring, ours = self.ring(), self._ring is not None  # the storage's, that is
+        if ring is None:
+            weighed = Masses(self.alpha, self.eps, None, 0, iter(()))
+        elif ours and isinstance(moment, ItemSnapshot):
+            weighed = masses_of_snapshot(moment, ring.width, self.alpha, self.eps)
+        else:
+            weighed = masses_of(ring)
+        write_priorities(
+            directory,
+            weighed,
+            self._beta,
+            self._max_capacity,
+            self.dtype,
+            beside_ring=ours and moment is LIVE_READS,
+        )
+
+    def _read(self, directory: Path) -> dict[str, Any]:
+        return read_priorities(directory)
+
+    def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
+        state = dict(saved)
+        if loaded is not None and loaded.in_place:  # the directory has the newer priorities
+            self.beta = state["_beta"]
+            return
+        if loaded is not None and loaded.moment is not None:
+            state["_priorities"] = torch.from_numpy(loaded.moment.priorities)
+            state["_max_priority"] = loaded.moment.max_priority
+        ring = self._bound()
+        if loaded is not None and ring is not None and state["_priorities"] is not None:
+            state["_priorities"] = moved(state["_priorities"], loaded, ring.elements)
+        self.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, eps={self.eps}, "
+            f"reduction={self.reduction})"
+        )
+
+    # -- TorchRL's private names ---------------------------------------------------------------
+
+    @property
+    def _max_priority(self) -> tuple[float | None, int | None]:
+        """The largest raw priority, and an element that has it, or had it at the last call."""
+        ring = self.ring()
+        if ring is None or (self._within and not ring.length):
+            return None, None
+        largest = self.default_priority if self._within else ring.tree.max_priority
+        if largest is None:
+            return None, None
+        present = ring.live.committed()
+        has_it = present[ring.tree.priorities(present) == largest]
+        if len(has_it):
+            self._greatest_at = largest, int(has_it[0])
+        elif self._greatest_at[0] != largest:
+            self._greatest_at = largest, None
+        return self._greatest_at
+
+    @property
+    def _sum_tree(self) -> torch.Tensor:
+        """A copy of all masses, ``[elements]``, 0 without an item."""
+        ring = self.ring()
+        mass = np.zeros(self._max_capacity) if ring is None else ring.tree.mass()
+        return torch.from_numpy(mass).to(self.dtype)
+
+    @property
+    def _min_tree(self) -> torch.Tensor:
+        """The same, with the largest number of the dtype without an item."""
+        mass = self._sum_tree
+        return torch.where(mass > 0, mass, torch.finfo(self.dtype).max)

@@ -1,0 +1,147 @@
+"""The rank of a learner, which makes its draws differ from those of others with the same seed.
+
+    key of a draw = mixed(63 bits of torch's default generator, rank)
+
+Rank 0 leaves the bits as they are, and so does a generator that was passed in, or a buffer that is
+not shared. A draw depends on no process id and no incarnation, so a run can be repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.names import is_number
+from shmbuffer.tensors.form import cpu
+
+UNKNOWN = -1
+"""Instead of a rank: the next draw finds it out."""
+
+_BITS = 2**64 - 1
+_KEY = 2**63 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def require_rank(rank: Any) -> int | None:
+    """ValueError unless it is a rank, or None."""
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
+        raise ValueError(
+            f"rank is the number of this learner, 0, 1, 2 and so on, or None; not {rank!r}"
+        )
+    return rank
+
+
+def known_rank(given: int | None) -> int | None:
+    """``given``, else torch.distributed's, else that in the variable RANK, else None."""
+    if given is not None:
+        return given
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    text = os.environ.get("RANK", "").strip()
+    if text and not is_number(text):
+        raise ValueError(
+            f"the environment variable RANK is {text!r}, and should be the number of this learner; "
+            "correct it, unset it, or pass rank= to the buffer or to attach()"
+        )
+    return int(text) if text else None
+
+
+def mixed(key: int, rank: int) -> int:
+    """Another key of 63 bits for each rank above 0 (the finalizer of SplitMix64)."""
+    if not rank:
+        return key
+    return int(_scrambled(key ^ _scrambled(rank * _GOLDEN))) & _KEY
+
+
+def _scrambled(bits: Any) -> Any:
+    """Of an int, or of uint64s."""
+    bits &= _BITS
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS
+    return bits ^ (bits >> 31)
+
+
+class Share(NamedTuple):
+    """One learner's share of a pass: one of every ``world_size`` places in a row."""
+
+    # Which one differs from pass to pass. It depends on the place, not on their number.
+    rank: int
+    world_size: int
+    seed: int
+    number: int
+    """Of the pass, from 0."""
+
+    def of(self, places: Ints, *, shuffle: bool, even: bool) -> Ints:
+        """Our share of some places, in order; ``even``: as many as every learner has."""
+        common = mixed(self.seed & _KEY, self.number + 1)
+        block, at = np.divmod(places, self.world_size)
+        turn = np.zeros(len(places), np.int64)
+        if shuffle:
+            blocks = block.astype(np.uint64) * np.uint64(_GOLDEN)  # wraps, as it should
+            turn = (_scrambled(blocks ^ np.uint64(common)) % self.world_size).astype(np.int64)
+        owner = (at + turn) % self.world_size
+        ours: Ints = places[owner == self.rank]
+        if shuffle:
+            generator = torch.Generator().manual_seed(mixed(common, self.rank + 1))
+            ours = ours[cpu.randperm(len(ours), generator=generator).numpy()]
+        if even:
+            ours = ours[: np.bincount(owner, minlength=self.world_size).min()]
+        return ours
+
+
+def share_rank(given: int | None, world_size: int) -> int:
+    """The rank of a learner that shares its passes; ValueError if unknown or too large."""
+    rank = known_rank(given)
+    if rank is None and world_size > 1:
+        raise ValueError(
+            f"{world_size} learners share a pass, and the rank of this one is unknown: give the "
+            "sampler or the buffer rank=, initialize torch.distributed, or set the variable RANK"
+        )
+    if (rank or 0) >= world_size:
+        raise ValueError(
+            f"{world_size} learners share a pass, and this one has rank {rank}: give the sampler "
+            "the number of all learners as world_size, and a rank below it"
+        )
+    return rank or 0
+
+
+def rank_of_draws(
+    storage: Any, generator: torch.Generator | None, given: int | None, *, shared: bool
+) -> int:
+    """The rank to mix into draws; warns if another process draws from the same random state."""
+    engine = getattr(storage, "open_engine", None)
+    seat = None if engine is None else engine.seat
+    if seat is not None and not seat.is_ours():
+        seat.rejoin()
+    shared = shared or getattr(storage, "shared", False)  # a foreign storage may not have it
+    if not (shared or (seat is not None and seat.was_joined())):
+        return 0
+    rank = (known_rank(given) if generator is None else given) or 0
+    if seat is not None and not seat.closed:
+        source = torch.default_generator if generator is None else generator
+        state = source.get_state().numpy().tobytes()
+        digest = hashlib.blake2b(state, digest_size=8, salt=rank.to_bytes(8, "little")).digest()
+        origin = int.from_bytes(digest, "little") | 1
+        if pids := seat.registry.note_first_draw(seat.entry, origin):
+            _warn(seat.where, pids, given=generator is not None)
+    return rank
+
+
+def _warn(where: str, pids: list[int], *, given: bool) -> None:
+    remedy = (
+        "give each generator= another seed, or pass rank="
+        if given
+        else "pass rank= to attach(), or set the variable RANK, or seed each with seed + rank"
+    )
+    named = f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
+    warnings.warn(
+        f"{where}: this process draws the same batches as {named}: their first draws came from the "
+        f"same random state and rank; {remedy}",
+        stacklevel=2,
+    )

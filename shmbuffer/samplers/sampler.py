@@ -1,0 +1,242 @@
+"""The base of all samplers: they give indices of items, and facts about the draw."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from shmbuffer.items.indices import unravel
+from shmbuffer.items.raw_priorities import PriorityUpdate
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.samplers.rank import UNKNOWN, mixed, rank_of_draws
+from shmbuffer.saves.checkpoints import Checkpoints
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.tensors.form import cpu
+
+NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
+ATTEMPTS = 16
+"""How often a draw is repeated, if others overwrite its choice, before it fails."""
+
+
+class WithOrWithout(type):
+    """Makes ``RandomSampler(replacement=False)`` a `SamplerWithoutReplacement`."""
+
+    _without_replacement: Any
+
+    def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
+        """A sampler; derived classes draw with replacement."""
+        if replacement:
+            return super().__call__(*args, **options)
+        if "_without_replacement" not in vars(cls):
+            raise TypeError(
+                f"a {cls.__name__} draws with replacement, and has no form without replacement; "
+                "derive from SamplerWithoutReplacement or SliceSamplerWithoutReplacement for it"
+            )
+        return cls._without_replacement(*args, **options)
+
+
+class Sampler(Checkpoints):
+    """Draws items.
+
+    A sampler of your own needs ``sample``; the buffer reads the items at its indices. Those of this
+    package draw, gather and validate in one call of the C core, if the storage has a ring.
+
+    Source: ``torchrl.data.replay_buffers.Sampler``.
+    """
+
+    _rng: torch.Generator | None = None
+    """The buffer's generator; None is torch's default one."""
+    _rank_in_draws: int = UNKNOWN
+    """Mixed into draws: 0 changes nothing, `UNKNOWN` until the first draw."""
+    _rank_given: tuple[int | None, bool] = None, False
+    """The buffer's ``rank``, and whether it is treated as shared."""
+    _own_rank: int | None = None
+    """The sampler's own ``rank``."""
+    _state_keys: tuple[str, ...] = ()
+    """What `load_state_dict` needs."""
+
+    @property
+    def _given_rank(self) -> int | None:
+        return self._rank_given[0] if self._own_rank is None else self._own_rank
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Draw.
+
+        Args:
+            storage: the storage to draw from.
+            batch_size: how many items.
+
+        Returns:
+            Element indices: int64 ``[batch_size]``, or a tuple of ``ndim`` of them; and a dict of
+            tensors ``[batch_size]`` that become part of the sample.
+
+        Raises:
+            EmptyBufferError: nothing to draw from.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no sample()")
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Whether `sample` would give a batch now."""
+        return len(storage) > 0
+
+    def _sampleable_count(self, storage: Any, batch_size: int) -> int:
+        """How many different draws are possible: items, or places where a slice can begin."""
+        return len(storage)
+
+    def add(self, index: Any) -> None:
+        """An item was written at ``index``."""
+
+    def extend(self, index: Any) -> None:
+        """Items were written at ``index``."""
+
+    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+        """The items at ``index`` were written again."""
+
+    def update_priority(
+        self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
+    ) -> PriorityUpdate:
+        """Change priorities, where the sampler has any."""
+        return PriorityUpdate(0, 0)
+
+    @property
+    def default_priority(self) -> float:
+        """The priority of a new item."""
+        return 1.0
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last draw ended a pass; can be set to False if the sampler has passes."""
+        return False
+
+    def _position(self) -> Any:
+        """What `_rewind` needs to take back later draws; cheap. None if draws change nothing."""
+        return None
+
+    def _rewind(self, position: Any) -> None:
+        """Take back all draws since `_position`, as of prefetched batches never delivered."""
+
+    def _to_plain(self, position: Any, before: Any) -> Any:
+        """A position for a save, after ``before``; TypeError: prefetched batches are redrawn."""
+        if position is not None:
+            raise TypeError(f"the position of a {type(self).__name__} has no plain form")
+
+    def _of_plain(self, plain: Any, before: Any) -> Any:
+        """The position from `_to_plain`."""
+        return None
+
+    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
+        """Draw again, as items were overwritten; in a pass, the same places as they are now."""
+        return self.sample(storage, len(index[0] if isinstance(index, tuple) else index))
+
+    def _divide(self, worker: int, workers: int, rank: int, seed: int) -> None:
+        """Share each pass with other workers of this learner; all get the same ``seed``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the sampler, without its arguments."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state."""
+
+    def _empty(self) -> None:
+        """The storage was emptied."""
+
+    def _loaded_into(self, storage: Any) -> None:
+        """The loaded state belongs to the items in ``storage`` now."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # another process, another learner
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def lanes_of(storage: Any) -> tuple[int, ...]:
+    """Sizes of a storage's dimensions after the first; ``()`` where it has one dimension."""
+    if isinstance(storage, RingBacked):
+        return storage.lanes()
+    ndim = getattr(storage, "ndim", 1)  # a foreign storage: TorchRL uses its shape
+    return tuple(storage.shape[1:ndim]) if ndim > 1 else ()
+
+
+def in_storage(storage: Any, elements: torch.Tensor) -> Any:
+    """Elements as an index of ``storage``: coordinates if it has lanes."""
+    lanes = lanes_of(storage)
+    return unravel(elements, lanes) if lanes else elements
+
+
+_T = TypeVar("_T")
+
+_scratch = threading.local()
+_asked: weakref.WeakSet[Sampler] = weakref.WeakSet()
+_gate = threading.RLock()  # reentrant: a signal handler may fork while its thread draws
+
+
+def between_forks(call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+    """Call a function that uses a generator of torch, with no fork of this process meanwhile."""
+    # A child forked while another thread draws would inherit the generator's mutex locked.
+    with _gate:
+        return call(*arguments, **options)
+
+
+def draw_key(sampler: Sampler, storage: Any) -> int:
+    """One key of 63 bits for a draw, from the sampler's generator and the `rank`; 0.5 µs."""
+    # The tensor that torch fills is kept, one a thread, and read in place.
+    if rank := sampler._rank_in_draws:
+        rank = ask_rank(sampler, storage)
+    try:
+        key, number = _scratch.key
+    except AttributeError:
+        with cpu.lasting():
+            key = cpu.empty((), dtype=torch.int64)
+        number = key.numpy()
+        _scratch.key = key, number
+    with _gate:
+        key.random_(generator=sampler._rng)
+    found = int(number.item())
+    return mixed(found, rank) if rank else found
+
+
+def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    """Draw with a function of torch, for a sampler that knows its rank."""
+    generator = sampler._rng
+    if sampler._rank_in_draws > 0:
+        generator = torch.Generator().manual_seed(draw_key(sampler, None))
+    return between_forks(call, *arguments, generator=generator)
+
+
+def random_numbers(sampler: Sampler, count: int) -> Ints:
+    """Random numbers below 2**62; modulo the number of choices, the bias is below 2**-30."""
+    numbers: Ints = drawn_by(sampler, cpu.randint, 2**62, (count,)).numpy()
+    return numbers
+
+
+def ask_rank(sampler: Sampler, storage: Any) -> int:
+    """The rank to mix into draws, found out at the first draw of a process."""
+    if sampler._rank_in_draws < 0:
+        sampler._rank_in_draws = between_forks(
+            rank_of_draws,
+            storage,
+            sampler._rng,
+            sampler._given_rank,
+            shared=sampler._rank_given[1],
+        )
+        _asked.add(sampler)
+    return sampler._rank_in_draws
+
+
+def _forget_ranks() -> None:
+    for sampler in list(_asked):
+        sampler._rank_in_draws = UNKNOWN
+
+
+# Methods of C, because Ctrl-C may interrupt the start of a Python function.
+os.register_at_fork(
+    before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
+)
+os.register_at_fork(after_in_child=_forget_ranks)  # a child may be another learner

@@ -1,0 +1,197 @@
+"""Trees of sums and of minima in the memory of this process, on the C core's tree."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.items.indices import as_int
+from shmbuffer.memory.format.array_types import Ints
+
+
+class SegmentTree:
+    """Numbers by index, and their sum or minimum over any range, in O(log size).
+
+    Indices and values may be numbers, arrays or tensors; a result has the type of the index. The
+    tree is not shared; that of a `PrioritizedSampler` is.
+
+    Args:
+        size: how many numbers, at least 1.
+    """
+
+    _dtype: ClassVar[type[np.floating[Any]]]
+    _least: ClassVar[bool]
+
+    def __init__(self, size: int) -> None:
+        self._size = as_int("size", size)
+        if self._size < 1:
+            raise ValueError(f"{type(self).__name__}: size has to be at least 1, got {size}")
+        sections = _core.sections(self._size, 1)
+        self._nodes = np.full((sections["bytes"] - sections["mass"]) // 8, self.identity_element)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the tree has."""
+        return self._size
+
+    @property
+    def capacity(self) -> int:
+        """The power of two above ``size``, as in TorchRL."""
+        return 1 << self._size.bit_length()
+
+    @property
+    def identity_element(self) -> float:
+        """The number at indices that were never set."""
+        return float(np.finfo(self._dtype).max) if self._least else 0.0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def at(self, index: Any) -> Any:
+        """The numbers at ``index``; IndexError: out of range."""
+        return _like(index, self._nodes[self._places(index)].astype(self._dtype))
+
+    def update(self, index: Any, value: Any) -> None:
+        """Set numbers; for an index that is given twice, the last one counts.
+
+        Args:
+            index: ``[n]``, or one.
+            value: ``[n]``, or one for all.
+
+        Raises:
+            IndexError: out of range; nothing was changed.
+            ValueError: NaN, or another number of values; nothing was changed.
+        """
+        places, values = self._places(index), _numbers(value, self._dtype)
+        if values.size not in (1, places.size) or np.isnan(values).any():
+            raise ValueError(
+                f"{type(self).__name__}: {places.size} places take as many numbers, or one, and no "
+                f"NaN; got {value!r:.200}"
+            )
+        self._nodes[places] = values
+        _core.tree_update(self._at, self._size, self._least, places.ctypes.data, places.size)
+
+    __getitem__ = at
+    __setitem__ = update
+
+    def query(self, left: Any, right: Any) -> Any:
+        """The sum or minimum from ``left`` to before ``right``; `identity_element` if empty."""
+        ends = [_numbers(end, np.int64).clip(0, self._size) for end in (left, right)]
+        first, end = (np.ascontiguousarray(one) for one in np.broadcast_arrays(*ends))
+        found = np.empty(first.size)
+        _core.tree_query(
+            *(self._at, self._size, self._least, first.ctypes.data, end.ctypes.data),
+            *(found.ctypes.data, found.size),
+        )
+        found = np.where(first < end, found, self.identity_element)
+        return _like(left, found.astype(self._dtype))
+
+    def __getstate__(self) -> tuple[NDArray[Any]]:
+        return (self._nodes[: self._size].astype(self._dtype),)
+
+    def __setstate__(self, state: tuple[NDArray[Any]]) -> None:
+        SegmentTree.__init__(self, len(state[0]))
+        self.update(np.arange(self._size), state[0])
+
+    @property
+    def _at(self) -> int:
+        return self._nodes.ctypes.data
+
+    def _places(self, index: Any) -> Ints:
+        """A copy of an index, ``[n]``."""
+        places = _numbers(index, np.int64).copy()
+        wrong = places[(places < 0) | (places >= self._size)]
+        if len(wrong):
+            raise IndexError(
+                f"{type(self).__name__}: index {wrong[0]} is not one of the {self._size} numbers; "
+                f"they count from 0 to {self._size - 1}"
+            )
+        return places
+
+
+class _Sums(SegmentTree):
+    _least = False
+
+    def scan_lower_bound(self, value: Any) -> Any:
+        """The first index at which the running sum reaches ``value``, an int or int64 ``[n]``.
+
+        It is ``size`` if the sum of all is less, and undefined with negative numbers.
+        """
+        values = _numbers(value, np.float64)
+        found = np.empty(values.size, np.int64)
+        _core.tree_lower_bound(
+            self._at, self._size, values.ctypes.data, found.ctypes.data, found.size
+        )
+        return _like(value, found)
+
+
+class SumSegmentTreeFp32(_Sums):
+    """Sums of float32 numbers, computed in float64; see `SegmentTree`.
+
+    Example:
+        >>> from shmbuffer import SumSegmentTreeFp32
+        >>> tree = SumSegmentTreeFp32(4)
+        >>> tree[0], tree[2] = 1, 3
+        >>> tree.query(0, 4), tree.scan_lower_bound(1.5)
+        (4.0, 2)
+
+    Source: ``torchrl.data.replay_buffers.SumSegmentTreeFp32``.
+    """
+
+    _dtype = np.float32
+
+
+class SumSegmentTreeFp64(_Sums):
+    """Sums of float64 numbers; see `SumSegmentTreeFp32`.
+
+    Source: ``torchrl.data.replay_buffers.SumSegmentTreeFp64``.
+    """
+
+    _dtype = np.float64
+
+
+class MinSegmentTreeFp32(SegmentTree):
+    """Minima of float32 numbers; see `SegmentTree`.
+
+    Example:
+        >>> from shmbuffer import MinSegmentTreeFp32
+        >>> tree = MinSegmentTreeFp32(4)
+        >>> tree[0], tree[2] = 1, 3
+        >>> tree.query(0, 4), tree.query(1, 4)
+        (1.0, 3.0)
+
+    Source: ``torchrl.data.replay_buffers.MinSegmentTreeFp32``.
+    """
+
+    _dtype = np.float32
+    _least = True
+
+
+class MinSegmentTreeFp64(SegmentTree):
+    """Minima of float64 numbers; see `MinSegmentTreeFp32`.
+
+    Source: ``torchrl.data.replay_buffers.MinSegmentTreeFp64``.
+    """
+
+    _dtype = np.float64
+    _least = True
+
+
+def _numbers(value: Any, dtype: type[np.generic]) -> NDArray[Any]:
+    """Numbers as an array ``[n]``."""
+    array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    if dtype is np.int64 and array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"an index is made of integers, got {array.dtype}")
+    with np.errstate(over="ignore"):  # float32 has no more than infinity
+        return np.ascontiguousarray(array.reshape(-1), dtype)
+
+
+def _like(given: Any, values: NDArray[Any]) -> Any:
+    """Values in the form of the index."""
+    if isinstance(given, torch.Tensor):
+        return torch.from_numpy(values).reshape(given.shape).to(given.device)
+    return values.reshape(np.shape(given)) if np.ndim(given) else values[0].item()

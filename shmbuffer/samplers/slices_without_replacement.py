@@ -1,0 +1,179 @@
+"""Slices of trajectories, one of each a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.samplers.passes import Pass
+from shmbuffer.samplers.sampler import drawn_by
+from shmbuffer.samplers.slices import SliceSampler
+from shmbuffer.samplers.slicing.argument_checks import refuse
+from shmbuffer.samplers.slicing.cuts import Cuts
+from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
+from shmbuffer.samplers.without_replacement import SamplerWithoutReplacement
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form import cpu
+
+
+class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
+    """One slice of every trajectory that is long enough, then the next pass.
+
+    Each pass draws other slices. The last batch of a pass may be short; after it `ran_out` is True,
+    which ends an iteration over the buffer.
+
+    A write of this buffer begins a new pass, as in TorchRL. Writes of others into a shared storage
+    join at the next pass, so that a pass ends although they go on writing; a trajectory whose first
+    item was overwritten is left out.
+
+    Args:
+        drop_last: leave out the last batch of a pass if it would be short.
+        shuffle: a new random order each pass; False is the order of age.
+        world_size: number of learners that share a pass, each trajectory drawn by one of them,
+            exactly so as long as nothing is written; see `SamplerWithoutReplacement`.
+        rank: see there.
+        seed: see there.
+        **slices: see `SliceSampler`; all but ``fragmented``, ``pad_output``, ``span`` and
+            ``step_key``. ``cache_values`` is True.
+
+    Raises:
+        ValueError: as these two; and a sample with ``drop_last``, of more slices than there are
+            trajectories.
+
+    Cost: O(trajectories) for a new pass, else what is drawn; and see `SliceSampler`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, SliceSamplerWithoutReplacement
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(9),
+        ...     sampler=SliceSamplerWithoutReplacement(num_slices=2, shuffle=False),
+        ...     batch_size=4,
+        ... )
+        >>> episode = torch.arange(3).repeat_interleave(3)
+        >>> index = rb.extend(TensorDict({"episode": episode}, [9]))
+        >>> [batch["episode"].tolist() for batch in rb]
+        [[0, 0, 1, 1], [2, 2]]
+
+    Source: ``torchrl.data.SliceSamplerWithoutReplacement``.
+    """
+
+    _in_core = False
+
+    def __init__(
+        self,
+        *,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        world_size: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        **slices: Any,
+    ) -> None:
+        refuse(type(self), slices, "cache_values", "fragmented", "pad_output", "span", "step_key")
+        SliceSampler.__init__(self, cache_values=True, **slices)
+        SamplerWithoutReplacement.__init__(
+            self, drop_last, shuffle, world_size=world_size, rank=rank, seed=seed
+        )
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
+        """The next ``count`` of the pass."""
+        allowed = self._allowed(table, steps)
+        least = count if self.drop_last else min(count, 1)
+        ring: Ring | None = ring_of(storage)
+        left, whole = self._left(ring, table, steps), self._pass.whole
+        if left is None or len(left) < least:
+            ours = allowed[self._ours(np.arange(len(allowed)))]
+            if len(ours) < least:
+                raise ValueError(
+                    f"a batch has {count} slices, and {len(ours)} trajectories are long enough; "
+                    "drop_last=True leaves out short batches: draw fewer slices, write more, or "
+                    "use drop_last=False"
+                )
+            left, whole = self._in_order(ours), len(ours)
+        chosen, left = left[:count], left[count:]
+        if len(left) < max(least, 1):
+            self._pass = Pass(whole=whole, ran_out=True)
+        else:
+            heads = table.elements_of(table.starts(left))
+            self._pass = Pass(heads, 0, whole, table.rows, tickets=_tickets(ring, heads))
+        self._written = False
+        return Cuts(chosen, self._begins(table, chosen, steps))
+
+    def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
+        """See `SliceSampler._suffice`: with ``drop_last`` a batch is whole."""
+        return len(self._ours(np.arange(len(allowed)))) >= self._least(count)
+
+    def _left(self, ring: Ring | None, table: Trajectories, steps: int) -> Ints | None:
+        """What is left of the pass, as trajectories of ``table``; None: it is over."""
+        now = self._pass
+        if now.order is None or self._written:
+            return None
+        if now.tickets is None and now.items != table.rows:
+            return None
+        rows = table.rows_of(now.order)
+        trajectories = table.of_rows(rows)
+        same = (rows >= 0) & (rows == table.starts(trajectories))
+        same &= table.lengths(trajectories) >= self._shortest(steps)
+        if now.tickets is not None and ring is not None:
+            same &= _tickets(ring, now.order) == now.tickets
+        left: Ints = trajectories[same]
+        return left
+
+    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
+        """As many slices, of different trajectories; the pass does not change."""
+        steps = self._sizes(self._asked)[1]
+        count = -(-len(index[0] if isinstance(index, tuple) else index) // steps)
+
+        def choose(table: Trajectories) -> Cuts:
+            allowed = self._allowed(table, steps)
+            chosen = drawn_by(self, cpu.randperm, len(allowed))[:count].numpy()
+            return Cuts(allowed[chosen], self._begins(table, allowed[chosen], steps))
+
+        return self._draw(storage, steps, choose)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is; see `SamplerWithoutReplacement.state_dict`.
+
+        ``_heads`` has the first element of each trajectory that is left, or is None between two
+        passes, ``_trajectories`` their number in the pass. ``_sample_list`` is None: TorchRL, whose
+        trajectories have other numbers, begins a new pass.
+        """
+        state = super().state_dict()
+        return {
+            **state,
+            "_sample_list": None,
+            "_heads": state["_sample_list"],
+            "_trajectories": self._pass.whole,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; of TorchRL's, ``drop_last`` and ``_ran_out``.
+
+        If the storage has another number of items than the pass had, a new pass begins.
+        """
+        # Without tickets: the items that were loaded have others.
+        super().load_state_dict({**state_dict, "_sample_list": state_dict.get("_heads")})
+        self._pass = self._pass._replace(whole=int(state_dict.get("_trajectories", 0)))
+
+    def __repr__(self) -> str:
+        left, whole = self._pass.left(), self._pass.whole
+        count = (0 if self._pass.ran_out else whole) if left is None else len(left)
+        return f"{SliceSampler.__repr__(self)[:-1]}, {whole - count} of {whole} drawn)"
+
+
+def _tickets(ring: Ring | None, elements: Ints) -> Ints | None:
+    return None if ring is None else slots.tickets(ring.live.words[elements // ring.width])
+
+
+SliceSampler._without_replacement = SliceSamplerWithoutReplacement

@@ -1,0 +1,293 @@
+"""The user's rules for where trajectories end, and the trajectories that follow from them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.memory.system.fork_lock import ForkLock
+from shmbuffer.samplers.passes import wait_for_items
+from shmbuffer.samplers.sampler import ATTEMPTS, lanes_of
+from shmbuffer.samplers.slicing.flags import cuts_of
+from shmbuffer.samplers.slicing.following import Following, put_in_order
+from shmbuffer.samplers.slicing.given import Given
+from shmbuffer.samplers.slicing.interleaved import Interleaved
+from shmbuffer.samplers.slicing.single_entries import (
+    Entries,
+    LeafEntries,
+    ObjectEntries,
+    RecordEntries,
+    any_of,
+)
+from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.samplers.slicing.windows import Windows
+from shmbuffer.storages.record_store import RecordStore
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.rows import Rows
+from shmbuffer.storages.storage import ring_of
+
+_EMPTY = "the storage is empty: write something before sampling"
+DONE: KeyPath = ("next", "done")
+#: Where trajectory ids are looked for; TorchRL's collectors write the first one.
+USUAL_IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("episode",))
+
+
+Keys = tuple[KeyPath | None, tuple[KeyPath, ...]]  # of the id, and of the flags
+
+
+class _OtherKeysError(Exception):
+    """Newer items have other entries, so that all trajectories have to be cut again."""
+
+
+class Found(NamedTuple):
+    """The trajectories of a storage at one moment."""
+
+    table: Trajectories
+    entries: Entries
+    """Read the flags of its items."""
+    storage: weakref.ref[Any]
+    mover: Any
+    following: Following | None
+    """Keeps the table up to date; None if it is made from all items each time."""
+    moment: tuple[int, int, int] | None
+
+
+class Boundaries:
+    """Where trajectories end; see `SliceSampler` for the arguments that it has too."""
+
+    def __init__(
+        self,
+        *,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        step_key: Key | None = None,  # None: items are in order
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+        cache_values: bool = False,
+        others: Sequence[KeyPath] = (),  # entries that are read as well
+        begins: Sequence[KeyPath] = (),  # flags of first items; those that items lack are ignored
+        windows: Windows | None = None,  # that the trajectories of a ring are cut into
+    ) -> None:
+        self._all_ends = end_keys is not None
+        given = () if end_keys is None else tuple(path_of(key) for key in end_keys)
+        self._ends = given if end_key is None else (path_of(end_key),)
+        self._ids = None if traj_key is None else path_of(traj_key)
+        self._step = None if step_key is None else path_of(step_key)
+        self._given = Given(ends, trajectories)
+        self._cache_values = cache_values
+        self._others = (*others, *begins)
+        self._begins = tuple(begins)
+        self._windows = windows
+        self._interleaved = Interleaved()
+        self._seen: Found | None = None
+        self._asked: Keys | None = None  # of the entries that were looked at
+
+    def of(self, storage: Any) -> Found:
+        """The trajectories of a storage now; a change through a view of the memory is not seen."""
+        with self.lock:
+            for attempt in range(ATTEMPTS):
+                try:
+                    return self._of(storage)
+                except IndexError:  # an object that another thread began to write over meanwhile
+                    if attempt == ATTEMPTS - 1 or ring_of(storage) is None:
+                        raise
+                except _OtherKeysError:
+                    if attempt == ATTEMPTS - 1:
+                        raise
+        raise AssertionError("not reached")
+
+    def forget(self) -> None:
+        """Look at everything again."""
+        self._seen = None
+
+    def _in_child(self, _: bool) -> None:
+        """Begins again, and gives every window again."""
+        self.forget()
+        if self._windows is not None:
+            self._windows.forget()
+
+    #: Held while a table is used: another thread may look again.
+    lock = ForkLock(_in_child)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_seen": None}
+        state.pop("lock", None)
+        return state
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _of(self, storage: Any) -> Found:
+        ring: Ring | None = ring_of(storage)
+        mover = storage.mover() if isinstance(storage, RingBacked) else None
+        wait_for_items(storage, ring, _EMPTY)
+        # Read before anything else: a later write makes another moment.
+        moment = None if ring is None else (ring.head, ring.write_count, ring.length)
+        seen = self._seen
+        if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
+            seen = None
+        lies_open = ring is not None and isinstance(mover, Rows | RecordStore)
+        if seen is not None and (self._given or not lies_open):
+            if self._cache_values and moment is not None and seen.moment == moment:
+                return seen
+            seen = None
+        following: Following | None = None
+        if ring is None:
+            count = len(storage)
+            entries = self._objects(storage, np.arange(count))
+            table = self._of_foreign(entries, count)
+        elif self._given:
+            there = ring.live.committed_slots()
+            entries = self._entries(storage, mover, there)
+            entries.read(there)
+            assert moment is not None
+            table = self._given.trajectories(there, ring.capacity, ring.width, moment[0])
+        else:
+            following = seen.following if seen is not None else None
+            if following is None or following.native is not ring.seat.native:
+                following, self._asked, seen = Following(ring), None, None
+                if self._windows is not None:
+                    self._windows.follow(ring, following)
+            there = np.zeros(0, np.int64) if lies_open else ring.live.committed_slots()
+            entries = self._entries(storage, mover, there) if seen is None else seen.entries
+            table = following.table
+            if seen is None and self._step is None and isinstance(mover, Rows):
+                ids, ends = self._keys(entries)
+                following.cut_at(cuts_of(entries, ids, ends, self._begins))
+            self._catch_up(following, entries)
+            if self._step is None:
+                self._interleaved.look(storage, ring)
+        if not table.rows:
+            raise EmptyBufferError(_EMPTY)
+        if seen is None or not lies_open:
+            seen = Found(table, entries, weakref.ref(storage), mover, following, moment)
+        self._seen = seen
+        return seen
+
+    def _catch_up(self, following: Following, entries: Entries) -> None:
+        if self._step is not None:
+            following.catch_up_by_step(partial(self._steps, entries))
+        else:
+            following.catch_up(partial(self._cuts, entries, following.ring.width))
+
+    def _cuts(self, entries: Entries, lanes: int, slots: Ints, before: Ints) -> Flags:
+        """Whether a trajectory begins at items that follow others (-1: none), ``[n, lanes]``."""
+        follow = before >= 0
+        entries.read(slots)
+        entries.read(before[follow])
+        ids, ends = self._keys_as_before(entries)
+        cuts = np.ones((len(slots), lanes), np.bool_)
+        if follow.any():
+            one, other = slots[follow], before[follow]
+            found = [any_of(entries.at(path, other)) for path in ends]
+            if ids is not None:
+                found.append(any_of(entries.at(ids, one) != entries.at(ids, other)))
+            begins = [path for path in self._begins if entries.has(path)]
+            found += [any_of(entries.at(path, one)) for path in begins]
+            cuts[follow] = np.logical_or.reduce(found) if found else False
+        return cuts
+
+    def _steps(self, entries: Entries, slots: Ints) -> tuple[Ints, Ints, str]:
+        """Ids and steps of items, int64 ``[n * lanes]``, and their names."""
+        entries.read(slots)
+        id_path, _ = self._keys_as_before(entries)
+        assert id_path is not None
+        assert self._step is not None
+        what = f"traj_key {_names([id_path])}, step_key {_names([self._step])}"
+        found = []
+        for path in (id_path, self._step):
+            values = entries.at(path, slots)
+            if values.dtype.kind not in "iu" or values.shape[2] != 1:
+                raise TypeError(
+                    f"fragmented=True needs one integer an item in {what}, found "
+                    f"{values.shape[2]} of {values.dtype}"
+                )
+            found.append(values.reshape(-1).astype(np.int64))
+        ids, steps = found
+        if len(steps) and steps.min() < 0:
+            raise ValueError(
+                f"fragmented=True: a step is not negative, found {steps.min()} ({what})"
+            )
+        return ids, steps, what
+
+    def _of_foreign(self, entries: Entries, count: int) -> Trajectories:
+        """The trajectories of a storage without a ring, in the order of its indices."""
+        if self._given:
+            return self._given.trajectories(np.arange(count), max(count, 1), 1, None)
+        table, slots = Trajectories(max(count, 1), 1), np.arange(count)
+        nothing = np.zeros(count, np.uint64)
+        if self._step is not None:
+            ids, steps, what = self._steps(entries, slots)
+            put_in_order(table, slots, nothing, ids, steps, what)
+        else:
+            table.append(slots, nothing, self._cuts(entries, 1, slots, slots - 1))
+        return table
+
+    def _entries(self, storage: Any, mover: Any, there: Ints) -> Entries:
+        if isinstance(mover, Rows):
+            return LeafEntries(mover)
+        if isinstance(mover, RecordStore):
+            return RecordEntries(mover, self._paths)
+        return self._objects(storage, there)
+
+    def _objects(self, storage: Any, there: Ints) -> Entries:
+        self._asked = None
+        if lanes_of(storage):
+            raise TypeError(
+                f"slices of a {type(storage).__name__} need one with ndim=1, or a storage of "
+                "tensors of this package"
+            )
+        return ObjectEntries(storage, there, self._paths)
+
+    @property
+    def _paths(self) -> tuple[KeyPath, ...]:
+        """Every entry that may be read."""
+        named = tuple(path for path in (self._ids, self._step) if path is not None)
+        return tuple(dict.fromkeys((*self._ends, *USUAL_IDS, DONE, *self._others, *named)))
+
+    def _keys_as_before(self, entries: Entries) -> Keys:
+        """`_keys`; _OtherKeysError if earlier items had others."""
+        keys = self._keys(entries)
+        before, self._asked = self._asked, keys
+        if before is not None and before != keys:
+            raise _OtherKeysError
+        return keys
+
+    def _keys(self, entries: Entries) -> Keys:
+        """The entries of the items that decide."""
+        if self._all_ends and not self._ends:
+            return None, ()
+        wanted = () if self._ends else USUAL_IDS
+        wanted = wanted if self._ids is None else (self._ids,)
+        ids = next((path for path in wanted if entries.has(path)), None)
+        if self._step is not None:
+            if ids is None or not entries.has(self._step):
+                raise RuntimeError(
+                    "fragmented=True needs an id of the trajectory and the number of the step with "
+                    f"every item: traj_key {_names(wanted)}, step_key {_names([self._step])}; one "
+                    "of them is not there"
+                )
+            return ids, ()
+        ends = tuple(path for path in self._ends or (DONE,) if entries.has(path))
+        if ids is not None or ends:
+            return ids, ends if self._ends or ids is None else ()
+        if self._all_ends:
+            raise KeyError(f"the items have none of the end_keys {_names(self._ends)}")
+        raise RuntimeError(
+            "nothing says where a trajectory ends: the items have neither an id of it under "
+            f"{_names(wanted or USUAL_IDS)} nor a flag under {_names(self._ends or (DONE,))}; name "
+            "an entry of theirs with traj_key or end_key"
+        )
+
+
+def _names(paths: Sequence[KeyPath | None]) -> str:
+    return ", ".join(repr(key_of(path)) for path in paths if path)

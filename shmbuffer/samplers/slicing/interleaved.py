@@ -1,0 +1,118 @@
+"""A warning for rows of several environments that were written as one sequence.
+
+    extend([a0, b0, c0])  extend([a1, b1, c1])   ──▶  a0 b0 c0 a1 b1 c1
+
+The rows of a vector environment belong to one stream unless the writer names the streams. The
+ring does not record that they are of several environments, but their observations show it: the next
+observation of an item is the observation of the item three places later, not of the following one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.leaf import KeyPath, key_of
+from shmbuffer.samplers.slicing.single_entries import pick
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.structure import leaves_of
+
+_LEAST, _MOST = 64, 8192  # items of one stream that are compared
+_BYTES = 2**24  # of their observations, about
+_LAGS = 32  # distances that are tried
+_PAIRS = 8  # that have to agree
+_FOLLOWS = 0.2  # of the items lead to the following one: it is one environment
+_AGREES = 0.8  # of the items lead to the one at that distance: several
+_ENDS: tuple[KeyPath, ...] = (("next", "done"), ("done",))
+
+
+class Interleaved:
+    """Looks at the newest items of a ring until it knows whether environments are mixed."""
+
+    def __init__(self) -> None:
+        self._wanted = _LEAST  # items in the ring before the next look; 0: it is known
+
+    def look(self, storage: Any, ring: Ring) -> None:
+        """Warns, once, if the items of a stream are those of several environments in turn.
+
+        Cost: nothing, but for one to eight reads of up to 8,192 items when the first slices of a
+        buffer are drawn.
+        """
+        length = ring.length
+        if not self._wanted or length < self._wanted or ring.width > 1:
+            return
+        ends = length == ring.capacity or length >= _MOST
+        self._wanted = 0 if ends else 2 * length
+        try:
+            lag = _lag_of(storage, _newest_of_a_stream(ring))
+        except (IndexError, RuntimeError):  # an item was overwritten, or shapes differ: no warning
+            return
+        if lag is None:
+            return
+        self._wanted = 0
+        if lag[0] > 1:
+            places, entry = lag
+            warnings.warn(
+                f"slices and windows follow the items of a stream, but the next observation of an "
+                f"item ({key_of(entry)!r}) is the observation of the item {places} places later. "
+                f"These look like rows of {places} environments, which slices mix. Write them with "
+                f"extend(rows, streams=range({places})) or with a Recorder. If they are "
+                f"{places}-step transitions of one environment, ignore this",
+                stacklevel=2,
+            )
+
+
+def _newest_of_a_stream(ring: Ring) -> Ints:
+    """Slots of the newest items of the stream that wrote last, oldest first."""
+    count = min(ring.capacity, _MOST)
+    slots: Ints = (ring.head - np.arange(count, 0, -1)) % ring.capacity
+    slots = slots[ring.live.holds(slots)]
+    sources = ring.live.sources[slots]
+    return slots[sources == sources[-1]] if len(slots) else slots
+
+
+def _lag_of(storage: Any, slots: Ints) -> tuple[int, KeyPath] | None:
+    """How many places after an item its next observation is, and the entry; None: not known."""
+    if len(slots) < _LEAST:
+        return None
+    leaves = leaves_of(storage.get(int(slots[-1])))
+    pairs = [
+        (leaf.nbytes, path, after)
+        for path, leaf in leaves.items()
+        for after in (("next", *path), (*path[:-1], f"next_{path[-1]}"))
+        if isinstance(leaf, torch.Tensor) and leaf.dtype is not torch.bool and after in leaves
+    ]
+    if not pairs:
+        return 1, ()
+    nbytes, path, after_path = max(pairs)
+    batch = storage.get(torch.from_numpy(slots[-max(_LEAST, _BYTES // max(nbytes, 1)) :]))
+    before, after = pick(batch, path), pick(batch, after_path)
+    if before is None or after is None or before.shape != after.shape:
+        return 1, ()
+    count = len(before)
+    before, after = before.reshape(count, -1), after.reshape(count, -1)
+    done = next((one for key in _ENDS if (one := pick(batch, key)) is not None), None)
+    goes_on = cpu.ones(count, dtype=torch.bool)
+    if done is not None:
+        goes_on = ~done.reshape(count, -1).any(-1)
+
+    def share(lag: int) -> float:
+        """The share of the items that lead to the item at this distance."""
+        which = goes_on[:-lag]
+        if int(which.sum()) < _PAIRS:
+            return 0.0
+        return float((after[:-lag][which] == before[lag:][which]).all(-1).float().mean())
+
+    if share(1) > _FOLLOWS:
+        return 1, path
+    for first in torch.nonzero(goes_on[: count // 2])[:4].flatten().tolist():
+        same = (before[first + 2 :] == after[first]).all(-1)
+        for lag in (torch.nonzero(same)[:_LAGS].flatten() + 2).tolist():
+            if share(lag) >= _AGREES:
+                return lag, after_path
+    return None

@@ -1,0 +1,180 @@
+"""The trajectories of a storage: which items follow each other, and how many there are.
+
+rows            one for each item: trajectory << 32 | number in it, so that the items of a
+                trajectory are consecutive rows; valid until the next look
+trajectories    numbers in no order; those that are long enough are counted by age
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.storages.indexing import tickets_at
+
+_ROWS = np.int64(32)  # bits of a row below the trajectory
+
+
+class Trajectories:
+    """Every trajectory of a storage at the last look; 12 to 16 bytes an element."""
+
+    def __init__(self, slots: int, width: int) -> None:
+        self._all = _core.Trajectories(slots, width)
+        # Of the ring at that look: items with tickets from there on are newer. None without a ring.
+        self.head: int | None = None
+        self.windows: _core.Windows | None = None  # that the trajectories are cut into
+        self.first = 0  # element of the oldest slot, from which trajectories are counted
+
+    def __len__(self) -> int:
+        """How many trajectories there are."""
+        return self._all.count
+
+    @property
+    def rows(self) -> int:
+        """How many items are in them."""
+        return self._all.items
+
+    @property
+    def longest(self) -> int:
+        """Items of the longest. O(trajectories)."""
+        return self._all.longest
+
+    def long(self, steps: int) -> Long:
+        """Trajectories of at least ``steps`` items; O(trajectories) where ``steps`` is new."""
+        return Long(self._all, steps, self.first)
+
+    def rows_at(self, numbers: Ints) -> Ints:
+        """Rows by age, int64 ``[n]``. O(log elements) each; O(elements) the first time."""
+        return self.rows_of(_each(self._all.held, numbers, self.first))
+
+    def starts(self, trajectories: Ints) -> Ints:
+        """The first row of each trajectory, int64 ``[n]``."""
+        return trajectories << _ROWS
+
+    def lengths(self, trajectories: Ints) -> Ints:
+        """How many items each trajectory has, int64 ``[n]``."""
+        return _each(self._all.lengths, trajectories)
+
+    def of_rows(self, rows: Ints) -> Ints:
+        """The trajectory of each row, int64 ``[n]``."""
+        return rows >> _ROWS
+
+    def elements_of(self, rows: Ints) -> Ints:
+        """The element of each row, int64 ``[n]``."""
+        return _each(self._all.elements, rows)
+
+    def rows_of(self, elements: Ints) -> Ints:
+        """The row of each element, int64 ``[n]``; -1 where there is none."""
+        return _each(self._all.rows, elements)
+
+    def are_there(self, ring: Ring, elements: Ints) -> Ints | None:
+        """Tickets of items of this table, int64 ``[n]``; None if one was overwritten since."""
+        tickets = tickets_at(ring, elements // ring.width)
+        there = (tickets >= 0) & (tickets < (self.head or 0))
+        return tickets if there.all() else None
+
+    # -- what has come and gone ----------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forget every item."""
+        self._all.clear()
+
+    def drop(self, slots: Ints) -> None:
+        """The items of these slots are gone."""
+        self._all.drop(slots.ctypes.data, len(slots))
+
+    def before(self, slots: Ints, sources: NDArray[np.uint64], reach: Ints) -> Ints:
+        """The slot that each new item follows in its source; -1: none within its ``reach``."""
+        out = np.empty_like(slots)
+        self._all.before(_at(slots), _at(sources), _at(reach), len(slots), _at(out))
+        return out
+
+    def append(
+        self, slots: Ints, sources: NDArray[np.uint64], cuts: Flags, settled: int = 0
+    ) -> None:
+        """Append items to their sources; the first ``settled`` of them may complete windows."""
+        self._all.append(_at(slots), _at(sources), _at(cuts), len(slots), settled)
+
+    def insert(
+        self, elements: Ints, sources: NDArray[np.uint64], ids: Ints, steps: Ints
+    ) -> tuple[int, int] | None:
+        """Insert items by step; of a step that is there already, the row and the element."""
+        return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
+
+    def follow(
+        self, follower: _core.Follower, cuts: int, count: int
+    ) -> int | tuple[bool, bytes, bytes] | None:
+        """Look, and append new items. The head up to which all is known, else what was seen."""
+        return self._all.follow(follower, cuts, count)
+
+    def windows_at(self, count: int, newest: int, out: int) -> int:
+        """`take`, with every element of each window, written to an address. How many windows."""
+        return self._all.windows(count, newest, out)
+
+    def slices_at(self, which: Ints, begins: Ints, steps: int, out: int) -> bool:
+        """The elements of slices, by two numbers each; False: no trajectory is as long."""
+        return self._all.slices(_at(which), _at(begins), len(which), steps, self.first, out)
+
+    def cut_by(self, windows: _core.Windows) -> None:
+        """Cut what comes from here on into windows."""
+        self._all.cut_by(windows)
+        self.windows = windows
+
+    def take(self, count: int, newest: int) -> Ints:
+        """First elements of the next windows that begin in the ``newest`` slots, int64 ``[n]``."""
+        firsts = np.empty(count, np.int64)
+        return firsts[: self._all.take(count, newest, _at(firsts))]
+
+    def used(self, elements: int, *, waiting: bool = False) -> Ints:
+        """By element, the ticket of an item in no window, or in a taken (any) one; else -1."""
+        tickets = np.empty(elements, np.int64)
+        self._all.used(_at(tickets), waiting)
+        return tickets
+
+    @property
+    def moved(self) -> int:
+        """How many trajectories had to make room for others since `clear`."""
+        return self._all.moved
+
+    def around(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
+        """These slots, their followers, and what each follows; None if a source has changed."""
+        items, before = np.empty((2, 2 * len(slots)), np.int64)
+        found = self._all.around(_at(slots), _at(sources), len(slots), _at(items), _at(before))
+        return None if found is None else (items[:found], before[:found])
+
+    def cut(self, slots: Ints, cuts: Flags) -> None:
+        """Whether a trajectory begins at these slots, ``[n, lanes]``."""
+        self._all.cut(_at(slots), _at(cuts), len(slots))
+
+
+class Long:
+    """Trajectories of some length: the k-th, by the age of their first item."""
+
+    def __init__(self, trajectories: _core.Trajectories, steps: int, first: int) -> None:
+        self._all, self._first = trajectories, first
+        self._count = trajectories.long(steps)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return self._count
+
+    def __getitem__(self, numbers: Ints) -> Ints:
+        """Trajectories by their place in that order, int64 ``[n]``. O(log elements) each."""
+        return _each(self._all.rows, _each(self._all.firsts, numbers, self._first)) >> _ROWS
+
+
+def _each(call: Any, numbers: Ints, *more: int) -> Ints:
+    numbers = np.ascontiguousarray(numbers, np.int64)
+    out = np.empty_like(numbers)
+    call(numbers.ctypes.data, numbers.size, out.ctypes.data, *more)
+    return out
+
+
+def _at(array: NDArray[Any]) -> int:
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)

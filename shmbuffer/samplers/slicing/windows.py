@@ -1,0 +1,213 @@
+"""Windows of trajectories that are given once: which were, and how that is kept over a save.
+
+    trajectories ──▶ windows.c      completed windows, a queue; the items that need none any more
+                        ╰──▶ state  those items, a bit each
+
+Which windows there are follows from the trajectories, and from the items that have been in one: so
+nothing but these is saved, and they are known by their tickets as long as the ring is the same.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer._native import _core
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import ItemSnapshot, Ring
+from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.samplers.sampler import NOTHING_THERE
+from shmbuffer.samplers.slicing.following import Following
+from shmbuffer.samplers.slicing.race import Race
+from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form import cpu
+
+
+class Used(NamedTuple):
+    """Items that need no window."""
+
+    elements: Ints
+    """int64 ``[n]``."""
+    below: int
+    """Only where they have tickets below that: others are stored there by now."""
+
+
+_REAP_S = 0.1  # between two looks for writers that have died
+
+_NONE = Used(np.zeros(0, np.int64), 0)
+
+
+class Windows:
+    """Windows of one sampler.
+
+    Args:
+        steps: items of a window.
+
+    The caller holds the lock of the trajectories.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._native: _core.Windows | None = None
+        self._ring: Ring | None = None
+        self._following: Following | None = None
+        self._table: Trajectories | None = None
+        self._reaped = 0.0
+        self._loaded = _NONE
+        self.race = Race()
+
+    def ring_of(self, storage: Any) -> Ring:
+        """The ring of a storage; TypeError, ValueError where it has none, or no room.
+
+        Before the first write: EmptyBufferError.
+        """
+        ring = ring_of(storage)
+        if ring is None:
+            if isinstance(storage, RingBacked):
+                raise EmptyBufferError(NOTHING_THERE)
+            raise TypeError(
+                "StreamingSliceSampler follows what is written in a storage of this package; a "
+                f"{type(storage).__name__} does not say it. Draw with a SliceSampler"
+            )
+        if ring.elements < self.steps:
+            raise ValueError(
+                f"a storage of {ring.elements} items has no room for one window of "
+                f"slice_len={self.steps}"
+            )
+        return ring
+
+    def follow(self, ring: Ring, following: Following) -> None:
+        """Cut the trajectories that are followed, before there is an item in them."""
+        if self._ring is None or self._ring.seat.native is not ring.seat.native:
+            self._native, self._ring = _core.Windows(ring.seat.native, self.steps), ring
+            loaded, self._loaded = self._loaded, _NONE
+            fit = np.ascontiguousarray(loaded.elements[loaded.elements < ring.elements])
+            self._native.use(fit.ctypes.data, len(fit), loaded.below)
+        assert self._native is not None
+        following.cut_by(self._native)
+        self._following, self._table = following, following.table
+
+    def forget(self) -> None:
+        """Every window comes again."""
+        self._native = self._ring = self._following = self._table = None
+        self._loaded = _NONE
+
+    def take(self, count: int) -> Ints:
+        """The next ones, as their first elements, int64 ``[n]``."""
+        table, ring = self._table, self._ring
+        assert table is not None
+        assert ring is not None
+        return table.take(count, self.race.newest(ring))
+
+    def put(self, count: int, out: int) -> int:
+        """All elements of the next ones, into memory that is there. How many windows there were."""
+        table, ring = self._table, self._ring
+        assert table is not None
+        assert ring is not None
+        return table.windows_at(count, self.race.newest(ring), out)
+
+    def are_ahead(self, firsts: Ints) -> Flags:
+        """Of which of these first elements the slots are not written over next."""
+        ring, table = self._ring, self._table
+        assert ring is not None
+        assert table is not None
+        age = ((table.head or 0) - 1 - firsts // ring.width) % ring.capacity
+        ahead: Flags = age < self.race.newest(ring)
+        return ahead
+
+    def lose(self, count: int) -> None:
+        """So many that were taken were written over before they were read."""
+        if self._native is not None:
+            number, lost = self._native.position
+            self._native.back(number, lost + count)
+
+    def help(self) -> None:
+        """Have a write ended whose writer has died: what is behind it is in no window before."""
+        now = time.monotonic()
+        if self._following is None or not self._following.pending:
+            return
+        if now - self._reaped >= _REAP_S:
+            self._reaped = now
+            self._following.ring.seat.reap_dead()
+
+    @property
+    def followed(self) -> int:
+        """Items with tickets below that are cut; 0 while one of them is being written."""
+        if self._table is None or self._following is None or self._following.pending:
+            return 0
+        return self._table.head or 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether items are followed."""
+        return self._native is not None
+
+    def use(self, elements: Ints, below: int) -> None:
+        """These items, where they have tickets below that, come in no window any more."""
+        if self._native is not None:
+            elements = np.ascontiguousarray(elements)
+            self._native.use(elements.ctypes.data, len(elements), below)
+
+    @property
+    def waiting(self) -> int:
+        """How many were not taken yet; those that are lost by now among them."""
+        return 0 if self._native is None else self._native.waiting
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """What `rewind` needs; and, second, how many were lost."""
+        return None if self._native is None else self._native.position
+
+    def rewind(self, position: tuple[int, int] | None) -> None:
+        """As if none had been taken since."""
+        if self._native is not None:
+            self._native.back(*(position or (0, 0)))
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def used(self, moment: Any = None) -> Used:
+        """The items that need no window, and the ring's head.
+
+        Args:
+            moment: what is saved of the storage: an `ItemSnapshot`; another value is the ring as it
+                is now.
+        """
+        if self._table is None or self._ring is None:
+            return self._loaded
+        tickets = self._table.used(self._ring.elements)
+        head = self._ring.head
+        if isinstance(moment, ItemSnapshot):
+            tickets[tickets != moment.tickets.repeat(self._ring.width)] = -1
+            head = moment.head
+        return Used(np.flatnonzero(tickets >= 0), head)
+
+    def load(self, used: Used) -> None:
+        """Go on from there, the next time that something is followed."""
+        self.forget()
+        self._loaded = used
+
+    def loaded_into(self, ring: Ring) -> None:
+        """What was loaded is of the items that this ring has now, whose tickets are others."""
+        self._loaded = self._loaded._replace(below=ring.head)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict.fromkeys(("_native", "_ring", "_following", "_table"))
+        return {**self.__dict__, **state, "_loaded": _NONE}
+
+
+def as_bits(elements: Ints) -> torch.Tensor:
+    """A set of numbers as uint8 ``[largest / 8]``."""
+    flags = np.zeros(int(elements.max(initial=-1)) + 1, np.bool_)
+    flags[elements] = True
+    return torch.from_numpy(np.packbits(flags, bitorder="little"))
+
+
+def of_bits(bits: Any) -> Ints:
+    """The numbers again, int64."""
+    given = cpu.as_tensor(bits).cpu().numpy().astype(np.uint8)
+    return np.flatnonzero(np.unpackbits(given, bitorder="little"))

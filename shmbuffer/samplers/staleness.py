@@ -1,0 +1,359 @@
+"""Items by how stale they are: for collectors that lag behind the policy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer._native._core import address
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.items.keys import GENERATION
+from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.flow.consumers import Start
+from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.leaf import Key, path_of
+from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.samplers.labelled.index import LabelIndex
+from shmbuffer.samplers.labelled.item_claims import ItemClaims
+from shmbuffer.samplers.labelled.versions import ConsumerVersion, versions_of
+from shmbuffer.samplers.sampler import draw_key, in_storage
+from shmbuffer.samplers.taking import Consumes
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.tensors.form import cpu
+from shmbuffer.torchrl.compat.samplers import read_integers, write_numbers
+
+_LARGEST = 2**62
+
+
+class StalenessAwareSampler(Consumes):
+    """Items in proportion to a weight that falls with their staleness, and none that is too stale.
+
+    The staleness of an item is `consumer_version` less the version that the item has under
+    ``version_key``: how many updates ago the policy was that made it. Collectors lag differently,
+    so versions lie in the storage in any order; every item is weighed by its own.
+
+    No item comes twice in a batch, unless fewer than the batch are fresh enough: then with
+    replacement, as in TorchRL. The next item is each of those that are left with probability
+    ``weight / sum(weights)``, exactly.
+
+    A sample has the staleness of its items under ``"staleness"``, float32 ``[n]``, and where the
+    storage is shared their tickets under ``"index_generation"``.
+
+    Args:
+        max_staleness: items that are staler are never drawn; -1: none is too stale.
+        staleness_weight_fn: of float32 ``[versions]``, the staleness of each version that is there;
+            gives as many weights, not negative. None: ``1 / (staleness + 1)``, and 1 of items that
+            are newer than `consumer_version`.
+        version_key: entry of an item with the version, one whole number.
+        freshest_first: the freshest items instead, the newest of a version first, without chance.
+        consumer: a name: every item is given once among all learners with a sampler of this name,
+            under leases, as by a `ConsumingSampler`. What is too stale is given to nobody.
+        start: where a consumer begins that is not there yet: ``"oldest"`` or ``"newest"``.
+
+    Raises:
+        ValueError: ``max_staleness`` is below -1.
+
+    Cost: 20 ns an item that was written since the draw before, of records 1 µs; 80 µs a batch of
+        256 tensors, a quarter of them the choice; 10 µs for each
+        thousand different versions that are there, however many items have them. The first draw
+        looks at every item, 100 ms a million. 12 to 16 bytes an item.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, StalenessAwareSampler
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> sampler = StalenessAwareSampler(max_staleness=1)
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(4), sampler=sampler, batch_size=2
+        ... )
+        >>> version = torch.tensor([3, 1, 2, 1])
+        >>> index = rb.extend(TensorDict({"policy_version": version}, [4]))
+        >>> sampler.consumer_version = 3
+        >>> sample = rb.sample()
+        >>> sorted(zip(sample["index"].tolist(), sample["staleness"].tolist()))
+        [(0, 0.0), (2, 1.0)]
+
+    Source: ``torchrl.data.replay_buffers.StalenessAwareSampler``.
+    """
+
+    _state_keys = ("max_staleness", "consumer_version")
+
+    def __init__(
+        self,
+        max_staleness: int = -1,
+        staleness_weight_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        version_key: Key = "policy_version",
+        *,
+        freshest_first: bool = False,
+        consumer: str | None = None,
+        start: Start = "oldest",
+    ) -> None:
+        super().__init__(consumer, 1, start)
+        self.max_staleness = max_staleness
+        self.staleness_weight_fn = staleness_weight_fn
+        self.version_key = version_key
+        self.freshest_first = bool(freshest_first)
+        self._version = ConsumerVersion()
+        self._index = LabelIndex(path_of(version_key), versions_of)
+        self._index.is_claimed = consumer is not None
+        self._claims = ItemClaims(self._index, whole=False)
+
+    # -- the consumer's version ----------------------------------------------------------------
+
+    @property
+    def consumer_version(self) -> int:
+        """The version of the policy that learners have.
+
+        On a storage that processes share it is one number for all of them, which a learner sets,
+        and which ``buffer.publish`` raises to the version of the weights. 0 until then.
+
+        Raises:
+            ValueError, TypeError: set to something that is no number from 0 to 2**62 - 1.
+        """
+        return self._version.read()
+
+    @consumer_version.setter
+    def consumer_version(self, value: int) -> None:
+        self._version.store(value)
+
+    def increment_consumer_version(self) -> None:
+        """Add 1 to it; two learners that do so at once add 2."""
+        self._version.increment()
+
+    @property
+    def max_staleness(self) -> int:
+        """The largest staleness of an item that is drawn; -1: any.
+
+        Raises:
+            ValueError: below -1.
+        """
+        return self._max_staleness
+
+    @max_staleness.setter
+    def max_staleness(self, value: int) -> None:
+        number = operator.index(value)
+        if number < -1:
+            raise ValueError(f"max_staleness is at least 0, or -1 for no limit; got {value}")
+        self._max_staleness = number
+
+    def bind(self, storage: Any) -> Consumer | None:
+        """Share the version of the consumer with who else has this storage; see `Consumes.bind`."""
+        self._version.bind(storage)
+        return super().bind(storage)
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Draw; see `Sampler.sample`.
+
+        Returns:
+            Indices, and the staleness of each item under ``"staleness"``, float32 ``[n]``.
+
+        Raises:
+            EmptyBufferError: nothing to draw from; with a consumer: nothing is left, and nobody
+                writes.
+            KeyError: items have no ``version_key``.
+            RuntimeError: without a consumer: all items are too stale, or weigh nothing.
+            RateLimitTimeout, RateLimitError: with a consumer; see `ReplayBuffer.sample`.
+        """
+        self.bind(storage)
+        if self.consumer is not None:
+            return self._claimed(storage, batch_size)
+        elements, staleness, tickets = self._index.unchanged(
+            lambda: self._index.look(storage),
+            lambda ring: self._drawn(ring, draw_key(self, storage), batch_size),
+            "items",
+        )
+        info = {"staleness": staleness}
+        if tickets is not None and storage.shared:
+            info[GENERATION] = tickets
+        return in_storage(storage, elements), info
+
+    def _claimed(self, storage: Any, count: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Items that no other learner of the consumer has."""
+        consumer, index = self.opened(storage), self._index
+        known: dict[int, int] = {}
+
+        def attempt(least: int) -> list[Taken]:
+            version = self.consumer_version
+
+            def choose(more: int) -> Ints:
+                elements, stale = self._some(draw_key(self, storage), version, more)
+                known.update(zip(elements.tolist(), stale.tolist(), strict=True))
+                return elements
+
+            asked = (count, least), lambda: self._drawable(version), choose, self._lease_s()
+            with index.lock:
+                ring = index.look(storage)
+                assert ring is not None  # or there was no consumer
+                self._claims.follow(ring, consumer)
+                self._drop_stale(ring, consumer, version)
+                return self._claims.take(ring, consumer, *asked)
+
+        why = "was given every item that is fresh enough"
+        parts = self._waiting(consumer, attempt, count, 1, lambda: why)
+        elements, info = self._delivered(consumer, parts)
+        stale = [known[one] for one in elements.tolist()]
+        return elements, {"staleness": cpu.tensor(stale, dtype=torch.float32), **info}
+
+    def _some(self, key: int, version: int, more: int) -> tuple[Ints, Ints]:
+        """So many elements, or all that may be ours, and how stale each is."""
+        if there := min(more, self._drawable(version)):
+            return self._choose(key, version, there)
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def _drawable(self, version: int) -> int:
+        """Items that are fresh enough, and weigh anything."""
+        staleness, counts = self._stalenesses(version)
+        there = self._are_fresh(staleness)
+        if self.staleness_weight_fn is not None and there.any():
+            there = self._given_weights(staleness) * there > 0
+        return int(counts[there].sum())
+
+    def _drop_stale(self, ring: Ring, consumer: Consumer, version: int) -> None:
+        """What is too stale is given to nobody: it will not become fresher."""
+        staleness, counts = self._stalenesses(version)
+        old = ~self._are_fresh(staleness)
+        if old.any():
+            elements = np.empty(int(counts[old].sum()), np.int64)
+            mask = old.astype(np.float64)
+            count = self._index.table.freshest(address(mask), len(elements), address(elements))
+            self._claims.drop(ring, consumer, elements[:count])
+
+    def _drawn(
+        self, ring: Ring | None, key: int, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
+        """Elements, staleness and tickets (None without a ring); None if one was written over."""
+        index, version = self._index, self.consumer_version
+        chosen, stale = np.empty(count, np.int64), np.empty(count, np.float32)
+        held: Ints | None = np.empty(count, np.int64)
+        there = None
+        if self.staleness_weight_fn is None and not self.freshest_first and ring is not None:
+            out = address(chosen), address(stale), address(held)
+            there = index.fresh(version, self._limit, key, count, *out)
+        if there is None:
+            chosen, whole = self._choose(key, version, count)
+            stale = whole.astype(np.float32)
+            held = None if ring is None else index.tickets(chosen)
+        if there is False or (held is None and ring is not None):
+            return None
+        tickets = None if held is None else torch.from_numpy(held)
+        return torch.from_numpy(chosen), torch.from_numpy(stale), tickets
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """See `Sampler.can_sample`: an item is fresh enough."""
+        self.bind(storage)
+        if not len(storage):
+            return False
+        with self._index.lock:
+            try:
+                ring = self._index.look(storage)
+            except EmptyBufferError:
+                return False
+            if ring is None or self.consumer is None:
+                staleness, counts = self._stalenesses(self.consumer_version)
+                return bool(counts[self._are_fresh(staleness)].any())
+            consumer, version = self.opened(storage), self.consumer_version
+            self._claims.follow(ring, consumer)
+            self._drop_stale(ring, consumer, version)
+            some = lambda more: self._some(0, version, more)[0]  # noqa: E731
+            there = self._claims.count(ring, consumer, batch_size, some)
+            return there >= batch_size or consumer.cannot_grow(there, batch_size)
+
+    def _stalenesses(self, version: int) -> tuple[Ints, Ints]:
+        """Of each version that is there, the smallest first, and how many items have it."""
+        labels, counts = self._index.table.order()
+        return version - np.frombuffer(labels, np.int64), np.frombuffer(counts, np.int64)
+
+    def _are_fresh(self, staleness: Ints) -> Any:
+        return staleness <= self._limit
+
+    @property
+    def _limit(self) -> int:
+        return _LARGEST if self._max_staleness < 0 else self._max_staleness
+
+    def _choose(self, key: int, version: int, batch_size: int) -> tuple[Ints, Ints]:
+        """Elements, and how stale each is."""
+        table = self._index.table
+        staleness, counts = self._stalenesses(version)
+        weights = self._weights(staleness, counts, version)
+        elements, labels = np.empty((2, batch_size), np.int64)
+        if self.freshest_first:
+            found = table.freshest(address(weights), batch_size, address(elements))
+            elements = np.ascontiguousarray(np.resize(elements[:found], batch_size))
+        elif batch_size:
+            again = batch_size > int(counts[weights > 0].sum())
+            table.draw(address(weights), key, batch_size, again, address(elements))
+        table.of(address(elements), batch_size, address(labels))
+        return elements, version - labels
+
+    def _weights(self, staleness: Ints, counts: Ints, version: int) -> Floats:
+        """What an item of each version weighs; 0 where it is not to be drawn."""
+        if self.staleness_weight_fn is None:
+            weights = 1.0 / (np.maximum(staleness, 0) + 1.0)
+        else:
+            weights = self._given_weights(staleness)
+        weights[~self._are_fresh(staleness)] = 0.0
+        if not weights.any():
+            raise RuntimeError(
+                f"All {counts.sum()} entries in the buffer exceed max_staleness="
+                f"{self._max_staleness} (consumer_version={version}), or weigh nothing; the "
+                f"freshest is {staleness.min()} versions old. Raise max_staleness, or have "
+                "collectors take newer weights"
+            )
+        return weights
+
+    def _given_weights(self, staleness: Ints) -> Floats:
+        """What the user's function says of each, checked."""
+        assert self.staleness_weight_fn is not None
+        given = self.staleness_weight_fn(torch.from_numpy(staleness.astype(np.float32)))
+        weights: Floats = cpu.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
+        if weights.shape != staleness.shape or not (weights >= 0).all():
+            raise ValueError(
+                "staleness_weight_fn gives a weight for each number that it is given, which "
+                f"is not negative and not NaN; of {staleness.tolist()[:4]} it gave "
+                f"{weights.tolist()[:4] if weights.ndim else weights.item()}"
+            )
+        if not np.isfinite(weights).all():
+            raise ValueError("staleness_weight_fn gives finite weights, and one is infinite")
+        return weights
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _empty(self) -> None:
+        self._index.forget()
+        super()._empty()
+
+    def state_dict(self) -> dict[str, Any]:
+        """``consumer_version`` and ``max_staleness``."""
+        return {"consumer_version": self.consumer_version, "max_staleness": self._max_staleness}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave, here or in TorchRL."""
+        self.max_staleness = int(state_dict["max_staleness"])
+        self.consumer_version = int(state_dict["consumer_version"])
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        write_numbers(directory, self.state_dict())
+
+    def _read(self, directory: Path) -> dict[str, Any]:
+        return read_integers(directory, ("consumer_version", "max_staleness"))
+
+    def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
+        if loaded is not None and loaded.in_place:  # the buffer there knows its version better
+            self.max_staleness = saved["max_staleness"]
+            return
+        self.load_state_dict(saved)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(consumer_version={self.consumer_version}, "
+            f"max_staleness={self._max_staleness})"
+        )

@@ -1,0 +1,394 @@
+"""Windows of trajectories as they are completed, each once; between them, slices at random."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.items.keys import GENERATION
+from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumers import Start
+from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.samplers.sampler import lanes_of
+from shmbuffer.samplers.slices import SliceSampler
+from shmbuffer.samplers.slicing.boundaries import Boundaries
+from shmbuffer.samplers.slicing.cuts import Cuts, Side
+from shmbuffer.samplers.slicing.shared_windows import SharedWindows
+from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.samplers.slicing.windows import Used, Windows, as_bits, of_bits
+from shmbuffer.samplers.taking import Consumes
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.safe_files import make_folder
+from shmbuffer.saves.values import write_state
+from shmbuffer.storages.indexing import ravel
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form import cpu
+
+_BEGINS = ("is_init",)
+_REMEMBERED = 64  # batches that may be on their way
+_UNKNOWN = None, cpu.zeros(0, dtype=torch.int64), 0
+
+
+class StreamingSliceSampler(Consumes, SliceSampler):
+    """Every window of ``slice_len`` steps once, when it is complete; then slices at random.
+
+    A trajectory is cut from its first step into windows that follow each other without an overlap.
+    A batch has the windows that nobody has seen yet, the one that was completed first before the
+    others, and is filled up with what a `SliceSampler` draws. Steps at the end of a trajectory that
+    fill no window are in no window.
+
+    - Streams and collectors may write in turn into one buffer: each is followed for itself. A
+      window never lies across the end of a trajectory, nor before a step whose ``is_init`` is true.
+    - Items that are being written right now hold up the windows behind them, of all streams: until
+      then nobody knows whose they are. Those of a writer that has died do for 0.1 s.
+    - A window of which an item was written over before it was drawn is left out, and counted:
+      `lost`, unless it was also completed since the last draw. Where writers are faster than a
+      draw, so are those that they would write over before it has read them. A trajectory whose
+      first steps were, before this process looked, is cut from what is left of it.
+    - The position is that of this process. It is saved with the buffer, and by `state_dict`. A copy
+      in another process begins with the oldest window.
+
+    Args:
+        slice_len: steps of a window, and of a slice.
+        end_key: see `SliceSampler`, also for the others.
+        end_keys: several.
+        traj_key: id of the trajectory.
+        cache_values: see there.
+        truncated_key: is true on the last step of each window.
+        init_key: is true on the first step of each window; None leaves it as it is stored.
+        strict_length: of slices at random: from trajectories that are long enough only.
+        pad_output: of slices at random.
+        compile: accepted; nothing here is compiled.
+        span: of slices at random.
+        use_gpu: accepted.
+        consumer: a name: every window is given once among all learners with a sampler of this name,
+            under leases, as by a `ConsumingSampler`. A batch has windows alone then.
+        start: where a consumer begins that is not there yet: ``"oldest"`` or ``"newest"``.
+
+    Raises:
+        TypeError: ``slice_len`` is no integer. When it draws: the storage is somebody else's.
+        ValueError: it is less than 1.
+
+    Writers wait for what a consumer has not acknowledged. A step that is in no window when the ring
+    has written half a lap behind it never will be, and is not waited for: the end of a trajectory,
+    and of a stream that goes on too slowly.
+
+    Cost: see `SliceSampler`; 8 bytes an item more, and a write into named slots, or in place, has
+        all items looked at again: 50 ms a million.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, StreamingSliceSampler
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(16),
+        ...     sampler=StreamingSliceSampler(slice_len=3),
+        ...     batch_size=6,
+        ... )
+        >>> done = torch.zeros(7, 1, dtype=torch.bool)
+        >>> value = torch.arange(7)
+        >>> data = TensorDict({"value": value, ("next", "done"): done}, [7])
+        >>> index = rb.extend(data)
+        >>> rb.sample()["value"].tolist()
+        [0, 1, 2, 3, 4, 5]
+
+    Source: ``torchrl.data.StreamingSliceSampler``.
+    """
+
+    _state_keys = ("slice_len",)
+
+    def __init__(
+        self,
+        *,
+        slice_len: int,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        cache_values: bool = False,
+        truncated_key: Key | None = ("next", "truncated"),
+        init_key: Key | None = "is_init",
+        strict_length: bool = True,
+        pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,
+        span: Side | tuple[Side, Side] = False,
+        use_gpu: torch.device | bool = False,
+        consumer: str | None = None,
+        start: Start = "oldest",
+    ) -> None:
+        Consumes.__init__(self, consumer, 1, start)
+        self._in_core = consumer is None
+        if isinstance(slice_len, bool) or not isinstance(slice_len, int):
+            raise TypeError(f"slice_len has to be an integer, got {slice_len!r}")
+        SliceSampler.__init__(
+            self,
+            slice_len=slice_len,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            cache_values=cache_values,
+            truncated_key=truncated_key,
+            init_key=init_key,
+            strict_length=strict_length,
+            pad_output=pad_output,
+            compile=compile,
+            span=span,
+            use_gpu=use_gpu,
+        )
+        self._windows = Windows(slice_len)
+        self._shared = SharedWindows(self._windows)
+        self._drawn: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=_REMEMBERED)
+        self._taken = 0  # windows of the last choice; the others are slices at random
+        self._wanted = 0, 0  # for a consumer: windows, and how many at least
+        self._boundaries = Boundaries(
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            cache_values=self.cache_values,
+            others=self._marks.paths,
+            begins=[_BEGINS],
+            windows=self._windows,
+        )
+
+    # -- what there is -------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Windows that were complete at the last draw and are still to come."""
+        with self._boundaries.lock:
+            return self._windows.waiting
+
+    @property
+    def lost(self) -> int:
+        """Complete windows that were written over before they were drawn, or were about to be.
+
+        Those that came and went between two draws are not among them: nobody has looked.
+        """
+        with self._boundaries.lock:
+            position = self._windows.position
+            return 0 if position is None else position[1]
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Draw; see `SliceSampler.sample`. Windows that are new first, then slices at random.
+
+        Raises:
+            TypeError: the storage is somebody else's, and has no ring.
+            EmptyBufferError: for a consumer: no window is left, and nobody writes.
+        """
+        ring = self._windows.ring_of(storage)
+        if self.consumer is not None:
+            return self._consumed(storage, batch_size)
+        with self._boundaries.lock:
+            self._windows.race.begin(ring)
+        found = SliceSampler.sample(self, storage, batch_size)
+        self._remember(found)
+        return found
+
+    def _consumed(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Windows that no other learner of the consumer has."""
+        consumer, shared = self.opened(storage), self._shared
+        count, steps = self._sizes(batch_size)
+        found: list[Any] = []
+
+        def attempt(least: int) -> list[Taken]:
+            with self._boundaries.lock:
+                self._wanted = count, least
+                shared.begin(consumer)
+                try:
+                    found[:] = SliceSampler.sample(self, storage, batch_size)
+                except EmptyBufferError:
+                    return []
+                except BaseException:
+                    shared.release(consumer)
+                    raise
+                return shared.parts()
+
+        why = "was given every complete window"
+        parts, (index, info) = self._waiting(consumer, attempt, count, steps, lambda: why), found
+        return index, info | self._delivered(consumer, parts)[1]
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """See `SliceSampler.can_sample`; for a consumer, whether there are windows enough."""
+        ring, consumer = ring_of(storage), self.bind(storage)
+        if ring is None or consumer is None:
+            return super().can_sample(storage, batch_size)
+        with self._boundaries.lock:
+            self._shared.begin(consumer)
+            try:
+                table = self._boundaries.of(storage).table
+            except EmptyBufferError:
+                return False
+            return self._shared.has(ring, consumer, table, self._sizes(batch_size)[0])
+
+    def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
+        """The next windows, and slices for the rest; for a consumer, those that it claims."""
+        if self.consumer is None:
+            return self._with(np.zeros(0, np.int64), storage, table, count, steps)
+        consumer, ring = self.opened(storage), ring_of(storage)
+        assert ring is not None
+        rows = self._shared.take(ring, consumer, table, self._wanted, self._lease_s())
+        trajectories = table.of_rows(rows)
+        return Cuts(trajectories, rows - table.starts(trajectories))
+
+    def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
+        before = self._windows.position
+        found = self._taken = self._windows.put(count, out)
+        if found == count:
+            return
+        self._windows.help()
+        try:
+            super()._put(table, count - found, steps, out + 8 * steps * found)
+        except RuntimeError:
+            self._windows.rewind(before)
+            raise
+
+    def _with(self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
+        """Windows that begin at these rows; then the next ones, and slices for the rest."""
+        before = self._windows.position
+        rows = np.concatenate([kept, table.rows_of(self._windows.take(count - len(kept)))])
+        self._taken = len(rows)
+        if len(rows) < count:
+            self._windows.help()
+        trajectories = table.of_rows(rows)
+        fresh = Cuts(trajectories, rows - table.starts(trajectories))
+        if len(rows) == count:
+            return fresh
+        try:
+            rest = super()._choose(storage, table, count - len(rows), steps)
+        except RuntimeError:
+            self._windows.rewind(before)
+            raise
+        return Cuts(
+            np.concatenate([fresh.trajectories, rest.trajectories]),
+            np.concatenate([fresh.begins, rest.begins]),
+        )
+
+    def _remember(self, found: tuple[Any, dict[Any, Any]]) -> None:
+        """What was drawn, until it has been read."""
+        index, info = found
+        self._drawn.append((index, info[GENERATION], self._taken))
+
+    def _overtaken(self, ring: Ring, position: Any) -> None:
+        with self._boundaries.lock:
+            self._windows.rewind(position)
+            self._windows.race.is_overtaken(ring)
+
+    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
+        """The slices that are still there, and others for those that were written over."""
+        if self.consumer is not None:
+            return Consumes._again(self, storage, index)
+        count, steps = self._sizes(self._asked)
+        elements, ring = ravel(index, lanes_of(storage)), ring_of(storage)
+        assert ring is not None
+        _, tickets, taken = next((one for one in self._drawn if one[0] is index), _UNKNOWN)
+        windows = elements[: taken * steps].reshape(-1, steps)
+        with self._boundaries.lock:
+            self._windows.race.is_overtaken(ring)
+
+        def choose(table: Trajectories) -> Cuts:
+            words = ring.live.words[windows.ravel() // ring.width]
+            same = slots.committed(words) & (
+                slots.tickets(words) == tickets[: windows.size].numpy()
+            )
+            same = same.reshape(-1, steps).all(1) & self._windows.are_ahead(windows[:, 0])
+            kept = table.rows_of(windows[same, 0])
+            kept = kept[kept >= 0]
+            self._windows.lose(taken - len(kept))
+            return self._with(kept, storage, table, count, steps)
+
+        found = self._draw(storage, steps, choose)
+        self._remember(found)
+        return found
+
+    # -- told by the buffer --------------------------------------------------------------------
+
+    def _loaded_into(self, storage: Any) -> None:
+        ring = ring_of(storage)
+        if ring is not None:
+            with self._boundaries.lock:
+                self._windows.loaded_into(ring)
+
+    def _empty(self) -> None:
+        with self._boundaries.lock:
+            self._windows.forget()
+            self._shared.forget()
+        super()._empty()
+
+    def _position(self) -> Any:
+        with self._boundaries.lock:
+            return self._windows.position or (0, 0)
+
+    def _rewind(self, position: Any) -> None:
+        with self._boundaries.lock:
+            self._windows.rewind(position)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _state(self, moment: Any) -> dict[str, Any]:
+        with self._boundaries.lock:
+            used = self._windows.used(moment)
+        return {
+            "slice_len": self._windows.steps,
+            "_used": as_bits(used.elements),
+            "_below": used.below,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which windows were drawn: a state that is loaded goes on with the others.
+
+        Returns:
+            ``slice_len``; ``_used``, uint8, a bit an element: its item was in a window that was
+            drawn, or is in none; ``_below``, the ring's head.
+        """
+        return self._state(None)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave. Of TorchRL's, whose slots have other numbers, only the length.
+
+        Raises:
+            RuntimeError: it is of windows of another length; nothing was changed.
+        """
+        steps = int(state_dict["slice_len"])
+        if steps != self._windows.steps:
+            raise RuntimeError(
+                f"a state of windows of slice_len={steps} cannot be loaded into a sampler of "
+                f"slice_len={self._windows.steps}"
+            )
+        used = Used(of_bits(state_dict.get("_used", ())), int(state_dict.get("_below", 0)))
+        with self._boundaries.lock:
+            self._boundaries.forget()
+            self._shared.forget()
+            if self.consumer is None:  # else the ledger says it
+                self._windows.load(used)
+            else:
+                self._windows.forget()
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        make_folder(directory)
+        write_state(directory, self._state(moment), "the state of this StreamingSliceSampler")
+
+    def _apply(self, saved: dict[str, Any] | None, loaded: Loaded | None) -> None:
+        if saved is None:
+            return
+        if loaded is not None and loaded.shift:
+            moved = loaded.places(of_bits(saved["_used"]))
+            saved = {**saved, "_used": as_bits(moved[moved >= 0])}
+        self.load_state_dict(saved)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_drawn": deque(maxlen=_REMEMBERED)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._shared = SharedWindows(self._windows)

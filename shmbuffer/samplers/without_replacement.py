@@ -1,0 +1,323 @@
+"""Each item once a pass."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.samplers.passes import (
+    Pass,
+    described,
+    held_next,
+    is_over,
+    places_of,
+    wait_for,
+)
+from shmbuffer.samplers.rank import Share, require_rank, share_rank
+from shmbuffer.samplers.sampler import ATTEMPTS, Sampler, ask_rank, drawn_by, lanes_of
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.storages.indexing import ravel, tickets_at
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form import cpu
+from shmbuffer.torchrl.compat.samplers import moved_pass, read_pass, write_numbers
+
+
+class SamplerWithoutReplacement(Sampler):
+    """Every item once, then the next pass.
+
+    10 items by 3 are batches of 3, 3, 3 and 1; with ``drop_last`` 3, 3 and 3. After the last batch
+    of a pass `ran_out` is True, which ends an iteration over the buffer; the next draw begins a new
+    pass. An iteration that stops in the middle of a pass is continued by the next one.
+
+    Writes in the middle of a pass:
+
+    - If the storage grows, a new pass begins, as in TorchRL. Items that other processes add to a
+      shared storage join at the next pass instead, so that a pass ends although they go on writing.
+    - A slot that is overwritten is drawn once, with its item at that time; one without an item is
+      left out.
+    - Emptying the storage begins a new pass.
+
+    The pass belongs to this sampler, in this process. With ``world_size`` several learners share
+    each pass: every item is drawn by one of them. Their shares differ by at most one item, with
+    ``drop_last`` by none, so that all make equally many batches. ``seed``, rank, slot and number of
+    the pass decide the shares, no generator does. Shares are exact if all learners begin the same
+    passes at the same length of the storage: a learner whose own write begins a new pass is one
+    pass ahead of the others. An overwritten slot stays with its learner.
+
+    Args:
+        drop_last: leave out the last batch of a pass if it would be short; the buffer then needs a
+            ``batch_size``.
+        shuffle: a new random order each pass; False is the order of the storage.
+        world_size: number of learners that share a pass; None: it is not shared.
+        rank: which of them this is, from 0; None is the buffer's, else torch.distributed's, else
+            that in the variable ``RANK``.
+        seed: of shared passes, the same in all learners.
+
+    Raises:
+        ValueError: ``world_size`` is no int or below 1, or ``rank`` is not below it.
+
+    Cost: O(items) for a new pass, else what is drawn.
+
+    Example:
+        >>> import torch
+        >>> from shmbuffer import LazyTensorStorage, ReplayBuffer
+        >>> from shmbuffer import SamplerWithoutReplacement
+        >>> rb = ReplayBuffer(
+        ...     storage=LazyTensorStorage(10),
+        ...     sampler=SamplerWithoutReplacement(shuffle=False),
+        ...     batch_size=3,
+        ... )
+        >>> index = rb.extend(torch.arange(7))
+        >>> [batch.tolist() for batch in rb]
+        [[0, 1, 2], [3, 4, 5], [6]]
+
+    Source: ``torchrl.data.replay_buffers.SamplerWithoutReplacement``.
+    """
+
+    _state_keys = ("_sample_list", "drop_last", "len_storage", "_ran_out")
+
+    def __init__(
+        self,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        *,
+        world_size: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.drop_last = bool(drop_last)
+        self.shuffle = bool(shuffle)
+        self.world_size, self._own_rank, self.seed = world_size, require_rank(rank), int(seed)
+        if world_size is not None and (type(world_size) is not int or (rank or 0) >= world_size):
+            raise ValueError(
+                f"world_size={world_size!r} learners have the ranks from 0 to world_size - 1; got "
+                f"rank={rank}"
+            )
+        self._begun = 0  # passes that were shared
+        self._pass = Pass()
+        self._storage: weakref.ref[Any] | None = None  # of the pass
+        self._written = False  # our buffer has written since the last draw
+        self._loaded = False  # the pass was loaded, and is still to be compared with the storage
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Draw; see `Sampler.sample`.
+
+        Returns:
+            The next ``batch_size`` items of the pass, or the rest of it; of a shared storage with
+            ``"index_generation"``.
+
+        Raises:
+            EmptyBufferError: nothing to draw from.
+            ValueError: with ``drop_last``, a batch is larger than the storage's content.
+        """
+        if self.world_size is None:
+            ask_rank(self, storage)
+        ring: Ring | None = ring_of(storage)
+        now, whole = self._pass, batch_size if self.drop_last else min(batch_size, 1)
+        if now.order is None or self._has_changed(storage, ring, now):
+            now = self._new_pass(storage, ring, batch_size)
+        for _ in range(ATTEMPTS):
+            drawn = held_next(ring, now, batch_size)
+            if drawn is not None and len(drawn.elements) >= whole:
+                break
+            assert now.order is not None
+            if drawn is None or not (drawn.filling and wait_for(ring, now.order[now.at :])):
+                now = self._new_pass(storage, ring, batch_size)
+        else:
+            raise EmptyBufferError(
+                f"no batch of {batch_size} could be drawn in {ATTEMPTS} attempts: others empty "
+                "the storage, or write over what is there, all the time; make it larger, or draw "
+                "fewer"
+            )
+        now = now._replace(at=drawn.at, ran_out=False)
+        ended = is_over(ring, now, max(whole, 1))
+        self._pass = Pass(whole=now.whole, items=now.items, ran_out=True) if ended else now
+        self._written = self._loaded = False
+        if self._storage is None or self._storage() is not storage:
+            self._storage = weakref.ref(storage)
+        return described(storage, drawn.elements, drawn.tickets)
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """See `Sampler.can_sample`: with ``drop_last`` a batch is whole."""
+        count = len(storage)
+        if count and self.world_size is not None:
+            count = len(self._ours(places_of(storage, ring_of(storage))))
+        return count >= self._least(batch_size)
+
+    def _least(self, wanted: int) -> int:
+        """How many a batch of so many needs."""
+        return max(1, wanted if self.drop_last else 1)
+
+    def _has_changed(self, storage: Any, ring: Ring | None, now: Pass) -> bool:
+        """Whether the storage has changed so that a new pass begins."""
+        assert now.order is not None
+        if self._storage is not None and self._storage() is not storage:
+            return True
+        length = len(storage)
+        if ring is None:
+            return length != now.items
+        if self._loaded:
+            return length != now.items or bool((now.order >= ring.elements).any())
+        # Fewer is no sign: a slot that is being overwritten holds no item for a moment.
+        return length > now.items and (self._written or not storage.shared)
+
+    def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
+        """All items, in the order of a new pass. The cost is that of the slots in use."""
+        places = places_of(storage, ring)
+        ours = self._ours(places)
+        if self.drop_last and len(ours) < batch_size:
+            raise ValueError(
+                f"The batch size ({batch_size}) is greater than the storage capacity in use "
+                f"({len(ours)} items), and drop_last=True leaves out short batches: write more "
+                "items first, draw fewer, or use drop_last=False"
+            )
+        if not len(ours):
+            raise EmptyBufferError(
+                f"{len(places)} items are there for {self.world_size} learners, and this one has "
+                "no share in them; write more items first"
+            )
+        return Pass(self._in_order(ours), 0, len(ours), len(places))
+
+    def _ours(self, places: Ints) -> Ints:
+        """This learner's share of these places."""
+        if self.world_size is None:
+            return places
+        rank = share_rank(self._given_rank, self.world_size)
+        share = Share(rank, self.world_size, self.seed, self._begun)
+        return share.of(places, shuffle=self.shuffle, even=self.drop_last)
+
+    def _in_order(self, ours: Ints) -> Ints:
+        """Begin a pass: its places in their order."""
+        if self.world_size is not None:
+            self._begun += 1
+        elif self.shuffle:
+            ours = ours[drawn_by(self, cpu.randperm, len(ours)).numpy()]
+        return ours
+
+    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
+        """The places of a draw with the items that they hold now, or will within 5 s."""
+        ring: Ring | None = ring_of(storage)
+        elements = ravel(index, lanes_of(storage))
+        if ring is None:
+            return index, {}
+        wait_for(ring, elements)
+        tickets = tickets_at(ring, elements // ring.width)
+        held = tickets >= 0
+        if not held.any():
+            return self.sample(storage, len(elements))
+        return described(storage, elements[held], tickets[held])
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last draw ended a pass."""
+        return self._pass.ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self._pass = self._pass._replace(ran_out=bool(value))
+
+    # -- told by the buffer --------------------------------------------------------------------
+
+    def add(self, index: Any) -> None:
+        """An item was written by the buffer."""
+        self._written = True
+
+    def extend(self, index: Any) -> None:
+        """Items were written by the buffer."""
+        self._written = True
+
+    def _empty(self) -> None:
+        self._pass, self._written = Pass(), False
+
+    def _divide(self, worker: int, workers: int, rank: int, seed: int) -> None:
+        if self.world_size is None:
+            rank, self.seed = 0, seed
+        elif self._own_rank is not None:
+            rank = self._own_rank
+        self.world_size = (self.world_size or 1) * workers
+        self._own_rank = rank * workers + worker
+        self._empty()
+
+    def _position(self) -> Any:
+        return self._pass, self._written, self._loaded, self._begun
+
+    def _rewind(self, position: Any) -> None:
+        self._pass, self._written, self._loaded, self._begun = position
+
+    def _to_plain(self, position: Any, before: Any) -> Any:
+        now, *flags = position
+        same = before is not None and now.order is before[0].order  # as in all of one pass
+        return [same, *now._replace(order=None if same else now.order), *flags]
+
+    def _of_plain(self, plain: Any, before: Any) -> Any:
+        same, order, *rest = plain
+        count = len(Pass._fields) - 1
+        now = Pass(before[0].order if same else order, *rest[:count])
+        return now, *rest[count:]
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is; `load_state_dict` continues it.
+
+        Returns:
+            ``len_storage``, items of the pass; ``_sample_list``, int64, the elements that are left,
+            in order, or None between two passes; ``drop_last``; ``_ran_out``; with ``world_size``
+            ``_begun``, the number of passes begun; ``_written``, if our buffer has written since.
+        """
+        left = self._pass.left()
+        known = {} if self.world_size is None else {"_begun": self._begun}
+        if self._written:
+            known["_written"] = 1
+        return {
+            **known,
+            "len_storage": self._pass.items,
+            "_sample_list": None if left is None else torch.from_numpy(left.copy()),
+            "drop_last": self.drop_last,
+            "_ran_out": self._pass.ran_out,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, also TorchRL's.
+
+        If the storage has another number of items than the pass had, a new pass begins.
+        """
+        left = state_dict["_sample_list"]
+        order = None
+        if left is not None:
+            order = cpu.as_tensor(left).to("cpu", torch.int64, copy=True).numpy()
+        self.drop_last = bool(state_dict["drop_last"])
+        items, self._begun = int(state_dict["len_storage"]), int(state_dict.get("_begun", 0))
+        self._pass = Pass(order, 0, items, items, bool(state_dict["_ran_out"]))
+        self._storage, self._loaded = None, True
+        self._written = bool(state_dict.get("_written", False))
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        write_numbers(directory, self.state_dict())
+
+    def _read(self, directory: Path) -> dict[str, Any]:
+        return read_pass(directory)
+
+    def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
+        self.load_state_dict(moved_pass(saved, loaded))
+
+    @property
+    def len_storage(self) -> int:
+        """Items of the storage when the pass began; for slices, at the last draw."""
+        return self._pass.items
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_storage": None, "_loaded": True}
+
+    def __repr__(self) -> str:
+        order = self._pass.left()
+        left = 1 - self._pass.ran_out if order is None else len(order) / max(1, self._pass.whole)
+        return f"{type(self).__name__}({100 * (1 - left): 4.4f}% sampled)"

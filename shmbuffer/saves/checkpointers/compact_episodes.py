@@ -1,0 +1,192 @@
+"""Episode data with every observation once: the hooks of `ted`, and their files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tensordict import NonTensorData, PersistentTensorDict, is_non_tensor
+
+from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
+from shmbuffer.saves.checkpointers.tensor import TensorStorageCheckpointer
+from shmbuffer.saves.publication import publish_file
+from shmbuffer.saves.safe_files import create_file, exists, open_file, require_own_content
+from shmbuffer.saves.values import reading
+from shmbuffer.tensors.form.nodes import fields
+from shmbuffer.torchrl.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
+from shmbuffer.torchrl.ted.entries import LENGTH, ROOT, NestedKey, entries, shape_of
+
+_MARK = "shmbuffer"
+"""Attribute of an HDF5 file that we wrote. TorchRL writes over such a file as a whole, and leaves
+what we remember beside it."""
+
+
+class FlatStorageCheckpointer(TensorStorageCheckpointer):
+    """Saves episode data with every observation once, in memory-mapped files.
+
+    An item that does not go on where the one before it ended (several collectors write by turns, or
+    items span several steps) keeps both its observations, so that nothing is lost; TorchRL cannot
+    read such a file, and writes such data wrong.
+
+    Args:
+        done_keys: entries under ``"next"`` that are flags; None is ``("done", "truncated",
+            "terminated")``.
+        reward_keys: entries under ``"next"`` that are rewards; None is ``("reward",)``.
+
+    Source: ``torchrl.data.FlatStorageCheckpointer``; see `TED2Flat` for what is in the files.
+    """
+
+    _hooks: tuple[type, type] = (TED2Flat, Flat2TED)
+
+    def __init__(
+        self,
+        done_keys: Iterable[NestedKey] | None = None,
+        reward_keys: Iterable[NestedKey] | None = None,
+    ) -> None:
+        super().__init__()
+        names = _given(done_keys=done_keys, reward_keys=reward_keys)
+        saving, loading = self._hooks
+        self._save_hooks = [saving(**names)]
+        self._load_hooks = [loading(**names)]
+
+    def _apply_load_hooks(self, data: Any, out: Any) -> Any:
+        if out is not None:
+            found: dict[tuple[str, ...], Any] = {(name,): data.get(name) for name in [*data.keys()]}
+            if list(out.batch_size) != shape_of(found, type(self).__name__):
+                out = None  # of another size: the storage takes the items one by one
+        return super()._apply_load_hooks(data, out)
+
+
+class NestedStorageCheckpointer(FlatStorageCheckpointer):
+    """Saves episode data with every observation once, as nested tensors, one row a trajectory.
+
+    As `FlatStorageCheckpointer` in everything else.
+
+    Source: ``torchrl.data.NestedStorageCheckpointer``; see `TED2Nested`.
+    """
+
+    _hooks = (TED2Nested, Nested2TED)
+
+
+class H5StorageCheckpointer(NestedStorageCheckpointer):
+    """Saves episode data with every observation once, in one HDF5 file, one group a trajectory.
+
+    Args:
+        checkpoint_file: name of the file in the directory; ignored where the path that is saved to
+            ends with ``.h5``.
+        done_keys, reward_keys: see `FlatStorageCheckpointer`.
+        h5_kwargs: for every dataset of the file, such as ``{"compression": "gzip"}``; see
+            ``h5py.Group.create_dataset``.
+        kwargs: the other arguments of `TED2Nested`.
+
+    Raises:
+        ImportError: h5py is not there; ``pip install shmbuffer[h5]``.
+        ValueError: ``checkpoint_file`` leads out of the directory of the save.
+
+    Source: ``torchrl.data.H5StorageCheckpointer``; see `H5Split`.
+    """
+
+    def __init__(
+        self,
+        *,
+        checkpoint_file: str = "checkpoint.h5",
+        done_keys: Iterable[NestedKey] | None = None,
+        reward_keys: Iterable[NestedKey] | None = None,
+        h5_kwargs: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if Path(checkpoint_file).name != checkpoint_file or checkpoint_file in ("", ".."):
+            raise ValueError(
+                f"H5StorageCheckpointer(checkpoint_file={checkpoint_file!r}): the file lies in the "
+                "directory of the save; give a name without folders"
+            )
+        _h5py()  # fails now, not at the first checkpoint
+        names = {**kwargs, **_given(done_keys=done_keys, reward_keys=reward_keys)}
+        self._save_hooks = [TED2Nested(**names), H5Split()]
+        self._load_hooks = [H5Combine(), Nested2TED(**names)]
+        self.kwargs = {} if h5_kwargs is None else dict(h5_kwargs)
+        self.checkpoint_file = checkpoint_file
+
+    def _apply_save_hooks(self, data: Any, path: Any, *, shift: int, is_full: bool) -> Any:
+        for hook in self._save_hooks:
+            if hasattr(hook, "shift"):
+                hook.shift = shift
+            if hasattr(hook, "is_full"):
+                hook.is_full = is_full
+            data = hook(data)  # without the path: nothing in between goes to a file
+        return data
+
+    def _apply_load_hooks(self, data: Any, out: Any) -> Any:
+        try:
+            return super()._apply_load_hooks(data, out)
+        finally:
+            data.close()
+
+    def _folder(self, path: Path) -> Path | None:
+        return None if self.saves_to_file(path) else super()._folder(path)
+
+    def saves_to_file(self, path: str | os.PathLike[str]) -> bool:
+        """Whether ``path`` names the file itself, and not a directory for it."""
+        return Path(path).suffix == ".h5" and not Path(path).is_dir()
+
+    def _file(self, path: Path) -> Path:
+        return followed(path) if self.saves_to_file(path) else path / self.checkpoint_file
+
+    def _write(self, data: Any, path: Path, length: int) -> None:
+        if not self.saves_to_file(path):
+            where = self._file(path)
+            create_file(where).close()  # HDF5 itself would write through a link
+            self._write_file(data, where, length)
+            return
+        # Not in a directory that is published as a whole: here the file alone is the checkpoint.
+        with publish_file(path) as beside:
+            self._write_file(data, beside, length)
+
+    def _write_file(self, data: Any, where: Path, length: int) -> None:
+        constants: dict[tuple[str, ...], Any] = {LENGTH: NonTensorData(length)}
+        with _h5py().File(where, "w") as file:
+            file.attrs[_MARK] = 1
+            if ROOT[0] in fields(data):
+                file.create_group(ROOT[0])
+            for path, leaf in entries(data).items():
+                if is_non_tensor(leaf):  # HDF5 refuses compression and the like for one number
+                    constants[path] = leaf
+                else:
+                    file.create_dataset("/".join(path), data=leaf.numpy(), **self.kwargs)
+        with closing(PersistentTensorDict.from_h5(where, mode="r+")) as rest:
+            for path, value in constants.items():
+                rest[path] = value
+
+    def _read(self, path: Path) -> tuple[Any, int]:
+        where = self._file(path)
+        if not exists(where):
+            raise FileNotFoundError(f"{where}: not there, so no episodes were saved in that file")
+        with open_file(where), reading(where):  # HDF5 itself would wait for a FIFO
+            require_own_content(where)
+        file = PersistentTensorDict.from_h5(where)
+        return file, int(file[LENGTH[0]])
+
+    def _record(self, path: Path) -> SavedStorage | None:
+        with _h5py().File(self._file(path), "r") as file:
+            ours = _MARK in file.attrs
+        return super()._record(path) if ours else None
+
+
+def _given(**names: Any) -> dict[str, Any]:
+    return {name: value for name, value in names.items() if value is not None}
+
+
+def _h5py() -> Any:
+    try:
+        import h5py  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(
+            "H5StorageCheckpointer writes HDF5 files with h5py, which is not installed: "
+            "pip install shmbuffer[h5]"
+        ) from error
+    return h5py

@@ -1,0 +1,85 @@
+"""Copies of a ring's items, all of one moment, in files that nobody sees yet.
+
+A column maps a sparse file of full capacity: ``[slots, *lanes, *shape]`` of one leaf.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from shmbuffer.memory import ItemSnapshot
+from shmbuffer.memory.system import filesystem
+from shmbuffer.saves.safe_files import create_file, unnamed_file
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.torchrl.compat.storages import files_of
+
+if TYPE_CHECKING:  # storages import their checkpointers
+    from shmbuffer.storages.rows import Rows
+
+# Of a ring that is not full: slots beyond its last item that get their room before the copy, for
+# what others write meanwhile.
+_MARGIN = 4096
+
+#: The file of each column that has one, by the number of its leaf.
+Opened = dict[int, BinaryIO]
+
+
+def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list[Any]]:
+    """Copies all items into files; returns the moment, and a column (tensor, `Objects`) a leaf."""
+    ring = rows.ring
+    columns, files = make_columns(rows.leaves, ring.capacity, folder, named=named)
+    try:
+        extent = ring.live.used()
+        extent = min(ring.capacity, extent + max(_MARGIN, extent // 8))
+        needed = {
+            at: columns[at].numel() // ring.capacity * extent * columns[at].itemsize for at in files
+        }
+        for at, file in files.items():
+            try:
+                os.posix_fallocate(file.fileno(), 0, needed[at])
+            except OSError as error:  # a store for which there is no room would end the process
+                free = filesystem.free_bytes(file.fileno())
+                raise filesystem.space_error(
+                    str(folder), sum(needed.values()), free, why=error.errno or 0
+                ) from error
+    finally:
+        for file in files.values():
+            file.close()
+    return rows.copy_out(columns), columns
+
+
+def make_columns(
+    leaves: Leaves, slots: int, path: Path, *, named: bool = True
+) -> tuple[list[Any], Opened]:
+    """Makes the sparse files of a storage: a map of each leaf's file (or `Objects`), and it."""
+    lead = (slots, *leaves.lanes)
+    paths = files_of(leaves, lead, path) if named else []
+    columns: list[Any] = []
+    files: Opened = {}
+    with ExitStack() as undo:
+        for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
+            if at in leaves.objects:
+                columns.append(leaves.column(at, lead, cpu.DEVICE))
+                continue
+            new = create_file(paths[at]) if named else unnamed_file(path)
+            file = undo.enter_context(new)
+            shape = (*lead, *leaf.shape)
+            if nbytes := math.prod(shape) * dtype.itemsize:
+                files[at] = file
+                file.truncate(nbytes)
+                columns.append(
+                    torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=dtype).view(shape)
+                )
+            else:
+                file.close()
+                columns.append(cpu.empty(shape, dtype=dtype))
+        undo.pop_all()
+    return columns, files

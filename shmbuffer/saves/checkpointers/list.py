@@ -1,0 +1,246 @@
+"""Lists of objects: without pickle, unless that is allowed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory import Engine, ItemSnapshot
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.progress import Progress
+from shmbuffer.saves.checkpointers.record_image import RecordImage, write_records
+from shmbuffer.saves.checkpointers.restoring import require_alone, restored
+from shmbuffer.saves.checkpointers.ring_backed import RingStorageCheckpointer, Written
+from shmbuffer.saves.checkpointers.saved_storage import LIST, SavedStorage
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.safe_files import make_folder
+from shmbuffer.saves.values import damaged, pack_plainly, read_values, unpack_plainly, write_values
+from shmbuffer.tensors.form.packing import RECORD, Packed
+from shmbuffer.torchrl.compat import compressed
+from shmbuffer.torchrl.compat.storages import METADATA, read_metadata
+
+_ITEMS = "shmbuffer.list"
+
+Packing = Callable[[Any], Packed]
+Unpacking = Callable[[Packed], Any]
+
+
+class ListStorageCheckpointer(RingStorageCheckpointer):
+    """Items of a list storage, as two files of our own; see `values`.
+
+    Of a list in a directory, which has records: the records as they are; see `RecordImage`. Each
+    is loaded by the other.
+
+    Tensors, TensorDicts, tensorclasses and lazy stacks of them, arrays, text, numbers, None, bytes,
+    and lists, tuples, dicts and namedtuples of these come back as they were; tensors on the CPU,
+    or on the storage's ``device``. TorchRL has no format for lists.
+
+    Args:
+        allow_pickle: pickle everything else. To load what was pickled runs code from the
+            file: allow it only for files that you trust. Give the same to the buffer that loads.
+
+    Example:
+        >>> from shmbuffer import ListStorage, ListStorageCheckpointer, ReplayBuffer
+        >>> checkpointer = ListStorageCheckpointer(allow_pickle=True)
+        >>> rb = ReplayBuffer(storage=ListStorage(10), checkpointer=checkpointer)
+        >>> rb.storage.checkpointer is checkpointer
+        True
+
+    Source: ``torchrl.data.ListStorageCheckpointer``, which saves nothing.
+    """
+
+    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
+        """Write the items into a directory.
+
+        Args:
+            storage: a list storage.
+            path: the directory; it is made if it is not there.
+
+        Returns:
+            The moment that was written.
+
+        Raises:
+            TypeError: an item could only be pickled; it is named.
+            ValueError: a save hook gave another number of items.
+        """
+        path = Path(path)
+        make_folder(path)
+        ring = self._ring_of(storage)
+        if ring.records is not None and not self._save_hooks:
+            moment = write_records(path, ring.records, storage.engine().seat.dictionary())
+        else:
+            items, moment = storage.copy_out()
+            if self._save_hooks:
+                record = SavedStorage.of_moment(moment)
+                hooks = partial(
+                    self._apply_save_hooks, path=path, shift=record.shift, is_full=record.is_full
+                )
+                items = self._hooked(storage, items, hooks, "save")
+            self._write(storage, items, path)
+            if ring.records is None:  # one process is all that writes into a list
+                streams = layout.stream_of(moment.sources)
+                sources = layout.source_of(np.ones_like(streams), streams)
+                moment = moment._replace(sources=sources)
+        SavedStorage.of_moment(moment).write(path, kind=LIST)
+        return moment
+
+    def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
+        ring = engine.ring()
+        if ring is None or ring.records is None:
+            raise SchemaMismatchError(
+                f"{path}: is the directory of a buffer of rows, and a {type(storage).__name__} "
+                "holds items; load it into a LazyMemmapStorage"
+            )
+        image, moment = RecordImage.in_memory(ring.records, engine.seat.dictionary())
+        saved = SavedStorage.of_moment(moment)
+        return self._put(storage, saved, path, image)._replace(moment=moment)
+
+    def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
+        record = SavedStorage.read(path, read_metadata(path), kind=LIST)
+        if record is None:
+            raise damaged(path / METADATA, "is not of a list storage")
+        return self._put(storage, record, path, RecordImage.in_files(path))
+
+    def _put(
+        self,
+        storage: Any,
+        record: SavedStorage,
+        path: Path,
+        image: RecordImage | None,
+        kept: list[Any] | None = None,
+    ) -> Loaded:
+        """Replaces the storage's items: records as they are, unless hooks look at them."""
+        require_alone(storage)
+        places = record.places(storage.max_size, str(path), "places")
+        of = {"cursor": places.cursor, "write_count": record.written}
+        if image is not None and storage.shared and not self._load_hooks:
+            _require_number(len(image), record, path)
+            storage.notify_emptied()
+            storage.load_image(image, places.slots, **of, tickets=places.tickets)
+            return restored(storage, record, places, by_us=not storage.shared)
+        if kept is None:
+            kept = self._read(storage, record, path, image)
+            _require_number(len(kept), record, path)
+            if self._load_hooks:
+                hooks = partial(self._apply_load_hooks, out=None)
+                kept = self._hooked(storage, kept, hooks, "load")
+        storage.notify_emptied()
+        storage.copy_in(kept, places.slots, **of)
+        return restored(storage, record, places, by_us=not storage.shared)
+
+    def _write(self, storage: Any, items: list[Any], path: Path) -> None:
+        """Write what the storage keeps of its items."""
+        pack, _ = self._packing(storage)
+        with Progress("copy", len(items), "items") as progress:
+
+            def packed(item: Any) -> Packed:
+                progress.advance(1)
+                return pack(item)
+
+            write_values(
+                path,
+                _ITEMS,
+                items,
+                allow_pickle=self.allow_pickle,
+                what="item",
+                remedy=self._remedy,
+                packing=packed,
+            )
+
+    def _read(
+        self, storage: Any, record: SavedStorage, path: Path, image: RecordImage | None
+    ) -> list[Any]:
+        """What the storage is to keep of the items that were written."""
+        if image is not None:
+            codec = storage.codec_for(image.dictionary)
+            return [storage.codec.keep(item) for part in image.items(codec) for item in part]
+        kept = []
+        _, made = self._packing(storage)
+
+        def unpack(packed: Packed) -> Any:
+            try:
+                return made(packed)
+            except Exception as error:
+                if (other := self._other_kind(packed)) is None:
+                    raise
+                raise SchemaMismatchError(
+                    f"{path}: has items of {other}, which a {type(storage).__name__} does not "
+                    "read; load it into such a storage, and extend this one with its items. "
+                    "Nothing was changed"
+                ) from error
+
+        with Progress("load", int(record.present.sum()), "items") as progress:
+            for item in read_values(path, _ITEMS, allow_pickle=self.allow_pickle, unpacking=unpack):
+                kept.append(item)
+                progress.advance(1)
+        return kept
+
+    def _other_kind(self, packed: Packed) -> str | None:
+        """The storage of an item that cannot be read, if it is of another kind."""
+        starts = [chunk.numpy()[:4].tobytes() for chunk in packed.chunks]
+        is_compressed = packed.form == [RECORD] or set(starts) == {zstandard.FRAME_HEADER}
+        return "a CompressedListStorage" if is_compressed else None
+
+    def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
+        """What the storage keeps of an item as it is written, and the other way."""
+        return pack_plainly, lambda packed: storage.codec.keep(unpack_plainly(packed))
+
+    @staticmethod
+    def _hooked(storage: Any, kept: list[Any], hooks: Callable[[list[Any]], Any], what: str) -> Any:
+        """What the storage is to keep after hooks, which are given what `get` gives."""
+        codec = storage.codec
+        found = [codec.keep(item) for item in hooks([codec.give(one) for one in kept])]
+        if len(found) != len(kept):
+            raise ValueError(
+                f"{what} hooks made {len(found)} items of {len(kept)}; in a list every item has "
+                "its place, so there are as many after them as before"
+            )
+        return found
+
+
+class CompressedListStorageCheckpointer(ListStorageCheckpointer):
+    """Items of a `CompressedListStorage`: compressed bytes are saved and loaded as they are.
+
+    What TorchRL has saved is loaded too: decompressed with the storage's own ``decompression_fn``,
+    or with zlib or zstd where it has none, whichever TorchRL has used, and compressed again. What
+    is saved here cannot be loaded there, where the codec depends on the version of Python.
+
+    Args:
+        allow_pickle: see `ListStorageCheckpointer`.
+
+    Source: ``torchrl.data.CompressedListStorageCheckpointer``.
+    """
+
+    def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
+        if not compressed.is_of_torchrl(path):
+            return super()._loads_files(storage, path, written)
+        items = compressed.read_items(path, storage.packing)
+        present = np.array([item is not None for item in items], np.bool_)
+        cursor, count = (len(items), None) if written is None else written
+        record = SavedStorage(len(items), (), present, cursor, count)
+        kept = [storage.codec.keep(item[0]) for item in items if item is not None]
+        return self._put(storage, record, path, None, kept)
+
+    def _other_kind(self, packed: Packed) -> str | None:
+        with suppress(Exception):  # what a damaged item raises
+            unpack_plainly(packed)
+            return "a ListStorage or LazyStackStorage"
+        return None
+
+    def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
+        return storage.packed, storage.unpacked
+
+
+def _require_number(found: int, record: SavedStorage, path: Path) -> None:
+    """CorruptBufferError where there are more or fewer items than there should be."""
+    expected = int(record.present.sum())
+    if found != expected:
+        raise damaged(path, f"has {found} items, {expected} belong there")

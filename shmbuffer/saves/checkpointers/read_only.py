@@ -1,0 +1,48 @@
+"""A storage that nobody writes to is saved by its name: its items are where they were."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from shmbuffer.memory import ItemSnapshot
+from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.safe_files import make_folder
+from shmbuffer.saves.values import read_json, reading, write_json
+
+_FILE = "shmbuffer.data_set.json"
+
+
+class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
+    """Saves where the data set is, not its items; the sampler saves the priorities."""
+
+    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
+        """Write where the data set is, and its form; the moment is for the sampler."""
+        make_folder(Path(path))
+        write_json(Path(path) / _FILE, {"path": str(storage.path), **_form_of(storage)})
+        moment: ItemSnapshot = storage.ring().copy_out([])
+        return moment
+
+    def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
+        """Compare; ValueError for another data set, FileNotFoundError where none was saved."""
+        file = Path(path) / _FILE
+        found = read_json(file, missing="no data set was saved in this directory")
+        with reading(file):
+            saved = {name: found[name] for name in ("slots", "leaves")}
+        if saved != _form_of(storage):
+            raise ValueError(
+                f"{path}: was saved beside the data set in {found.get('path')}, of "
+                f"{saved['slots']} items, and this storage has another one, of "
+                f"{storage.ring().capacity}, in {storage.path}; load it beside the same"
+            )
+        return Loaded(storage.ring().capacity, storage.ring().width)
+
+
+def _form_of(storage: Any) -> dict[str, Any]:
+    leaves = storage.mover().leaves
+    return {
+        "slots": storage.ring().capacity,
+        "leaves": [leaf.to_json() for leaf in leaves.leaves],
+    }

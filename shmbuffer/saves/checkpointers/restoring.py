@@ -1,0 +1,119 @@
+"""What was saved into a storage: checked first, then copied, each item to its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer.errors import BufferInUseError, SchemaMismatchError
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format import layout
+from shmbuffer.saves.checkpointers.saved import Saved
+from shmbuffer.saves.checkpointers.saved_storage import Destinations, SavedStorage
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.tensors.form.nodes import TensorDictNode
+
+
+def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
+    """Put columns in place of what ``storage`` has; it is defined first if it is not."""
+    record, rows = saved.record, storage.mover()
+    capacity = -(-storage.max_size // record.width)
+    if there and capacity != record.slots:
+        raise ValueError(
+            f"{saved.where}: holds a storage of {record.slots * record.width} elements, and this "
+            f"one has max_size={storage.max_size}; give the same, or load from another directory"
+        )
+    if len(record.lanes) != storage.ndim - 1:
+        raise SchemaMismatchError(
+            f"{saved.where}: holds a storage of {1 + len(record.lanes)} dimensions, and this one "
+            f"has ndim={storage.ndim}; load it into one of the same. Nothing was changed"
+        )
+    if rows is None:
+        example = saved.example()
+        record.places(capacity, saved.where)  # before anything is made
+        if there:
+            storage.open_there()
+        storage.define(example)
+        rows = storage.mover()
+    if there:
+        rows.ring.schema.require_columns(storage.where)
+    columns: list[Any] | None = saved.columns(rows.leaves)
+    places = record.places(rows.ring.capacity, saved.where)
+    require_alone(storage)
+    if there and isinstance(rows.leaves.node, TensorDictNode):
+        columns = None  # of a PyTree TorchRL has other names for the tensors than we have
+    storage.notify_emptied()
+    held = np.flatnonzero(record.present)
+    whose = None if record.sources is None else as_loaded(record.sources[record.present])
+    of = {"cursor": places.cursor, "write_count": record.written}
+    rows.copy_in(columns, held, places.slots, **of, tickets=places.tickets, sources=whose)
+    return restored(storage, record, places)
+
+
+def restored(
+    storage: Any, record: SavedStorage, places: Destinations, *, by_us: bool = False
+) -> Loaded:
+    """Note who wrote the items that are there now, and let samplers know of them.
+
+    ``by_us``: they count as written by this handle, and by nobody else.
+    """
+    ring = storage.ring()
+    if record.sources is not None:
+        whose = ring.seat.incarnation if by_us else None
+        ring.live.sources[places.slots] = as_loaded(record.sources[record.present], whose)
+    elements = torch.from_numpy(ring.live.committed())
+    if len(elements):
+        storage.notify(storage.index(elements) if record.lanes else elements)
+    same = places.tickets is not None and places.tickets.head == ring.head
+    return Loaded(record.slots, record.width, places.shift, same_tickets=same)
+
+
+def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[np.uint64]:
+    """Sources of writers that are no clients of this buffer: the same where they were the same.
+
+    ``whose``: an incarnation that all of them get; None: of their own.
+    """
+    writers, streams = layout.writer_of(sources), layout.stream_of(sources)
+    _, numbers = np.unique(writers, return_inverse=True)
+    unknown = writers == 0
+    numbers[unknown] = len(sources) + np.arange(int(unknown.sum()))
+    found = numbers.astype(np.uint64) + np.uint64(layout.INCARNATIONS)
+    return layout.source_of(found if whose is None else np.full_like(found, whose), streams)
+
+
+def sources_in_state(sources: NDArray[np.uint64]) -> dict[str, Any]:
+    """What a ``state_dict`` has of the sources of its slots: nothing where they are one."""
+    if not len(sources) or (sources == sources[0]).all():
+        return {}
+    return {"_sources": torch.from_numpy(sources.view(np.int64))}
+
+
+def sources_of_state(state: dict[str, Any]) -> NDArray[np.uint64] | None:
+    """Of the items of a state; None: they are one."""
+    if "_sources" not in state:
+        return None
+    return as_loaded(state["_sources"].numpy().view(np.uint64))
+
+
+def sources_from_state(ring: Ring, state: dict[str, Any], whose: int | None = None) -> None:
+    """Say who wrote the items of a state, which are in their slots; see `as_loaded`."""
+    if "_sources" in state:
+        slots = state["_index"].numpy()[:: ring.width] // ring.width
+        sources = state["_sources"].numpy().view(np.uint64)
+        ring.live.sources[slots] = as_loaded(sources, whose)
+
+
+def require_alone(storage: Any) -> None:
+    """BufferInUseError if another handle is open on the storage: it would see a mixture."""
+    engine = storage.open_engine
+    if engine is None or len(engine.seat.registry.alive()) <= 1:
+        return
+    pids = engine.seat.registry.pids()
+    raise BufferInUseError(
+        f"{storage.where}: a checkpoint can only be loaded while nobody else uses the buffer, and "
+        f"processes {', '.join(map(str, pids))} do; end them first, or load into a new buffer",
+        pids=pids,
+    )

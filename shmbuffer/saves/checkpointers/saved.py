@@ -1,0 +1,231 @@
+"""A tensor storage as it lies in files, or in another buffer: looked at, not yet read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import BufferExistsError, SchemaMismatchError
+from shmbuffer.items.nodes import LEAF, Node
+from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
+from shmbuffer.memory.format.layout import CONTROL
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.saves.checkpointers.object_files import read_objects
+from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
+from shmbuffer.saves.safe_files import exists
+from shmbuffer.saves.values import damaged, reading
+from shmbuffer.tensors.form import cpu, structure
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.objects import OBJECT, Objects
+from shmbuffer.tensors.form.tensors import dtype_name
+from shmbuffer.torchrl.compat.folders import (
+    TensorDictFolder,
+    objects_of,
+    read_folder,
+    shapes_of_objects,
+)
+from shmbuffer.torchrl.compat.storages import METADATA, pytree_columns, read_metadata
+
+
+@dataclass
+class Saved:
+    """A storage as it lies somewhere."""
+
+    where: str  # in messages
+    record: SavedStorage  # which item is in which slot
+    node: Node | None  # the form of the data; None where the files do not tell
+    # of each leaf its column ``[n, *lanes, *shape]``, a tensor or `Objects`; n is the capacity, or
+    # as much as hooks have left. What no buffer stores is left out
+    by_key: dict[KeyPath, Any]
+
+    @classmethod
+    def of_columns(cls, where: str, record: SavedStorage, node: Node, columns: list[Any]) -> Saved:
+        """Of columns that are there, in the order of the node's leaves."""
+        return cls(where, record, node, dict(zip(node.paths(), columns, strict=True)))
+
+    @classmethod
+    def of_buffer(cls, engine: Engine, path: Path) -> tuple[Saved, ItemSnapshot]:
+        """What the buffer in a directory holds, and its moment; a copy if others have it open."""
+        ring = engine.ring()
+        if ring is None:
+            raise RuntimeError(f"{path}: is a buffer that nothing was written to")
+        leaves = Leaves.of_schema(ring.schema, str(path))
+        has_columns = ring.seat.is_alone() and not ring.schema.sharing
+        columns = leaves.columns(ring.capacity, cpu.DEVICE)
+        if has_columns:
+            for at, column in enumerate(columns):
+                if column.numel():
+                    mapped = torch.frombuffer(ring.leaf(at), dtype=column.dtype)
+                    columns[at] = mapped.view(column.shape)
+            moment = _looked_at(ring)
+        else:
+            moment = ring.copy_out([column.data_ptr() for column in columns])
+        record = SavedStorage.of_moment(moment, leaves)
+        return cls.of_columns(str(path), record, leaves.node, columns), moment
+
+    @classmethod
+    def in_files(cls, path: Path, *, ndim: int, allow_pickle: bool) -> Saved:
+        """Look at what is in a directory."""
+        found = read_metadata(path)
+        record = SavedStorage.read(path, found)
+        node: Node | None = None
+        if record is not None and record.structure is not None:
+            with reading(path / METADATA):
+                node = structure.from_json(record.structure)
+                if not next(node.paths(), None) and node is not LEAF:
+                    raise ValueError("there is nothing in the form of an item")
+        if found.get("is_pytree"):
+            node, columns = pytree_columns(path, found, node)
+            shape = tuple(next(iter(columns.values())).shape)
+            record = record or _first_slots(shape[:ndim], found, path)
+        else:
+            folder = read_folder(path, ndim)
+            record = record or _first_slots(folder.shape[:ndim], found, path)
+            node, columns = _of_folder(folder, record, node, allow_pickle)
+        lead = (record.slots, *record.lanes)
+        for key, column in columns.items():
+            if tuple(column.shape[: len(lead)]) != lead:
+                raise damaged(
+                    path,
+                    f"the tensor {'.'.join(key)!r} is {list(column.shape)}, and the storage that "
+                    f"it belongs to {list(lead)}",
+                )
+        return cls(str(path), record, node, columns)
+
+    @classmethod
+    def of_data_set(cls, path: Path, *, ndim: int) -> Saved:
+        """Look at a save of a buffer or a storage, or at a TensorDict in files, which is full.
+
+        BufferExistsError for the directory of a living buffer, FileNotFoundError without data.
+        """
+        folder = path / "storage" if exists(path / "storage" / METADATA) else path
+        if (folder / CONTROL).exists():
+            raise BufferExistsError(
+                f"{folder}: is a buffer that processes may be writing to, and no data set; "
+                "attach() to it, or dumps() it and open what that has written",
+                path=str(folder),
+            )
+        if exists(folder / METADATA):
+            return cls.in_files(folder, ndim=ndim, allow_pickle=False)
+        if not exists(folder / "meta.json"):
+            raise FileNotFoundError(
+                f"{folder}: there is no data set here: neither what dumps() writes, nor a "
+                "TensorDict in files (TensorDict.memmap)"
+            )
+        found = read_folder(folder, ndim)
+        slots, *lanes = found.shape[:ndim]
+        record = SavedStorage(slots, tuple(lanes), np.ones(slots, np.bool_))
+        return cls(str(folder), record, *_of_folder(found, record, None, False))
+
+    def example(self) -> Any:
+        """A batch of one item of this form, without content."""
+        if self.node is None:
+            raise RuntimeError(
+                f"{self.where}: holds a PyTree that TorchRL saved, without its form: write an item "
+                "first, or call storage.define(example), and load then"
+            )
+        for key in self.node.paths():
+            if key not in self.by_key:
+                raise damaged(self.where, f"the leaf {'.'.join(key)!r} is missing")
+        columns = [self.by_key[key] for key in self.node.paths()]
+        lead = (1, *self.record.lanes)
+        with reading(Path(self.where) / METADATA):
+            return self.node.build(map(blank, columns), lead, cpu.DEVICE)
+
+    def columns(self, leaves: Leaves) -> list[Any]:
+        """One column for each leaf of a storage."""
+        wanted = list(leaves.node.paths())
+        for key in self.by_key:
+            if key not in wanted and key[0] not in leaves.optional:
+                raise SchemaMismatchError(
+                    f"{leaves.where}: the checkpoint in {self.where} has leaf {'.'.join(key)!r}, "
+                    "which is not a leaf of this buffer; load it into a new buffer"
+                )
+        if self.record.lanes != leaves.lanes:
+            raise SchemaMismatchError(
+                f"{leaves.where}: has {list(leaves.lanes)} after the first dimension, the "
+                f"checkpoint in {self.where} has {list(self.record.lanes)}; load it into a new "
+                "buffer"
+            )
+        return [
+            self._column_of(key, leaf, leaves)
+            for key, leaf in zip(wanted, leaves.leaves, strict=True)
+        ]
+
+    def _column_of(self, key: KeyPath, leaf: Leaf, leaves: Leaves) -> Any:
+        column = self.by_key.get(key)
+        if column is None:
+            raise SchemaMismatchError(
+                f"{leaves.where}: leaf {leaf.name!r} ({leaf}) is missing in the checkpoint in "
+                f"{self.where}; load it into a new buffer",
+                leaf=leaf.name,
+            )
+        dtype = OBJECT if isinstance(column, Objects) else dtype_name(column.dtype)
+        if (dtype, tuple(column.shape[1:])) != (leaf.dtype, (*leaves.lanes, *leaf.shape)):
+            saved = f"{dtype}{list(column.shape[1 + len(leaves.lanes) :])}"
+            raise SchemaMismatchError(
+                f"{leaves.where}: leaf {leaf.name!r} is {leaf}, the checkpoint in {self.where} has "
+                f"{saved}; load it into a new buffer",
+                leaf=leaf.name,
+                expected=str(leaf),
+                found=saved,
+            )
+        return column
+
+
+def _looked_at(ring: Ring) -> ItemSnapshot:
+    """Counters and slots of a ring that nobody else has open."""
+    tickets = ring.live.tickets()
+    raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.tree.priorities())
+    sources = ring.live.sources.copy()
+    return ItemSnapshot(tickets, sources, raw, ring.head, ring.write_count, ring.tree.max_priority)
+
+
+def blank(column: Any) -> Any:
+    """One item of a column, without content."""
+    shape = (1, *column.shape[1:])
+    if isinstance(column, Objects):
+        return Objects.of((), shape)
+    return cpu.zeros(shape, dtype=column.dtype)
+
+
+def _of_folder(
+    folder: TensorDictFolder, record: SavedStorage, node: Node | None, allow_pickle: bool
+) -> tuple[Node, dict[KeyPath, Any]]:
+    """Form and columns of tensordict's files; ``node`` is the form, where we remember it."""
+    path = folder.path
+    if node is None:
+        if folder.refused:
+            raise ValueError(
+                f"{path}: entries {folder.refused} are no tensors and were pickled, and loading "
+                "them would run code from the files; nothing was unpickled. Save them as text, "
+                "numbers, or lists of them"
+            )
+        node, lead = folder.node, (record.slots, *record.lanes)
+        with reading(path / "meta.json"):
+            keys = shapes_of_objects(node)
+            columns: dict[KeyPath, Any] = {
+                key: objects_of(folder.values[key], lead) for key in keys
+            }
+    else:
+        shapes = shapes_of_objects(node)
+        of = record.present, record.lanes
+        columns = {**read_objects(path, shapes, *of, allow_pickle=allow_pickle)}
+    columns |= {key: folder.tensor(key) for key in node.paths() if key in folder.tensors}
+    return node, columns
+
+
+def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> SavedStorage:
+    """What TorchRL knows: items are in the first ``len`` places."""
+    try:
+        slots, *lanes = shape
+        width = int(np.prod(lanes, dtype=np.int64))
+        return SavedStorage(slots, tuple(lanes), np.arange(slots) < -(-int(found["len"]) // width))
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(
+            path, f"a storage of shape {list(shape)} makes no sense ({error!r})"
+        ) from error

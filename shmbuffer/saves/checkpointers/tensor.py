@@ -1,0 +1,221 @@
+"""Tensor storages: tensordict's memory-mapped files, of one moment, in TorchRL's layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tensordict import TensorDict
+
+from shmbuffer.errors import ShmBufferError
+from shmbuffer.memory import Engine, ItemSnapshot
+from shmbuffer.saves.checkpointers.checkpointer import lies_in
+from shmbuffer.saves.checkpointers.copies import copied, make_columns
+from shmbuffer.saves.checkpointers.object_files import write_objects
+from shmbuffer.saves.checkpointers.restoring import restore
+from shmbuffer.saves.checkpointers.ring_backed import RingStorageCheckpointer, Written
+from shmbuffer.saves.checkpointers.saved import Saved
+from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.safe_files import exists, make_folder, require_plain
+from shmbuffer.saves.values import damaged, reading
+from shmbuffer.tensors.form import cpu, structure
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
+from shmbuffer.torchrl.compat.folders import require_nameable, require_no_pickle
+from shmbuffer.torchrl.compat.storages import METADATA, pytree_metadata, read_metadata
+from shmbuffer.torchrl.ted.entries import entries, require_loadable
+
+if TYPE_CHECKING:  # storages import their checkpointers
+    from shmbuffer.storages.rows import Rows
+
+
+class TensorStorageCheckpointer(RingStorageCheckpointer):
+    """TensorDicts, tensorclasses, tensors and PyTrees as tensordict's memory-mapped files.
+
+    What is saved is of one moment, also while others go on writing, and never in memory as a
+    whole. Where the directory is the storage's own ``scratch_dir`` nothing is copied.
+
+    For another format of the same data derive from this, and override `_write` and `_read` (and
+    `_apply_save_hooks` where hooks are called otherwise): consistency, hooks, ``shift`` and
+    ``is_full``, what is missing, and the way into the storage stay here.
+
+    Args:
+        allow_pickle: pickle objects in the data that are no tensors, text, numbers, or containers
+            of these. To load what was pickled runs code from the file: allow it only for files
+            that you trust.
+
+    Source: ``torchrl.data.TensorStorageCheckpointer``.
+    """
+
+    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot | None:
+        """Write the storage into a directory.
+
+        Args:
+            storage: a storage of tensors.
+            path: the directory; it is made if it is not there.
+
+        Returns:
+            The moment that was written; None where the files are those of the storage itself.
+
+        Raises:
+            RuntimeError: nothing was written to the storage yet.
+            TypeError: an object in it could only be pickled.
+            SpaceError: bytes needed and free.
+        """
+        path = Path(path)
+        self._ring_of(storage)
+        if lies_in(storage, path):
+            self.dumps_in_place(storage, path)
+            return None
+        rows: Rows = storage.mover()
+        folder = self._folder(path)
+        if self._save_hooks or folder is None:
+            return self._dumps_through_hooks(rows, path, folder)
+        moment, columns = copied(rows, folder, named=True)
+        record = SavedStorage.of_moment(moment, rows.leaves)
+        write_objects(
+            folder,
+            rows.leaves,
+            columns,
+            record.present,
+            allow_pickle=self.allow_pickle,
+            remedy=self._remedy,
+        )
+        record.write(folder, metadata=self._metadata_of(storage))
+        return moment
+
+    def _metadata_of(self, storage: Any) -> dict[str, Any] | None:
+        leaves, slots = storage.mover().leaves, storage.ring().capacity
+        return None if isinstance(leaves.node, TensorDictNode) else pytree_metadata(leaves, slots)
+
+    def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
+        saved, moment = Saved.of_buffer(engine, path)
+        return restore(storage, saved)._replace(moment=moment)
+
+    def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
+        saved = (
+            self._through_hooks(storage, path)
+            if self._load_hooks
+            else Saved.in_files(path, ndim=storage.ndim, allow_pickle=self.allow_pickle)
+        )
+        record = saved.record
+        if record.tickets is None and written is not None:
+            record.cursor = written[0] % record.slots
+            if written[1] is not None:
+                record.write_count = written[1] * record.width
+        return restore(storage, saved, there=storage.mover() is None and lies_in(storage, path))
+
+    @property
+    def _has_format_of_its_own(self) -> bool:  # type: ignore[override] # there it is a constant
+        return type(self)._write is not TensorStorageCheckpointer._write
+
+    # -- for another format --------------------------------------------------------------------
+
+    def _folder(self, path: Path) -> Path | None:
+        """The directory for files beside the data; made if it is not there. None: there is none."""
+        make_folder(path)
+        return path
+
+    def _write(self, data: Any, path: Path, length: int) -> None:
+        """Write what the save hooks returned."""
+        saved_path = data.saved_path if data.is_memmap() else None
+        if saved_path is None or os.path.realpath(saved_path) != os.path.realpath(path):
+            require_nameable(data, str(path))
+            require_loadable(entries(data), type(self).__name__)
+            data.memmap(path, copy_existing=True)  # else a hook has written it there
+        require_no_pickle(path)
+
+    def _read(self, path: Path) -> tuple[Any, int]:
+        """What `_write` wrote, for the load hooks, and the length."""
+        folder = Path(os.path.realpath(path))  # the path itself may be a link, its files may not
+        require_plain(folder)
+        require_no_pickle(path)
+        with reading(folder / "meta.json"):
+            try:
+                data = TensorDict.load_memmap(folder)
+            except IsADirectoryError as error:
+                raise damaged(error.filename, "is a directory, not a file") from error
+        return data, int(read_metadata(path)["len"])
+
+    def _record(self, path: Path) -> SavedStorage | None:
+        """What we have remembered beside the data; None where others wrote them."""
+        if not exists(path / METADATA):  # the data are in a file of their own
+            return None
+        return SavedStorage.read(path, read_metadata(path))
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    def _dumps_through_hooks(self, rows: Rows, path: Path, folder: Path | None) -> ItemSnapshot:
+        leaves = rows.leaves
+        scratch = path.parent if folder is None else folder
+        moment, columns = copied(rows, scratch, named=False)
+        record = SavedStorage.of_moment(moment, leaves)
+        lead = (record.slots, *record.lanes)
+        data = leaves.node.build(iter(columns), lead, cpu.DEVICE)
+        data = self._apply_save_hooks(data, path, shift=record.shift, is_full=record.is_full)
+        metadata: dict[str, Any] | None = None
+        if is_collection(data):
+            self._write(data, path, record.extent * record.width)
+        elif folder is None:
+            raise TypeError(f"{type(self).__name__} saves TensorDicts, not {type(data).__name__}")
+        else:
+            metadata, record.structure = _write_pytree(data, folder, leaves)
+        if folder is not None:
+            record.write(folder, metadata=metadata)
+        return moment
+
+    def _through_hooks(self, storage: Any, path: Path) -> Saved:
+        """What the load hooks make of the files."""
+        data, length = self._read(path)
+        rows = storage.mover()
+        out = None
+        if rows is not None:
+            capacity, device = rows.ring.capacity, cpu.DEVICE
+            blank = iter(rows.leaves.columns(capacity, device))
+            out = rows.leaves.node.build(blank, (capacity, *rows.leaves.lanes), device)
+        with _named(path):
+            data = self._apply_load_hooks(data, out)
+        of = {"mapping": storage.mapping, "where": str(path)}
+        leaves = Leaves.of_data(data, ndim=storage.ndim, **of)
+        columns, (count,) = leaves.values(data)
+        record = self._record(path)
+        if record is None or record.extent > count or record.lanes != leaves.lanes:
+            width = int(np.prod(leaves.lanes, dtype=np.int64))
+            record = SavedStorage(count, leaves.lanes, np.arange(count) < length // width)
+        node = leaves.node
+        if record.structure is not None:  # it knows of classes, which hooks give as TensorDicts
+            remembered = structure.from_json(record.structure)
+            by_key = dict(zip(node.paths(), columns, strict=True))
+            if {*remembered.paths()} == by_key.keys():
+                node, columns = remembered, [by_key[key] for key in remembered.paths()]
+        return Saved.of_columns(str(path), record, node, columns)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Puts the path of the save before the errors of load hooks, which do not know it."""
+    try:
+        yield
+    except ShmBufferError as error:
+        error.message = f"{path}: {error.message}"
+        raise
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write a PyTree that hooks returned; what TorchRL says of its tensors, and its form."""
+    ndim = 1 + len(leaves.lanes)
+    found = Leaves.of_data(data, ndim=ndim, where=str(folder))
+    values, (count,) = found.values(data)
+    columns, files = make_columns(found, count, folder)
+    for file in files.values():
+        file.close()
+    for column, value in zip(columns, values, strict=True):
+        column.copy_(value)
+    return pytree_metadata(found, count), found.node.to_json()

@@ -1,0 +1,90 @@
+"""What a user saves with a buffer: networks, optimizers, random states, as plain values.
+
+They are in ``<path>/shmbuffer.extra.*``; see `values`. Nothing is pickled, so that loading runs no
+code. A value without another form is refused before anything is written, and named by its place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.items import labels
+from shmbuffer.items.arrays import PLAIN_KINDS
+from shmbuffer.saves.values import is_word, read_values, reading, write_values
+from shmbuffer.tensors.form.containers import take_of
+
+_EXTRA = "shmbuffer.extra"
+
+
+_MOST_LEVELS = 128  # JSON is written and read by recursion, on the caller's stack
+_MOST_BITS = 14_284  # 4,300 digits: of more Python makes no text, unless told to
+
+
+def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()) -> None:
+    """TypeError or ValueError unless a value can be saved without pickle.
+
+    ``around`` are the identities of the containers that it is in.
+    """
+    if isinstance(value, torch.Tensor):
+        plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
+        if not plain or value.device.type == "meta":
+            raise TypeError(
+                f"{place} is a tensor of layout {value.layout} on {value.device}; dense tensors "
+                "with a content can be saved: convert it. Nothing was written"
+            )
+        return
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in PLAIN_KINDS:
+        return
+    if isinstance(value, bytes) or is_word(value):
+        _require_digits(value, place)
+        return
+    take = take_of(type(value))
+    if take is None:
+        raise TypeError(
+            f"{place} is {value!r:.60} of type {type(value).__qualname__}, which can only be saved "
+            "by pickle; leave it out, or save its state_dict(), tensors, numbers, text, and lists "
+            "and dicts of them. Nothing was written"
+        )
+    if id(value) in around:
+        raise TypeError(f"{place} holds itself; leave it out. Nothing was written")
+    if len(around) == _MOST_LEVELS:
+        raise ValueError(
+            f"{place:.60}... is nested deeper than {_MOST_LEVELS} levels; leave it out, or save a "
+            "flat list or dict of what is in it. Nothing was written"
+        )
+    _, _, _, keys, parts = take(value)
+    mapping = isinstance(keys, tuple)
+    for at, part in enumerate(parts):
+        key = keys[at] if isinstance(keys, tuple) else at
+        for one in key if type(key) is tuple else (key,):
+            _require_digits(one, f"a key of {place}")
+        if mapping and not labels.is_json(key):
+            raise TypeError(
+                f"{place} has the key {key!r:.60} of type {type(key).__qualname__}; keys are text, "
+                "numbers, None and tuples of them. Nothing was written"
+            )
+        require_plain(part, place if keys is None else f"{place}[{key!r}]", (*around, id(value)))
+
+
+def _require_digits(value: Any, place: str) -> None:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError(
+            f"{place} is an int of {value.bit_length():,} bits, and one that is saved has at most "
+            f"{_MOST_BITS:,}; save its bytes, by int.to_bytes(). Nothing was written"
+        )
+
+
+def write_extra(directory: Path, extra: Any) -> None:
+    """Write what `require_plain` has let pass."""
+    write_values(directory, _EXTRA, [extra], allow_pickle=False, what="extra")
+
+
+def read_extra(directory: Path) -> Any:
+    """What `write_extra` wrote; its tensors are on the CPU."""
+    with reading(directory / f"{_EXTRA}.jsonl"):
+        (extra,) = read_values(directory, _EXTRA, allow_pickle=False)
+    return extra

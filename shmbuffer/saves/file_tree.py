@@ -1,0 +1,176 @@
+"""The files of a save below a directory that is held open. No link is followed, also in a race."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import mmap
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shmbuffer._native import _core
+from shmbuffer.memory.format.layout import PAGE
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.progress import Progress
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.saves.safe_files import READ
+
+MANIFEST = "shmbuffer.files.json"
+"""The list of the files of a save, in its directory."""
+
+LIST_BYTES = 2**26
+"""Size of a list of files, at most."""
+
+_EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
+
+
+class TreeFolder(NamedTuple):
+    """A directory of the tree, for as long as `walk` is there."""
+
+    where: Path
+    """For messages."""
+    at: str
+    """Its name below the root; "." is the root."""
+    folders: list[str]
+    files: list[str]
+    """What is not a directory: a link, too."""
+    fd: int
+
+    def below(self, name: str) -> str:
+        """The name below the root of something in here."""
+        return os.path.normpath(os.path.join(self.at, name))
+
+    def stat(self, name: str) -> os.stat_result:
+        """Look at something in here, without following it."""
+        with explained(self.where / name):
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+
+
+def walk(root: Directory, *, topdown: bool = True) -> Iterator[TreeFolder]:
+    """`os.fwalk` below ``root``; a directory that cannot be listed is an error."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    with explained(root.path):
+        for at, folders, names, fd in os.fwalk(
+            ".", topdown, refuse, follow_symlinks=False, dir_fd=root.file.fd
+        ):
+            found = TreeFolder(root.path / at, os.path.normpath(at), folders, names, fd)
+            links = [name for name in folders if not stat.S_ISDIR(found.stat(name).st_mode)]
+            real = [name for name in folders if name not in links]
+            yield found._replace(folders=real, files=[*names, *links])
+
+
+def files_below(root: Directory) -> list[str]:
+    """Every file below ``root``, relative."""
+    return sorted(folder.below(name) for folder in walk(root) for name in folder.files)
+
+
+def list_of(target: Directory) -> set[str]:
+    """The files of the save in a directory that its list names; none where there is no list."""
+    try:
+        with _core.Descriptor() as owned:
+            fd = owned.take(os.open, MANIFEST, READ, dir_fd=target.file.fd)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return set()
+            with open(fd, "rb", closefd=False) as file:
+                found = json.loads(file.read(LIST_BYTES))
+        return {name for name in found["files"] if is_below(name)}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
+
+
+def is_below(name: Any) -> bool:
+    """Whether a name from a file is relative and stays below the root."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".")
+        and name == os.path.normpath(name)
+        and not name.startswith(("/", "../"))
+        and name != ".."
+    )
+
+
+def is_replaceable(target: Directory) -> bool:
+    """Whether it holds only the files of a save, on one file system."""
+    mine = list_of(target) | {MANIFEST}
+    below = {str(parent) for name in mine for parent in Path(name).parents}
+    for folder in walk(target):
+        if folder.at not in below or not mine.issuperset(map(folder.below, folder.files)):
+            return False
+        if os.fstat(folder.fd).st_dev != target.identity[0]:
+            return False
+        if any(stat.S_ISLNK(folder.stat(name).st_mode) for name in folder.files):
+            return False
+    return True
+
+
+def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
+    """Exchange the names of two directories in one step. False where that is not supported."""
+    rename: Callable[..., int] | None = getattr(
+        ctypes.CDLL(None, use_errno=True), "renameat2", None
+    )
+    if rename is None:
+        return False
+    if not rename(folder, os.fsencode(name), other_folder, os.fsencode(other), _EXCHANGE):
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    where = os.readlink(f"/proc/self/fd/{other_folder}")
+    raise OSError(number, os.strerror(number), os.path.join(where, other))
+
+
+def sync_tree(new: Directory) -> None:
+    """Sync everything below; nobody but owner and group may write to it from then on."""
+    total = sum(folder.stat(name).st_size for folder in walk(new) for name in folder.files)
+    with Progress("sync", total) as progress:
+        for folder in walk(new, topdown=False):
+            for name in folder.files:
+                if stat.S_ISREG(folder.stat(name).st_mode):
+                    with explained(folder.where / name):
+                        _sync_file(name, folder.fd, progress)
+            with explained(folder.where):
+                _close_to_others(folder.fd)
+            new.sync(folder.at)
+
+
+def close_tree(new: Directory) -> None:
+    """Takes the right to write from users other than the owner and the group, in a whole tree."""
+    for folder in walk(new):
+        for name in folder.files:
+            with explained(folder.where / name), _core.Descriptor() as file:
+                _close_to_others(file.take(os.open, name, READ, dir_fd=folder.fd))
+        with explained(folder.where):
+            _close_to_others(folder.fd)
+
+
+def _close_to_others(fd: int) -> None:
+    """Take the right to write from those that are neither owner nor of the group."""
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    if mode & stat.S_IWOTH:
+        os.fchmod(fd, mode & ~stat.S_IWOTH)
+        _core.reached("save.closed")
+
+
+def _sync_file(name: str, folder: int, progress: Progress) -> None:
+    """Sync a file; a large one piece by piece where somebody wants to know how far it is."""
+    with _core.Descriptor() as file:
+        fd = file.take(os.open, name, READ, dir_fd=folder)
+        _close_to_others(fd)
+        size = os.fstat(fd).st_size
+        pieces = list(progress.cut(-(-size // PAGE), PAGE))
+        if len(pieces) > 1:
+            with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
+                for first, count in pieces:
+                    nbytes = min(count * PAGE, size - first * PAGE)
+                    content.flush(first * PAGE, nbytes)  # msync(2): an fsync of these bytes
+                    progress.advance(nbytes)
+        else:
+            progress.advance(size)
+        Directory.sync_file(fd)  # the rest of it, its size for one

@@ -1,0 +1,206 @@
+"""Columns of Parquet files: a leaf and its column, in Arrow's memory and as a tensor over it.
+
+Dtypes that Arrow lacks are stored as integers or floats of the same bits (`DType.arrow`). Columns
+of another program are numbers, lists of them of one length, fixed-size binaries and structs of
+these.
+
+Always true: a tensor lies over a column only after Arrow's type and the number of its values were
+compared with those of the leaf, whatever the metadata of the file say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.extras import missing
+from shmbuffer.memory import Leaf
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.tensors import contiguous, dtype_name, torch_dtype, torch_dtype_like
+
+
+class Column:
+    """One leaf, ``[rows, *lanes, *shape]``."""
+
+    def __init__(self, leaf: Leaf, lanes: tuple[int, ...]) -> None:
+        self.leaf = leaf
+        self.shape = (*lanes, *leaf.shape)
+        self._dtype = torch_dtype(leaf.dtype)
+        self._stored = torch_dtype(DTYPES[leaf.dtype].arrow or leaf.dtype)
+        # numbers in a row, as they are stored
+        self.count = math.prod(self.shape) * (self._dtype.itemsize // self._stored.itemsize)
+        self.nbytes = self.count * self._stored.itemsize
+
+    def type(self, pa: Any) -> Any:
+        """Arrow's."""
+        if self._stored is torch.uint8 and self.count > 1:
+            return pa.binary(self.count)
+        one = self._number(pa)
+        if self.count == 1:
+            return one
+        return pa.list_(pa.field("element", one, nullable=False), self.count)
+
+    def _number(self, pa: Any) -> Any:
+        """Returns Arrow's type of one number."""
+        return pa.from_numpy_dtype(cpu.empty(0, dtype=self._stored).numpy().dtype)
+
+    def array(self, pa: Any, tensor: torch.Tensor) -> Any:
+        """Arrow's array over a tensor; booleans are packed."""
+        flat = contiguous(tensor).view(-1)
+        numbers = (flat if self._stored is self._dtype else flat.view(self._stored)).numpy()
+        kind = self.type(pa)
+        if pa.types.is_fixed_size_binary(kind):
+            return pa.FixedSizeBinaryArray.from_buffers(
+                kind, len(tensor), [None, pa.py_buffer(numbers)]
+            )
+        values = pa.array(numbers)
+        return values if self.count == 1 else pa.FixedSizeListArray.from_arrays(values, type=kind)
+
+    def tensor(self, path: Path, arrays: dict[str, Any], rows: int, first: int) -> torch.Tensor:
+        """A tensor over Arrow's array, whose first row is row ``first`` of the file."""
+        array = arrays.get(self.leaf.name)
+        if array is None:
+            if not self.count:  # ours: no column was written for it
+                return cpu.empty((rows, *self.shape), dtype=self._dtype)
+            raise SchemaMismatchError(
+                f"{path}: there is no column {self.leaf.name!r}, which an item has",
+                leaf=self.leaf.name,
+            )
+        depth = 0
+        while _is_list(array.type):
+            array = _whole(path, self.leaf.name, array)
+            if not hasattr(array.type, "list_size"):
+                self._require_length(path, array, depth, first)
+            array, depth = array.flatten(), depth + 1
+        self._require_type(path, _whole(path, self.leaf.name, array), rows)
+        if not self.count:
+            return cpu.empty((rows, *self.shape), dtype=self._dtype)
+        if self._dtype is torch.bool:  # packed there
+            found = torch.from_numpy(array.to_numpy(zero_copy_only=False).astype(np.bool_))
+        else:
+            size = self.nbytes * rows
+            at = array.offset * (size // max(1, len(array)))
+            found = torch.frombuffer(_memory(array.buffers()[1], at, size), dtype=self._stored)
+        return found.view(self._dtype).view(rows, *self.shape)
+
+    def _require_length(self, path: Path, array: Any, depth: int, first: int) -> None:
+        """Raises SchemaMismatchError for the first list that is not as long as in the first row."""
+        lengths = array.value_lengths().to_numpy()
+        expected = self.shape[depth] if depth < len(self.shape) else 1
+        for at in np.flatnonzero(lengths != expected)[:1]:
+            row = first + at // math.prod(self.shape[:depth])
+            raise SchemaMismatchError(
+                f"{path}: column {self.leaf.name!r} has a list of {lengths[at]} in row {row}, and "
+                f"{expected} are expected, as in the first row; the lists of a column have one "
+                "length: pad them, or leave the column out",
+                leaf=self.leaf.name,
+            )
+
+    def _require_type(self, path: Path, array: Any, rows: int) -> None:
+        """Raises SchemaMismatchError unless an array without lists has the bytes of the rows."""
+        pa, _ = arrow()
+        if pa.types.is_fixed_size_binary(array.type):
+            fits = self._stored is torch.uint8 and array.type.byte_width == self.count
+            count = len(array) * self.count
+        else:
+            fits = array.type == self._number(pa)
+            count = len(array)
+        if not fits or count != rows * self.count:
+            raise SchemaMismatchError(
+                f"{path}: column {self.leaf.name!r} has {count} values of type {array.type} in "
+                f"{rows} rows, and an item has {self.leaf} there; write the file again",
+                leaf=self.leaf.name,
+            )
+
+
+def _memory(buffer: Any, at: int, size: int) -> Any:
+    """Some bytes of Arrow's, which stay as long as they are looked at."""
+    memory = (ctypes.c_char * size).from_address(buffer.address + at)
+    memory.owner = buffer  # type: ignore[attr-defined] # ctypes' arrays have attributes
+    return memory
+
+
+def _whole(path: Path, name: str, array: Any) -> Any:
+    if array.null_count:
+        raise SchemaMismatchError(
+            f"{path}: column {name!r} has {array.null_count} rows without a value, and an item has "
+            "all of its entries; fill them, or leave the column out",
+            leaf=name,
+        )
+    return array
+
+
+def flattened(table: Any) -> Any:
+    """A table, with what is in structs as columns of their own, with dots in their names."""
+    while any(str(field.type).startswith("struct") for field in table.schema):
+        table = table.flatten()
+    return table
+
+
+def path_of(name: str) -> KeyPath:
+    """The nested key of a column: dots nest."""
+    return tuple(name.split("."))
+
+
+def leaf_of(path: Path, field: Any, key: KeyPath, lengths: list[int]) -> Leaf:
+    """Returns the leaf of a column of another program; ``lengths`` are those of its lists."""
+    kind, shape = field.type, list[int]()
+    while _is_list(kind):
+        found = lengths[len(shape)] if len(shape) < len(lengths) else 0
+        shape.append(getattr(kind, "list_size", found))
+        kind = kind.value_type
+    if str(kind).startswith("fixed_size_binary") and not shape:
+        return Leaf(key, "uint8", (kind.byte_width,))
+    try:
+        dtype = torch_dtype_like(np.dtype(kind.to_pandas_dtype()))
+    except (NotImplementedError, TypeError):
+        dtype = None
+    if dtype is None:
+        raise SchemaMismatchError(
+            f"{path}: column {field.name!r} is {field.type}; columns are numbers, lists of them of "
+            "one length, fixed-size binaries, and structs of these: convert it, or leave it out",
+            leaf=field.name,
+            found=str(field.type),
+        )
+    return Leaf(key, dtype_name(dtype), tuple(shape))
+
+
+def lengths_of_lists(path: Path, part: Any) -> dict[str, list[int]]:
+    """Returns the lengths of the lists in the first row of a file, by column, outermost first."""
+    pa, _ = arrow()
+    table = flattened(pa.Table.from_batches([next(part.iter_batches(1))]))
+    lengths: dict[str, list[int]] = {}
+    for name in table.column_names:
+        array = table[name].combine_chunks()
+        while _is_list(array.type):
+            array = _whole(path, name, array)
+            lengths.setdefault(name, []).append(
+                array.value_lengths()[0].as_py() if len(array) else 0
+            )
+            array = array.flatten()
+    return lengths
+
+
+def _is_list(kind: Any) -> bool:
+    types = arrow()[0].types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def arrow() -> tuple[Any, Any]:
+    """Returns pyarrow and pyarrow.parquet; MissingExtra if they are not installed."""
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ModuleNotFoundError as error:
+        raise missing(
+            "to read and write files of Parquet needs pyarrow", "parquet", name=error.name
+        ) from error
+    return pyarrow, pyarrow.parquet

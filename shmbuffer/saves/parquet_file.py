@@ -1,0 +1,304 @@
+"""Items as columns in a Parquet file: a leaf a column, a batch a row group, no copy of a row.
+
+    next.obs   float32[17]      fixed_size_list<float>[17]: the numbers of all rows, one by one
+    frame      uint8[64, 64]    fixed_size_binary[4096]: bytes, which Parquet takes as they are
+    reward     float32[1]       float: one number a row
+    shmbuffer                   under this key of the file: dtypes, shapes, and the form of an item
+
+Arrow is handed the memory of a batch, and a batch is made over Arrow's memory; `parquet_columns`
+does both. Dots in the names of another program nest. A folder of part files is one data set.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import FormatError, SchemaMismatchError, ShmBufferError
+from shmbuffer.items.keys import OWN_KEYS
+from shmbuffer.memory import Leaf
+from shmbuffer.memory.format.names import is_number, require_file_names
+from shmbuffer.memory.format.schema import difference_of
+from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.saves.parquet_columns import (
+    Column,
+    arrow,
+    flattened,
+    leaf_of,
+    lengths_of_lists,
+    path_of,
+)
+from shmbuffer.saves.publication import publish_file
+from shmbuffer.saves.safe_files import require_plain
+from shmbuffer.saves.values import reading
+from shmbuffer.saves.work_directory import located
+from shmbuffer.storages.indexing import tickets_at
+from shmbuffer.storages.rows import Rows
+from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.tensors.form import structure
+from shmbuffer.tensors.form.leaves import Leaves
+
+_KEY = b"shmbuffer"
+_BATCH_BYTES = 2**26
+"""Of the rows that are read, or written, at once."""
+
+
+def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
+    """Write every item, the oldest first; see `ReplayBuffer.to_parquet`."""
+    arrow()
+    return write_rows(rows_of(storage, path), Path(path), compression)
+
+
+def write_rows(rows: Rows, path: Path, compression: str) -> int:
+    """Writes all rows into a file that appears complete; returns their number."""
+    pa, pq = arrow()
+    columns = [Column(leaf, rows.lanes) for leaf in rows.leaves.leaves]
+    require_file_names([one.leaf.path for one in columns], f"{path}: leaf")
+    form = {
+        "format": 1,
+        "structure": rows.leaves.node.to_json(),
+        "leaves": [leaf.to_json() for leaf in rows.leaves.leaves],
+        "lanes": list(rows.lanes),
+    }
+    fields = [pa.field(one.leaf.name, one.type(pa), nullable=False) for one in columns if one.count]
+    names = [field.name for field in fields]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SchemaMismatchError(
+            f"{path}: several entries make a column {twice[0]!r}, as ('a', 'b') and 'a.b' do; "
+            "rename one, or save it with dumps(). Nothing was written",
+            leaf=twice[0],
+        )
+    schema = pa.schema(fields, metadata={_KEY: json.dumps(form).encode()})
+    count = 0
+    with (
+        errors_located(path),
+        publish_file(path) as beside,
+        pq.ParquetWriter(
+            beside, schema, compression=compression, use_dictionary=False, write_statistics=False
+        ) as file,
+    ):
+        for tensors in in_order_of_age(rows):
+            arrays = [
+                one.array(pa, tensor)
+                for one, tensor in zip(columns, tensors, strict=True)
+                if one.count
+            ]
+            count += len(tensors[0])
+            file.write_batch(pa.record_batch(arrays, schema=schema), row_group_size=2**30)
+    return count
+
+
+@contextmanager
+def errors_located(path: Path) -> Iterator[None]:
+    """Adds the path to an OSError that lacks it, and the cause to an error of a library.
+
+    Arrow, for one, only says "error closing file".
+    """
+    try:
+        with located(path):
+            yield
+    except OSError as error:
+        if isinstance(error, ShmBufferError) or error.errno is not None:
+            raise
+        number = getattr(error.__context__, "errno", None) or errno.EIO
+        raise OSError(number, str(error), str(path)) from error
+
+
+def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
+    """The rows of a storage that are columns of ``path``; TypeError where it has none."""
+    rows: Rows | None = storage.mover() if isinstance(storage, TensorStorage) else None
+    if rows is None or rows.leaves.objects:
+        raise TypeError(
+            f"{path}: columns are made of tensors of one form, and this {type(storage).__name__} "
+            "has none; save it with dumps()"
+        )
+    return rows
+
+
+class _Items(NamedTuple):
+    """What the items of a file are."""
+
+    leaves: tuple[Leaf, ...]
+    form: dict[str, Any]  # the tree over the leaves, as JSON
+    lanes: tuple[int, ...]
+
+
+class File:
+    """Items in the columns of a Parquet file, or of a folder of part files.
+
+    Args:
+        path: the file, or a folder: its ``*.parquet`` files, also in folders below, are one data
+            set, in the order of their names. Numbers in names are compared as numbers.
+        rename: new names for columns of another program, by their names in the file.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no part file in the folder.
+        FormatError: a file is not a Parquet file.
+        SchemaMismatchError: a column is not of numbers or lists of them, has a name that an item
+            cannot have, or differs between part files.
+        ValueError: ``rename`` names no column.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], rename: Mapping[str, str] | None = None
+    ) -> None:
+        arrow()
+        path, self._rename = Path(path), dict(rename or {})
+        self.files = part_files(path)
+        self.rows = 0
+        schemas = []
+        # Lists of another program have a length in every row. The first row says which it is.
+        lengths: dict[str, list[int]] = {}
+        for file in self.files:
+            part = _open(file)
+            if part.metadata.num_rows and not self.rows:
+                lengths = lengths_of_lists(file, part)
+            self.rows += int(part.metadata.num_rows)
+            schemas.append(part.schema_arrow)
+        items = self._items_of(self.files[0], schemas[0], lengths)
+        for file, schema in zip(self.files[1:], schemas[1:], strict=True):
+            other = self._items_of(file, schema, lengths)
+            if other != items:
+                why = difference_of(items.leaves, other.leaves, self.files[0].name, "this file")
+                raise SchemaMismatchError(
+                    f"{file}: {why or 'its items have another form'}; the part files of a data set "
+                    "have the same columns. Convert this file, or move it away"
+                )
+        self.lanes = items.lanes
+        self._leaves = Leaves(structure.from_json(items.form), items.leaves, self.lanes, str(path))
+        self._columns = [Column(leaf, self.lanes) for leaf in items.leaves]
+        self.chunk = _chunk(self._columns)
+
+    def batches(self, rows: int) -> Iterator[Any]:
+        """The items in their order, so many at once; a batch lies over what was read."""
+        pa, _ = arrow()
+        for file in self.files:
+            first = 0
+            for batch in _open(file).iter_batches(rows):
+                table = flattened(pa.Table.from_batches([batch]))
+                arrays = {
+                    self._rename.get(name, name): table[name].combine_chunks()
+                    for name in table.column_names
+                }
+                tensors = [one.tensor(file, arrays, len(batch), first) for one in self._columns]
+                yield self._leaves.build(tensors, (len(batch), *self.lanes))
+                first += len(batch)
+
+    def _items_of(self, file: Path, schema: Any, lengths: dict[str, list[int]]) -> _Items:
+        """Returns what the items of a file are."""
+        what = f"{file}: column"
+        form = (schema.metadata or {}).get(_KEY)
+        if form is not None:
+            if self._rename:
+                raise ValueError(
+                    f"{file}: was written by to_parquet, whose columns are not renamed when they "
+                    "are read; leave rename= out"
+                )
+            with reading(file):
+                known = json.loads(form)
+                if known["format"] != 1:
+                    raise ValueError(f"format {known['format']!r} is of another version")
+                leaves = tuple(map(Leaf.from_json, known["leaves"]))
+                lanes = tuple(int(size) for size in known["lanes"])
+                paths = [leaf.path for leaf in leaves]
+                node = structure.of_schema(known["structure"], paths, str(file))
+                require_file_names(paths, what)
+                return _Items(leaves, node.to_json(), lanes)
+        columns = list(flattened(schema.empty_table()).schema)
+        if unknown := self._rename.keys() - {one.name for one in columns}:
+            raise ValueError(
+                f"{file}: rename= names a column {min(unknown)!r}, and there are "
+                f"{', '.join(repr(one.name) for one in columns)}; correct the name"
+            )
+        names = [self._rename.get(one.name, one.name) for one in columns]
+        for name in names:
+            if (root := path_of(name)[0]) in OWN_KEYS:
+                raise SchemaMismatchError(
+                    f"{what} {name!r}: a sample has an entry {root!r} of its own, which would take "
+                    f"the place of the column; load it under another name, with "
+                    f"rename={{{name!r}: 'stored_{name.lstrip('_')}'}}",
+                    leaf=name,
+                )
+        require_file_names(map(path_of, names), what)
+        by_path = {
+            path_of(name): leaf_of(file, one, path_of(name), lengths.get(one.name, []))
+            for name, one in zip(names, columns, strict=True)
+        }
+        node = structure.of_schema({"kind": "tensordict"}, list(by_path), str(file))
+        return _Items(tuple(by_path[key] for key in node.paths()), node.to_json(), ())
+
+
+def part_files(path: Path) -> list[Path]:
+    """Returns a Parquet file, or those of a folder in their order; none is a link or a FIFO."""
+    if not path.is_dir():
+        path = followed(path)
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: there is no such file; check the path")
+        require_plain(path)
+        return [path]
+    files = []
+    for file in path.rglob("*.parquet"):
+        below = file.relative_to(path)
+        if any(name.startswith((".", "_")) for name in below.parts) or file.is_dir():
+            continue  # unfinished, or a list of the others, by the convention of Spark and Dask
+        if partition := next((name for name in below.parts[:-1] if "=" in name), None):
+            raise SchemaMismatchError(
+                f"{path}: the folder {partition!r} of its part files is the value of a column that "
+                "is not in them; write the column into the files, or load each such folder"
+            )
+        require_plain(file)
+        files.append(file)
+    if not files:
+        raise FileNotFoundError(
+            f"{path}: there is no file *.parquet in this folder; check the path"
+        )
+    return sorted(files, key=_order_of)
+
+
+def _order_of(file: Path) -> list[tuple[bool, int, str]]:
+    """Sorts ``part.10`` behind ``part.2``."""
+    return [
+        (is_number(text), int(text) if is_number(text) else 0, text)
+        for text in re.split("([0-9]+)", str(file))
+    ]
+
+
+def _open(path: Path) -> Any:
+    pa, pq = arrow()
+    try:
+        return pq.ParquetFile(path, memory_map=True)
+    except pa.ArrowInvalid as error:
+        raise FormatError(f"{path}: not a Parquet file ({error}); check the path") from error
+
+
+def _chunk(columns: list[Column]) -> int:
+    return max(1, min(2**17, _BATCH_BYTES // max(1, sum(one.nbytes for one in columns))))
+
+
+def in_order_of_age(rows: Rows) -> Iterator[list[torch.Tensor]]:
+    """All items ``[n, ...]``, validated; what is written over meanwhile is left out."""
+    chunk = _chunk([Column(leaf, rows.lanes) for leaf in rows.leaves.leaves])
+    ring, width = rows.ring, rows.ring.width
+    slots = ring.live.committed_slots()
+    tickets = tickets_at(ring, slots)
+    order = np.argsort(tickets, kind="stable")[np.count_nonzero(tickets < 0) :]
+    slots, tickets = slots[order], tickets[order]
+    for start in range(0, len(slots), chunk):
+        part = slots[start : start + chunk]
+        elements = (part[:, None] * width + np.arange(width)).reshape(-1)
+        tensors, now, _ = rows.read(torch.from_numpy(elements))
+        kept = (now.numpy().reshape(-1, width) == tickets[start : start + chunk, None]).all(1)
+        shaped = [tensor.view(len(part), *rows.lanes, *tensor.shape[1:]) for tensor in tensors]
+        if not kept.all():
+            shaped = [tensor[torch.from_numpy(kept)] for tensor in shaped]
+        if kept.any():
+            yield shaped

@@ -1,0 +1,276 @@
+"""The directory that a save is written into before it is published; see `publication`.
+
+    owner           locked for as long as the process that saves is alive; holds its pid
+    checkpoint/     what is going to be published
+    complete.json   the save counts from now on, and has to be moved to its place
+
+If its owner dies, the next process that saves takes the lock, and removes it or finishes it.
+
+Always true
+  1. A work directory is reached through a descriptor, and so is all that is in it: no link is
+     followed, also where others can exchange names beside it.
+  2. It belongs to this user; another user's is ignored. It is 0700 until it is complete, and 0711
+     before anything is moved out of it: others see that it is complete, and nothing of what is in
+     it. What they cannot look into has not changed the earlier save.
+  3. `owner` is a regular file of this user with one name. Nothing is truncated.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from shmbuffer._native import _core
+from shmbuffer.errors import (
+    BufferInUseError,
+    BufferNotFoundError,
+    BufferUnlinkedError,
+    ReadOnlyError,
+    ShmBufferError,
+    UnsafePathError,
+)
+from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.format.names import is_number
+from shmbuffer.memory.system.filesystem import too_large
+from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.progress import is_of_callback
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.saves.safe_files import make_folder, make_folders, remove_tree
+
+MARK = ".shmbuffer-save"
+"""The name of a work directory, or its end."""
+
+COMPLETE = "complete.json"
+"""The file that says so."""
+
+NEW = "checkpoint"
+"""What is going to be published."""
+
+_OWNER = "owner"
+_PID_BYTES = 20
+
+
+class Work:
+    """A work directory, held open, and locked by its owner for as long as that lives."""
+
+    directory: Directory
+
+    def __init__(self, above: Directory, name: str, *, make: bool = True) -> None:
+        self.above, self.name = above, name
+        self.mine, self.pid, self._file = False, "", Lock()
+        while not self._opens(make):
+            self.close()  # another process swept it meanwhile
+
+    def _opens(self, make: bool) -> bool:
+        """Open it, and lock it if no other process has. False if it was swept meanwhile."""
+        made = False
+        try:
+            made = make and self.above.make(self.name, mode=0o700)
+            _core.reached("save.work")
+            try:
+                self.directory = self.above.folder(self.name)
+                self.directory.open_lock(_OWNER, into=self._file)
+                _core.reached("save.owner")
+            except (BufferNotFoundError, BufferUnlinkedError):
+                if make:
+                    return False
+                raise
+            free = self.directory.free_bytes
+            with explained(self.path / _OWNER, needed=_PID_BYTES, free=free):
+                if self._is_anothers():
+                    return True
+                if os.fstat(self._file.fd).st_nlink == 0:
+                    return False
+                self.mine = True
+                self._sign()
+            return True
+        except BaseException:
+            self.leave()
+            with suppress(OSError, ShmBufferError):
+                if made:  # but not locked: nobody else has written to it
+                    self.above.unlink(f"{self.name}/{_OWNER}")
+            with suppress(OSError, ShmBufferError):
+                if make:
+                    self.above.rmdir(self.name)  # only if it is empty
+            raise
+
+    def _is_anothers(self) -> bool:
+        """Lock it; whether another process has."""
+        try:
+            fcntl.flock(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.pid = os.pread(self._file.fd, _PID_BYTES, 0).decode(errors="replace").strip()
+            return True
+        return False
+
+    def _sign(self) -> None:
+        self.pid = str(os.getpid())
+        os.pwrite(self._file.fd, self.pid.ljust(_PID_BYTES).encode(), 0)
+        _core.reached("save.owned")
+
+    @property
+    def path(self) -> Path:
+        """Where it is, for messages."""
+        return self.above.path / self.name
+
+    @property
+    def way(self) -> Path:
+        """What is going to be published: a path for this process that names cannot divert."""
+        return Path(f"/proc/self/fd/{self.directory.file.fd}/{NEW}")
+
+    def make_new(self) -> None:
+        """Make the directory that is going to be published, empty."""
+        with self.named():
+            make_folder(self.way, exist_ok=False)
+        _core.reached("save.new")
+
+    def show(self, new: Directory) -> None:
+        """Let others see whether it is complete, on the disk too, and nothing of ``new`` in it."""
+        for folder, mode in ((new, 0o700), (self.directory, 0o711)):
+            with explained(folder.path):
+                if stat.S_IMODE(os.fstat(folder.file.fd).st_mode) != mode:
+                    os.fchmod(folder.file.fd, mode)
+                    _core.reached("save.shown")
+        self.directory.sync()
+
+    def move_to(self, above: Directory) -> None:
+        """Have it lie within the directory that it is for."""
+        try:
+            self.above.rename(self.name, MARK, into=above)
+        except OSError as error:
+            raise in_use(above.path) if error.errno == errno.ENOTEMPTY else error from error
+        _core.reached("save.within")
+        self.above, self.name = above, MARK
+        found = above.stat(MARK)
+        if (found.st_dev, found.st_ino) != self.directory.identity:
+            self.mine = False
+            raise UnsafePathError(
+                f"{self.path}: another process has put this in the place of a work directory; "
+                "remove it, and save again",
+                path=self.path,
+            )
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Have errors of the body say where, and not by the way that leads there."""
+
+        def named(text: Any) -> Any:
+            if not isinstance(text, str | Path):
+                return text
+            return type(text)(str(text).replace(str(self.way), str(self.path / NEW)))
+
+        try:
+            yield
+        except ShmBufferError as error:
+            error.message = named(error.message)
+            error.parts = {name: named(part) for name, part in error.parts.items()}
+            vars(error).update(error.parts)
+            raise
+        except OSError as error:
+            for name in ("strerror", "filename", "filename2"):
+                if (text := getattr(error, name)) is not None:
+                    setattr(error, name, named(text))
+            raise
+
+    def leave(self) -> None:
+        """Remove it, unless it holds a complete save; the lock last, so that a death is swept."""
+        with suppress(OSError, ShmBufferError):
+            if self.mine and not self.directory.exists(COMPLETE):
+                remove_tree(self.directory, NEW)
+                _core.reached("save.emptied")
+                if not self.directory.exists(NEW):  # else the next process that saves tries again
+                    for name in (*self.directory.leftovers(COMPLETE), _OWNER):
+                        self.directory.unlink(name)
+                    self.above.rmdir(self.name)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.mine = False
+        self._file.close()
+        if hasattr(self, "directory"):
+            self.directory.close()
+
+
+def shared_way(path: Path) -> Path:
+    """Where other processes reach what `publish` is going to publish within ``path``."""
+    return path / MARK / NEW
+
+
+def make_folder_of(path: Path) -> None:
+    """Makes the directory that a save is put into.
+
+    One within a work directory is only made by the process that saves there: this save is a part of
+    that one, and may come too late.
+    """
+    if not any(name.endswith(MARK) for name in path.parent.parts):
+        make_folders(path.parent)
+    elif not path.parent.is_dir():
+        raise BufferNotFoundError(
+            f"{path.parent}: is not there; the save that this is a part of has ended, or this "
+            "machine does not see its directory: save again, into a directory that all see",
+            path=path.parent,
+        )
+
+
+def is_being_published(path: Path) -> bool:
+    """Whether some files at ``path`` may be of another save than the others, right now.
+
+    A work directory counts if it belongs to the owner of the save. As long as another user's
+    cannot be looked into, nothing has been moved out of it.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        work = os.lstat(path / MARK)
+        if stat.S_ISDIR(work.st_mode) and work.st_uid == path.stat().st_uid:
+            with suppress(PermissionError):
+                os.lstat(path / MARK / COMPLETE)
+                return True
+    return False
+
+
+def sweep(above: Directory, name: str) -> None:
+    """Remove work directories of this user beside ``name`` whose owners are dead."""
+    pattern = re.compile(re.escape(f".{name}.") + ".*" + re.escape(MARK), re.DOTALL)
+    with suppress(ReadOnlyError):  # of a directory that may not be listed
+        for each in above.listdir():
+            if pattern.fullmatch(each):
+                sweep_one(above, each)
+
+
+def sweep_one(above: Directory, name: str) -> None:
+    """Remove a work directory of this user whose owner is dead."""
+    with suppress(OSError, ShmBufferError):  # not there; or not ours to remove
+        if above.exists(f"{name}/{_OWNER}"):
+            Work(above, name, make=False).leave()
+        else:
+            above.rmdir(name)  # died before it was locked: nothing is in it
+
+
+@contextmanager
+def located(where: Path) -> Iterator[None]:
+    """Have an error of the system say where: of a descriptor it does not."""
+    try:
+        yield
+    except ShmBufferError:
+        raise
+    except OSError as error:
+        if error.errno is None or error.filename is not None or is_of_callback(error):
+            raise
+        if error.errno == errno.EFBIG:
+            raise too_large(where) from error
+        raise OSError(error.errno, error.strerror, str(where)) from error
+
+
+def in_use(path: Path, pid: str = "") -> BufferInUseError:
+    """The error for a directory that the process ``pid`` is saving into."""
+    return BufferInUseError(
+        f"{path}: process {pid or '?'} is saving here right now; wait for it, or save elsewhere",
+        pids=[int(pid)] if is_number(pid) else [],
+    )

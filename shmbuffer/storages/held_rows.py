@@ -1,0 +1,201 @@
+"""Rows that this process holds: the caller's tensors, tensors on a GPU, and Python objects.
+
+The ring has no leaves of its own. Bytes are written between claim and commit, and a GPU's stream is
+synchronised before commit and validation.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.memory import ItemSnapshot, Ring
+from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.system.fork_lock import ForkLock
+from shmbuffer.memory.system.progress import Progress
+from shmbuffer.storages.indexing import tickets_at
+from shmbuffer.storages.mover import (
+    RowSample,
+    draw_from,
+    require_one_each,
+    require_priorities,
+)
+from shmbuffer.storages.rows import Rows
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.tensors import put_rows, take_rows
+
+# Of drawing again what changed while it was copied; only threads of this process can change it.
+_ROUNDS = 64
+
+
+class HeldRows(Rows):
+    """Columns ``[slots, *lanes, *shape]``, one a leaf, on any device."""
+
+    _claim = ForkLock()  # one claim at a time: from claim to commit
+
+    def __init__(self, ring: Ring, leaves: Leaves, columns: list[torch.Tensor]) -> None:
+        super().__init__(ring, leaves)
+        self.columns = columns
+        self._owner = os.getpid() if leaves.objects else None  # objects do not cross a fork
+        self._flat = [
+            column.view(ring.elements, *leaf.shape)
+            for column, leaf in zip(columns, leaves.leaves, strict=True)
+        ]
+
+    @classmethod
+    def widened(cls, rows: Rows, wider: Leaves) -> HeldRows | None:
+        """The same rows with a zero column for each new leaf; None if the write differs in more."""
+        if rows.ring.schema.sharing:  # not every leaf has a column
+            return None
+        have = {
+            leaf.path: (leaf, column)
+            for leaf, column in zip(rows.leaves.leaves, rows.views(), strict=True)
+        }
+        if not set(have) <= {leaf.path for leaf in wider.leaves} or wider.lanes != rows.lanes:
+            return None
+        columns = []
+        for at, leaf in enumerate(wider.leaves):
+            known, column = have.get(leaf.path, (leaf, None))
+            if known != leaf:
+                return None
+            if column is None:
+                column = wider.column(at, (rows.ring.capacity, *wider.lanes), rows.leaves.device)
+            columns.append(column)
+        wider.device = rows.leaves.device
+        return cls(rows.ring, wider, columns)
+
+    def write(
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
+    ) -> tuple[int, int]:
+        """See `Rows.write`."""
+        self._require_owner()
+        values, lead = self.leaves.values(data, torch.Size(()) if single else None)
+        count = 1 if single else lead[0]
+        if single:
+            values = [value.unsqueeze(0) for value in values]
+        capacity, width = self.ring.capacity, self.ring.width
+        if priorities is not None:
+            require_priorities(self.ring, priorities)  # before anything is claimed
+        of = of_each(streams, count)
+        first = -1
+        for start in range(0, count, capacity):  # what exceeds the ring is written over by the rest
+            part = slice(start, min(start + capacity, count))
+            given = None if priorities is None else priorities[start * width : part.stop * width]
+            its = None if of is None else of[part]
+            with self._claim:
+                ticket = self.ring.claims.claim(part.stop - start, streams=its)
+                slots = (ticket + np.arange(part.stop - start, dtype=np.int64)) % capacity
+                self._fill(slots, [value[part] for value in values], given)
+            first = ticket if first < 0 else first
+        return (first, count) if count else (self.ring.head, 0)
+
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
+        """See `Mover.place`."""
+        self._require_owner()
+        values, lead = self.leaves.values(data)
+        require_one_each(slots, lead[0])
+        if len(slots):
+            with self._claim:
+                self.ring.claims.claim_slots(slots, in_place=in_place)
+                self._fill(slots, values, None)
+
+    def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
+        """See `Mover.read`."""
+        tickets = self._tickets(index)
+        tensors = self._take(index)
+        for _ in range(_ROUNDS):
+            now = self._tickets(index)
+            changed = torch.nonzero(now != tickets).flatten()
+            if not changed.numel():
+                break
+            tickets = now
+            for tensor, again in zip(tensors, self._take(index[changed]), strict=True):
+                put_rows(tensor, changed.to(tensor.device), again)
+        return tensors, tickets, int((tickets < 0).sum())
+
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+        """See `Mover.sample`."""
+        index, tickets, weights = draw_from(self.ring, count, key, beta)
+        tensors = self._take(index)
+        for _ in range(_ROUNDS):
+            changed = torch.nonzero(self._tickets(index) != tickets).flatten()
+            if not changed.numel():
+                break
+            # Another draw, still from the seed.
+            key = (key * 6364136223846793005 + 1442695040888963407) % 2**63
+            again, tickets[changed], its = draw_from(self.ring, changed.numel(), key, beta)
+            index[changed] = again
+            if weights is not None and its is not None:
+                weights[changed] = its
+            for tensor, part in zip(tensors, self._take(again), strict=True):
+                put_rows(tensor, changed.to(tensor.device), part)
+        return tensors, index, tickets, weights
+
+    def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
+        """See `Rows.copy_out`. Writers of this process wait meanwhile."""
+        with self._claim:
+            moment = self.ring.copy_out([])
+            held = np.flatnonzero(moment.tickets >= 0)  # no more: files of columns may be sparse
+            with Progress("copy", len(held) * self._slot_bytes) as progress:
+                for start, count in progress.cut(len(held), self._slot_bytes):
+                    self._copy_some(held[start : start + count], columns)
+                    progress.advance(count * self._slot_bytes)
+            return moment
+
+    def _copy_some(self, held: Ints, columns: list[torch.Tensor]) -> None:
+        for run in np.split(held, np.flatnonzero(np.diff(held) != 1) + 1):
+            part = slice(int(run[0]), int(run[-1]) + 1)
+            for column, mine in zip(columns, self.columns, strict=True):
+                column[part].copy_(mine[part])
+        self._settle()
+
+    def views(self) -> list[torch.Tensor]:
+        """See `Rows.views`."""
+        self._require_owner()
+        return self.columns
+
+    def _take(self, index: torch.Tensor) -> list[torch.Tensor]:
+        self._require_owner()
+        taken = [take_rows(column, index.to(column.device)) for column in self._flat]
+        self._settle()
+        return taken
+
+    def _fill(self, slots: Ints, values: list[torch.Tensor], priorities: Floats | None) -> None:
+        where = torch.from_numpy(slots)
+
+        def fill() -> None:
+            for column, value in zip(self.columns, values, strict=True):
+                if _same_memory(value, column):
+                    value = value.clone()  # rows of our own, written to other rows
+                put_rows(column, where.to(column.device), value.to(column.device))
+
+        self._commit(fill, priorities)
+
+    def _tickets(self, index: torch.Tensor) -> torch.Tensor:
+        """The ticket of the item that each element's slot holds now, -1 where it holds none."""
+        return torch.from_numpy(tickets_at(self.ring, index.numpy() // self.ring.width))
+
+    def _require_owner(self) -> None:
+        """RuntimeError in the child of a fork, where there are objects: it has copies of them."""
+        if self._owner is not None and os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this storage came through a fork, and the text and objects in it belong to "
+                f"process {self._owner}; use a LazyMemmapStorage, or a LazyTensorStorage with "
+                "tensors only, for what processes share"
+            )
+
+    def _settle(self) -> None:
+        for column in self.columns:
+            if column.is_cuda:
+                torch.cuda.current_stream(column.device).synchronize()
+                return
+
+
+def _same_memory(value: Any, column: Any) -> bool:
+    if isinstance(column, torch.Tensor):
+        return bool(value.untyped_storage().data_ptr() == column.untyped_storage().data_ptr())
+    return bool(np.shares_memory(value.array, column.array))

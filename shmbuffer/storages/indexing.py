@@ -1,0 +1,250 @@
+"""What an index means: which elements, in which shape, and whether a view can show them.
+
+An index selects slots, or with a tuple any dimension. One that names a slot without an item raises
+IndexError, a slice leaves it out. Negative numbers count from the last item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.items import indices
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.tensors.form.tensors import require_memory
+
+
+class Selection(NamedTuple):
+    """What an index selects."""
+
+    elements: Ints
+    """Element indices (slot * lanes + lane), flat."""
+    lead: tuple[int, ...]
+    """The shape of the selection: the product is ``len(elements)``."""
+    view: Callable[[torch.Tensor], torch.Tensor] | None
+    """The same selection as a view of a leaf ``[slots, *lanes, ...]``; None where no view shows
+    it."""
+    skips: bool
+    """A slice: what holds no item is left out and is no error."""
+
+
+def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) -> Selection:
+    """Resolve ``index``. Constant for an int, linear in the capacity for a tuple."""
+    if is_int(index):
+        index = int(index)
+    if index is Ellipsis:
+        index = slice(None)
+    if not dim_extend and _is_coordinates(index, lanes):
+        elements = ravel(index, lanes)
+        _check(elements // ring.width, ring, index)
+        return Selection(elements, (len(elements),), None, False)
+    if dim_extend or (isinstance(index, tuple) and len(index) != 1):
+        return _in_grid(index, ring, lanes, dim_extend)
+    if isinstance(index, tuple):
+        index = index[0]
+    if isinstance(index, (int, np.integer)):
+        slot = int(index) + (extent(ring) if index < 0 else 0)
+        _check(np.array([slot]), ring, index)
+        return _whole_slots(np.array([slot]), ring, lanes, (), lambda leaf: leaf[slot])
+    if isinstance(index, slice):
+        slots = np.ascontiguousarray(np.arange(extent(ring), dtype=np.int64)[index])
+        present = slots[ring.live.holds(slots)] if ring.length < ring.elements else slots
+        view = None
+        if len(present) == len(slots) and _goes_forward(index):
+            part = slice(*index.indices(extent(ring)))
+            view = lambda leaf: leaf[part]  # noqa: E731
+        return _whole_slots(present, ring, lanes, (len(present),), view, skips=True)
+    chosen = integers(index, extent(ring))
+    _check(chosen, ring, index)
+    return _whole_slots(chosen.ravel(), ring, lanes, chosen.shape, None)
+
+
+def slots_of(cursor: Any, ring: Ring) -> Ints:
+    """The slots of a write."""
+    if isinstance(cursor, slice):
+        open_end = cursor.stop is None or cursor.stop < 0
+        slots = np.arange(extent(ring) if open_end else ring.capacity, dtype=np.int64)[cursor]
+        return slots[ring.live.holds(slots)] if open_end else slots
+    slots = integers(cursor, extent(ring)).reshape(-1)
+    if ((slots < 0) | (slots >= ring.capacity)).any():
+        raise IndexError(f"{cursor!r} is out of range for {ring.capacity} slots")
+    return slots
+
+
+def is_int(index: Any) -> bool:
+    """Whether an index names one slot, so that what belongs there is one item."""
+    if isinstance(index, (torch.Tensor, np.ndarray)):
+        return index.ndim == 0 and index.dtype not in _BOOLS
+    return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+
+
+def extent(ring: Ring) -> int:
+    """One past the last slot that holds an item: what negative indices and slices count from."""
+    lanes = ring.width
+    length = ring.length
+    if length == ring.elements:
+        return int(ring.capacity)
+    head = ring.head
+    if head <= ring.capacity and length == head * lanes:  # filled in order, and not yet once around
+        return int(head)
+    committed = ring.live.committed_slots()
+    return int(committed[-1]) + 1 if len(committed) else 0
+
+
+def tickets_at(ring: Ring, slots: Ints) -> Ints:
+    """The ticket of the item that each slot holds just now; -1 where it holds none."""
+    _core.fence()  # SYNC slot-claim, acquire
+    words = ring.live.words[slots]
+    _core.fence()  # SYNC slot-commit, acquire
+    return np.where(slot_words.committed(words), slot_words.tickets(words), -1)
+
+
+def is_one(index: Any) -> bool:
+    """Whether an index names one item, also one in a tuple."""
+    if isinstance(index, tuple) and len(index) == 1:
+        index = index[0]
+    return is_int(index)
+
+
+def ravel(index: Any, lanes: tuple[int, ...]) -> Ints:
+    """Element indices, int64 ``[n]`` contiguous, from the ``index`` of a sample or a write."""
+    return indices.ravel(index, lanes, as_array)
+
+
+def meant(index: Any, generation: Any, lanes: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Elements int64 ``[n]`` and tickets int64 ``[n]``, from the entries of a sample."""
+    elements, tickets = ravel(index, lanes), ravel(generation, ())
+    if len(tickets) != len(elements):
+        raise RuntimeError(
+            f"there are {len(tickets)} generations for {len(elements)} items; give those of the "
+            "same sample"
+        )
+    return elements, tickets
+
+
+_BOOLS = (torch.bool, np.dtype(np.bool_))
+
+
+def _is_coordinates(index: Any, lanes: tuple[int, ...]) -> bool:
+    """What a sampler gives where there are lanes: a tuple of tensors ``[n]``."""
+    return (
+        bool(lanes)
+        and isinstance(index, tuple)
+        and len(index) == len(lanes) + 1
+        and all(isinstance(part, torch.Tensor) and part.dim() == 1 for part in index)
+        and all(int(part.min()) >= 0 for part in index if part.numel())
+    )
+
+
+def as_array(index: Any) -> NDArray[Any]:
+    """A list, range, array or tensor of numbers or booleans as an array."""
+    if isinstance(index, torch.Tensor):
+        if not index.is_cpu or not index.data_ptr():
+            require_memory(index)
+            index = index.cpu()
+        array: NDArray[Any] = index.numpy()
+        return array
+    return np.asarray(index)
+
+
+def integers(index: Any, end: int) -> Ints:
+    """The places that an index names, of ``end``; IndexError of what is no index."""
+    chosen = as_array(index)
+    if chosen.dtype == np.bool_:
+        if chosen.shape != (end,):
+            raise IndexError(f"a mask of shape {chosen.shape} cannot select from {end} items")
+        return np.nonzero(chosen)[0].astype(np.int64)
+    if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
+        raise IndexError(
+            f"{index!r} is not an index: integers, booleans, slices, or tuples of them"
+        )
+    chosen = chosen.astype(np.int64)
+    return np.where(chosen < 0, chosen + end, chosen)
+
+
+def _check(slots: Ints, ring: Ring, index: Any) -> None:
+    outside = (slots < 0) | (slots >= ring.capacity)
+    if outside.any():
+        raise IndexError(f"index {index!r} is out of range for {ring.capacity} slots")
+    absent = slots.ravel()[~ring.live.holds(slots.ravel())]
+    if len(absent):
+        raise IndexError(f"there is no item at {int(absent[0])} (asked for {index!r})")
+
+
+def _whole_slots(
+    slots: Ints,
+    ring: Ring,
+    lanes: tuple[int, ...],
+    lead: tuple[int, ...],
+    view: Callable[[torch.Tensor], torch.Tensor] | None,
+    *,
+    skips: bool = False,
+) -> Selection:
+    width = ring.width
+    elements = slots
+    if width != 1:
+        elements = (slots[:, None] * width + np.arange(width)).ravel()
+    return Selection(elements, (*lead, *lanes), view, skips)
+
+
+def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) -> Selection:
+    end = extent(ring)
+    grid = np.arange(end * ring.width, dtype=np.int64).reshape(end, *lanes).swapaxes(0, dim_extend)
+    if isinstance(index, tuple):
+        index = tuple(as_array(part) if isinstance(part, torch.Tensor) else part for part in index)
+    elif isinstance(index, torch.Tensor):
+        index = as_array(index)
+    parts = _spelled_out(index, grid.ndim)
+    if parts is not None and isinstance(parts[dim_extend], slice):
+        slots = np.arange(end)[parts[dim_extend]]
+        present = slots[ring.live.holds(slots)]
+        if len(present) < len(slots):  # a slice leaves out what holds no item
+            grid = grid.take(present, axis=dim_extend)
+            parts = (*parts[:dim_extend], slice(None), *parts[dim_extend + 1 :])
+            chosen = np.asarray(grid[parts])
+            return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, None, False)
+    chosen = np.asarray(grid[index])
+    _check(chosen // ring.width, ring, index)
+    view = None
+    parts = index if isinstance(index, tuple) else (index,)
+    if all(isinstance(part, int) or _goes_forward(part) for part in parts):
+        view = lambda leaf: leaf[:end].transpose(0, dim_extend)[index]  # noqa: E731
+    return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, view, False)
+
+
+def _goes_forward(part: Any) -> bool:
+    """Whether a part of an index is a slice that torch has; it has no negative steps."""
+    return isinstance(part, slice) and (part.step or 1) > 0
+
+
+def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
+    """One part for each dimension; None where an index has more to it than that."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(part is None or np.ndim(part) > 1 for part in parts if not isinstance(part, slice)):
+        return None
+    given = [part for part in parts if part is not Ellipsis]
+    if len(given) > ndim or len(parts) - len(given) > 1:
+        return None
+    rest = (slice(None),) * (ndim - len(given))
+    if len(given) == len(parts):
+        return (*given, *rest)
+    at = next(i for i, part in enumerate(parts) if part is Ellipsis)
+    return (*parts[:at], *rest, *parts[at + 1 :])
+
+
+def is_plain(index: Any) -> bool:
+    """Whether an index is one that the core takes."""
+    return (
+        type(index) is torch.Tensor
+        and index.dtype is torch.int64
+        and index.dim() == 1
+        and index.is_cpu
+        and index.is_contiguous()
+    )

@@ -1,0 +1,107 @@
+"""The storage of items that differ in shape: a list, given back as a lazy stack."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from tensordict import LazyStackedTensorDict
+
+from shmbuffer.storages.indexing import is_int
+from shmbuffer.storages.record_list import RecordList, RecordOptions
+from shmbuffer.tensors.form.batches import collate, lazy_stack_of
+from shmbuffer.tensors.records.decoder import RawBatch
+
+
+class LazyStackStorage(RecordList):
+    """TensorDicts or tensorclasses of any shapes and keys, with text and other objects in them.
+
+    Several items are given as one lazy stack: shapes that differ show as -1, text is a
+    NonTensorStack, and ``densify()`` makes nested tensors of it. Nothing is copied for that; an
+    entry that is set in the stack is not set in the items. Items of other kinds, such as the dicts
+    that a `ReplayBuffer` writes, are given as by a `ListStorage`: as a list, from which a buffer
+    makes a batch by stacking each entry, or by its ``collate_fn`` if they differ.
+
+    Without ``scratch_dir`` and ``shared_init`` it is a list of this process: any Python objects in
+    the items, no copies, no limit needed; it cannot be passed to another process (RuntimeError).
+
+    With one of them items are *records* in a ring of bytes, which any number of processes write
+    and read, and which survives them; see `RecordList` for what that means.
+
+    Args:
+        max_size: capacity in items; None: no limit, in one process only.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        stack_dim: dimension of the stack in the batch dimensions of a sample; negative counts from
+            their end.
+        device: where items are sent when they are written, None leaves them where they are; of
+            records: where they are sent when they are read, None is the CPU.
+        max_bytes: capacity in bytes, of records, headers included; needed with a directory. The
+            oldest items go when either capacity is reached.
+        pad_output: what a batch of a buffer is, instead of a lazy stack. A number: dense,
+            shorter leaves padded with that number, and a mask under ``"mask"``. ``"nested"``:
+            nested tensors. With more control: the arguments of `pad` (``{"value": 0, "mask_key":
+            {"tokens": "mask"}}``), or of `densify` (``{"keys": ["tokens"]}``).
+        **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
+            ``reserve``, ``timeout``, ``prefault``, ``on_progress``: see `LazyMemmapStorage`.
+
+    Raises:
+        ValueError: a directory without ``max_size`` or ``max_bytes``; or ``max_bytes`` without one.
+        TypeError: ``pad_output`` is something else.
+        SchemaMismatchError, ...: see `LazyMemmapStorage`.
+
+    Cost: in one process a shallow copy an item; of records a copy of their bytes. Reading an entry
+        of the stack stacks it.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyStackStorage
+        >>> storage = LazyStackStorage(10)
+        >>> storage.set(0, TensorDict(a=torch.zeros(3), text="three"))
+        >>> storage.set(1, TensorDict(a=torch.zeros(4), text="four"))
+        >>> batch = storage.get([1, 0])
+        >>> list(batch["text"]), batch.get_item_shape("a")
+        (['four', 'three'], torch.Size([2, -1]))
+
+    Source: ``torchrl.data.LazyStackStorage``.
+    """
+
+    family = "LazyStackStorage"
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        stack_dim: int = 0,
+        device: torch.device | str | int | None = None,
+        **options: Unpack[RecordOptions],
+    ) -> None:
+        self.stack_dim = int(stack_dim)
+        super().__init__(max_size, device=device, **options)
+
+    def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
+        """See `Storage.put`. A stack from `get` is taken apart along its own dimension."""
+        if isinstance(data, LazyStackedTensorDict) and not is_int(cursor):
+            dim = self.stack_dim + (data.batch_dims if self.stack_dim < 0 else 0)
+            data = list(data.tensordicts) if dim == data.stack_dim else data
+        super().put(cursor, data, in_place=in_place)
+
+    def uncollated(self, data: Any) -> Any:
+        """See `Storage.uncollated`: a lazy stack, or a list of items that do not stack."""
+        if isinstance(data, RawBatch):
+            return data.stacked(self.stack_dim)
+        if type(data) is not list:
+            return data
+        stack = lazy_stack_of(data, self.stack_dim)
+        return data if stack is None else stack
+
+    def _collate(self, data: Any) -> Any:
+        found = self.uncollated(data)
+        return collate(found) if type(found) is list else found
+
+    def _recorded(self) -> dict[str, Any]:
+        return {"stack_dim": self.stack_dim}
+
+    @classmethod
+    def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
+        return {"stack_dim": recorded.get("stack_dim", 0)}

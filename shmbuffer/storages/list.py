@@ -1,0 +1,307 @@
+"""Any items, in a list: as they are, compressed, or as records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import torch
+
+from shmbuffer.memory import Engine, ItemSnapshot
+from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.saves.checkpointers.list import ListStorageCheckpointer
+from shmbuffer.saves.checkpointers.record_image import RecordImage
+from shmbuffer.saves.checkpointers.restoring import sources_from_state
+from shmbuffer.saves.checkpoints import has_its_own
+from shmbuffer.saves.tickets import Tickets
+from shmbuffer.storages.indexing import is_int
+from shmbuffer.storages.item_codec import ItemCodec
+from shmbuffer.storages.item_store import ItemStore
+from shmbuffer.storages.object_store import ObjectStore
+from shmbuffer.storages.record_codec import RecordCodec
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.tensors.form.batches import collate
+from shmbuffer.tensors.records.decoder import RawBatch
+
+UNLIMITED: int = torch.iinfo(torch.int64).max
+"""What ``max_size`` shows where there is no limit, as in TorchRL."""
+
+
+class ListStorage(RingBacked):
+    """Items as they are, in a list: any Python objects.
+
+    A ring without leaves keeps their order and priorities, so that every sampler works here.
+
+    Args:
+        max_size: capacity; None is without a limit (`max_size` shows the largest int64 then).
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        device: where tensors in the items are sent when they are written; None leaves them where
+            they are.
+
+    Items stand without gaps at ``0 .. len - 1``. They are kept as they are, not copied: what is
+    changed in one of them is changed in the storage, and rows of a batch keep the batch in memory.
+
+    It cannot be passed to another process, and not be used in the child of a fork (RuntimeError).
+
+    Cost: a list access an item; ``collate_fn`` (by default a stack) makes the batch. Growing to n
+        items moves each of them a constant number of times.
+
+    Example:
+        >>> from shmbuffer import ListStorage
+        >>> storage = ListStorage()
+        >>> storage.set(range(2), ["a", {"b": 1}])
+        >>> storage.get([1, 0])
+        [{'b': 1}, 'a']
+
+    Source: ``torchrl.data.ListStorage``.
+    """
+
+    _default_checkpointer = ListStorageCheckpointer
+    _between = ("get", "set", "append")
+    _mover: ItemStore | None
+    _instead = (
+        "use a LazyMemmapStorage with a scratch_dir and shared_init=True, or a LazyTensorStorage, "
+        "for tensors that processes share"
+    )
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        compilable: bool = False,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        super().__init__(UNLIMITED if max_size is None else max_size, compilable=compilable)
+        self.device = None if device is None else torch.device(device)
+        self._codec: ItemCodec | RecordCodec
+        if self.shared:
+            self._codec = self._made_record_codec()
+        else:
+            self._codec = self._made_item_codec()
+            self._mover = self._made_store()
+
+    def _made_store(self) -> ObjectStore:
+        """A place for objects of this process."""
+        assert isinstance(self._codec, ItemCodec)
+        return ObjectStore(type(self).__name__, self._max_size, self._codec, self._instead)
+
+    def _made_item_codec(self) -> ItemCodec:
+        """What is kept of an item in this process."""
+        return ItemCodec(self.device)
+
+    def _made_record_codec(self) -> RecordCodec:
+        """Items to records and back."""
+        return RecordCodec(device=self.device)
+
+    def engine(self) -> Engine:
+        """The process's handle, opened on first use; RuntimeError where items are objects."""
+        if not self.shared:
+            raise RuntimeError(
+                f"a {type(self).__name__} holds objects of this process; {self._instead}"
+            )
+        return super().engine()
+
+    def _store(self) -> ItemStore:
+        """Where the items are; made if nobody has."""
+        if self._mover is None:
+            self._open()
+        store: ItemStore = self._mover or self.mover()
+        return store
+
+    def _names_items(self, index: Any) -> bool:
+        return not isinstance(index, slice) and index is not Ellipsis
+
+    @property
+    def draws_natively(self) -> bool:
+        """See `Storage.draws_natively`."""
+        return self.shared and super().draws_natively
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def append(
+        self,
+        data: Any,
+        single: bool = False,
+        priorities: Floats | None = None,
+        streams: GivenStreams = None,
+    ) -> tuple[int, int]:
+        """Write behind what was written last: one item, or all of a list or batch.
+
+        Args:
+            data: one item where ``single``; else an iterable of items, a tensor, array or
+                TensorDict that is taken apart along its first dimension, or a dict of these.
+            single: see there.
+            priorities: raw, float64, one for each item; None gives the largest so far.
+            streams: see `RingBacked.append`.
+
+        Returns:
+            The slot of the first, and how many.
+
+        Raises:
+            TypeError: a tuple or number, which has no items of its own; nothing was changed.
+            ValueError: an invalid priority, or entries of a dict differ in length; nothing was
+                changed.
+        """
+        items = self._codec.encode(data, single)
+        if not len(items):
+            return 0, 0
+        first, count = (self._mover or self._store()).write(items, priorities, streams)
+        if self._watchers:
+            self.notify(self.written(first, count))
+        return first, count
+
+    def prepare(self, data: Any, single: bool) -> None:
+        """See `Storage.prepare`; what cannot be stored makes no directory."""
+        if self.mover() is None and len(self._codec.encode(data, single)):
+            self._store()
+
+    def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
+        """See `Storage.put`."""
+        single = is_int(cursor)
+        if type(data) is tuple and not single:
+            data = list(data)
+        items = self._codec.encode(data, single)
+        slots = self._store().write_at(cursor, items, in_place=in_place)
+        if self._watchers and not in_place and len(slots):
+            self.notify(torch.from_numpy(slots))
+
+    def change(
+        self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
+    ) -> None:
+        """See `Storage.change`."""
+        if path is None:
+            self[index] = value
+            return
+        self._need(index).change(index, {path: value})
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
+        """See `Storage.fetch`; ``views`` has no meaning here."""
+        if has_its_own(self, "get"):
+            return self.get(index)
+        return (self._mover or self._need(index)).fetch(index)
+
+    def collate(self, items: Any) -> Any:
+        """A batch from what `get` gives for several; see `batches.collate`."""
+        return collate(self.uncollated(items))
+
+    def uncollated(self, data: Any) -> Any:
+        """See `Storage.uncollated`: a list of items."""
+        return data.items() if isinstance(data, RawBatch) else data
+
+    def iter_in_order(self, chunk: int) -> Iterator[Any]:
+        """See `Storage.iter_in_order`. There may be none in some places, where others write."""
+        return filter(len, super().iter_in_order(chunk))
+
+    def contains(self, item: Any) -> Any:
+        """Whether there is an item at an int, or at each of a tensor of them; else TypeError."""
+        if isinstance(item, torch.Tensor) or is_int(item):
+            return super().contains(item)
+        raise TypeError(
+            f"a {type(self).__name__} contains places, ints or a tensor of them, got {item!r}"
+        )
+
+    # -- everything ----------------------------------------------------------------------------
+
+    def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
+        """Everything in here, of one moment. The items themselves, not copies."""
+        return self._store().copy_out()
+
+    def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
+        """Replace everything with ``items``, as they are kept, each in its slot.
+
+        ``cursor`` is the slot of the next item, ``write_count`` how many were written so far.
+        """
+        assert isinstance(self._mover, ObjectStore)
+        self._mover.copy_in(items, slots, cursor=cursor, write_count=write_count)
+
+    @property
+    def codec(self) -> ItemCodec:
+        """What is kept of an item in this process: of records nothing, they are the items."""
+        return self._codec if isinstance(self._codec, ItemCodec) else ItemCodec(None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The items (not copies), or records; where they are, and the size of the ring."""
+        return self._store().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace everything with what `state_dict` gave. Tensors in the items are copied.
+
+        A full ring that is loaded where there is more room goes on behind its last item. Where
+        there is no room for the items (IndexError) or bytes (ValueError) nothing is changed.
+        """
+        slots, capacity = state_dict["_index"].numpy(), int(state_dict["_capacity"])
+        cursor, count = int(state_dict["_cursor"]), len(slots)
+        if count and int(slots.max()) >= self._max_size:
+            raise IndexError(
+                f"{count} items cannot be loaded into a {type(self).__name__} of max_size "
+                f"{self._max_size}"
+            )
+        if count == capacity < self._max_size:
+            cursor = capacity
+        if "_records" in state_dict:
+            image = RecordImage.of_state(state_dict["_records"], slots)
+            self.load_image(image, slots, cursor=cursor, write_count=count)
+        else:
+            kept = self._loaded(state_dict["_list"])
+            self.copy_in(kept, slots, cursor=cursor, write_count=count)
+        ring = self._store().ring
+        sources_from_state(ring, state_dict, None if self.shared else ring.seat.incarnation)
+
+    def load_image(
+        self,
+        image: RecordImage,
+        slots: Ints,
+        *,
+        cursor: int,
+        write_count: int,
+        tickets: Tickets | None = None,
+    ) -> None:
+        """Replace everything with records: as they are, or with their items.
+
+        ``slots`` says where each goes, ``tickets`` which ones they get where others see them;
+        the rest is as in `copy_in`.
+        """
+        codec = self.codec_for(image.dictionary)
+        kept = [self.codec.keep(item) for part in image.items(codec) for item in part]
+        self.copy_in(kept, slots, cursor=cursor, write_count=write_count)
+
+    def codec_for(self, dictionary: bytes | None) -> RecordCodec:
+        """What reads records that were compressed with this dictionary."""
+        codec = self._made_record_codec()
+        if dictionary is not None:
+            codec.use(dictionary)
+        return codec
+
+    def _loaded(self, saved: list[Any]) -> list[Any]:
+        """What is kept of the items of a state."""
+        return [self.codec.loaded(item) for item in saved]
+
+    def _empty(self) -> None:
+        self.forget(keep_write_count=False)
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        if isinstance(self._mover, ObjectStore):
+            self._mover.close()
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.shared and (len(self) or get_spawning_popen() is not None):
+            raise RuntimeError(
+                f"a {type(self).__name__} holds objects of this process and cannot be passed to "
+                f"another one; {self._instead}, or save it with state_dict() or dumps()"
+            )
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self.shared:
+            self._mover = self._made_store()
+
+    def __repr__(self) -> str:
+        limit = "None" if self._max_size == UNLIMITED else self._max_size
+        return f"{type(self).__name__}(max_size={limit}, len={len(self)})"

@@ -1,0 +1,149 @@
+"""Rows whose leaves lie in the ring's own memory: the C core moves them, one call a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import MemoryMappedTensor
+from torch import empty_like
+
+from shmbuffer.items.mover import write_found
+from shmbuffer.memory import ItemSnapshot, Ring
+from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.storages.mover import DrawnElements, RowSample, draw_into, require_one_each
+from shmbuffer.storages.rows import Rows
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.tensors import reads_elsewhere, template
+
+
+class NativeRows(Rows):
+    """The hot path: check the batch, one native call, wrap the result."""
+
+    def __init__(self, ring: Ring, leaves: Leaves, *, memory_mapped: bool) -> None:
+        super().__init__(ring, leaves)
+        self._memory_mapped = memory_mapped
+        self._views: list[torch.Tensor] | None = None
+        self._has_no_outtake = False
+        self._drawn: tuple[torch.Tensor, torch.Tensor] | None = None  # forms of index and weights
+
+    def write(
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
+    ) -> tuple[int, int]:
+        """See `Rows.write`."""
+        found = self.leaves.match(data, single)
+        return write_found(self.ring, self.leaves.where, found, priorities, streams)
+
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
+        """See `Mover.place`."""
+        addresses, kept, count = self.leaves.match(data)
+        require_one_each(slots, count)
+        if count:
+            self.ring.place(slots, addresses, in_place=in_place)
+        del kept
+
+    def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
+        """See `Mover.read`."""
+        count = index.numel()
+        tensors, addresses = self.leaves.outputs((count,))
+        tickets = torch.empty_like(index)
+        missing = 0
+        if count:
+            missing = self.ring.read(index.data_ptr(), count, addresses, tickets.data_ptr())
+        return tensors, tickets, missing
+
+    def held(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
+        """The leaves of items by index, int64 ``[n]``, contiguous, as are the tickets.
+
+        None where one is another item by now, or the shortest way out is not open: take `read`.
+        """
+        core = self.ring.seat.outtake or self._outtake()
+        if core is None or reads_elsewhere():
+            return None
+        at = index.data_ptr(), tickets.data_ptr(), index.numel()
+        found: Any = core.take(*at, LOCK_TIMEOUT_NS)
+        return found if type(found) is list else None
+
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+        """See `Mover.sample`."""
+        core = self.ring.seat.outtake or self._outtake()
+        if core is not None and not reads_elsewhere():
+            found: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
+            if type(found) is tuple:
+                return found
+        return self.sample_patiently(count, key, beta)
+
+    def sample_patiently(self, count: int, key: int, beta: float | None) -> RowSample:
+        """`sample`, where the shortest way was refused: waits, or says what is wrong."""
+        tensors, addresses = self.leaves.outputs((count,))
+        drawn = self._drawn  # another thread may put another one there
+        if drawn is None or drawn[0].shape[0] != count:
+            drawn = template(torch.int64, (count,)), template(torch.float32, (count,))
+            self._drawn = drawn
+        index, tickets = empty_like(drawn[0]), empty_like(drawn[0])
+        weights = None if beta is None else empty_like(drawn[1])
+        draw_into(self.ring, addresses, (index, tickets, weights), key, beta)
+        return tensors, index, tickets, weights
+
+    def fill(
+        self,
+        tensors: Sequence[torch.Tensor],
+        first: int,
+        drawn: DrawnElements,
+        key: int,
+        beta: float | None,
+    ) -> None:
+        """`sample` into rows of tensors that others share, from the row ``first`` on."""
+        leaves = zip(tensors, self.leaves.leaves, strict=True)
+        addresses = [tensor.data_ptr() + first * leaf.nbytes for tensor, leaf in leaves]
+        draw_into(self.ring, addresses, drawn, key, beta)
+
+    def _outtake(self) -> Any:
+        """The shortest way out; None where the core has none, or the handle was closed."""
+        leaves = self.leaves
+        if self._has_no_outtake or leaves.lanes:
+            return None
+        with cpu.lasting():
+            examples = tuple(
+                cpu.empty(leaf.shape, dtype=dtype)
+                for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
+            )
+        try:
+            return self.ring.seat.take_out(examples, torch.Tensor)
+        except (ValueError, RuntimeError, BufferError):  # a dtype or a torch that cannot do it
+            self._has_no_outtake = True
+            return None
+
+    def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
+        """See `Rows.copy_out`."""
+        return self.ring.copy_out([column.data_ptr() for column in columns])
+
+    def views(self) -> list[torch.Tensor]:
+        """See `Rows.views`."""
+        if self._views is None:
+            with cpu.lasting():
+                self._views = [self._view(at) for at in range(len(self.leaves.leaves))]
+            spans = [
+                (view.data_ptr(), view.data_ptr() + view.numel() * view.element_size())
+                for view in self._views
+                if view.numel()
+            ]
+            if spans:
+                self.leaves.own_memory = (
+                    min(low for low, _ in spans),
+                    max(high for _, high in spans),
+                )
+        return self._views
+
+    def _view(self, at: int) -> torch.Tensor:
+        leaf = self.leaves.leaves[at]
+        dtype = self.leaves.dtypes[at]
+        shape = (self.ring.capacity, *self.leaves.lanes, *leaf.shape)
+        if not leaf.nbytes:  # no bytes, no map
+            return cpu.empty(shape, dtype=dtype)
+        view = torch.frombuffer(self.ring.leaf(at), dtype=dtype).view(shape)
+        return MemoryMappedTensor(view) if self._memory_mapped else view  # type: ignore[no-untyped-call]

@@ -1,0 +1,221 @@
+"""Objects of this process in a list, and a ring without leaves that keeps their order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
+from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.resize import grow
+from shmbuffer.memory.system.fork_lock import ForkLock
+from shmbuffer.storages.indexing import as_array, integers, is_int, tickets_at
+from shmbuffer.storages.item_codec import ItemCodec, cloned
+from shmbuffer.storages.item_store import Changes, ItemStore, edits, held_slots
+from shmbuffer.storages.mover import (
+    RowSample,
+    drawn_slots,
+    last_of_each,
+    require_one_each,
+    require_priorities,
+)
+
+_WHOLE = 2**20  # a ring of up to so many slots is made at once; others begin small and grow
+_FIRST = 2**10
+
+
+class ObjectStore(ItemStore):
+    """Items without gaps at ``0 .. len - 1``, as far as there is room."""
+
+    where = "this buffer"
+
+    # From claim to commit, and around a read: the list and the words belong together.
+    _claim = ForkLock()
+
+    def __init__(self, name: str, max_size: int, codec: ItemCodec, instead: str) -> None:
+        self.name = name
+        self.max_size = max_size
+        self.codec = codec
+        self._instead = instead
+        capacity = max_size if max_size <= _WHOLE else _FIRST
+        self._engine = Engine.anonymous(Settings(capacity=capacity, checksum=False, reserve=False))
+        self._ring: Ring = self._engine.define(Schema((), capacity, (), {"kind": "leaf"}))
+        self._pid = os.getpid()
+        self._kept: list[Any] = []  # by slot
+
+    @property
+    def ring(self) -> Ring:  # type: ignore[override] # it grows
+        """The ring of the items. It is the same object also after it has grown."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this {self.name} came through a fork, and its items belong to process "
+                f"{self._pid}; {self._instead}"
+            )
+        return self._ring
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def write(
+        self, items: Any, priorities: Floats | None, streams: GivenStreams = None
+    ) -> tuple[int, int]:
+        """See `ItemStore.write`."""
+        count = len(items)
+        of = None if streams is None else of_each(streams, count)
+        with self._claim:
+            ring = self.ring
+            if priorities is not None:
+                require_priorities(ring, priorities)
+            if ring.capacity < self.max_size:
+                self._reach(ring.cursor + count + 1)  # never round, as long as there is room
+            capacity, kept = ring.capacity, self._kept
+            first = ring.claims.claim(count, of)
+            stays = items[-capacity:]
+            at = (first + count - len(stays)) % capacity
+            fits = capacity - at
+            if len(stays) > fits:  # and on from the front
+                kept[: len(stays) - fits] = stays[fits:]
+            kept[at : at + len(stays)] = stays[:fits]
+            ring.claims.commit(None if priorities is None else priorities[-capacity:])
+        return first % capacity, count
+
+    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
+        """See `ItemStore.write_at`."""
+        with self._claim:
+            places = places_of(cursor, len(items), self.ring.length, self.max_size)
+            slots = np.array(places, np.int64)
+            if len(slots):
+                self._reach(int(slots.max()) + 1)
+                slots = self.put(slots, items, in_place=in_place)
+        return slots
+
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
+        """See `Mover.place`; while holding the claim."""
+        self.ring.claims.claim_slots(slots, in_place=in_place)
+        self._kept.extend([None] * (int(slots.max()) + 1 - len(self._kept)))
+        for slot, one in zip(slots.tolist(), data, strict=True):
+            self._kept[slot] = one
+        self.ring.claims.commit()
+
+    def some(self, data: Any, which: NDArray[Any]) -> Any:
+        """See `Mover.some`."""
+        return [data[at] for at in np.arange(len(data))[which].tolist()]
+
+    def change(self, index: Any, changes: Changes) -> None:
+        """See `ItemStore.change`."""
+        with self._claim:
+            slots = self.select(index).elements
+            edit = edits(changes, index, len(slots))
+            rows = last_of_each(slots).tolist()
+            items = [edit(row, cloned(self.codec.give(self._kept[slots[row]]))) for row in rows]
+            if rows:
+                self.place(slots[rows], list(map(self.codec.keep, items)), in_place=True)
+
+    def _reach(self, end: int) -> None:
+        """Have slots up to ``end``, as far as the storage goes; while holding the claim."""
+        capacity = self.ring.capacity
+        if end > capacity and capacity < self.max_size:
+            wanted = max(2 * capacity, 1 << (end - 1).bit_length())
+            self._engine = grow(self._engine, min(wanted, self.max_size))
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
+        """See `Mover.fetch`."""
+        ring = self.ring
+        slots = drawn_slots(ring, index)
+        if slots is not None:
+            with self._claim:
+                if ring.live.holds(slots).all():
+                    found = list(map(self._kept.__getitem__, slots.tolist()))
+                    return self.codec.give_all(found)
+        return super().fetch(index)
+
+    def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
+        """See `Mover.read`. What is kept itself, not copies."""
+        with self._claim:
+            tickets, kept = tickets_at(self.ring, index.numpy()), self._kept
+            held = (tickets >= 0).tolist()
+            there = zip(index.tolist(), held, strict=True)
+            found = [kept[at] if is_held else None for at, is_held in there]
+        return found, torch.from_numpy(tickets), held.count(False)
+
+    def build(self, found: Any, lead: tuple[int, ...]) -> Any:
+        """See `Mover.build`."""
+        return self.codec.give_all(found) if lead else self.codec.give(found[0])
+
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+        """See `Mover.sample`: Python has the items, so a sampler draws indices."""
+        raise NotImplementedError(f"a sampler draws from a {self.name}, by index")
+
+    # -- everything ----------------------------------------------------------------------------
+
+    def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
+        """See `ItemStore.copy_out`. What is kept itself, not copies."""
+        with self._claim:
+            moment = self.ring.copy_out(())
+            return [self._kept[slot] for slot in held_slots(moment).tolist()], moment
+
+    def copy_in(self, kept: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
+        """Replace everything in here; see `ListStorage.copy_in`."""
+        with self._claim:
+            self.forget(keep_write_count=False)
+            self._reach(max([cursor, *slots.tolist()]) + 1)
+            if len(slots):
+                self.place(slots, kept, in_place=False)
+            self.ring.restore(cursor % self.ring.capacity, write_count, None)
+
+    def _state(self) -> tuple[dict[str, Any], ItemSnapshot]:
+        items, moment = self.copy_out()
+        return {"_list": [self.codec.saved(kept) for kept in items]}, moment
+
+    def forget(self, *, keep_write_count: bool) -> None:
+        """See `Mover.forget`."""
+        with self._claim:
+            self.ring.empty(keep_write_count=keep_write_count)
+            self._kept = []
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        self._engine.close()
+        self._kept = []
+
+
+def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
+    """The places of a write. Returns ``count`` places, from 0."""
+    named = [int(cursor)] if is_int(cursor) else _named(cursor, length)
+    require_one_each(named, count)
+    places = []
+    end = length
+    for name in named:
+        place = name + end if name < 0 else name
+        if place < 0:
+            raise IndexError(f"{name} is out of range for {end} items")
+        if place >= max_size:
+            raise RuntimeError(f"there is no place {name} in a list of max_size {max_size}")
+        if place > end:
+            raise RuntimeError(
+                f"an item at {name} would leave a gap: there are {end} items, and the next one "
+                f"goes to {end}"
+            )
+        end = max(end, place + 1)
+        places.append(place)
+    return places
+
+
+def _named(cursor: Any, length: int) -> Sequence[int]:
+    if isinstance(cursor, slice):
+        stop = cursor.stop
+        return range(length if stop is None or stop < 0 else max(length, stop))[cursor]
+    found = as_array(cursor)
+    if found.dtype == np.bool_:
+        found = integers(found, length)
+    if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
+        raise IndexError(f"{cursor!r} names no places of a list: one dimension of ints does")
+    numbers: list[int] = found.astype(np.int64).tolist()
+    return numbers

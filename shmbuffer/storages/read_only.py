@@ -1,0 +1,217 @@
+"""A data set: items in files that stay as they are, with priorities in a table of their own.
+
+    <path>/               the items, mapped for reading by every process that uses them
+    <priorities>/         a buffer without leaves: slot, ticket and priority of each item
+
+Without ``priorities`` the table is in anonymous memory, and goes with the storage to the processes
+that are spawned or forked.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from shmbuffer.items.keys import OWN_KEYS
+from shmbuffer.memory import Ring, Schema
+from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.saves.checkpointers.read_only import ReadOnlyStorageCheckpointer
+from shmbuffer.saves.checkpointers.saved import Saved
+from shmbuffer.saves.safe_files import require_plain
+from shmbuffer.saves.values import read_json
+from shmbuffer.storages.held_rows import HeldRows
+from shmbuffer.storages.location import Location
+from shmbuffer.storages.mover import DrawnElements, RowSample, draw_from, draw_into
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.rows import Rows
+from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.tensors.form.tensors import take_rows
+
+
+class ReadOnlyStorage(TensorStorage):
+    """A storage over a data set in files, which is read and never written.
+
+    Learners that open the same directory share its pages: a data set of 100 GB is in memory once,
+    as far as it is there at all. A write is refused, and the files cannot be changed through it.
+
+    Args:
+        path: the directory: what ``dumps`` of a buffer or of a storage wrote, here or in TorchRL;
+            or a TensorDict in files, as ``TensorDict.memmap`` and TorchRL's data sets lay it out.
+            The path may be a link, what lies in the directory may not.
+        priorities: a directory for the priorities, which every process opens that is given it; they
+            are there after a kill. None: in memory, of this process and those that it is passed to.
+        device: where samples are sent.
+        ndim: leading dimensions of the data that belong to the storage.
+        strict: whether a column that cannot be used is an error instead of a warning. These are
+            the columns under whose names a sample has keys of its own, such as ``"index"``.
+
+    Raises:
+        FileNotFoundError: there is no data set.
+        BufferExistsError: it is the directory of a living buffer.
+        SchemaMismatchError: ``priorities`` is the table of a data set of another size.
+        CorruptBufferError: a file is too short, or cannot be read.
+        UnsafePathError: something in the directory is a link, a FIFO or a device.
+        ValueError: an entry was pickled; nothing was unpickled. Or ``strict``, and a column cannot
+            be used.
+
+    Cost: a map for each leaf; the table is made at once, 50 bytes an item.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import ImmutableDatasetWriter, ReadOnlyStorage
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> data = TensorDict({"obs": torch.arange(4)}, [4])
+        >>> files = data.memmap(folder.name)
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=ReadOnlyStorage(folder.name),
+        ...     writer=ImmutableDatasetWriter(),
+        ...     batch_size=2,
+        ... )
+        >>> len(rb), rb[3]["obs"].item()
+        (4, 3)
+        >>> folder.cleanup()
+    """
+
+    _default_checkpointer = ReadOnlyStorageCheckpointer  # type: ignore[assignment] # no copy of items
+    _is_lazy = True  # the tensors are not given by the caller
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        priorities: str | os.PathLike[str] | None = None,
+        device: torch.device | str | None = "cpu",
+        ndim: int = 1,
+        strict: bool = False,
+    ) -> None:
+        self.path = followed(path)
+        self._location = Location(scratch_dir=priorities, shared_init=priorities is not None)
+        saved = _look_at(self.path, ndim)
+        report_losses(self.path, _unusable_columns(saved), strict=strict)
+        record = saved.record
+        super().__init__(None, record.slots * record.width, device=device, ndim=ndim)
+        ring = self.engine().define(Schema((), record.slots, record.lanes, {"kind": "held"}))
+        self._map(ring, saved)
+        held = np.flatnonzero(record.present)
+        with self.engine().seat.ground.lock(60.0):
+            if not ring.length and len(held):  # no other process has marked them
+                ring.claims.claim_slots(held, in_place=True)
+                ring.claims.commit()
+
+    def _map(self, ring: Ring, saved: Saved) -> Rows:
+        self._files = Path(os.path.realpath(saved.where))
+        leaves = self._described(saved.example(), single=False)
+        return self._settle(_ReadOnlyRows(ring, leaves, saved.columns(leaves)))
+
+    def _attach_ring(self, ring: Ring) -> Rows:
+        return self._map(ring, _look_at(self.path, self.ndim))
+
+    @property
+    def supports_conditional_update(self) -> bool:
+        """See `Storage.supports_conditional_update`: nothing changes the data set."""
+        return False
+
+    @property
+    def where(self) -> str:
+        """The data set's name in messages."""
+        return str(self.path)
+
+    def _has_files_in(self, path: Path) -> bool:
+        """RuntimeError where the items lie: a save names them only, and would replace them."""
+        if self._files.is_relative_to(os.path.realpath(path)):
+            raise RuntimeError(
+                f"{path}: the data set lies there, and a save, which names it and has none of its "
+                "items, would replace it; save to another directory. Nothing was changed"
+            )
+        return False
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """RuntimeError: nothing is written here."""
+        raise RuntimeError(
+            f"{self.path} is a data set, opened read-only, and was not changed; copy it into a "
+            "buffer with prefill_replay_buffer() to write to it"
+        )
+
+    append = put = change = change_if_present = forget = _refuse
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which data set it is; its items stay where they are."""
+        return {"initialized": True, "path": str(self.path), "max_size": self.max_size}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Compare with what `state_dict` gave.
+
+        Raises:
+            ValueError: it is the state of a data set of another size, or of another storage.
+        """
+        if state_dict.get("max_size") != self.max_size:
+            raise ValueError(
+                f"{self.path}: has {self.max_size} items, and the state is of "
+                f"{state_dict.get('max_size')} in {state_dict.get('path')}; load that of the same"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return RingBacked.__getstate__(self)  # the files are mapped again where it arrives
+
+
+def _look_at(path: Path, ndim: int) -> Saved:
+    if path.exists():
+        require_plain(path)
+    return Saved.of_data_set(path, ndim=ndim)
+
+
+def _unusable_columns(saved: Saved) -> dict[str, str]:
+    """Returns a sentence for each column under whose name a sample has a key of its own."""
+    file = Path(saved.where) / "meta.json"
+    found = OWN_KEYS.intersection(read_json(file)) if file.exists() else ()
+    return {
+        key: f"Column {key!r} is left out because a sample has a key of its own under that name; "
+        "rename the column."
+        for key in sorted(found)
+    }
+
+
+def report_losses(
+    where: str | os.PathLike[str], losses: Mapping[str, str], *, strict: bool
+) -> None:
+    """Warns the caller's caller about columns that are left out or incomplete.
+
+    Raises:
+        ValueError: ``strict``, and there is such a column.
+    """
+    if losses:
+        message = f"{os.fspath(where)}: {' '.join(losses.values())}"
+        if strict:
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=3)
+
+
+class _ReadOnlyRows(HeldRows):
+    """Columns over files. Nothing is written over, so that what was drawn is there."""
+
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+        """See `Mover.sample`."""
+        index, tickets, weights = draw_from(self.ring, count, key, beta)
+        return self._take(index), index, tickets, weights
+
+    def fill(
+        self,
+        tensors: Sequence[torch.Tensor],
+        first: int,
+        drawn: DrawnElements,
+        key: int,
+        beta: float | None,
+    ) -> None:
+        """`sample` into rows of tensors that others share, from the row ``first`` on."""
+        draw_into(self.ring, None, drawn, key, beta)
+        rows = slice(first, first + len(drawn[0]))
+        for column, tensor in zip(self._flat, tensors, strict=True):
+            take_rows(column, drawn[0], out=tensor[rows])

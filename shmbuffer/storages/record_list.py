@@ -1,0 +1,306 @@
+"""A list whose items lie in one process, or, in a directory, as records that processes share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Self, Unpack
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import SpaceError
+from shmbuffer.memory import Engine, Ring, Schema, Settings
+from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.memory.format.extents import padded
+from shmbuffer.memory.format.recorded import of_storage
+from shmbuffer.memory.record_format import locate
+from shmbuffer.memory.system.progress import Progress
+from shmbuffer.saves.checkpointers.record_image import RecordImage
+from shmbuffer.saves.tickets import Tickets
+from shmbuffer.storages.indexing import meant, ravel
+from shmbuffer.storages.item_store import changes_of, edits
+from shmbuffer.storages.list import ListStorage
+from shmbuffer.storages.location import Location, Place, unmade
+from shmbuffer.storages.mover import whole_or_empty
+from shmbuffer.storages.ragged_output import PadOutput, ragged_output
+from shmbuffer.storages.record_codec import RecordCodec
+from shmbuffer.storages.record_store import RecordStore
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.tensors import as_tensor, put_rows
+
+_PIECE = 256  # items that are loaded at once
+
+
+class RecordOptions(Place, total=False):
+    """What `LazyStackStorage` and `CompressedListStorage` take alike."""
+
+    compilable: bool
+    max_bytes: int | None
+    pad_output: PadOutput
+
+
+class RecordList(ListStorage):
+    """What `LazyStackStorage` and `CompressedListStorage` have in common.
+
+    In a directory an item is a record: its leaves, raw or compressed, and what it is made of. Any
+    process may open the directory, by path; when all of them were killed, the next one recovers it
+    and carries on. What differs from a list of one process:
+
+    - There are two capacities: items (``max_size``) and bytes (``max_bytes``). As the ring comes
+      round to either of them the oldest items go, in their order, so that places may be empty: a
+      slice leaves them out.
+    - An item is copied when it is written and when it is read. `rb[i] = item` and `set_at_` write a
+      new record in its place, at the head of the ring: the oldest items may go for it.
+    - An item holds tensors, numpy arrays and numbers, text, bytes, int, float, bool, None, and
+      TensorDicts, tensorclasses, dicts, lists and tuples of them. Anything else is a TypeError:
+      nothing is pickled.
+
+    It pickles to its path and arguments, never to its contents.
+    """
+
+    family: ClassVar[str]
+    """The name under which a directory remembers this class and those derived from it."""
+    storage_options: ClassVar[frozenset[str]] = frozenset(("device", "pad_output"))
+    """What cannot be recorded, so that `from_engine` takes it."""
+
+    _instead = (
+        "give it max_size, max_bytes, a scratch_dir and shared_init=True, so that its items are "
+        "records which processes share; or use a LazyMemmapStorage for tensors of one shape"
+    )
+
+    def __init__(
+        self,
+        max_size: int | None,
+        *,
+        device: torch.device | str | int | None = None,
+        compilable: bool = False,
+        max_bytes: int | None = None,
+        pad_output: PadOutput = None,
+        **place: Unpack[Place],
+    ) -> None:
+        location = self._location = Location(**place)
+        if location.is_directory and (max_size is None or max_bytes is None):
+            missing = "max_size (items)" if max_size is None else "max_bytes"
+            raise ValueError(
+                f"{type(self).__name__}: what processes share lies in a ring of {max_size} items "
+                f"and {max_bytes} bytes; give {missing}, too"
+            )
+        if max_bytes is not None and not location.is_directory:
+            raise ValueError(
+                f"{type(self).__name__}(max_bytes={max_bytes}): a list in one process counts items "
+                "alone; give scratch_dir or shared_init=True for a ring of bytes, or leave it out"
+            )
+        if location.prefault and not location.is_directory:
+            raise ValueError(
+                f"{type(self).__name__}(prefault={location.prefault.mode!r}): a list in one "
+                "process has no pages of its own; give scratch_dir or shared_init=True, too"
+            )
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise ValueError(f"max_bytes is a number of bytes, an int from 1, got {max_bytes!r}")
+        self.max_bytes = max_bytes
+        self._output = ragged_output(pad_output)
+        super().__init__(max_size, compilable=compilable, device=device)
+        if location.opens_at_once:
+            self._open()
+
+    @classmethod
+    def from_engine(cls, engine: Engine, **options: Any) -> Self:
+        """The storage of an open buffer, whose handle it owns from now on.
+
+        ``options`` are arguments that cannot be recorded; see `storage_options`.
+        """
+        settings = engine.settings
+        storage = cls(
+            settings.capacity,
+            max_bytes=settings.record_bytes,
+            scratch_dir=engine.path,
+            **cls._recalled(of_storage(settings, engine.where)),
+            **options,
+        )
+        storage._location = Location.of_engine(engine)
+        storage._engine = storage._opened(engine)
+        return storage
+
+    @classmethod
+    @abstractmethod
+    def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that `_recorded` has given."""
+
+    def _settings(self) -> Settings:
+        assert self.max_bytes is not None
+        recorded = {"kind": self.family, **self._recorded()}
+        return Settings(self._max_size, record_bytes=self.max_bytes, extra={"storage": recorded})
+
+    def _opened(self, engine: Engine) -> Engine:
+        nbytes = engine.settings.record_bytes
+        schema = Schema((), self._max_size, (), {"kind": "records"}, record_bytes=nbytes)
+        try:
+            engine.define(schema)
+        except SpaceError:
+            unmade(engine)
+            raise
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def _attach_ring(self, ring: Ring) -> RecordStore:
+        assert isinstance(self._codec, RecordCodec)
+        store = RecordStore(type(self).__name__, self.engine(), ring, self._codec)
+        self._mover = store
+        return store
+
+    @abstractmethod
+    def _recorded(self) -> dict[str, Any]:
+        """Arguments that a directory remembers, so that ``attach`` makes the same storage; JSON."""
+
+    @abstractmethod
+    def _collate(self, data: Any) -> Any:
+        """A batch from what `fetch` gives, without ``pad_output``."""
+
+    def _records(self) -> RecordStore:
+        store = self._store()
+        assert isinstance(store, RecordStore)
+        return store
+
+    def open_there(self) -> None:
+        """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""
+        if self.shared:
+            super().open_there()
+            self._store()
+
+    @property
+    def supports_conditional_update(self) -> bool:
+        """See `Storage.supports_conditional_update`."""
+        return self.shared
+
+    def change_if_present(
+        self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
+    ) -> Flags:
+        """See `Storage.change_if_present`."""
+        if not self.shared:
+            return super().change_if_present(index, generation, patch)
+        elements, tickets = meant(index, generation, ())
+        changes, written = changes_of(patch), np.shape(index)
+        for path, value in changes.items() if len(written) > 1 else ():
+            size = tuple(getattr(value, "shape", ()))
+            if size[: len(written)] == written:  # as streams were written
+                changes[path] = value.reshape(-1, *size[len(written) :])
+        edit = edits(changes, elements, len(elements))
+        return self._records().change_held(elements, tickets, edit)
+
+    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
+        """See `Storage.entry`."""
+        if not self.shared:
+            return super().entry(index, path)
+        elements = ravel(index, ())
+        (column,), tickets = self._records().entries(elements, [path])
+        held = tickets >= 0
+        if any(one is None for one in column):
+            raise KeyError(f"{'.'.join(path)!r} is not a number in each of the items")
+        found = [as_tensor(one).cpu() for one in column]
+        first = found[0] if found else cpu.zeros((), dtype=torch.float64)
+        numbers = cpu.zeros((len(elements), *first.shape), dtype=first.dtype)
+        if found:
+            put_rows(numbers, torch.from_numpy(held.nonzero()[0]), torch.stack(found))
+        return elements, numbers, tickets
+
+    def collate(self, items: Any) -> Any:
+        """A batch from what `fetch` or `get` gives for several; see ``pad_output``."""
+        return self._collate(items) if self._output is None else self._output(items)
+
+    # -- everything ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `ListStorage.state_dict`."""
+        if self.mover() is None:
+            nothing = {"_list": [], "_index": cpu.empty(0, dtype=torch.int64)}
+            return {**nothing, "_cursor": 0, "_capacity": self._max_size}
+        return super().state_dict()
+
+    def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
+        """See `ListStorage.copy_in`."""
+        if not self.shared:
+            super().copy_in(items, slots, cursor=cursor, write_count=write_count)
+            return
+        order = np.argsort((slots - cursor) % self._max_size, kind="stable")  # the oldest first
+        codec, batches = self._codec, []
+        assert isinstance(codec, RecordCodec)
+        with Progress("load", len(order), "items") as progress:
+            for start in range(0, len(order), _PIECE):
+                part = order[start : start + _PIECE]
+                batch = codec.encode([items[at] for at in part.tolist()], False)
+                batches.append((part, batch))
+                progress.advance(len(part))
+        self._require_bytes(sum(len(batch.data) for _, batch in batches))
+        store = self._records()
+        ring = store.ring
+        ring.empty()
+        with whole_or_empty(ring, self.where):
+            for part, batch in batches:
+                store.place(slots[part], batch, in_place=False)
+        ring.restore(cursor % self._max_size, write_count, None)
+
+    def load_image(
+        self,
+        image: RecordImage,
+        slots: Ints,
+        *,
+        cursor: int,
+        write_count: int,
+        tickets: Tickets | None = None,
+    ) -> None:
+        """See `ListStorage.load_image`. Nothing changes where a record is damaged, or has no room.
+
+        Cost: the bytes twice, some megabytes at a time.
+        """
+        if not self.shared:
+            super().load_image(image, slots, cursor=cursor, write_count=write_count)
+            return
+        capacity, nbytes = self._max_size, int(image.sizes.sum())
+        with Progress("check", nbytes) as progress:
+            for rows in image.pieces():
+                locate(image.batch(rows), image.where)  # it is a record, as far as can be seen
+                progress.advance(int(image.sizes[rows].sum()))
+        self._require_bytes(int(padded(image.sizes).sum()))
+        store, codec = self._records(), self._codec
+        assert isinstance(codec, RecordCodec)
+        if image.dictionary is not None:
+            found = self.engine().seat.publish_dictionary(image.dictionary)
+            if found != image.dictionary:
+                other = self.codec_for(image.dictionary)
+                items = [item for part in image.items(other) for item in part]
+                self.copy_in(items, slots, cursor=cursor, write_count=write_count)
+                return
+            codec.use(found)
+        ring = store.ring
+        ring.empty()
+        exact = tickets is not None and image.is_in_order(tickets.of_items)
+        numbers, lap, head = slots, capacity, cursor % capacity
+        if tickets is not None and exact:
+            numbers, head = tickets.for_ring(ring)
+            lap = head + 1  # none follows another from the lap before
+        with whole_or_empty(ring, self.where), Progress("load", nbytes) as progress:
+            for rows in image.runs(numbers, lap) if len(image) else ():
+                ring.restore(int(numbers[rows[0]]), 0, None)
+                store.records.write(image.batch(rows))
+                progress.advance(int(image.sizes[rows].sum()))
+        ring.restore(head, write_count, None)
+
+    def _require_bytes(self, nbytes: int) -> None:
+        """ValueError where the ring of bytes has no room for so many."""
+        room = self._settings().record_bytes
+        if nbytes > room:
+            raise ValueError(
+                f"{self.where}: records of {nbytes} bytes cannot be loaded into a "
+                f"{type(self).__name__} of max_bytes {room}; load them into a larger one. Nothing "
+                "was changed"
+            )
+
+    def __repr__(self) -> str:
+        if not self.shared:
+            return super().__repr__()
+        return (
+            f"{type(self).__name__}(max_size={self._max_size}, max_bytes={self.max_bytes}, "
+            f"len={len(self)}, scratch_dir={str(self.scratch_dir)!r})"
+        )

@@ -1,0 +1,170 @@
+"""Items as records in a ring of bytes, in a directory that processes share.
+
+A read gives a validated copy. A change of an item is written as a new record, if the item is still
+the one that was read; its priority stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer.memory import Engine, ItemSnapshot, RecordBatch, Ring, record_format
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
+from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.record_format import Form
+from shmbuffer.saves.checkpointers.record_image import RecordImage
+from shmbuffer.storages.indexing import slots_of, tickets_at
+from shmbuffer.storages.item_store import Changes, Edit, ItemStore, edits
+from shmbuffer.storages.mover import ATTEMPTS, RowSample, last_of_each, require_one_each
+from shmbuffer.storages.record_codec import RecordCodec
+from shmbuffer.tensors.records.building import chunks_at
+from shmbuffer.tensors.records.decoder import RawBatch
+
+
+class RecordStore(ItemStore):
+    """Items as records."""
+
+    def __init__(self, name: str, engine: Engine, ring: Ring, codec: RecordCodec) -> None:
+        assert ring.records is not None
+        self.name = name
+        self.ring = ring
+        self.records = ring.records
+        self.codec = codec
+        self.max_size: int = ring.capacity
+        self.where = engine.where
+        self._engine = engine
+        codec.join(engine)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def write(
+        self, items: Any, priorities: Floats | None, streams: GivenStreams = None
+    ) -> tuple[int, int]:
+        """See `ItemStore.write`."""
+        of = of_each(streams, len(items))
+        return self.records.write(items, priorities, streams=of), len(items)
+
+    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
+        """See `ItemStore.write_at`."""
+        slots = slots_of(cursor, self.ring)
+        require_one_each(slots, len(items))
+        return self.put(slots, items, in_place=in_place) if len(slots) else slots
+
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
+        """See `Mover.place`."""
+        self.records.place(slots, data, in_place=in_place)
+
+    def some(self, data: Any, which: NDArray[Any]) -> Any:
+        """See `Mover.some`."""
+        if len(which) == len(data) and which.dtype == np.bool_ and which.all():
+            return data
+        return RecordBatch(data.data, data.starts[which], data.sizes[which])
+
+    def change(self, index: Any, changes: Changes) -> None:
+        """See `ItemStore.change`. What others change in them meanwhile is not lost."""
+        selection = self.select(index)
+        edit = edits(changes, index, len(selection.elements))
+        at = last_of_each(selection.elements)
+        for _ in range(ATTEMPTS):
+            slots = selection.elements[at]
+            tickets = tickets_at(self.ring, slots)
+            held = tickets >= 0
+            if not held.all():
+                if not selection.skips:
+                    raise IndexError(f"there is no item at {slots[~held][0]} (asked for {index!r})")
+                at, slots, tickets = at[held], slots[held], tickets[held]
+            rows = at.tolist()
+            changed = self.change_held(slots, tickets, lambda row, item: edit(rows[row], item))  # noqa: B023
+            at = at[~changed]
+            if not len(at):
+                return
+        raise IndexError(
+            f"items at {index!r} were overwritten during each of {ATTEMPTS} changes; change them "
+            "again"
+        )
+
+    def change_held(self, slots: Ints, tickets: Ints, edit: Edit) -> Flags:
+        """Change those items that still have these tickets. Returns bool[n]: what was changed."""
+        meant = np.flatnonzero(tickets >= 0)
+        if len(meant) < len(tickets):
+            changed = np.zeros(len(slots), np.bool_)
+            if len(meant):
+                changed[meant] = self.change_held(
+                    slots[meant], tickets[meant], lambda row, item: edit(int(meant[row]), item)
+                )
+            return changed
+        unique, row_of = np.unique(slots, return_inverse=True)
+        last = last_of_each(slots)
+        last = last[np.argsort(slots[last])]  # in the order of ``unique``
+        drawn = self.records.read(unique)
+        held = drawn.tickets == tickets[last]
+        if held.any():
+            items = self.codec.decoder.items(self.some(drawn.batch, held))
+            rows = last[held].tolist()
+            edited = [edit(row, item) for row, item in zip(rows, items, strict=True)]
+            batch = self.codec.encode(edited, False)
+            held[held] = self.records.place(
+                unique[held], batch, in_place=True, tickets=tickets[last][held]
+            )
+        found: Flags = held[row_of] & (tickets == tickets[last][row_of])
+        return found
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
+        """See `Mover.read`."""
+        drawn = self.records.read(index.numpy())
+        missing = int((drawn.tickets < 0).sum())
+        return drawn.batch, torch.from_numpy(drawn.tickets), missing
+
+    def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
+        """See `Mover.read_chosen`."""
+        drawn = self.records.read(index.numpy())
+        return drawn.batch if drawn.tickets.tobytes() == tickets.numpy().tobytes() else None
+
+    def build(self, found: Any, lead: tuple[int, ...]) -> Any:
+        """See `Mover.build`: `RawBatch`, where it is not one item."""
+        fetched = RawBatch(found, self.codec.decoder)
+        return fetched if lead else fetched.items()[0]
+
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+        """See `Mover.sample`."""
+        drawn = self.records.sample(count, key, beta=beta)
+        weights = None if drawn.weights is None else torch.from_numpy(drawn.weights)
+        index, tickets = torch.from_numpy(drawn.index), torch.from_numpy(drawn.tickets)
+        return drawn.batch, index, tickets, weights
+
+    def entries(
+        self, slots: Ints, paths: Sequence[tuple[str, ...]]
+    ) -> tuple[list[Sequence[Any] | NDArray[Any]], Ints]:
+        """Some entries, for each path as `Decoder.entries`; the tickets of all slots, or -1."""
+        drawn = self.records.read(slots)
+        held = self.some(drawn.batch, drawn.tickets >= 0)
+        return self.codec.decoder.entries(held, paths), drawn.tickets
+
+    def form_and_chunk(self, path: tuple[str, ...]) -> tuple[Form, int] | None:
+        """The form of an item that is there, and the number of the leaf under a path in it."""
+        held = self.ring.live.committed_slots()[:1]
+        drawn = self.records.read(held)
+        located = record_format.locate(self.some(drawn.batch, drawn.tickets >= 0), self.where)
+        number = chunks_at(located[0].form.tree).get(path) if located else None
+        return None if number is None else (located[0].form, number)
+
+    # -- everything ----------------------------------------------------------------------------
+
+    def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
+        """See `ItemStore.copy_out`: the items, all of them in memory."""
+        image, moment = self._image()
+        return [item for part in image.items(self.codec) for item in part], moment
+
+    def _state(self) -> tuple[dict[str, Any], ItemSnapshot]:
+        image, moment = self._image()
+        return {"_records": image.state_dict()}, moment
+
+    def _image(self) -> tuple[RecordImage, ItemSnapshot]:
+        return RecordImage.in_memory(self.records, self._engine.seat.dictionary())

@@ -1,0 +1,353 @@
+"""A storage that has a ring: in a directory that processes share, or in memory.
+
+    RingBacked ─┬─ engine   the handle of the buffer: clients, priorities, recovery
+                └─ mover    moves items into its ring and out of it; None before a write
+
+A storage that is not shared gives views for an int or a slice, as in TorchRL. Items of a shared one
+are copied and validated, because others may overwrite them meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.items.indices import unravel
+from shmbuffer.memory import Engine, Ring, Settings
+from shmbuffer.memory.format.array_types import Floats
+from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.memory.system.fork_lock import ForkLock
+from shmbuffer.saves.checkpoints import has_its_own
+from shmbuffer.storages.indexing import extent, is_plain, ravel, tickets_at
+from shmbuffer.storages.mover import RowSample
+from shmbuffer.storages.storage import Storage
+from shmbuffer.tensors.eager import eager
+from shmbuffer.tensors.form import cpu
+
+
+class RingBacked(Storage):
+    """What the storages of this package have in common."""
+
+    _between: ClassVar[tuple[str, ...]] = ("get", "set")
+    """Methods that nobody may have put in between where a batch is written natively."""
+
+    _table_owner: weakref.ref[Any] | None = None  # the sampler whose priorities the ring keeps
+
+    described: Callable[[Settings], Settings] | None = None
+    """Adds what is to be recorded of the buffer where its directory is made."""
+
+    _opening = ForkLock()
+
+    def __init__(self, max_size: int, *, compilable: bool = False) -> None:
+        super().__init__(max_size, compilable=compilable)
+        self._engine: Engine | None = None
+        self._mover: Any = None
+        self._pid = os.getpid()
+
+    # -- engine and ring -----------------------------------------------------------------------
+
+    def engine(self) -> Engine:
+        """The process's handle, opened on first use; before that, no fork may use it."""
+        return self._engine or self._open()
+
+    def _open(self, *, existsok: bool = False) -> Engine:
+        with self._opening:
+            if self._engine is None:
+                if os.getpid() != self._pid:
+                    raise RuntimeError(f"{self._not_yet()}; this is the child of a fork")
+                assert self._location is not None
+                settings = self._settings()
+                if self.shared and self.described is not None:
+                    settings = self.described(settings)
+                self._engine = self._opened(self._location.open(settings, existsok=existsok))
+            return self._engine
+
+    def open_there(self) -> None:
+        """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""
+        self._open(existsok=True)
+
+    def _settings(self) -> Settings:
+        """Of a buffer that is made."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _opened(self, engine: Engine) -> Engine:
+        """What is to be done first with an engine that was opened."""
+        return engine
+
+    def _attach_ring(self, ring: Ring) -> Any:
+        """Have a mover for the ring."""
+        raise NotImplementedError(type(self).__name__)
+
+    def mover(self) -> Any:
+        """What moves items; None as long as nobody has written. Maps what another process made."""
+        if self._mover is None and self._engine is not None:
+            ring = self._engine.ring()
+            if ring is not None:
+                return self._attach_ring(ring)
+        return self._mover
+
+    def _need(self, index: Any = None) -> Any:
+        """The mover."""
+        mover = self._mover or self.mover()
+        if mover is None:
+            nothing = "nothing was written yet, so there is nothing to read"
+            if self._names_items(index):
+                raise IndexError(f"{self.where}: there is no item at {index!r}: {nothing}")
+            raise EmptyBufferError(f"{self.where}: {nothing}")
+        return mover
+
+    def _names_items(self, index: Any) -> bool:
+        return isinstance(index, int)
+
+    @property
+    def open_engine(self) -> Engine | None:
+        """See `Storage.open_engine`."""
+        return self._engine
+
+    def ring(self) -> Ring | None:
+        """See `Storage.ring`; None as long as nobody has written."""
+        mover = self._mover or self.mover()
+        return None if mover is None else mover.ring
+
+    def lanes(self) -> tuple[int, ...]:
+        """Sizes of the dimensions after the first; ``()`` before the first write."""
+        mover = self._mover or self.mover()
+        return () if mover is None else mover.lanes
+
+    @property
+    def shared(self) -> bool:
+        """Whether the bytes are in a directory, where any process may open them."""
+        return self._location is not None and self._location.is_directory
+
+    @property
+    def scratch_dir(self) -> Path | None:
+        """The directory; None in memory, or as long as it has no name."""
+        if self._engine is not None:
+            return self._engine.path
+        return None if self._location is None else self._location.directory
+
+    @property
+    def where(self) -> str:
+        """The buffer's name in messages."""
+        return "this buffer" if self.scratch_dir is None else str(self.scratch_dir)
+
+    @property
+    def draws_natively(self) -> bool:
+        """See `Storage.draws_natively`: nobody has put a ``get`` of their own in between."""
+        return not has_its_own(self, "get")
+
+    @property
+    def writes_natively(self) -> bool:
+        """See `Storage.writes_natively`: nobody has put anything of their own in between."""
+        return not any(has_its_own(self, name) for name in self._between)
+
+    @eager
+    def __len__(self) -> int:
+        """Elements that are there: committed, and not emptied since."""
+        ring = self.ring()
+        return 0 if ring is None else ring.length
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items that are there, in storage order; places without one are left out."""
+        ring = self.ring()
+        held = () if ring is None else ring.live.committed_slots().tolist()
+        for slot in held:
+            try:
+                yield self.get(slot)
+            except IndexError:  # written over since
+                if not self.shared:
+                    raise
+
+    def contains(self, item: Any) -> Any:
+        """Whether there is an item in a slot (negative from the end), or each of a tensor."""
+        asked = np.asarray(item, np.int64)
+        ring = self.ring()
+        there = np.zeros(asked.shape, np.bool_)
+        if ring is not None:
+            slots = asked
+            if (asked < 0).any():
+                slots = np.where(asked < 0, asked + extent(ring), asked)
+            inside = (slots >= 0) & (slots < ring.capacity)
+            there[inside] = ring.live.holds(slots[inside])
+        return torch.from_numpy(there) if there.ndim else bool(there)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def append(
+        self,
+        data: Any,
+        single: bool = False,
+        priorities: Floats | None = None,
+        streams: GivenStreams = None,
+    ) -> tuple[int, int]:
+        """Write a batch, or one item where ``single``, at the ring's head.
+
+        Args:
+            data: what to write.
+            single: it is one item.
+            priorities: raw, float64, one for each element; None gives the largest so far.
+            streams: from 0 to 2**24 - 1, of each slot, or one for all; None: 0.
+
+        Returns:
+            The first place, as `written` takes it, and how many slots were written.
+        """
+
+    @eager
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write at given places, as new items: they get the default priority and count as written.
+
+        Args:
+            cursor: an int with one item; or a slice, range, list, array or tensor of ints or of
+                booleans, with a batch. An index named twice: the last wins.
+            data: what to write; a list is a list of items.
+            set_cursor: accepted as in TorchRL; the ring's own position never moves here.
+
+        Raises:
+            IndexError: beyond the capacity; of a list RuntimeError, also where it would leave a
+                gap.
+            SchemaMismatchError: other leaves; on a shared storage also a new key.
+            ValueError: another number of items than places.
+
+        Nothing is changed then.
+        """
+        self.put(cursor, data, in_place=False)
+
+    def written(self, first: int, count: int, *, single: bool = False) -> int | torch.Tensor:
+        """The index that a write returns, from the first place and the count that `append` gave.
+
+        Element indices int64 ``[count]``, or an int where ``single``; with lanes, coordinates
+        ``[count * lanes, ndim]``.
+        """
+        mover = self._mover or self.mover()
+        if mover is None:  # an empty list makes no ring
+            return cpu.empty(0, dtype=torch.int64)
+        capacity = mover.ring.capacity
+        start = first % capacity
+        if mover.lanes:
+            width = mover.ring.width
+            elements = np.arange(start * width, (start + count) * width) % (capacity * width)
+            return self.index(torch.from_numpy(elements))
+        if single:
+            return start  # type: ignore[no-any-return]
+        index = np.arange(start, start + count)
+        return torch.from_numpy(index % capacity if start + count > capacity else index)
+
+    def index(self, elements: torch.Tensor) -> torch.Tensor:
+        """Element indices as a write returns them: ``[n]``, or with lanes ``[n, ndim]``."""
+        lanes = self.lanes()
+        return torch.stack(unravel(elements, lanes), -1) if lanes else elements
+
+    def forget(self, *, keep_write_count: bool) -> None:
+        """Forget every item."""
+        mover = self._mover or self.mover()
+        if mover is not None:
+            mover.forget(keep_write_count=keep_write_count)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @eager
+    def get(self, index: Any) -> Any:
+        """Items by index.
+
+        Args:
+            index: int, slice, range, list, array or tensor of ints or booleans; a tuple of them
+                where the storage has several dimensions. A mask has the length of the storage.
+
+        Returns:
+            The data in the form in which they were written; several items of a list as a list (a
+            `LazyStackStorage`: as a lazy stack). Of tensors that are not shared: views for ints and
+            slices. What is shared: validated copies.
+
+        Raises:
+            IndexError: a slot that holds no item. A slice leaves such places out.
+            EmptyBufferError: nothing was ever written.
+            RuntimeError: more dimensions than the storage has.
+        """
+        return self.uncollated(RingBacked.fetch(self, index))
+
+    def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
+        """See `Storage.fetch`; without ``views`` they are copies where the storage is shared."""
+        as_views = not self.shared if views is None else views
+        mover = self._mover or self._need(index)
+        return self.to_device(mover.fetch(index, dim_extend=dim_extend, as_views=as_views))
+
+    def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
+        """See `Storage.fetch_held`. Copies."""
+        mover = self._mover or self._need()
+        elements = index
+        if mover.lanes or not is_plain(index):
+            elements = torch.from_numpy(ravel(index, mover.lanes))
+        found = mover.read_chosen(elements, tickets)
+        return None if found is None else self.to_device(mover.build(found, tuple(elements.shape)))
+
+    def tickets(self, index: Any) -> torch.Tensor:
+        """The tickets int64 ``[n]`` of the items at ``index``; -1 without an item.
+
+        A sampler of your own gives them as ``"index_generation"``, which says which items it means.
+        """
+        mover = self._need()
+        slots = ravel(index, mover.lanes) // mover.ring.width
+        return torch.from_numpy(tickets_at(mover.ring, slots))
+
+    def draw(self, count: int, key: int, beta: float | None) -> RowSample:
+        """See `Storage.draw`."""
+        mover = self._mover or self.mover()
+        if mover is None:
+            raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
+        found, index, tickets, weights = mover.sample(count, key, beta)
+        return self.to_device(mover.build(found, (count,))), index, tickets, weights
+
+    def iter_in_order(self, chunk: int) -> Iterator[Any]:
+        """See `Storage.iter_in_order`: batches of at most ``chunk`` slots, each validated."""
+        ring = self.ring()
+        for start in range(0, 0 if ring is None else extent(ring), chunk):
+            yield self.fetch(slice(start, start + chunk), views=False)
+
+    def to_device(self, data: Any) -> Any:
+        """``data`` on the storage's device."""
+        return data
+
+    # -- who uses it ---------------------------------------------------------------------------
+
+    def cleanup(self) -> bool:
+        """Remove the files of the storage from disk; it cannot be used afterwards.
+
+        False if they are gone already, or there were none. Idempotent.
+        """
+        return False if self._engine is None else self._engine.cleanup()
+
+    def close(self) -> None:
+        """Leave the buffer and drop the mapping; committed items stay. Idempotent."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _not_yet(self) -> str:
+        return (
+            f"nothing was written to this {type(self).__name__} yet: it cannot be handed to "
+            "another process before the first write, unless it is made with shared_init=True"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._engine is None:
+            if self.shared or get_spawning_popen() is not None:
+                raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
+            warnings.warn(
+                f"nothing was written to this {type(self).__name__} yet: what is unpickled is a "
+                "storage of its own; write first, or use shared_init=True, to share this one",
+                stacklevel=2,
+            )
+        here = ("_table_owner", "_mover", "described")
+        state = {**super().__getstate__(), **dict.fromkeys(here)}
+        state.pop("_opening", None)
+        return state

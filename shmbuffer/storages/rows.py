@@ -1,0 +1,341 @@
+"""Rows: items of one form, a leaf a column.
+
+The C core moves those in the ring's memory (`NativeRows`), torch those that this process holds
+(`HeldRows`), between claim and commit.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import is_non_tensor
+
+from shmbuffer.items.arrays import NO_ARRAY
+from shmbuffer.items.mismatch import refuse_leaf
+from shmbuffer.memory import ItemSnapshot, Ring
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.memory.system.progress import Progress
+from shmbuffer.saves.tickets import Tickets
+from shmbuffer.storages.indexing import Selection, meant, ravel, tickets_at
+from shmbuffer.storages.mover import Mover, whole_or_empty
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
+from shmbuffer.tensors.form.objects import as_objects, objects_in
+from shmbuffer.tensors.form.structure import leaves_of
+from shmbuffer.tensors.form.tensors import dtype_name, like, put_rows, take_rows
+
+# What is replaced in one claim, and gathered in memory before: slots, and about so many bytes.
+PIECE = 4096
+PIECE_BYTES = 2**25
+
+
+class Rows(Mover):
+    """The rows of a ring."""
+
+    _claim: AbstractContextManager[Any] = nullcontext()
+    """Held from claim to commit, where more than the ring's own gate is needed."""
+
+    _keeps = False
+    """`patch` changes no observation that is stored once."""
+
+    def __init__(self, ring: Ring, leaves: Leaves) -> None:
+        self.ring = ring
+        self.leaves = leaves
+        self.lanes = leaves.lanes
+        self.where = leaves.where
+        self.build = leaves.build  # type: ignore[method-assign,assignment] # no frame between
+
+    @abstractmethod
+    def write(
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
+    ) -> tuple[int, int]:
+        """Append a batch, or one item where ``single``. The first ticket, and how many slots."""
+
+    @abstractmethod
+    def views(self) -> list[torch.Tensor]:
+        """The leaves themselves, ``[slots, *lanes, *shape]``, not copied and not validated."""
+
+    def column(self, at: int) -> torch.Tensor:
+        """One of them; SchemaMismatchError of a leaf that is stored once."""
+        return self.views()[at].as_subclass(torch.Tensor)
+
+    def take(self, at: int, elements: Ints) -> torch.Tensor:
+        """A copy of one leaf of some elements, ``[n, *shape]``; not validated."""
+        flat = self.column(at).detach().reshape(self.ring.elements, *self.leaves.leaves[at].shape)
+        return take_rows(flat, torch.from_numpy(elements).to(flat.device)).cpu()
+
+    @abstractmethod
+    def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
+        """Copy every item, all of one moment, while others go on writing; see `Ring.copy_out`."""
+
+    def some(self, data: Any, which: NDArray[Any]) -> Any:
+        """See `Mover.some`."""
+        values, _ = self.leaves.values(data)
+        chosen = torch.from_numpy(which)
+        parts = [value[chosen.to(value.device)] for value in values]
+        return self.build(parts, (len(which), *self.lanes))
+
+    def as_batch(self, item: Any) -> Any:
+        """One item as a batch of one."""
+        values, _ = self.leaves.values(item, torch.Size(()))
+        return self.build([value.unsqueeze(0) for value in values], (1, *self.lanes))
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
+        """See `Mover.shaped`."""
+        if held is not None:
+            found = [
+                tensor.view(lead[0], -1, *tensor.shape[1:])[held.to(tensor.device)]
+                for tensor in found
+            ]
+            lead = (int(held.sum()), *lead[1:])
+        leaves = zip(found, self.leaves.leaves, strict=True)
+        return self.build([tensor.view((*lead, *leaf.shape)) for tensor, leaf in leaves], lead)
+
+    def viewed(self, selection: Selection) -> Any:
+        """See `Mover.viewed`."""
+        assert selection.view is not None
+        return self.build([selection.view(view) for view in self.views()], selection.lead)
+
+    def everything(self) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        """Copies of all elements that are there: their indices, the leaves, and their tickets."""
+        index = torch.from_numpy(self.ring.live.committed())
+        tensors, tickets, missing = self.read(index)
+        if missing:  # written over by another process since
+            lanes = self.ring.width
+            kept = (tickets >= 0).view(-1, lanes).all(1).repeat_interleave(lanes)
+            index = index[kept]
+            tensors = [tensor[kept.to(tensor.device)] for tensor in tensors]
+            tickets = tickets[kept]
+        return index, tensors, tickets
+
+    # -- changing ------------------------------------------------------------------------------
+
+    def change(self, index: Any, value: Any, path: tuple[str, ...] | None, dim_extend: int) -> None:
+        """See `Storage.change`: where it is, also while others write."""
+        chosen = self.select(index, dim_extend)
+        self.patch(chosen.elements, columns_of(self.leaves, chosen.lead, value, path))
+
+    def change_if_present(
+        self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
+    ) -> Flags:
+        """See `Storage.change_if_present`."""
+        elements, tickets = meant(index, generation, self.lanes)
+        written = [-1, *self.lanes] if self.lanes else list(np.shape(index))
+        if self.lanes and len(elements) % self.ring.width == 0:
+            written[0] = len(elements) // self.ring.width
+        columns = columns_of(self.leaves, (len(elements),), patch, (), written, dim_extend)
+        return self.patch(elements, columns, tickets)
+
+    def entry(self, index: Any, path: KeyPath) -> tuple[Ints, torch.Tensor, Ints]:
+        """See `Storage.entry`."""
+        found = [at for at, leaf in enumerate(self.leaves.leaves) if leaf.path == path]
+        if not found:
+            raise KeyError(f"{'.'.join(path)!r} is not a leaf of {self.where}")
+        elements, view = ravel(index, self.lanes), self.views()[found[0]].as_subclass(torch.Tensor)
+        column = view.view(-1, *self.leaves.leaves[found[0]].shape)
+        numbers = column[torch.from_numpy(elements).to(column.device)]
+        # Only now: a ticket that is the same by then says that the number was its item's.
+        return elements, numbers.cpu(), tickets_at(self.ring, elements // self.ring.width)
+
+    def patch(
+        self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
+    ) -> Flags:
+        """Change some leaves of some elements where they are; bool ``[n]``: what was changed.
+
+        The rest of the item, its priority, source and write count stay. No other write can come
+        between the look at the item and its change.
+        """
+        width = self.ring.width
+        slots, of_slot = np.unique(elements // width, return_inverse=True)
+        expected = None
+        if tickets is not None:  # of a slot that is named twice, the newest
+            expected = np.full(len(slots), -1)
+            np.maximum.at(expected, of_slot, tickets)
+        with self._claim:
+            kept = self.ring.claims.claim_slots(
+                slots, in_place=True, keeps=self._keeps, tickets=expected
+            )
+            changed = kept[of_slot]
+            if expected is not None:
+                changed &= tickets == expected[of_slot]
+            if not kept.any():
+                return changed
+            which = torch.from_numpy(np.nonzero(changed)[0])
+            where = torch.from_numpy(elements)[which]
+
+            def fill() -> None:
+                for at, values in columns.items():
+                    view = self.column(at)
+                    flat = view.view(-1, *self.leaves.leaves[at].shape)
+                    rows = values[which.to(values.device)].to(flat.device)
+                    put_rows(flat, where.to(flat.device), rows)
+
+            self._commit(fill)
+        return changed
+
+    def copy_in(
+        self,
+        columns: list[torch.Tensor] | None,
+        rows: Ints,
+        slots: Ints,
+        *,
+        cursor: int,
+        write_count: int,
+        tickets: Tickets | None = None,
+        sources: NDArray[np.uint64] | None = None,
+    ) -> None:
+        """Replace everything with these rows of the columns, in these slots.
+
+        Without columns the bytes are in their places already; without ``tickets`` the items get
+        new ones. The bytes are copied once, in pieces.
+        """
+        self.ring.empty()
+        exact = None if tickets is None else tickets.for_ring(self.ring)
+        runs, starts, head = self._runs(slots, cursor, exact)
+        # Where the bytes are in their places there is nothing that would take long.
+        total = len(slots) * self._slot_bytes if columns is not None else 0
+        with whole_or_empty(self.ring, self.where), Progress("load", total) as progress:
+            most = max(1, min(PIECE, PIECE_BYTES // max(1, self._slot_bytes)))
+            for run, ticket in zip(runs, starts, strict=True):
+                if ticket is not None:
+                    self.ring.restore(ticket, 0, None)
+                for first, count in progress.cut(len(run), self._slot_bytes, most):
+                    part = run[first : first + count]
+                    whose = None if sources is None else sources[part]
+                    self._replace_some(columns, rows[part], slots[part], whose, ticket is None)
+                    progress.advance(count * self._slot_bytes)
+        self.ring.restore(head, write_count, None)
+
+    def _runs(
+        self, slots: Ints, cursor: int, exact: Tickets | None
+    ) -> tuple[list[Ints], list[int | None], int]:
+        """Items in the order of writing, the first ticket of each run or None, the head."""
+        runs = None if exact is None else exact.runs()
+        if exact is None or runs is None:
+            return [np.arange(len(slots))], [None], cursor
+        return runs, [int(exact.of_items[run[0]]) for run in runs], exact.head
+
+    def _replace_some(
+        self,
+        columns: list[torch.Tensor] | None,
+        rows: Ints,
+        slots: Ints,
+        sources: NDArray[np.uint64] | None,
+        placed: bool,
+    ) -> None:
+        """Some items, in one claim: of these slots, or of those at the head, which are these."""
+        from_, to = torch.from_numpy(rows), torch.from_numpy(slots)
+
+        def fill() -> None:
+            for view, column in zip(self.views(), columns or (), strict=columns is not None):
+                where = view.device
+                put_rows(view.as_subclass(torch.Tensor), to.to(where), column[from_].to(where))
+
+        with self._claim:
+            if placed:
+                self.ring.claims.claim_slots(slots, in_place=False)
+            else:
+                self.ring.claims.claim(len(slots))
+            self._commit(fill)
+
+    def _commit(self, fill: Callable[[], None], priorities: Floats | None = None) -> None:
+        """Fill claimed slots and commit them; they are aborted where that raises."""
+        try:
+            fill()
+            self._settle()
+        except BaseException:
+            self.ring.claims.abort()
+            raise
+        self.ring.claims.commit(priorities)
+
+    def _settle(self) -> None:
+        """Return when what torch was told to write has been written: on the CPU it has."""
+
+    @property
+    def _slot_bytes(self) -> int:
+        """Of a slot, for those who hear of progress; an object counts as the reference to it."""
+        leaves, lanes = self.leaves, self.ring.width
+        sizes = (
+            8 if at in leaves.objects else leaf.nbytes for at, leaf in enumerate(leaves.leaves)
+        )
+        return sum(sizes) * lanes
+
+
+def columns_of(
+    leaves: Leaves,
+    lead: tuple[int, ...],
+    data: Any,
+    key: KeyPath | None,
+    written: Sequence[int] = (),  # the same elements in several dimensions, as they were written
+    dim_extend: int = 0,  # the dimension of the data that is the first one of ``written``
+) -> dict[int, torch.Tensor]:
+    """The columns ``[n, *shape]`` that are to change, by number of the leaf."""
+    number = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
+    columns: dict[int, Any] = {}
+    nested = isinstance(leaves.node, TensorDictNode)
+    for path, value in _changes(data, key, number, nested).items():
+        at = number.get(path)
+        if at is None:
+            if key is None:
+                leaves.refuse_form(data)
+            raise KeyError(
+                f"{'.'.join(path)!r} is not a leaf of {leaves.where}, which has "
+                f"{sorted('.'.join(known) for known in number)}"
+            )
+        leaf, dtype = leaves.leaves[at], leaves.dtypes[at]
+        shape = (*lead, *leaf.shape)
+        batch = _exchanged([*written, *leaf.shape], dim_extend) if len(written) > 1 else None
+        if at in leaves.objects:
+            if is_non_tensor(value) and list(value.batch_size) == batch:
+                flat = objects_in(value).transpose(0, dim_extend)
+                columns[at] = flat.reshape(-1, *leaf.shape)
+                continue
+            try:
+                columns[at] = as_objects(value, shape).reshape(-1, *leaf.shape)
+            except RuntimeError as error:
+                refuse_leaf(leaves.where, leaf, shape, str(error))
+            continue
+        try:
+            tensor = like(value, leaf.dtype)[1].detach()
+        except NO_ARRAY as error:
+            refuse_leaf(leaves.where, leaf, shape, f"{type(value).__name__} ({error})")
+        if list(tensor.shape) == batch:
+            tensor = tensor.transpose(0, dim_extend).reshape(shape)
+        try:
+            wide = tensor.expand(shape)
+        except RuntimeError:
+            wide = tensor
+        if wide.dtype is not dtype or wide.shape != shape:
+            found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+            refuse_leaf(leaves.where, leaf, shape, found)
+        columns[at] = wide.reshape(-1, *leaf.shape)
+    if key is None and len(columns) < len(number):
+        leaves.refuse_form(data)
+    return columns
+
+
+def _exchanged(sizes: list[int], dim: int) -> list[int]:
+    """Sizes with those of the dimensions 0 and ``dim`` exchanged."""
+    sizes[0], sizes[dim] = sizes[dim], sizes[0]
+    return sizes
+
+
+def _changes(
+    data: Any, key: KeyPath | None, known: Collection[KeyPath], nested: bool
+) -> dict[KeyPath, Any]:
+    """What is to change, by the path of the leaf."""
+    if key is None:
+        return leaves_of(data, nested)
+    if key in known or not (is_collection(data) or isinstance(data, (dict, tuple, list))):
+        return {key: data}
+    return {(*key, *path): value for path, value in leaves_of(data, nested).items()}

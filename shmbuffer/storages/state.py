@@ -1,0 +1,106 @@
+"""A storage as a dict of tensors and back: for ``state_dict`` and ``load_state_dict``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.items.nodes import Node
+from shmbuffer.saves.checkpointers.restoring import (
+    sources_from_state,
+    sources_in_state,
+    sources_of_state,
+)
+from shmbuffer.saves.checkpointers.saved import blank
+from shmbuffer.storages.indexing import tickets_at
+from shmbuffer.storages.rows import Rows
+from shmbuffer.tensors.form import cpu, structure
+from shmbuffer.tensors.form.objects import Objects
+
+
+def state_of(rows: Rows | None) -> dict[str, Any]:
+    """Every item that is there, with its place.
+
+    ``_index`` are the elements, ``_storage`` has one tensor ``[n, *shape]`` a leaf under its dotted
+    name (of objects a list, and their shape), ``_structure`` the form, ``_sources`` the writers.
+    """
+    if rows is None:
+        return {"initialized": False, "_len": 0}
+    index, tensors, tickets = rows.everything()
+    slots = index.numpy()[:: rows.ring.width] // rows.ring.width
+    sources = rows.ring.live.sources[slots]
+    overwritten = tickets_at(rows.ring, slots) != tickets.numpy()[:: rows.ring.width]
+    sources[overwritten] = 0  # the writers of the items that were read are not known any more
+    leaves = rows.leaves
+    return {
+        "initialized": True,
+        "_len": len(index),
+        "_cursor": rows.ring.head % rows.ring.capacity,
+        "_index": index,
+        "_storage": {
+            _dotted(leaf.path): _plain(column)
+            for leaf, column in zip(leaves.leaves, tensors, strict=True)
+        },
+        "_structure": {
+            "node": leaves.node.to_json(),
+            "lanes": list(leaves.lanes),
+            "capacity": rows.ring.capacity,
+        },
+        **sources_in_state(sources),
+    }
+
+
+def example_of(state: dict[str, Any]) -> Any:
+    """A batch of one item, for defining a storage that is to hold the state: zeros."""
+    node, lanes, columns = _form_of(state)
+    return node.build(map(blank, columns), (1, *lanes), cpu.DEVICE)
+
+
+def load_state(rows: Rows, state: dict[str, Any]) -> None:
+    """Replace everything with a state."""
+    ring, leaves = rows.ring, rows.leaves
+    lanes, capacity = tuple(state["_structure"]["lanes"]), state["_structure"]["capacity"]
+    if (ring.capacity, leaves.lanes) != (capacity, lanes):
+        raise ValueError(
+            f"the state is of a storage of {[capacity, *lanes]}, this one has "
+            f"{[ring.capacity, *leaves.lanes]}"
+        )
+    node, _, columns = _form_of(state)
+    data = node.build(iter(columns), (len(columns[0]), *lanes), cpu.DEVICE)
+    leaves.values(data)  # before anything is emptied: these are our leaves
+    slots = state["_index"].numpy()[:: ring.width] // ring.width
+    rows.copy_in(
+        columns,
+        np.arange(len(slots)),
+        slots,
+        cursor=int(state["_cursor"]),
+        write_count=len(state["_index"]),
+        sources=sources_of_state(state),
+    )
+    if not ring.schema.sharing:  # else the core has noted them
+        sources_from_state(ring, state)
+
+
+def _form_of(state: dict[str, Any]) -> tuple[Node, tuple[int, ...], list[Any]]:
+    """The form of the items, the lanes, and a column ``[n, *lanes, *shape]`` for each leaf."""
+    lanes = tuple(state["_structure"]["lanes"])
+    columns = []
+    for column in state["_storage"].values():
+        if isinstance(column, dict):
+            column = Objects.of(column["objects"], column["shape"])
+        columns.append(column.reshape(-1, *lanes, *column.shape[1:]))
+    return structure.from_json(state["_structure"]["node"]), lanes, columns
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    """A nested key as one name; a dot or backslash in a key gets a backslash in front."""
+    return ".".join(key.replace("\\", "\\\\").replace(".", "\\.") for key in path)
+
+
+def _plain(column: Any) -> Any:
+    """A column as the state has it."""
+    if isinstance(column, torch.Tensor):
+        return column
+    return {"objects": column.tolist(), "shape": list(column.shape)}

@@ -1,0 +1,379 @@
+"""Tensors: items of one form, a leaf a column; here those that the caller brings along."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import SchemaMismatchError, SpaceError
+from shmbuffer.items.keys import OWN_KEYS
+from shmbuffer.memory import Ring, Schema, Settings
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
+from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.saves.checkpointers.tensor import TensorStorageCheckpointer
+from shmbuffer.saves.checkpoints import has_its_own
+from shmbuffer.storages.held_rows import HeldRows
+from shmbuffer.storages.indexing import is_int, slots_of
+from shmbuffer.storages.location import Location, unmade
+from shmbuffer.storages.mover import to_device
+from shmbuffer.storages.native_rows import NativeRows
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.rows import Rows
+from shmbuffer.storages.sharing_rows import SharingRows
+from shmbuffer.storages.state import example_of, load_state, state_of
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.batches import stack
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.nodes import TensorDictNode, fields, is_collection
+
+
+class TensorStorage(RingBacked):
+    """A storage over the caller's tensors: full from the start, written in place.
+
+    Args:
+        storage: a TensorDict, tensorclass, tensor or PyTree ``[slots, *lanes, ...]``. It is used,
+            not copied: a write changes it, and a change of it is seen by the next sample. A
+            TensorDict without entries gets those of the first write, zero elsewhere.
+        max_size: has to be what ``storage`` has, if it is given.
+        device: where samples are; ``storage`` is used on the device where it is.
+        ndim: how many of its leading dimensions belong to the storage.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+
+    Raises:
+        TypeError: something in there is not a tensor.
+        ValueError: None; another ``max_size``; sizes of the leading dimensions differ between
+            leaves.
+
+    It cannot be passed to another process (RuntimeError): the tensors are this process's own.
+
+    Cost: nothing is copied at construction. Reads and writes are torch's indexing, not the C
+        core's.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import TensorStorage
+        >>> storage = TensorStorage(TensorDict({"a": torch.arange(4)}, [4]))
+        >>> len(storage), storage[1]["a"].item()
+        (4, 1)
+
+    Source: ``torchrl.data.TensorStorage``.
+    """
+
+    _default_checkpointer = TensorStorageCheckpointer
+    _is_lazy = False  # it makes its own tensors, where its location says
+    _memory_mapped = False  # views are `MemoryMappedTensor`
+    _given: Any = None  # by the caller: it gets the columns that are added later
+    _mover: Rows | None
+
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str | None = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+    ) -> None:
+        capacity: Any = max_size
+        if storage is not None:
+            leaves, slots, columns = _columns_of(storage, ndim)
+            if max_size is not None and max_size != slots:
+                raise ValueError(
+                    f"TensorStorage(max_size={max_size}): the tensors have {slots} places; leave "
+                    "max_size out, or give as many"
+                )
+            capacity = Schema((), slots, leaves.lanes).elements
+            self._location = Location()
+        elif not self._is_lazy:
+            raise ValueError(
+                "TensorStorage(None): the tensors to write into are needed; LazyTensorStorage and "
+                "LazyMemmapStorage make their own"
+            )
+        super().__init__(capacity, compilable=compilable)
+        if ndim < 1:
+            raise ValueError(f"ndim has to be at least 1, got {ndim}")
+        self.ndim = int(ndim)
+        self.device: torch.device | None = (
+            None if device is None or device == "auto" else torch.device(device)
+        )
+        self.mapping = "dict"  # what a plain dict is; a TensorDict buffer says "tensordict"
+        self.optional: frozenset[str] = OWN_KEYS  # root keys that are not stored
+        self._emptied = False
+        self._handed_over = False  # before a write: no process may keep a column for itself
+        if storage is not None:
+            ring = self._hold(leaves, slots, columns).ring
+            self._given = storage
+            # In place: what was there before us was not written through a buffer, and write_count
+            # says so.
+            ring.claims.claim_slots(np.arange(slots, dtype=np.int64), in_place=True)
+            ring.claims.commit()
+        elif self._location is not None and self._location.opens_at_once:
+            self._open()
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """``[slots, *lanes]``; None before the first write."""
+        rows: Rows | None = self._mover or self.mover()
+        return None if rows is None else torch.Size((rows.ring.capacity, *rows.lanes))
+
+    @property
+    def max_size(self) -> int:
+        """Capacity in elements; with ``ndim > 1`` a multiple of the lanes after the first write."""
+        rows: Rows | None = self._mover or self.mover()
+        return self._max_size if rows is None else rows.ring.elements
+
+    @property
+    def initialized(self) -> bool:
+        """Whether somebody has written, so that the leaves are known."""
+        return self.mover() is not None
+
+    @property
+    def appends_natively(self) -> bool:
+        """Whether nobody has put an ``append`` of their own in between."""
+        return not has_its_own(self, "append") and not has_its_own(self, "written")
+
+    @property
+    def supports_conditional_update(self) -> bool:
+        """See `Storage.supports_conditional_update`."""
+        return True
+
+    @property
+    def tracks_generations(self) -> bool:
+        """See `Storage.tracks_generations`."""
+        return self.draws_natively
+
+    def __repr__(self) -> str:
+        rows: Rows | None = self._mover or self.mover()
+        data = "<empty>"
+        if rows is not None:
+            leaves = (f"{leaf.name}: {leaf.dtype}{list(leaf.shape)}" for leaf in rows.leaves.leaves)
+            data = f"{rows.leaves.node.kind}({', '.join(leaves)})"
+        shape = None if self.shape is None else list(self.shape)
+        return (
+            f"{type(self).__name__}(data={data}, shape={shape}, len={len(self)}, "
+            f"max_size={self.max_size})"
+        )
+
+    def allow(self, keys: frozenset[str]) -> None:
+        """Let root entries come along that are no leaves; they are not stored."""
+        self.optional = keys
+        if self._mover is not None:
+            self._mover.leaves.allow(keys)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def append(
+        self,
+        data: Any,
+        single: bool = False,
+        priorities: Floats | None = None,
+        streams: GivenStreams = None,
+    ) -> tuple[int, int]:
+        """See `RingBacked.append`. Cost: one native call, and 0.25 µs a leaf."""
+        rows = self._mover or self.mover() or self._define(data, single)
+        try:
+            first, count = rows.write(data, single, priorities, streams)
+        except SchemaMismatchError:
+            first, count = self._redefined(data, single).write(data, single, priorities, streams)
+        if self._watchers and count:
+            self.notify(self.written(first, count))
+        return first, count
+
+    def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
+        """See `Storage.put`."""
+        single = is_int(cursor)
+        rows: Rows | None = self._mover or self.mover()
+        if type(data) is list and not single and (rows is None or rows.leaves.node.kind != "list"):
+            data = stack(data, self.mapping)
+        if rows is None:
+            rows = self._define(data, single)
+        slots = slots_of(cursor, rows.ring)
+        if not self.shared and rows.leaves.new_keys(data):
+            rows = self._widened(rows, data, single) or rows
+        try:
+            rows.put(slots, rows.as_batch(data) if single else data, in_place=in_place)
+        except SchemaMismatchError:
+            rows = self._redefined(data, single)
+            slots = slots_of(cursor, rows.ring)
+            rows.put(slots, rows.as_batch(data) if single else data, in_place=in_place)
+        if self._watchers and not in_place:
+            width = rows.ring.width
+            elements = torch.from_numpy((slots[:, None] * width + np.arange(width)).ravel())
+            self.notify(self.index(elements))
+
+    def knows(self, path: tuple[str, ...]) -> bool:
+        """See `Storage.knows`."""
+        return any(leaf.path[: len(path)] == path for leaf in self._need().leaves.leaves)
+
+    def change(
+        self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
+    ) -> None:
+        """See `Storage.change`."""
+        self._need().change(index, value, path, dim_extend)
+
+    def change_if_present(
+        self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
+    ) -> Flags:
+        """See `Storage.change_if_present`."""
+        rows = self._need()
+        changed: Flags = rows.change_if_present(index, generation, patch, dim_extend=dim_extend)
+        return changed
+
+    def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
+        """See `Storage.entry`."""
+        return self._need().entry(index, path)  # type: ignore[no-any-return]
+
+    def prepare(self, data: Any, single: bool) -> None:
+        """See `Storage.prepare`: the first write says what an item is."""
+        if self.mover() is None:
+            self._define(data, single)
+
+    def define(self, example: Any) -> None:
+        """Say what an item is, and make room for all of them, before anything is written.
+
+        Args:
+            example: a batch; or one item, if it is a TensorDict with fewer batch dimensions than
+                the storage has.
+
+        Raises:
+            SchemaMismatchError: the storage is defined already, and otherwise.
+            SpaceError: bytes needed and bytes free; nothing is left behind.
+        """
+        single = is_collection(example) and len(example.batch_size) < self.ndim
+        rows: Rows = self.mover() or self._define(example, single)
+        rows.leaves.values(example, torch.Size(()) if single else None)
+
+    def flatten(self) -> Any:
+        """Every item, with one dimension for the storage whatever ``ndim`` is. Copies."""
+        rows = self._need()
+        index, tensors, _ = rows.everything()
+        return self.to_device(rows.build(tensors, (len(index),)))
+
+    def to_device(self, data: Any) -> Any:
+        """``data`` on the storage's device."""
+        rows = self._mover
+        if self.device is None or rows is None or rows.leaves.device == self.device:
+            return data
+        return to_device(data, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every item, where it is, and what form it has; see `state_of`. Copies everything."""
+        return state_of(self.mover())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace everything with what `state_dict` of a storage of this size and form gave."""
+        rows: Rows | None = self._mover or self.mover()
+        if state_dict["initialized"]:
+            load_state(rows or self._define(example_of(state_dict), False), state_dict)
+        elif rows is not None:
+            rows.ring.empty()
+
+    # -- what an item is -----------------------------------------------------------------------
+
+    def forget(self, *, keep_write_count: bool) -> None:
+        """Forget every item. The next write may be of another form, see `_forget_form`."""
+        super().forget(keep_write_count=keep_write_count)
+        self._emptied = True
+
+    def _redefined(self, data: Any, single: bool) -> Rows:
+        """Rows for data that did not fit, where they may say what an item is; else raises again."""
+        rows = self._mover
+        if rows is not None and not rows.leaves.leaves:  # a TensorDict without entries was given
+            wider = self._widened(rows, data, single)
+            if wider is not None:
+                return wider
+        if not self._forget_form():
+            raise  # what is being handled
+        return self.mover() or self._define(data, single)
+
+    def _forget_form(self) -> bool:
+        """Whether the next write says what an item is, though there were items before.
+
+        So it is where this handle has emptied the buffer, and nobody has written or joined since.
+        """
+        if not self._emptied or self._mover is None:
+            return False
+        ring = self._mover.ring
+        exponents = ring.tree.alpha, ring.tree.eps
+        if not self.engine().undefine():
+            return False
+        owner = None if self._table_owner is None else self._table_owner()
+        if owner is not None:
+            owner.lose_ring(*exponents)
+        self._mover, self._emptied = None, False
+        return True
+
+    def _settings(self) -> Settings:
+        return Settings(capacity=self._max_size, ndim=self.ndim)
+
+    def _described(self, data: Any, single: bool) -> Leaves:
+        return Leaves.of_data(
+            data, ndim=self.ndim, single=single, mapping=self.mapping, where=self.where
+        )
+
+    def _define(self, data: Any, single: bool) -> Rows:
+        return self._native(self._described(data, single))
+
+    def _native(self, leaves: Leaves) -> Rows:
+        """Rows in the memory of a ring that is made for them."""
+        opened_here, engine = self._engine is None, self.engine()
+        try:
+            return self._attach_ring(engine.define(leaves.schema(self._slots(leaves))))
+        except SpaceError:
+            if opened_here and unmade(engine):
+                self._engine = None
+            raise
+
+    def _hold(self, leaves: Leaves, slots: int, columns: list[Any]) -> Rows:
+        """Rows of tensors that this process holds, on a ring that has no leaves of its own."""
+        tensors = [column for column in columns if isinstance(column, torch.Tensor)]
+        leaves.device = tensors[0].device if tensors else cpu.DEVICE
+        ring = self.engine().define(Schema((), slots, leaves.lanes, {"kind": "held"}))
+        return self._settle(HeldRows(ring, leaves, columns))
+
+    def _slots(self, leaves: Leaves) -> int:
+        return -(-self._max_size // max(1, math.prod(leaves.lanes)))
+
+    def _widened(self, rows: Rows, data: Any, single: bool) -> Rows | None:
+        """Rows with the columns that are new in the data, and nothing else is; None: more is."""
+        wider = HeldRows.widened(rows, self._described(data, single))
+        return None if wider is None else self._settle(wider)
+
+    def _attach_ring(self, ring: Ring) -> Rows:
+        leaves = Leaves.of_schema(ring.schema, self.where)
+        rows = SharingRows if ring.schema.sharing else NativeRows
+        return self._settle(rows(ring, leaves, memory_mapped=self._memory_mapped))
+
+    def _settle(self, rows: Rows) -> Rows:
+        """Move items with these from now on."""
+        if isinstance(rows, HeldRows) and is_collection(self._given):
+            self._given.update(rows.build(rows.columns, (rows.ring.capacity, *rows.lanes)))
+        self._mover = rows
+        self.allow(self.optional)
+        return rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        if isinstance(self._mover, HeldRows):
+            raise RuntimeError(
+                f"this {type(self).__name__} holds what belongs to this process (on a GPU, given "
+                "by the caller, a column added later, or text and other objects), which no other "
+                "process can see; use a LazyMemmapStorage, or a LazyTensorStorage with all keys "
+                "in its first write, all of them tensors"
+            )
+        state = super().__getstate__()  # refused before anything changes
+        self._handed_over |= self._forget_form()
+        return {**state, "_handed_over": self._handed_over, "_emptied": False}
+
+
+def _columns_of(storage: Any, ndim: int) -> tuple[Leaves, int, list[Any]]:
+    """Leaves, number of slots and columns of what the caller brings along."""
+    if is_collection(storage) and not fields(storage):
+        slots, *lanes = storage.batch_size[:ndim]
+        return Leaves(TensorDictNode({}), (), tuple(lanes)), slots, []
+    leaves = Leaves.of_data(storage, ndim=ndim)
+    columns, (slots, *_) = leaves.values(storage)
+    return leaves, slots, columns

@@ -1,0 +1,144 @@
+"""Text and other Python objects where a tensor storage has a column of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
+
+from shmbuffer.tensors.form import cpu
+
+OBJECT = "object"
+"""In place of a dtype: the leaf holds Python objects. They stay in their process."""
+
+
+class Objects:
+    """Python objects in the shape of a tensor, with its methods for rows that torch moves."""
+
+    __slots__ = ("array",)
+
+    is_cuda = False
+    device = cpu.DEVICE
+
+    def __init__(self, array: np.ndarray[Any, np.dtype[np.object_]]) -> None:
+        self.array = array
+
+    @classmethod
+    def of(cls, values: Iterable[Any], shape: Iterable[int]) -> Objects:
+        """Values, in C order, in that shape. None for an array of None."""
+        array = np.empty(tuple(shape), dtype=object)
+        flat = array.reshape(-1)
+        for at, value in enumerate(values):
+            flat[at] = value  # one by one: numpy would make an array of a list
+        return cls(array)
+
+    @property
+    def shape(self) -> torch.Size:
+        """As of a tensor."""
+        return torch.Size(self.array.shape)
+
+    def tolist(self) -> list[Any]:
+        """The objects in C order, flat: an object may be a list itself."""
+        return list(self.array.reshape(-1))
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, index: Any) -> Objects:
+        return Objects(self.array[_index(index)])
+
+    def __setitem__(self, index: Any, value: Objects) -> None:
+        self.array[_index(index)] = value.array
+
+    def index_select(self, dim: int, index: torch.Tensor) -> Objects:
+        """Copies of those at ``index``."""
+        return Objects(np.take(self.array, index.numpy(), axis=dim))
+
+    def view(self, *shape: Any) -> Objects:
+        """The same objects in another shape."""
+        return Objects(self.array.reshape(_sizes(shape)))
+
+    reshape = view
+
+    def expand(self, *shape: Any) -> Objects:
+        """Repeated along dimensions of size 1, and along new ones in front."""
+        try:
+            return Objects(np.broadcast_to(self.array, _sizes(shape)))
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None  # what a tensor raises
+
+    def transpose(self, one: int, other: int) -> Objects:
+        """Two dimensions exchanged."""
+        return Objects(self.array.swapaxes(one, other))
+
+    def unsqueeze(self, dim: int) -> Objects:
+        """A dimension of size 1 more."""
+        return Objects(np.expand_dims(self.array, dim))
+
+    def clone(self) -> Objects:
+        """Another array of the same objects."""
+        return Objects(self.array.copy())
+
+    def copy_(self, other: Objects) -> Objects:
+        """Take over what ``other`` has, of the same shape."""
+        self.array[...] = other.array
+        return self
+
+    def to(self, device: Any) -> Objects:
+        """These objects: they are nowhere else than in the memory of the process."""
+        return self
+
+    def as_subclass(self, cls: type) -> Objects:
+        """These objects: they are no tensor, of whatever class."""
+        return self
+
+
+def objects_in(data: Any) -> Objects:
+    """The objects of a NonTensorData or NonTensorStack, one for each element of its batch."""
+    shape = data.batch_size
+    if not isinstance(data, NonTensorStack):
+        return Objects.of([data.data] * shape.numel(), shape)
+    array = np.empty(tuple(shape), dtype=object)
+    for at, part in enumerate(data.tensordicts):
+        array[(slice(None),) * data.stack_dim + (at, ...)] = objects_in(part).array
+    return Objects(array)
+
+
+def as_objects(value: Any, shape: tuple[int, ...]) -> Objects:
+    """A value as objects in that shape."""
+    if is_non_tensor(value):
+        return objects_in(value).expand(*shape)
+    if not isinstance(value, list) or not shape:
+        return Objects.of([value], ()).expand(*shape)
+    if len(value) != shape[0]:
+        raise RuntimeError(f"{len(value)} objects do not fit into {shape[0]} places")
+    parts = [as_objects(part, shape[1:]).array for part in value]
+    return Objects(np.stack(parts)) if parts else Objects.of((), shape)
+
+
+def non_tensor(objects: Objects) -> Any:
+    """The same as tensordict has it: NonTensorData for one, a NonTensorStack for several."""
+    array = objects.array
+    if not array.ndim:
+        return NonTensorData(data=array[()])
+    if not array.size:
+        return NonTensorData(data=None, batch_size=array.shape)
+    if array.ndim > 1:
+        return NonTensorStack(*(non_tensor(Objects(part)) for part in array))
+    return NonTensorStack(
+        *(NonTensorData(data=one) if is_tensor_collection(one) else one for one in array)
+    )
+
+
+def _index(index: Any) -> tuple[Any, ...]:
+    """An index of a tensor as one of an array, which gives an array also for a single object."""
+    parts = index if isinstance(index, tuple) else (index,)
+    plain = tuple(part.numpy() if isinstance(part, torch.Tensor) else part for part in parts)
+    return plain if any(part is Ellipsis for part in plain) else (*plain, ...)
+
+
+def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape

@@ -1,0 +1,86 @@
+"""The form of the data, as a tree over its leaves, where they may be TensorDicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import LazyStackedTensorDict, NonTensorData, is_non_tensor, is_tensorclass
+
+from shmbuffer.items.mismatch import not_a_tensor
+from shmbuffer.items.nodes import Node
+from shmbuffer.items.records.containers import register
+from shmbuffer.items.structure import Container, Structure
+from shmbuffer.tensors.form.nodes import (
+    LazyStackNode,
+    ObjectNode,
+    PyTreeNode,
+    TensorClassNode,
+    TensorDictNode,
+    fields,
+    held,
+    is_collection,
+)
+
+_NODES: dict[str, Any] = {
+    "tensordict": TensorDictNode,
+    "tensorclass": TensorClassNode,
+    "lazy_stack": LazyStackNode,
+}
+
+
+class _WithTensorDicts(Structure):
+    """Trees with nodes of TensorDicts, tensorclasses, lazy stacks and objects."""
+
+    name_of = staticmethod(register)
+    held = staticmethod(held)
+
+    def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
+        """See `Structure.describe`."""
+        if root and is_collection(data) and len(data.batch_size) < dims:
+            raise ValueError(
+                f"the data have batch size {list(data.batch_size)}, and the storage's {dims} "
+                "leading dimensions are to be in there; add() takes one item, extend() a batch"
+            )
+        if not is_non_tensor(data):
+            return super().describe(data, dims, mapping=mapping, root=root)
+        if root:
+            raise TypeError(not_a_tensor(data.data if isinstance(data, NonTensorData) else data))
+        return ObjectNode(tuple(data.batch_size[dims:]))
+
+    def container(self, data: Any, dims: int, mapping: str) -> Container | None:
+        """See `Structure.container`."""
+        if isinstance(data, LazyStackedTensorDict) and data.stack_dim >= dims and _differ(data):
+            about = {"dim": data.stack_dim - dims, "batch_dims": data.batch_dims - dims}
+            return "lazy_stack", dict(enumerate(data.tensordicts)), about
+        if not is_collection(data):
+            return super().container(data, dims, mapping)
+        batch = list(data.batch_size[dims:])
+        if is_tensorclass(data):
+            return "tensorclass", fields(data), {"batch": batch, "class": register(type(data))}
+        return "tensordict", fields(data), {"batch": batch}
+
+    def node(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
+        """See `Structure.node`."""
+        if kind in _NODES:
+            return _NODES[kind](items, **about)  # type: ignore[no-any-return]
+        return PyTreeNode(kind, items, **about)
+
+    def _from_json(self, spec: dict[str, Any]) -> Node:
+        if spec.get("kind") == "object":
+            return ObjectNode(tuple(int(size) for size in spec["shape"]))
+        return super()._from_json(spec)
+
+
+STRUCTURE = _WithTensorDicts()
+from_json = STRUCTURE.from_json
+leaves_of = STRUCTURE.leaves_of
+of_schema = STRUCTURE.of_schema
+
+
+def _differ(stack: LazyStackedTensorDict) -> bool:
+    """Whether what is stacked cannot be one TensorDict."""
+    first, *others = (
+        {key: getattr(value, "shape", None) for key, value in part.items(True, True)}
+        for part in stack.tensordicts
+    )
+    return any(form != first for form in others)

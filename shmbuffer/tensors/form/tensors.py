@@ -1,0 +1,221 @@
+"""Tensors, and what can become one: numbers, arrays, lists of them; their dtypes and bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
+
+from shmbuffer._native import _core
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.items.arrays import is_plain
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.tensors.form import cpu
+
+_core.know_tensors(torch.Tensor)
+
+_KNOWN = (bool, int, float, complex, np.generic, np.ndarray)
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """A tensor over the same memory where that is possible."""
+    if isinstance(value, torch.Tensor):
+        require_memory(value)
+        return value
+    if isinstance(value, np.ndarray) and not _fits_torch(value):
+        return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), order="C"))
+    if isinstance(value, np.generic):
+        return torch.from_numpy(np.array(value))
+    if isinstance(value, (list, tuple)):
+        return cpu.as_tensor(value) if is_plain(value) else torch.stack(list(map(as_tensor, value)))
+    if isinstance(value, _KNOWN):
+        return cpu.as_tensor(value)
+    if hasattr(type(value), "__dlpack__"):
+        return from_dlpack(value)
+    return as_tensor(np.asarray(value))
+
+
+def _fits_torch(array: np.ndarray[Any, Any]) -> bool:
+    """Whether torch shares its memory: writable, native, and without negative strides."""
+    forward = min(array.strides, default=0) >= 0
+    return array.flags.writeable and array.dtype.isnative and forward
+
+
+def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
+    """`as_tensor`, with the name of its dtype; plain numbers, and lists of them, as `arrays.like`.
+
+    An integer may become any float, and a float a shorter one, but not infinite.
+    """
+    value = bool(value) if isinstance(value, np.bool_) else value  # torch takes it for an index
+    tensor, wanted = as_tensor(value), torch_dtype(dtype)
+    name = dtype_name(tensor.dtype)
+    if not is_plain(value) or not torch.can_cast(tensor.dtype, wanted):
+        return name, tensor
+    try:
+        cast = cpu.tensor(value, dtype=wanted)  # from the number: as_tensor may have rounded it
+    except RuntimeError:  # out of range
+        return name, tensor
+    if _holds(cast, value if wanted.is_floating_point or wanted.is_complex else tensor):
+        return dtype, cast
+    return ("float64" if name == dtype else name), tensor  # too large for the same one
+
+
+def _holds(cast: torch.Tensor, value: Any) -> bool:
+    """Whether a tensor has these numbers: integers exactly, and floats and complex ones rounded."""
+    numbers = as_numbers(cast)
+    if isinstance(value, torch.Tensor):
+        return bool((numbers == as_numbers(value)).all())
+    exact, form = np.asarray(value, np.complex128), torch.finfo(cast.dtype)
+    # A float8 without infinity has its largest number, or NaN, in place of one that is too large.
+    cut = (np.abs(numbers) == form.max) & (np.abs(exact) > form.max * (1 + form.eps))
+    held = (np.isinf(numbers) == np.isinf(exact)) & (np.isnan(numbers) == np.isnan(exact)) & ~cut
+    return bool(held.all())
+
+
+def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of that form for ``torch.empty_like``, the cheapest allocation that torch offers."""
+    with cpu.lasting():
+        one = cpu.empty((), dtype=dtype).expand(shape)  # one element, whatever the shape
+        made = torch.empty_like(one)
+        # A tensor of one element would keep strides of 0, with which torch refuses `view(dtype)`.
+        fits = made.is_contiguous() and 0 not in made.stride()
+        return one if fits else cpu.empty(shape, dtype=dtype)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """``"float32"`` as torch's dtype."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SchemaMismatchError(
+            f"the buffer has a leaf of dtype {name!r}, which this torch ({torch.__version__}) does "
+            "not know; use a newer one",
+            expected=name,
+        )
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Torch's name of a dtype without the prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def tensor_of(leaf: Any) -> torch.Tensor:
+    """A tensor as it is; an array of a dtype that torch has; of any other, and of bytes, these."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    if not isinstance(leaf, bytes):
+        if torch_dtype_like(leaf.dtype) is not None:
+            return as_tensor(np.ascontiguousarray(leaf).reshape(leaf.shape))
+        leaf = leaf.tobytes()
+    return torch.from_numpy(np.frombuffer(leaf, np.uint8).copy())
+
+
+@lru_cache(maxsize=256)
+def torch_dtype_like(dtype: np.dtype[Any] | str) -> torch.dtype | None:
+    """Torch's dtype for arrays of one of numpy's; None if it has none."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError):  # text, times, another byte order
+        return None
+
+
+def _by_dtype(column: str) -> dict[torch.dtype | None, torch.dtype]:
+    """Returns a column of `DTYPES`, by dtypes of this torch, without its empty places."""
+    return {
+        getattr(torch, name): torch_dtype(getattr(dtype, column))
+        for name, dtype in DTYPES.items()
+        if getattr(dtype, column) and hasattr(torch, name)
+    }
+
+
+_NUMBERS, _ASSIGNED = _by_dtype("numbers"), _by_dtype("assigned")
+
+
+def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
+    """Returns the numbers of a tensor as an array, in the same memory if NumPy has its dtype."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    array: NDArray[Any] = tensor.to(_NUMBERS.get(tensor.dtype, tensor.dtype)).numpy()
+    return array
+
+
+def take_rows(
+    rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``rows.index_select(0, index)``, also of the dtypes of `_ASSIGNED`; see `put_rows`."""
+    assigned = _ASSIGNED.get(getattr(rows, "dtype", None))
+    if assigned is None:
+        if out is None:
+            return rows.index_select(0, index)  # objects have this method, too
+        return torch.index_select(rows, 0, index, out=out)
+    taken = take_rows(rows.view(assigned), index, None if out is None else out.view(assigned))
+    return taken.view(rows.dtype)
+
+
+def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
+    """``into[index] = rows``, also of dtypes that torch does not assign by an index."""
+    assigned = _ASSIGNED.get(getattr(into, "dtype", None))  # objects have none
+    if assigned is None:
+        into[index] = rows
+    else:
+        into.view(assigned)[index] = rows.view(assigned)
+
+
+def require_memory(tensor: torch.Tensor) -> None:
+    """Raises TypeError for a tensor without numbers in a row in memory that can be read."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        raise TypeError("a sparse, nested or meta tensor has no numbers in a row")
+    if not tensor.numel():
+        return
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    try:
+        held = tensor.untyped_storage().nbytes() if tensor.data_ptr() else 0
+    except (RuntimeError, NotImplementedError):  # of a subclass without storage
+        held = 0
+    if held < needed:
+        raise TypeError(
+            f"a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: it is fake, "
+            "functional, or its storage was freed"
+        )
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """Copies a tensor to the CPU, without flags, unless its bytes are its numbers in order there.
+
+    Raises:
+        TypeError: it has no memory that can be read; see `require_memory`.
+    """
+    plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    require_memory(plain)
+    return plain
+
+
+class _Reads(threading.local):
+    """What this thread reads into: other memory for one buffer, and not for all on its storage."""
+
+    empty_like: Callable[[torch.Tensor], torch.Tensor] = staticmethod(torch.empty_like)
+
+
+reads = _Reads()
+
+
+def reads_elsewhere() -> bool:
+    """Whether this thread reads into memory that somebody has chosen."""
+    return reads.empty_like is not torch.empty_like
+
+
+@contextmanager
+def reads_into(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Have `Leaves.outputs` of this thread make its tensors so."""
+    before, reads.empty_like = reads.empty_like, empty_like
+    try:
+        yield
+    finally:
+        reads.empty_like = before

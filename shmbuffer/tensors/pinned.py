@@ -1,0 +1,74 @@
+"""Batches in pinned memory, from which a GPU fetches by itself while the CPU goes on.
+
+    ring ──gather──▶ pinned tensors, the caller's ──to("cuda", non_blocking=True)──▶ GPU
+                          ▲                                   │
+                          └── torch's pool of pinned blocks ◀─┘ when nothing refers to them any more
+
+Rows are gathered there with no copy in between; what a transform, a ``collate_fn`` or a storage
+without columns makes is copied there. A batch belongs to the caller for as long as any part or view
+of it is held. Then torch gives its blocks to a later batch, after the transfers from them have
+ended. A ring of our own could promise less: it sees neither the views nor the streams.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from tensordict import is_tensor_collection
+from torch.utils._pytree import tree_map
+
+from shmbuffer.tensors.form.tensors import reads_into
+
+
+def wanted(pin_memory: bool) -> bool:
+    """Whether batches are to be pinned; without a GPU they cannot be, and a warning says so."""
+    if pin_memory and not torch.cuda.is_available():
+        warnings.warn(
+            "pin_memory=True: torch finds no GPU here, so batches are in ordinary memory",
+            stacklevel=2,
+        )
+        return False
+    return bool(pin_memory)
+
+
+def empty_like(form: torch.Tensor) -> torch.Tensor:
+    """A pinned tensor of the form of another one, with any content."""
+    return torch.empty_like(form, pin_memory=True)
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether a GPU can fetch from it already, or has it."""
+    return tensor.device.type != "cpu" or tensor.is_pinned()
+
+
+def gathering(pins: bool) -> AbstractContextManager[None]:
+    """While it is held, and where ``pins``, storages read into pinned memory."""
+    return reads_into(empty_like) if pins else nullcontext()
+
+
+def pin(data: Any) -> Any:
+    """``data`` in pinned memory; tensors that are not there are copied."""
+    return tree_map(_pinned, data, is_leaf=is_tensor_collection)
+
+
+def _pinned(data: Any) -> Any:
+    if isinstance(data, torch.Tensor):
+        return _pin_tensor(data)
+    if is_tensor_collection(data):
+        return data if all(map(_is_done, data.values(True, True))) else data.apply(_pin_tensor)
+    return data.pin_memory() if hasattr(data, "pin_memory") else data
+
+
+def _pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    if is_pinned(tensor):
+        return tensor
+    if tensor.layout is not torch.strided:  # its parts are tensors of their own
+        return tensor.pin_memory()
+    return empty_like(tensor).copy_(tensor)
+
+
+def _is_done(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or is_pinned(value)

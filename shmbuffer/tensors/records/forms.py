@@ -1,0 +1,62 @@
+"""What an item is made of, where it may hold tensors and TensorDicts: `numpy.records.forms`."""
+
+from __future__ import annotations
+
+import torch
+
+from shmbuffer.items.records import forms
+from shmbuffer.items.records.forms import STORABLE, RefusedError, Walk
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.tensors.form.containers import TAKES, take_of
+from shmbuffer.tensors.form.tensors import contiguous, dtype_name
+
+#: Names of the dtypes that can be stored and that this torch has.
+NAMES = {
+    dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
+_FLOATS = frozenset(dtype for dtype in NAMES if dtype.is_floating_point)
+_INTEGERS = frozenset(dtype for dtype in NAMES if not dtype.is_complex) - _FLOATS
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as one whose bytes in a row are its numbers: contiguous, on the CPU, detached."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAMES:
+        nested = "nested " if tensor.is_nested else ""
+        words = f"{nested}{dtype_name(tensor.dtype)} tensor ({tensor.layout})"
+        raise RefusedError(f"is a {words}, which has no plain bytes: {STORABLE}")
+    return contiguous(tensor.detach().as_subclass(torch.Tensor))
+
+
+def _tensor(item: torch.Tensor, out: Walk) -> None:
+    dtype = item.dtype
+    try:
+        # Negative is a flag, and the bytes alone do not tell. Views of complex numbers have it, and
+        # those are contiguous where they hold one number.
+        whole = (
+            item.is_contiguous()
+            and item.is_cpu
+            and (dtype in _INTEGERS or (dtype in _FLOATS and not item.is_neg()))
+        )
+        shape = item.shape
+    except RuntimeError:  # of a layout that has no strides, or of a nested tensor
+        whole = False
+    if not whole:
+        item = plain(item)
+        shape = item.shape
+    out.key.append(dtype)
+    out.key.append(len(shape))
+    out.dims.extend(shape)
+    out.leaves.append(item)
+
+
+def _subclass(item: torch.Tensor, out: Walk) -> None:
+    """Parameters, tensors over a file, and whatever else comes back as a plain tensor."""
+    _tensor(plain(item), out)
+
+
+forms.know(
+    {torch.Tensor: _tensor, **{kind: forms.containing(take) for kind, take in TAKES.items()}},
+    {torch.Tensor: _subclass},
+    take_of,
+    tensors=NAMES,
+)

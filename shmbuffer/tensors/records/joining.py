@@ -1,0 +1,145 @@
+"""The leaves of items that differ, joined to one batch; `Nesting` makes jagged tensors of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorStack, is_non_tensor, lazy_stack
+
+from shmbuffer.items.records.building import built
+from shmbuffer.items.records.table import Column, Table
+from shmbuffer.items.records.transfer import homes
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.records.building import APART, Batch, chunks_at, chunks_under
+from shmbuffer.tensors.records.decoder import Reading
+from shmbuffer.tensors.records.layers import Tensors, name_of
+from shmbuffer.tensors.records.memory import empty, torch_dtype_of
+
+Leaf = Column | Tensors
+Later = Callable[[], Any]
+"""Gives what is there when everything has moved."""
+
+
+class Joining(Batch):
+    """Makes one batch of the leaves of items; subclasses say what becomes of a leaf.
+
+    Raises:
+        KeyError: one of the leaves that are asked for is not there.
+    """
+
+    def __init__(self, table: Table, reading: Reading, asked: Collection[KeyPath]) -> None:
+        super().__init__(table.batch_dims, list(table.columns), reading.device)
+        self.tree = table.tree
+        self.reading = reading
+        self._numbers = {
+            path: number
+            for path, number in chunks_at(table.tree).items()
+            if not isinstance(self.columns[number], list)
+        }
+        self.leaves: dict[KeyPath, Leaf] = {
+            path: self.columns[number] for path, number in self._numbers.items()
+        }
+        for path in asked:
+            if path not in self.leaves:
+                raise KeyError(
+                    f"{name_of(path)} is no tensor of the items, which have "
+                    f"{', '.join(map(name_of, self.leaves)) or 'none'}"
+                )
+
+    def joined(self) -> Any:
+        """The batch."""
+        later: dict[int, Later] = {
+            number: self._leaf(self.leaves[path], path) for path, number in self._numbers.items()
+        }
+        for number in chunks_under(self.tree, APART):
+            later[number] = self.reading.rows(self.columns[number])
+        for number, made in zip(later, self.reading.read([*later.values()]), strict=True):
+            self.columns[number] = made
+        return self.of(self.tree)
+
+    def leaf(self, column: Any, dims: Ints) -> Any:
+        """See `Batch.leaf`."""
+        return self.listed(column, dims) if isinstance(column, list) else column
+
+    def apart(self, tree: Any, dims: Ints) -> Any:
+        """See `Batch.apart`."""
+        return self.listed(built(lambda: list(self.rows(tree)), self.reading.where), dims)
+
+    def listed(self, values: list[Any], dims: Ints) -> Any:
+        """What a list with one thing for each item becomes, in TensorDicts of these sizes."""
+        if all(map(is_non_tensor, values)):
+            return NonTensorStack(*values)
+        return lazy_stack(values)
+
+    def _leaf(self, leaf: Leaf, path: KeyPath) -> Later:
+        raise NotImplementedError
+
+    def _dense(self, leaf: Leaf) -> Later:
+        if isinstance(leaf, Tensors):
+            return lambda: torch.stack(leaf.tensors)
+        return self.reading.batch(leaf)
+
+    def _rows(self, leaf: Leaf) -> Callable[[], Sequence[torch.Tensor]]:
+        return (lambda: leaf.tensors) if isinstance(leaf, Tensors) else self.reading.rows(leaf)
+
+
+class Nesting(Joining):
+    """See `densify`."""
+
+    def __init__(self, table: Table, reading: Reading, keys: Collection[Key]) -> None:
+        self._keys = {path_of(key) for key in ([keys] if isinstance(keys, str) else keys)}
+        super().__init__(table, reading, self._keys)
+        self._offsets: dict[tuple[bytes, torch.device], torch.Tensor] = {}
+
+    def size(self, dims: Ints) -> list[int]:
+        """See `Batch.size`."""
+        sizes: list[int] = np.where((dims != dims[:1]).any(axis=0), -1, dims[0]).tolist()
+        return sizes
+
+    def _leaf(self, leaf: Leaf, path: KeyPath) -> Later:
+        ragged = leaf.ragged or ([0] if path in self._keys else [])
+        if not ragged:
+            return self._dense(leaf)
+        if not leaf.dims.shape[1]:
+            raise RuntimeError(f"{name_of(path)} has no dims along which it could be nested")
+        if len(ragged) > 1:
+            raise RuntimeError(
+                f"{name_of(path)} differs in its dims {ragged}, and torch's jagged tensors do so "
+                "in one only: pad it"
+            )
+        (dim,) = ragged
+        lengths = np.ascontiguousarray(leaf.dims[:, dim])
+        if dim or isinstance(leaf, Tensors):
+            rows = self._rows(leaf)
+            return lambda: self._jagged(torch.cat([*rows()], dim), lengths, dim)
+        starts, _ = homes(leaf.nbytes)
+        dtype = torch_dtype_of(leaf.chunk)
+        assert dtype is not None  # it is a tensor's
+        out = empty((int(lengths.sum()), *leaf.dims[0, 1:].tolist()), dtype)
+        self.reading.transfer.add(leaf, starts + out.data_ptr(), out)
+        sent = self.reading.sent(out)
+        return lambda: self._jagged(sent(), lengths, dim)
+
+    def _jagged(self, values: torch.Tensor, lengths: Ints, dim: int) -> torch.Tensor:
+        """A nested tensor over values; those of the same lengths share their offsets."""
+        key = (lengths.tobytes(), values.device)
+        offsets = self._offsets.get(key)
+        if offsets is None:
+            ends = np.zeros(len(lengths) + 1, np.int64)
+            np.cumsum(lengths, out=ends[1:])
+            with cpu.lasting():
+                offsets = self._offsets[key] = torch.from_numpy(ends).to(values.device)
+        with cpu.within():
+            made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+                values,
+                offsets,
+                jagged_dim=dim + 1,
+                min_seqlen=int(lengths.min()),
+                max_seqlen=int(lengths.max()),
+            )
+        return made

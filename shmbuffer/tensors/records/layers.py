@@ -1,0 +1,225 @@
+"""TensorDicts side by side: a table, with what is under each key of all of them as a column.
+
+    TensorDict ─┐
+    TensorDict ─┼─▶ Table {"tokens": Column, "next": {...}, "text": [NonTensorData, ...]}
+    TensorDict ─┘
+
+Records are such a table when they are read, items of this process become one here. A column is of
+records, or `Tensors`, or a list with a NonTensorData, NonTensorStack or lazy stack for each item.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensorclass,
+)
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.items.batches import one_of_each
+from shmbuffer.items.records.containers import register
+from shmbuffer.items.records.table import Table, differing
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.leaf import KeyPath, key_of
+from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensors import dtype_name
+
+
+class Tensors:
+    """A leaf of all items of this process: of one dtype, rank and device."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        first, count = tensors[0], len(tensors)
+        sizes = chain.from_iterable([tensor.shape for tensor in tensors])
+        self.dims = np.fromiter(sizes, np.int64, count * first.dim()).reshape(count, first.dim())
+
+        self.dtype = first.dtype
+        self.nbytes = self.dims.prod(axis=1) * first.itemsize
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether bytes are all there is to move: on the CPU, and no gradient goes through."""
+        return all(one.is_cpu and not one.requires_grad for one in self.tensors)
+
+    @property
+    def ragged(self) -> list[int]:
+        """See `Column.ragged`."""
+        return differing(self.dims)
+
+
+def has(tree: Any, path: KeyPath) -> bool:
+    """Whether there is anything at a path, or on the way to it what is no TensorDict."""
+    for key in path:
+        tree = tree[2] if tree[0] == "tensorclass" else tree
+        if tree[0] != "tensordict":
+            return True
+        tree = dict(tree[-1]).get(key)
+        if tree is None:
+            return False
+    return True
+
+
+def name_of(path: KeyPath) -> str:
+    """A path as one writes the key, for messages."""
+    return repr(key_of(path))
+
+
+def _place(path: KeyPath) -> str:
+    return f"the entries {name_of(path)} of the items" if path else "the items"
+
+
+def items_of(data: Any) -> list[Any]:
+    """A list of TensorDicts; their tensorclasses are looked at later."""
+    if isinstance(data, LazyStackedTensorDict):
+        if data.stack_dim != 0:
+            raise RuntimeError(
+                f"the items of a lazy stack are those along its dim 0, and this one is stacked "
+                f"along dim {data.stack_dim}: give list(data.unbind({data.stack_dim}))"
+            )
+        items = list(data.tensordicts)
+    elif is_collection(data):
+        if is_tensorclass(data) and isinstance(data._tensordict, LazyStackedTensorDict):
+            return [type(data).from_tensordict(one) for one in items_of(data._tensordict)]
+        if not data.batch_dims:
+            raise TypeError("one TensorDict without a batch dim is no batch of items: give a list")
+        items = list(data.unbind(0))
+    elif isinstance(data, (list, tuple)):
+        items = list(data)
+    else:
+        _refuse_item(data)
+    if not items:
+        raise EmptyBufferError("there are no items here, and an empty batch has no form")
+    for item in one_of_each(items):
+        if not is_collection(item) or is_non_tensor(item):
+            _refuse_item(item)
+    return items
+
+
+def _refuse_item(item: Any) -> NoReturn:
+    raise TypeError(
+        "items that are padded or nested are TensorDicts or tensorclasses, in a list or a lazy "
+        f"stack, got {type(item).__name__}; write TensorDicts, or write dicts with a "
+        "TensorDictReplayBuffer, which makes TensorDicts of them"
+    )
+
+
+def side_by_side(items: list[Any]) -> Table:
+    """TensorDicts as one table."""
+    sides = _Sides()
+    tree = sides.tree(items, ())
+    return Table(tree, np.concatenate(sides.batch_dims, axis=1), sides.columns)
+
+
+class _Sides:
+    """Collects what stands under each key of all items."""
+
+    def __init__(self) -> None:
+        self.columns: list[Any] = []
+        self.batch_dims: list[Ints] = []
+
+    def tree(self, items: list[Any], path: KeyPath) -> Any:
+        """The tree of a TensorDict of every item, or of a tensorclass."""
+        kinds = one_of_each(items)
+        classes = [type(item) for item in kinds if is_tensorclass(item)]
+        inner = [item._tensordict if type(item) in classes else item for item in items]
+        first = inner[0]
+        sizes = [item.batch_size for item in inner]
+        if len({len(size) for size in sizes}) > 1:
+            found = sorted({tuple(size) for size in sizes})
+            raise RuntimeError(f"{_place(path)} cannot be one batch: their batch sizes are {found}")
+        rank = len(sizes[0])
+        self.batch_dims.append(np.array(sizes, np.int64).reshape(len(inner), rank))
+        every = [_entries_of(item) for item in inner]
+        keys = dict.fromkeys(key for entries in every for key in entries)
+        entries = [
+            [key, self._entry([one.get(key) for one in every], sizes, (*path, key))] for key in keys
+        ]
+        names = list(first.names) if any(first.names) else None
+        tree = ["tensordict", ["dims", rank], first.device, names, entries]
+        if classes and len(kinds) == 1:
+            tree = ["tensorclass", register(classes[0]), tree]
+        return tree
+
+    def _entry(self, values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Any:
+        """What is under one key of all items. None is an item without it."""
+        kinds = [value for value in one_of_each(values) if value is not None]
+        if all(isinstance(value, torch.Tensor) for value in kinds):
+            return self._chunk(_tensors(values, sizes, path))
+        if all(map(is_non_tensor, kinds)):
+            return self._chunk(
+                [
+                    NonTensorData(data=None, batch_size=size) if value is None else value
+                    for value, size in zip(values, sizes, strict=True)
+                ]
+            )
+        if not all(map(is_collection, kinds)) or any(map(is_non_tensor, kinds)):
+            found = sorted({type(value).__name__ for value in kinds})
+            raise TypeError(f"{name_of(path)} is a {' in some items and a '.join(found)} in others")
+        if any(_is_lazy(value) for value in values if value is not None):
+            if any(value is None for value in values):
+                raise RuntimeError(
+                    f"some items have a lazy stack in {name_of(path)}, and some do not"
+                )
+            return self._chunk(values)
+        whole = [
+            TensorDict(batch_size=size) if value is None else value
+            for value, size in zip(values, sizes, strict=True)
+        ]
+        return self.tree(whole, path)
+
+    def _chunk(self, column: Any) -> Any:
+        self.columns.append(column)
+        return ["chunk", len(self.columns) - 1]
+
+
+def _entries_of(item: TensorDictBase) -> dict[str, Any]:
+    if type(item) is TensorDict:
+        return item._tensordict
+    return {key: item.get(key, None) for key in item.keys()}  # noqa: SIM118
+
+
+def _is_lazy(value: Any) -> bool:
+    inner = value._tensordict if is_tensorclass(value) else value
+    return isinstance(inner, LazyStackedTensorDict)
+
+
+def _tensors(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Tensors:
+    if any(value is None for value in values):
+        values = _filled(values, sizes, path)
+    kinds = {(one.dtype, one.ndim, one.layout, one.is_nested) for one in values}
+    if any(layout is not torch.strided or is_nested for _, _, layout, is_nested in kinds):
+        raise TypeError(
+            f"{name_of(path)} is no plain tensor: nested and sparse ones stay in a stack"
+        )
+    if len(kinds) > 1:
+        found = sorted({f"{dtype_name(one.dtype)}{list(one.shape)}" for one in values})
+        raise RuntimeError(
+            f"{name_of(path)} differs in dtype or in the number of its dims, so that it cannot be "
+            f"one tensor: it is {' and '.join(found[:3])}"
+        )
+    return Tensors(values)
+
+
+def _filled(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> list[torch.Tensor]:
+    """A leaf of length 0 for the items that do not have it."""
+    first = next(value for value in values if value is not None)
+    filled = []
+    for value, size in zip(values, sizes, strict=True):
+        if value is None and first.dim() <= len(size):
+            raise RuntimeError(
+                f"some items do not have {name_of(path)}, and it has no dim in which it could be "
+                "of length 0: leave it out, or give it to all"
+            )
+        nothing = (*size, 0, *first.shape[len(size) + 1 :])
+        filled.append(first.new_empty(nothing) if value is None else value)
+    return filled

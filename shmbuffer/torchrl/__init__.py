@@ -1,0 +1,1 @@
+"""What TorchRL has beside its buffers: the files that it writes, TED, transforms, functions."""

@@ -1,0 +1,86 @@
+"""Items of a ``CompressedListStorage`` as TorchRL saves them; read only, as its codec varies.
+
+metadata.json           of each item what it was: type, and shape, dtype and device of tensors
+data_indices.json       of each place the number of its item, or null
+compressed_data/<n>/    tensordict's files of the compressed bytes of item n
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.saves.safe_files import exists
+from shmbuffer.saves.values import damaged, read_json
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.tensors import torch_dtype
+from shmbuffer.torchrl.compat.folders import TensorDictFolder, read_folder
+
+if TYPE_CHECKING:  # storages import their checkpointers
+    from shmbuffer.storages.item_codec import PackedCodec
+
+_METADATA = "metadata.json"
+_ZLIB = 0x78  # the first byte of what TorchRL compresses below Python 3.14
+
+
+def is_of_torchrl(path: Path) -> bool:
+    """Whether TorchRL saved a ``CompressedListStorage`` there."""
+    return exists(path / _METADATA)
+
+
+def read_items(path: Path, codec: PackedCodec) -> list[tuple[Any] | None]:
+    """Each item, decompressed, in a tuple; None for a place without one."""
+    try:
+        entries = read_json(path / _METADATA, list)
+        numbers = read_json(path / "data_indices.json", list)
+        where = path / "compressed_data"
+        return [
+            None if number is None else (_item(where / str(int(number)), entry, codec),)
+            for number, entry in zip(numbers, entries, strict=True)
+        ]
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
+        why = f"is not what TorchRL saves of a CompressedListStorage ({error!r})"
+        raise damaged(path, why) from error
+
+
+def _item(path: Path, entry: dict[str, Any], codec: PackedCodec) -> Any:
+    folder = read_folder(path)
+    if entry["type"] != "tensordict":
+        return _value(folder, "data", entry, codec)
+    fields = {key: _value(folder, key, field, codec) for key, field in entry["fields"].items()}
+    return TensorDict(fields, batch_size=_plain(entry.get("batch_size", [])))
+
+
+def _value(folder: TensorDictFolder, key: str, entry: dict[str, Any], codec: PackedCodec) -> Any:
+    if entry["type"] != "tensor":
+        return _plain(entry["value"])
+    chunk = folder.tensor((key,))
+    about = {key: _plain(entry[key]) for key in ("shape", "dtype", "device")}
+    if codec.decompresses_zstd and int(chunk[0]) == _ZLIB:
+        content = bytearray(zlib.decompress(chunk.numpy().tobytes()))
+        found = torch.frombuffer(content, dtype=about["dtype"])
+    else:
+        found = codec.expand(chunk.clone(), about)
+    if found.dtype is not about["dtype"]:
+        found = found.reshape(-1).view(about["dtype"])
+    return found.reshape(about["shape"]).to(about["device"])
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, dict) or "__type__" not in value:
+        return value
+    content = value["value"]
+    match value["__type__"]:
+        case "torch.Size":
+            return torch.Size(content)
+        case "torch.dtype":
+            return torch_dtype(str(content).removeprefix("torch."))
+        case "torch.device":
+            return torch.device(str(content))
+        case "torch.Tensor":
+            return cpu.tensor(content)
+    return content

@@ -1,0 +1,103 @@
+"""A storage of tensors as TorchRL saves it.
+
+    storage_metadata.json    {"len": <elements>, "is_pytree": <bool>, "metadata": <of its tensors>}
+    meta.json, ...           tensordict's files; see `folders`
+    <key>/<key>.memmap       of a PyTree, which has no meta.json: one for each of its tensors
+
+TorchRL knows a length: items are in the first slots. What else is remembered of a storage is under
+our key, and beside; see `checkpointers.saved_storage`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shmbuffer.items.nodes import LEAF, Node
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.names import require_file_name
+from shmbuffer.memory.system.beneath import leads_down
+from shmbuffer.saves.safe_files import make_folders_below
+from shmbuffer.saves.values import read_json, reading
+from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.nodes import TensorDictNode
+from shmbuffer.torchrl.compat.folders import described, mapped, write_folder
+
+METADATA = "storage_metadata.json"
+
+_SINGLE = "_-single-tensor-_"
+"""TorchRL's name for the tensor of a storage that holds nothing else."""
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """The content of ``storage_metadata.json``."""
+    missing = "no tensor storage was saved in this directory"
+    found: dict[str, Any] = read_json(folder / METADATA, missing=missing)
+    return found
+
+
+def metadata_of(metadata: dict[str, Any] | None, length: int) -> dict[str, Any]:
+    """The content of it: of a PyTree its tensors, else None; and the elements."""
+    return {"metadata": metadata or {}, "is_pytree": metadata is not None, "len": length}
+
+
+def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
+    """The file of each leaf, whose directories are made."""
+    if isinstance(leaves.node, TensorDictNode):
+        shapes = (leaf.shape for leaf in leaves.leaves)
+        forms = zip(leaves.dtypes, shapes, strict=True)
+        return write_folder(path, leaves.node, forms, lead)
+    files = [path / f"{name}.memmap" for name in _pytree_names(leaves)]
+    for file in files:
+        make_folders_below(path, file)
+    return files
+
+
+def _pytree_names(leaves: Leaves) -> list[str]:
+    """The names of a PyTree's tensors in TorchRL's layout, in the order of the leaves."""
+    for path in leaves.node.paths():
+        require_file_name(path, f"{leaves.where}: leaf", slashes=False)
+    return [_pytree_name(path) for path in leaves.node.paths()]
+
+
+def _pytree_name(path: tuple[str, ...]) -> str:
+    """The name of one of them."""
+    return "/".join(path) or _SINGLE
+
+
+def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
+    """What TorchRL's ``storage_metadata.json`` says of a PyTree's tensors."""
+    return {
+        name.replace("/", "."): {
+            "dtype": str(dtype),
+            "shape": [slots, *leaves.lanes, *leaf.shape],
+        }
+        for name, leaf, dtype in zip(
+            _pytree_names(leaves), leaves.leaves, leaves.dtypes, strict=True
+        )
+    }
+
+
+def pytree_columns(
+    path: Path, found: dict[str, Any], node: Node | None
+) -> tuple[Node | None, dict[KeyPath, torch.Tensor]]:
+    """Form and columns of a PyTree's files, in which there is no pickle."""
+    with reading(path / METADATA):
+        metadata: dict[str, Any] = found["metadata"]
+        if node is None and list(metadata) == [_SINGLE]:
+            node = LEAF
+        if node is not None:
+            names = {key: _pytree_name(key) for key in node.paths()}
+        else:  # a key with a dot in it looks like nested ones: the storage has to know the form
+            names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
+        if not names:
+            raise ValueError("there is no tensor")
+        for name in names.values():
+            if not leads_down(name):
+                raise ValueError(f"{name!r} is not the name of a file below this directory")
+        return node, {
+            key: mapped(path / f"{name}.memmap", *described(metadata[name.replace("/", ".")]))
+            for key, name in names.items()
+        }

@@ -1,0 +1,141 @@
+"""Entries of episode data by path, what they mean, and the names that the compact forms keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
+
+from shmbuffer.memory.format.dtypes import require_dtypes
+from shmbuffer.memory.format.leaf import KeyPath, key_of
+from shmbuffer.tensors.form.nodes import fields, is_collection
+from shmbuffer.tensors.form.tensors import dtype_name
+
+NestedKey = str | tuple[Any, ...]
+"""A key, or a tuple of nested keys."""
+
+STORAGE_SHAPE: KeyPath = ("_storage_shape",)
+"""Sizes of the ring, slots first."""
+
+CUTS: KeyPath = ("_cuts",)
+"""Where items do not continue each other although no episode ended: rows in the flat form, flags of
+trajectories in a nested one. Written only if there is such a place."""
+
+CUT_SHAPE: KeyPath = ("_cut_storage_shape",)
+"""The place of `STORAGE_SHAPE` where there are cuts: TorchRL does not know of them, would put the
+observations together wrongly, and stops with an error where the other entry is missing."""
+
+ROOT: KeyPath = ("_root",)
+"""Root entries under a done or reward key. Written only where they are not what TorchRL makes up:
+a flag that is False for every flag under ``"next"``, and no reward."""
+
+LENGTH: KeyPath = ("_len",)
+"""Elements that hold an item, in an HDF5 file."""
+
+NEXT = "next"
+DONE_KEYS = ("done", "truncated", "terminated")
+REWARD_KEYS = ("reward",)
+
+
+def flat_path(key: str | Sequence[Any]) -> KeyPath:
+    """A key, or nested key, as the tuple of its names."""
+    if isinstance(key, str):
+        return (key,)
+    return tuple(name for part in key for name in flat_path(part))
+
+
+def dotted(path: KeyPath) -> str:
+    """A path for a message."""
+    return ".".join(path)
+
+
+def entries(data: Any) -> dict[KeyPath, Any]:
+    """Tensors and other entries of a TensorDict, tensorclass or dict of them, by path; no copy."""
+    found: dict[KeyPath, Any] = {}
+    for name, value in (data if isinstance(data, dict) else fields(data)).items():
+        if isinstance(value, torch.Tensor) or is_non_tensor(value):
+            found[(name,)] = value
+        elif is_collection(value):
+            found.update({(name, *path): leaf for path, leaf in entries(value).items()})
+        else:  # a version of tensordict that unwraps what it hands out
+            found[(name,)] = NonTensorData(value)
+    return found
+
+
+def require_loadable(found: Mapping[KeyPath, Any], where: str) -> None:
+    """Raises TypeError for a tensor that `TensorDict.load_memmap` could not read from a file."""
+    tensors = {path: leaf for path, leaf in found.items() if isinstance(leaf, torch.Tensor)}
+    require_dtypes(
+        [(dotted(path), dtype_name(leaf.dtype)) for path, leaf in tensors.items()],
+        lambda dtype: dtype.tensordict,
+        where,
+        "TensorDict.load_memmap",
+        "convert it, or use a TensorStorageCheckpointer",
+    )
+
+
+def assemble(found: Mapping[KeyPath, Any], batch: Sequence[int]) -> TensorDict:
+    """The TensorDict with these entries."""
+    data = TensorDict(batch_size=torch.Size(batch))
+    for path, value in found.items():
+        data[path] = value
+    return data
+
+
+def constant(found: Mapping[KeyPath, Any], path: KeyPath, hook: str) -> Any:
+    """A number or tuple that was stored beside the data."""
+    value = found.get(path)
+    if value is None:
+        raise ValueError(
+            f"{hook}: the data have no entry {dotted(path)!r}, so they were not written by its "
+            f"counterpart, or under another name; they have {names(found)}"
+        )
+    while isinstance(value, NonTensorStack):  # equal ones, one for each trajectory
+        value = value[0]
+    return value.data if isinstance(value, NonTensorData) else value
+
+
+def shape_of(found: Mapping[KeyPath, Any], hook: str) -> list[int]:
+    """Sizes of the ring."""
+    path = CUT_SHAPE if CUT_SHAPE in found else STORAGE_SHAPE
+    return [int(size) for size in constant(found, path, hook)]
+
+
+def names(found: Iterable[KeyPath]) -> str:
+    """Paths for a message."""
+    return ", ".join(sorted(dotted(path) for path in found))
+
+
+class Roles:
+    """Which entries are flags or rewards, and where the ring's state is written."""
+
+    def __init__(
+        self,
+        done_key: NestedKey = "done",
+        shift_key: NestedKey = "shift",
+        is_full_key: NestedKey = "is_full",
+        done_keys: Iterable[NestedKey] = DONE_KEYS,
+        reward_keys: Iterable[NestedKey] = REWARD_KEYS,
+    ) -> None:
+        self.done_key = done_key
+        self.shift_key = shift_key
+        self.is_full_key = is_full_key
+        self.done_keys: set[Any] = _unravelled(done_keys)
+        self.reward_keys: set[Any] = _unravelled(reward_keys)
+        self._done = flat_path(done_key)
+        self._shift_path = flat_path(shift_key)
+        self._is_full_path = flat_path(is_full_key)
+        self._end = self._done[1:] if self._done[0] == NEXT else self._done  # in the compact form
+        self._flags = {flat_path(key) for key in self.done_keys} | {self._end}
+        self._rewards = {flat_path(key) for key in self.reward_keys}
+
+    @property
+    def _taken(self) -> set[KeyPath]:
+        return {self._shift_path, self._is_full_path, STORAGE_SHAPE, CUT_SHAPE, CUTS, LENGTH}
+
+
+def _unravelled(keys: Iterable[NestedKey]) -> set[Any]:
+    given = (keys,) if isinstance(keys, str) else keys
+    return {key_of(flat_path(key)) for key in given}

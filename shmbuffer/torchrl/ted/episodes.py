@@ -1,0 +1,140 @@
+"""The items of a ring as rows in the order of time, and the rows in which trajectories end.
+
+    a full ring of five slots, written up to slot 1: the oldest item is in slot 2
+      slot               0   1   2   3   4
+      observation        d   e   a   b   c
+      ("next", ...)      e   f   b   b'  d       the episode ended in slot 3 (done)
+      row                3   4   0   1   2
+    what is kept, two trajectories, each with one observation more than it has rows
+      observation        a   b   b'  c   d   e   f
+      step of a row      0   1       3   4   5
+
+Where the storage has lanes (``ndim > 1``) the rows of lane 0 come first, then those of lane 1.
+
+Always true
+  1. The observation of row r is at its step, the one after it at its step plus one.
+  2. A trajectory ends where its episode does, at the item that was written last, and where the next
+     row does not go on from this one (a *cut*; several collectors write by turns, or an item spans
+     several steps). Only the first two can be told from the done flags and the ring's position.
+  3. As long as the ring has not gone round, the rows from ``shift`` on hold no item. They are part
+     of the count, because TorchRL writes the whole capacity, and are neither read nor written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer.tensors.form import cpu
+
+Bytes = NDArray[np.void]
+"""``[rows]``; each value is all of a row."""
+
+CHUNK_BYTES = 1 << 24
+"""What a copy holds in memory beside source and target."""
+
+
+class Episodes:
+    """Rows of a ring, and where trajectories end; ValueError if ``shift`` is not in the shape."""
+
+    def __init__(self, shape: Sequence[int], shift: int, is_full: bool) -> None:
+        self.shape = tuple(int(size) for size in shape)
+        if not self.shape or not math.prod(self.shape):
+            raise ValueError(
+                f"a batch of the shape {list(self.shape)} has no items in it; give a batch with "
+                "time in its first dimension"
+            )
+        self.slots = self.shape[0]
+        self.lanes = math.prod(self.shape[1:])
+        self.shift = int(shift) % self.slots or self.slots
+        self.is_full = bool(is_full)
+        time = cpu.arange(self.slots)
+        first = self.shift if self.is_full else 0
+        slots = (time + first) % self.slots
+        self.elements = (slots * self.lanes + cpu.arange(self.lanes)[:, None]).reshape(-1)
+        """Element index (slot * lanes + lane) of each row: int64 ``[rows]``."""
+        last = self.slots - 1 if self.is_full else self.shift - 1
+        self.holds = (time <= last).repeat(self.lanes)
+        """Whether a row holds an item: bool ``[rows]``."""
+        self.ends = (time == last).repeat(self.lanes)
+        """Whether a trajectory ends in a row: bool ``[rows]``. More are added by `end`."""
+
+    @property
+    def rows(self) -> int:
+        """Places in the ring, times lanes."""
+        return self.slots * self.lanes
+
+    def end(self, where: torch.Tensor) -> None:
+        """Have trajectories end in more rows: bool ``[rows]``."""
+        self.ends = self.ends | where
+        self.__dict__.pop("steps", None)
+
+    @cached_property
+    def steps(self) -> torch.Tensor:
+        """Place of each row's observation among those that are kept: int64 ``[rows]``."""
+        return cpu.arange(self.rows) + self.ends.cumsum(0) - self.ends.long()
+
+    @property
+    def kept(self) -> int:
+        """Observations that are kept: one for each row, and one more for each end."""
+        return self.rows + int(self.ends.sum())
+
+    @property
+    def trajectories(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows in each trajectory, and whether it has an end: not behind a ring's last item."""
+        last = self.ends.clone()
+        last.view(self.lanes, self.slots)[:, -1] = True
+        at = last.nonzero()[:, 0]
+        return torch.diff(at, prepend=cpu.tensor([-1])), self.ends[at]
+
+    def cuts(self, root: Bytes, after: Bytes) -> torch.Tensor:
+        """Rows that do not end and that the next row does not continue: bool ``[rows]``."""
+        found = cpu.zeros(self.rows, dtype=torch.bool)
+        asked = (self.holds & ~self.ends).nonzero()[:, 0]
+        for rows in torch.split(asked, max(1, CHUNK_BYTES // root.itemsize)):
+            here, there = self.elements[rows].numpy(), self.elements[rows + 1].numpy()
+            found[rows] = torch.from_numpy(after[here] != root[there])
+        return found
+
+
+def as_bytes(tensor: torch.Tensor, rows: int) -> Bytes:
+    """A tensor as one value a row: the same memory, if contiguous and on the CPU.
+
+    numpy moves and compares such values four to forty times as fast as torch does rows of bytes.
+    """
+    tensor = tensor.detach().as_subclass(torch.Tensor).cpu().contiguous()
+    if not tensor.numel():
+        return np.zeros(rows, "V1")  # stands for it: there is nothing to be copied
+    flat = tensor.view(rows, -1).view(torch.uint8).numpy()
+    return flat.view(f"V{flat.shape[1]}")[:, 0]
+
+
+def flags_of(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Where a flag is set: bool ``[rows]``; whatever byte the memory of a ring has for True."""
+    found = as_bytes(tensor, rows)
+    return torch.from_numpy(found != np.zeros(1, found.dtype))
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of a nested tensor, ``[rows, *shape]``; the same memory if it is contiguous."""
+    if not tensor.is_nested:
+        return tensor
+    parts = tensor.unbind(0)
+    if not tensor.is_contiguous():
+        return torch.cat([part.as_subclass(torch.Tensor) for part in parts])
+    item = parts[0].shape[1:]
+    rows = sum(part.shape[0] for part in parts)
+    flat = cpu.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    return flat[: rows * item.numel()].view(rows, *item)
+
+
+def transfer(target: Bytes, to: torch.Tensor, source: Bytes, at: torch.Tensor) -> None:
+    """Copy row ``at[i]`` of ``source`` to row ``to[i]`` of ``target``."""
+    size = max(1, CHUNK_BYTES // source.itemsize)
+    for here, there in zip(torch.split(to, size), torch.split(at, size), strict=True):
+        target[here.numpy()] = source[there.numpy()]

@@ -1,0 +1,290 @@
+"""All items after each other, in the order of time, every observation once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
+
+from shmbuffer.errors import BufferExistsError
+from shmbuffer.memory.format.leaf import KeyPath
+from shmbuffer.memory.format.names import require_file_names
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.saves.file_tree import close_tree
+from shmbuffer.saves.safe_files import make_folder
+from shmbuffer.tensors.form import cpu
+from shmbuffer.torchrl.ted.entries import (
+    CUT_SHAPE,
+    CUTS,
+    DONE_KEYS,
+    NEXT,
+    REWARD_KEYS,
+    ROOT,
+    STORAGE_SHAPE,
+    NestedKey,
+    Roles,
+    assemble,
+    entries,
+    names,
+    require_loadable,
+)
+from shmbuffer.torchrl.ted.episodes import Episodes, as_bytes, flags_of, rows_of, transfer
+
+
+@dataclass(frozen=True)
+class CompactEntry:
+    """An entry of the compact form: the root leaf, and the one under ``"next"`` if both are in."""
+
+    path: KeyPath
+    leaf: torch.Tensor
+    after: torch.Tensor | None = None
+
+
+class TED2Flat(Roles):
+    """Saves episode data with every observation once. A save hook.
+
+    The items are put in the order of time, lane by lane. An entry that is both at the root and
+    under ``"next"`` becomes one of ``n`` + (number of trajectories) rows; flags and rewards come
+    from under ``"next"`` and move to the root; everything else keeps its ``n`` rows. `Flat2TED`
+    gives back every item as it was, bit for bit.
+
+    ``shift`` and ``is_full`` are set when a storage is saved; not set, the data are items in the
+    order of time.
+
+    Args:
+        done_key: where the end of an episode is read, under ``"next"``; one value an item.
+        shift_key: name under which ``shift`` is written.
+        is_full_key: name under which ``is_full`` is written.
+        done_keys: entries that are flags, without ``"next"``.
+        reward_keys: entries that are rewards, without ``"next"``.
+
+    Raises:
+        ValueError: ``done_key`` is not under ``"next"``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import TED2Flat
+        >>> data = TensorDict({
+        ...     "observation": torch.tensor([0.0, 1.0, 10.0, 11.0]),
+        ...     "next": {
+        ...         "observation": torch.tensor([1.0, 2.0, 11.0, 12.0]),
+        ...         "reward": torch.ones(4, 1),
+        ...         "done": torch.tensor([[False], [True], [False], [False]]),
+        ...     },
+        ... }, batch_size=[4])
+        >>> TED2Flat()(data)["observation"].tolist()
+        [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]
+
+    Source: ``torchrl.data.TED2Flat``.
+    """
+
+    shift: int | None = None
+    """The slot after the one that was written last."""
+    is_full: bool | None = None
+    """Whether the ring has gone round."""
+
+    def __init__(
+        self,
+        done_key: NestedKey = (NEXT, "done"),
+        shift_key: NestedKey = "shift",
+        is_full_key: NestedKey = "is_full",
+        done_keys: Iterable[NestedKey] = DONE_KEYS,
+        reward_keys: Iterable[NestedKey] = REWARD_KEYS,
+    ) -> None:
+        super().__init__(done_key, shift_key, is_full_key, done_keys, reward_keys)
+        if self._done[0] != NEXT or len(self._done) < 2:
+            raise ValueError(
+                f"{type(self).__name__}(done_key={done_key!r}): the end of an episode is read from "
+                "an entry under 'next', such as ('next', 'done')"
+            )
+
+    def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDict:
+        """Returns the compact form: a locked TensorDict in memory maps.
+
+        It has no batch dimensions. Places without an item are 0.
+
+        Args:
+            data: the items.
+            path: a new or an empty directory for the files of the maps; None: no files.
+
+        Raises:
+            BufferExistsError: the directory is not empty.
+        """
+        found = entries(data)
+        if taken := {item for item in found if item in self._taken or item[0] == ROOT[0]}:
+            raise ValueError(
+                f"{type(self).__name__}: the data have an entry {names(taken)}, under which the "
+                "compact form keeps something of its own; rename it, or give another shift_key or "
+                "is_full_key if that is what it is called"
+            )
+        full = True if self.is_full is None else self.is_full
+        episodes = Episodes(tuple(data.batch_size), self.shift or 0, full)
+        episodes.end(self._ended(found, episodes))
+        usual = self._is_usual(found, episodes)
+        kept = self._kept(found, usual)
+        cuts = cpu.zeros(episodes.rows, dtype=torch.bool)
+        for entry in kept:
+            if entry.after is not None:
+                root, after = (as_bytes(leaf, episodes.rows) for leaf in (entry.leaf, entry.after))
+                cuts |= episodes.cuts(root, after)
+        episodes.end(cuts)
+        constants: dict[KeyPath, Any] = {
+            self._is_full_path: NonTensorData(episodes.is_full),
+            self._shift_path: NonTensorData(episodes.shift),
+            CUT_SHAPE if cuts.any() else STORAGE_SHAPE: NonTensorData([*episodes.shape]),
+            **self._non_tensors(found, episodes),
+        }
+        if cuts.any():
+            constants[CUTS] = self._cuts(cuts, episodes)
+        if not usual:
+            constants[ROOT] = TensorDict(batch_size=self._batch(episodes))
+        return self._write(kept, constants, episodes, path)
+
+    def _ended(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> torch.Tensor:
+        done = found.get(self._done)
+        if not isinstance(done, torch.Tensor):
+            raise ValueError(
+                f"{type(self).__name__}(done_key={self.done_key!r}): the data have no such entry, "
+                f"which says where episodes end; they have {names(found)}. Give done_key="
+            )
+        if done.numel() != episodes.rows:
+            raise ValueError(
+                f"{type(self).__name__}(done_key={self.done_key!r}): this entry has the shape "
+                f"{list(done.shape)}, one value for each of {list(episodes.shape)} items was "
+                "expected; name the entry that says when the whole episode is over"
+            )
+        return flags_of(done, episodes.rows)[episodes.elements] & episodes.holds
+
+    def _kept(self, found: Mapping[KeyPath, Any], usual: bool) -> list[CompactEntry]:
+        kept = []
+        for path, leaf in found.items():
+            if is_non_tensor(leaf):
+                continue
+            inner = path[1:]
+            if path[0] == NEXT and inner in self._flags | self._rewards:
+                kept.append(CompactEntry(inner, leaf))
+            elif path[0] == NEXT and not isinstance(found.get(inner), torch.Tensor):
+                kept.append(CompactEntry(path, leaf))  # under "next" alone; it stays there
+            elif path in self._flags | self._rewards:
+                if not usual:
+                    kept.append(CompactEntry(ROOT + path, leaf))
+            elif path[0] != NEXT:
+                after = found.get((NEXT, *path))
+                kept.append(
+                    CompactEntry(path, leaf, after if isinstance(after, torch.Tensor) else None)
+                )
+        return kept
+
+    def _is_usual(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> bool:
+        """Whether the root has the flags that are under next, all False, and no reward."""
+        flags = {path for path in found if path in self._flags}
+        if flags != {path[1:] for path in found if path[0] == NEXT and path[1:] in self._flags}:
+            return False
+        if any(path in self._rewards for path in found):
+            return False
+        items = episodes.elements[episodes.holds]
+        return not any(flags_of(found[path], episodes.rows)[items].any() for path in flags)
+
+    def _write(
+        self,
+        kept: list[CompactEntry],
+        constants: Mapping[KeyPath, Any],
+        episodes: Episodes,
+        path: str | os.PathLike[str] | None,
+    ) -> TensorDict:
+        if path is not None:
+            names = [*(name for name in constants if name != ROOT), *(entry.path for entry in kept)]
+            require_file_names(names, f"{path}: entry")
+            require_loadable({entry.path: entry.leaf for entry in kept}, type(self).__name__)
+        shapes = [
+            self._shape(entry, episodes, tuple(entry.leaf.shape[len(episodes.shape) :]))
+            for entry in kept
+        ]
+        output = assemble(constants, self._batch(episodes))
+        if path is not None:
+            _make_empty_folder(Path(path))
+        output.memmap_(None if path is None else str(path))
+        rows = cpu.arange(episodes.rows)
+        items = episodes.holds.nonzero()[:, 0]
+        elements = episodes.elements[items]
+        ends = episodes.ends.nonzero()[:, 0]
+        plain: dict[KeyPath, torch.Tensor] = {}
+        for entry, shape in zip(kept, shapes, strict=True):
+            both = entry.after is not None
+            tensor = _made(output, entry, shape, mapped=path is not None)
+            if tensor is None:
+                tensor = plain[entry.path] = cpu.zeros(shape, dtype=entry.leaf.dtype)
+            target = as_bytes(rows_of(tensor), episodes.kept if both else episodes.rows)
+            source = as_bytes(entry.leaf, episodes.rows)
+            transfer(target, (episodes.steps if both else rows)[items], source, elements)
+            if entry.after is not None:
+                after = as_bytes(entry.after, episodes.rows)
+                transfer(target, episodes.steps[ends] + 1, after, episodes.elements[ends])
+        if plain:
+            output.unlock_()
+            for name, tensor in plain.items():
+                output[name] = tensor
+            output.lock_()
+        if path is not None:
+            with Directory.open(path, allow_unsafe_fs=True) as folder:
+                close_tree(folder)
+        return output
+
+    def _non_tensors(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
+        kept: dict[KeyPath, Any] = {}
+        for path, value in found.items():
+            if isinstance(value, NonTensorStack):
+                objects = _flattened(value.tolist(), len(episodes.shape))
+                kept[path] = self._objects([objects[at] for at in episodes.elements], episodes)
+            elif is_non_tensor(value):
+                kept[path] = NonTensorData(value.data)
+        return kept
+
+    # -- what a nested form does otherwise -----------------------------------------------------
+
+    def _batch(self, episodes: Episodes) -> tuple[int, ...]:
+        return ()
+
+    def _shape(self, entry: CompactEntry, episodes: Episodes, item: tuple[int, ...]) -> Any:
+        return torch.Size((episodes.rows if entry.after is None else episodes.kept, *item))
+
+    def _objects(self, objects: list[Any], episodes: Episodes) -> Any:
+        return NonTensorStack(*(NonTensorData(one) for one in objects))
+
+    def _cuts(self, cuts: torch.Tensor, episodes: Episodes) -> torch.Tensor:
+        """The rows in which a trajectory ends and no episode does."""
+        return cuts.nonzero()[:, 0]
+
+
+def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> torch.Tensor | None:
+    """Room for an entry; None where tensordict has no memory for it that belongs to no file."""
+    dense = not isinstance(shape, torch.Tensor)
+    if dense and not mapped and (entry.leaf.dtype.is_complex or not entry.leaf.numel()):
+        return None
+    with cpu.within():
+        return output.make_memmap(entry.path, shape, dtype=entry.leaf.dtype)
+
+
+def _make_empty_folder(path: Path) -> None:
+    """Makes the directory for the files of tensordict, which writes through links."""
+    make_folder(path)
+    with Directory.open(path, allow_unsafe_fs=True) as folder:
+        if folder.listdir():
+            raise BufferExistsError(
+                f"{path}: is not empty, and files that are there are not written over; give a new "
+                "directory",
+                path=str(path),
+            )
+
+
+def _flattened(objects: Any, dims: int) -> list[Any]:
+    """The objects of a list of lists, ``dims`` deep, after each other."""
+    for _ in range(dims - 1):
+        objects = [one for inner in objects for one in inner]
+    return list(objects)

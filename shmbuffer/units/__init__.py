@@ -1,0 +1,7 @@
+"""What a drawn item becomes in a batch: itself, a window of steps around it, n steps in one."""
+
+from shmbuffer.units.n_step import NStep
+from shmbuffer.units.sequence import Sequence
+from shmbuffer.units.unit import SampleUnit, Transition
+
+__all__ = ["NStep", "SampleUnit", "Sequence", "Transition"]

@@ -1,0 +1,147 @@
+"""Where the drawn items lie in their trajectories, and whether what is around them is still there.
+
+Rows of a trajectory are of one stream of one life of a collector, and follow each other in time,
+wherever the ring has them. Elements of one table that are there have not been written over since it
+was made, so a window is of one moment.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from shmbuffer.items.indices import as_int, ravel
+from shmbuffer.items.keys import GENERATION
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.leaf import Key, KeyPath
+from shmbuffer.samplers.sampler import ATTEMPTS, in_storage, lanes_of
+from shmbuffer.samplers.slicing.boundaries import Boundaries, Found
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.units.unit import Expanded, SampleUnit
+
+
+class AnchorItems(NamedTuple):
+    """Items around anchors."""
+
+    elements: Ints
+    """int64 ``[n]``."""
+    tickets: Ints | None
+    """int64 ``[n]``; None where there is no ring."""
+
+    def some(self, at: Ints) -> AnchorItems:
+        """Those at some positions."""
+        return AnchorItems(self.elements[at], None if self.tickets is None else self.tickets[at])
+
+
+class Anchors(NamedTuple):
+    """Drawn items, and the trajectory of each as it was at one moment."""
+
+    storage: Any
+    ring: Ring | None
+    found: Found
+    elements: Ints
+    """int64 ``[n]``, as are the next four."""
+    rows: Ints
+    """Of the table."""
+    first: Ints
+    """The first row of its trajectory."""
+    last: Ints
+    """The last one."""
+    tickets: Ints | None
+    """Theirs; None where there is no ring."""
+
+    def items(self, rows: Ints) -> AnchorItems | None:
+        """What these rows hold, any of their trajectories; None: one has been written over."""
+        table = self.found.table
+        elements = table.elements_of(rows)
+        tickets = None if self.ring is None else table.are_there(self.ring, elements)
+        return None if self.ring is not None and tickets is None else AnchorItems(elements, tickets)
+
+    def named(self, items: AnchorItems, info: dict[Any, Any]) -> Expanded:
+        """Items as a unit gives them out, with what is known of them."""
+        if items.tickets is not None:
+            info = {**info, GENERATION: torch.from_numpy(items.tickets)}
+        return in_storage(self.storage, torch.from_numpy(items.elements)), info
+
+
+class AnchorTrajectories:
+    """Finds the trajectories of anchors; ``others`` are entries that will be asked for."""
+
+    def __init__(self, done_key: Key | None, others: Sequence[KeyPath] = ()) -> None:
+        self._done_key = done_key
+        self._boundaries = Boundaries(
+            end_keys=() if done_key is None else (done_key,), others=others
+        )
+
+    @property
+    def lock(self) -> Any:
+        """Held while rows are used: another thread may look again."""
+        return self._boundaries.lock
+
+    def of(self, index: Any, info: dict[Any, Any], storage: Any) -> Anchors | None:
+        """Where anchors lie; None: one of them is not there, or not the item that was drawn."""
+        elements = ravel(index, lanes_of(storage))
+        ring: Ring | None = ring_of(storage)
+        try:
+            found = self._boundaries.of(storage)
+        except KeyError as error:
+            raise KeyError(
+                f"the items have no entry {self._done_key!r}, which says where an episode ends; "
+                "name the entry that does with done_key, or give done_key=None"
+            ) from error
+        table = found.table
+        rows = table.rows_of(elements)
+        if (rows < 0).any():
+            return None
+        held = None if ring is None else table.are_there(ring, elements)
+        drawn = info.get(GENERATION)
+        if ring is not None and held is None:
+            return None
+        if held is not None and drawn is not None and (held != drawn.numpy().reshape(-1)).any():
+            return None
+        trajectories = table.of_rows(rows)
+        first = table.starts(trajectories)
+        last = first + table.lengths(trajectories) - 1
+        return Anchors(storage, ring, found, elements, rows, first, last, held)
+
+
+class OfTrajectories(SampleUnit):
+    """A unit whose items are of the trajectory of their anchor."""
+
+    _trajectories: AnchorTrajectories
+
+    @abstractmethod
+    def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
+        """The items of each anchor; None: one has been written over."""
+
+    def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
+        """See `SampleUnit.expand`; IndexError where an anchor names no item, or another one."""
+        ring: Ring | None = ring_of(storage)
+        for attempt in range(ATTEMPTS):
+            if attempt > 1 and ring is not None:
+                ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
+            found = self._expand(index, info, storage)
+            if found is not None:
+                return found
+        raise IndexError(
+            f"{type(self).__name__}: an anchor names no item of this storage, or another one by "
+            "now; draw it again"
+        )
+
+    def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
+        """See `SampleUnit._expand`."""
+        with self._trajectories.lock:
+            anchors = self._trajectories.of(index, info, storage)
+            return None if anchors is None else self._around(anchors, info)
+
+
+def at_least(name: str, value: Any, least: int) -> int:
+    """An argument that is a number of steps."""
+    number = as_int(name, value)
+    if number < least:
+        raise ValueError(f"{name} has to be at least {least}, got {number}")
+    return number

@@ -1,0 +1,187 @@
+"""Transitions over n steps, made of single steps when they are drawn.
+
+    item t     observation, action, ...                          │
+    t .. last  rewards ──▶ next.reward = r + gamma r' + ...      ├─▶ one transition
+    last       next: observation, done, terminated, ...          │
+
+``last`` is n - 1 steps on, or where the episode ends before, or the newest step of its stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch.utils._pytree import tree_map
+
+from shmbuffer.items.keys import GENERATION, INDEX
+from shmbuffer.memory.format.leaf import Key, path_of
+from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.units.anchors import Anchors, AnchorTrajectories, OfTrajectories, at_least
+from shmbuffer.units.unit import Expanded
+
+_GAMMA, _STEPS = "gamma", "steps_to_next_obs"
+_REWARD = "n_step_reward"  # from `_around` to `assemble`
+
+
+class NStep(OfTrajectories):
+    """One transition over up to n steps, for each single step that is drawn.
+
+    What is stored are single steps, whatever n is: it may be changed, or two learners may have two.
+    A sample is like one of transitions that were written with n steps:
+
+    - ``next`` is that of the last step, with all of its entries: observation, ``done``,
+      ``terminated``, ``truncated``.
+    - ``reward_key`` has the discounted sum of the rewards.
+    - ``"gamma"`` is the discount of what follows, ``gamma ** steps``, and ``"steps_to_next_obs"``
+      how many steps there were; both of the shape of a reward. The target is ``reward + gamma *
+      ~terminated * value(next observation)``; TorchRL's losses read ``"steps_to_next_obs"``.
+
+    Steps are of one episode, one collector, one life of it and one stream, and are read together or
+    drawn again. Where the episode ends, by termination or truncation, there are fewer; so there are
+    at the newest step of a stream, which another sample may find with more, and before a slot that
+    a death has left without an item. A sum is never over steps that are not there.
+
+    ``index``, weights and priorities are those of the first step. It equals what `Recorder` writes
+    with ``n_step=n`` where that has written all of an episode.
+
+    Args:
+        n: steps of a transition, from 1.
+        gamma: discount of one step, from 0 to 1.
+        reward_key: the reward of a step.
+        done_key: flag of the last step of an episode, terminated or truncated. None: nothing ends
+            one.
+
+    Raises:
+        ValueError: a number is out of range, or ``reward_key`` is not below ``next``.
+
+    Cost: that of `SliceSampler` for the boundaries, and one read of the first and the last step and
+        of the rewards.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, NStep
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(4),
+        ...     sample_unit=NStep(3, gamma=0.5),
+        ...     batch_size=2,
+        ... )
+        >>> step = torch.arange(4)
+        >>> after = {"obs": step + 1, "reward": torch.ones(4), "done": step == 3}
+        >>> index = rb.extend(TensorDict({"obs": step, "next": after}, [4]))
+        >>> sample = rb.sample()
+        >>> steps = sample["steps_to_next_obs"]
+        >>> bool((sample["next", "obs"] == sample["obs"] + steps).all())
+        True
+    """
+
+    def __init__(
+        self,
+        n: int,
+        gamma: float,
+        *,
+        reward_key: Key = ("next", "reward"),
+        done_key: Key | None = ("next", "done"),
+    ) -> None:
+        self.n = at_least("n", n, 1)
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma is from 0 to 1, got {gamma!r}")
+        self.gamma = float(gamma)
+        self.reward_key, self.done_key = reward_key, done_key
+        self._reward = path_of(reward_key)
+        if len(self._reward) < 2:
+            raise ValueError(
+                f"reward_key is an entry of what a step leads to, such as ('next', 'reward'), got "
+                f"{reward_key!r}"
+            )
+        self._trajectories = AnchorTrajectories(done_key, [self._reward])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(n={self.n}, gamma={self.gamma})"
+
+    def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
+        """First and last step of each, one behind the other."""
+        entries = anchors.found.entries
+        if not entries.has(self._reward):
+            raise KeyError(f"the items have no entry {self.reward_key!r}; name it with reward_key")
+        count, n = len(anchors.rows), self.n
+        steps = np.minimum(anchors.last - anchors.rows + 1, n)
+        rows = anchors.rows[:, None] + np.minimum(np.arange(n), steps[:, None] - 1)
+        rewards = entries.take(self._reward, anchors.found.table.elements_of(rows.ravel()))
+        items = anchors.items(rows.ravel())  # behind the rewards: they were read while it was so
+        if items is None:
+            return None
+        dtype = rewards.dtype if rewards.is_floating_point() else torch.float32
+        each = rewards.double().numpy().reshape(count, n, *rewards.shape[1:])
+        each[np.arange(n) >= steps[:, None]] = 0.0  # repeats of the last step
+        powers = np.array([self.gamma**k for k in range(n + 1)])
+        total = np.zeros_like(each[:, 0])
+        for k in range(n):
+            total += powers[k] * each[:, k]
+        number = np.empty(total.shape, np.int64)
+        number.T[...] = steps
+        made = {
+            _REWARD: torch.from_numpy(total).to(dtype),
+            _STEPS: torch.from_numpy(number),
+            _GAMMA: torch.from_numpy(powers[number]).to(dtype),
+        }
+        first = np.arange(0, count * n, n)
+        ends = items.some(np.concatenate((first, first + n - 1)))
+        return anchors.named(ends, {**info, **made})
+
+    def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
+        """See `SampleUnit.assemble`."""
+        made = {key: info[key] for key in (_REWARD, _STEPS, _GAMMA)}
+        said = {key: value for key, value in info.items() if key not in made}
+        count = len(made[_REWARD])
+        *inside, name = self._reward
+        first = _rows(data, slice(count), inside[0])
+        into, last = first, data
+        for at, key in enumerate(inside):
+            last = _get(last, key)
+            last = _copied(last) if at else _rows(last, slice(count, None))
+            into = _set(into, key, last)
+        device = getattr(_get(last, name), "device", None)
+        _set(into, name, made[_REWARD].to(device))
+        for key in (_GAMMA, _STEPS):
+            if isinstance(first, (TensorDictBase, dict)) or hasattr(first, key):
+                _set(first, key, made[key].to(device))
+            else:
+                said[key] = made[key]  # the fields of a tensorclass are what they are
+        for key in (INDEX, GENERATION):
+            if key in said:
+                said[key] = tree_map(lambda one: one[:count], said[key])
+        return first, said
+
+
+def _rows(data: Any, some: slice, but: str | None = None) -> Any:
+    """Some rows of a batch in nodes of their own (2 µs a leaf), without one entry."""
+    if type(data) is TensorDict:
+        kept = {key: _rows(one, some) for key, one in data._tensordict.items() if key != but}
+        size = torch.Size((len(range(*some.indices(len(data)))), *data.batch_size[1:]))
+        return TensorDict._new_unsafe(kept, size, data.device, nested=False)
+    if isinstance(data, dict):
+        return {key: _rows(one, some) for key, one in data.items() if key != but}
+    return _copied(data[some])
+
+
+def _copied(data: Any) -> Any:
+    """The same tensors in a node of its own."""
+    return data.copy() if is_collection(data) else data
+
+
+def _get(data: Any, key: str) -> Any:
+    return data.get(key) if is_collection(data) else data[key]
+
+
+def _set(data: Any, key: str, value: Any) -> Any:
+    """Set an entry and return it as it is there."""
+    if is_collection(data):
+        data.set(key, value)
+        return data.get(key)
+    data[key] = value
+    return value

@@ -1,0 +1,200 @@
+"""Windows of steps around the items that are drawn, for learners with a memory.
+
+    burn_in          length                  bootstrap
+    ├─ ... ─┤ anchor ├─ ... ────────────────┤├─ ... ─┤        one window, dilation steps apart
+    False            True                     False           "learning_mask"
+
+The priority of a window is that of its anchor: `Sequence._by_anchor`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.items.indices import ravel, unravel
+from shmbuffer.items.keys import ANCHOR_GENERATION, GENERATION, INDEX
+from shmbuffer.items.raw_priorities import reduced
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.samplers.sampler import lanes_of
+from shmbuffer.tensors.form import cpu
+from shmbuffer.units.anchors import Anchors, AnchorTrajectories, OfTrajectories, at_least
+from shmbuffer.units.unit import Expanded
+
+_BOUNDARIES = ("pad", "stop", "include_reset")
+_ANCHOR, _VALID, _LEARNING = "anchor_index", "validity_mask", "learning_mask"
+_NUMBER, _STEP = "sequence_id", "step_in_sequence"
+_SHOWN = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation", "eta")
+
+
+class Sequence(OfTrajectories):
+    """A window of steps around each item that is drawn.
+
+    The item is the anchor. Its window has ``burn_in`` steps before it, ``length`` steps from it on,
+    and ``bootstrap`` steps behind those; ``dilation`` is the distance of two of them. A batch of n
+    is n windows, one behind the other: ``n * (burn_in + length + bootstrap)`` items.
+
+    - A window is of one collector, of one life of it, and of one stream, and never lies across the
+      place where the ring writes next, nor across a slot without an item. It is read together
+      or drawn again, so that no part of it has been written over.
+    - Steps that are not there repeat the step at the boundary, and are False in the mask.
+
+    A sample has, beside the items and what the sampler says of their anchor (weights):
+
+    | key | shape, dtype | what |
+    |---|---|---|
+    | ``"validity_mask"`` | ``[n]`` bool | False where a step was not there |
+    | ``"learning_mask"`` | ``[n]`` bool | True for the ``length`` steps that are learned from |
+    | ``"anchor_index"`` | ``[n]`` int64, or ``[n, ndim]`` | the item that was drawn |
+    | ``"anchor_generation"`` | ``[n]`` int64 | its ticket; of a shared buffer |
+    | ``"sequence_id"``, ``"step_in_sequence"`` | ``[n]`` int64 | number of window, of step |
+
+    ``update_tensordict_priority`` gives the anchor one priority from those of the steps that are
+    learned from: ``eta * max + (1 - eta) * mean``. The sample may be reshaped to ``[windows,
+    steps]``, or cut, before.
+
+    Args:
+        length: steps to learn from, the anchor first.
+        episode_boundary: ``"pad"``: where the episode ends, or begins, the window does, too.
+            ``"stop"``: where it ends, the window begins earlier, as far as the episode goes back.
+            ``"include_reset"``: windows go on into the next episode of the stream.
+        done_key: flag of the last step of an episode. None: nothing ends one.
+        burn_in: steps before the anchor, to warm up the state of a recurrent network.
+        bootstrap: steps behind, for targets of several steps.
+        dilation: 2 is every other step.
+        eta: of the priority: 1 is the largest, 0 the mean, 0.9 what R2D2 takes (Kapturowski et al.,
+            ICLR 2019).
+
+    Raises:
+        ValueError: a number is out of range, or ``episode_boundary`` is none of the three.
+
+    Cost: that of `SliceSampler` for the boundaries, and one read of the steps.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, Sequence
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(10),
+        ...     sample_unit=Sequence(length=2, burn_in=1, bootstrap=1),
+        ...     batch_size=2,
+        ... )
+        >>> done = torch.arange(10) % 5 == 4
+        >>> index = rb.extend(TensorDict({"next": {"done": done}}, [10]))
+        >>> rb.sample().reshape(2, 4)["learning_mask"][0].tolist()
+        [False, True, True, False]
+        >>> unit = Sequence(length=2, burn_in=1, bootstrap=1)
+        >>> index, info = unit.expand(torch.tensor([5]), {}, rb.storage)
+        >>> index.tolist(), info["validity_mask"].tolist()
+        ([5, 5, 6, 7], [False, True, True, True])
+
+    Source: ``torchrl.data.Sequence``.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        episode_boundary: Literal["pad", "stop", "include_reset"] = "pad",
+        done_key: Key | None = ("next", "done"),
+        burn_in: int = 0,
+        bootstrap: int = 0,
+        dilation: int = 1,
+        *,
+        eta: float = 1.0,
+    ) -> None:
+        if episode_boundary not in _BOUNDARIES:
+            raise ValueError(
+                f"episode_boundary is one of {', '.join(_BOUNDARIES)}, got {episode_boundary!r}"
+            )
+        if not 0 <= eta <= 1:
+            raise ValueError(f"eta is from 0 (the mean) to 1 (the largest), got {eta!r}")
+        self.length = at_least("length", length, 1)
+        self.episode_boundary = episode_boundary
+        self.done_key = done_key if done_key is None or isinstance(done_key, str) else (*done_key,)
+        self.burn_in = at_least("burn_in", burn_in, 0)
+        self.bootstrap = at_least("bootstrap", bootstrap, 0)
+        self.dilation = at_least("dilation", dilation, 1)
+        self.eta = float(eta)
+        crosses = episode_boundary == "include_reset"
+        self._trajectories = AnchorTrajectories(None if crosses else self.done_key)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in _SHOWN)
+        return f"{type(self).__name__}({shown})"
+
+    def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
+        """See `OfTrajectories._around`."""
+        steps = np.arange(self.burn_in + self.length + self.bootstrap)
+        begins = anchors.rows
+        if self.episode_boundary == "stop":
+            missing = begins + self.dilation * (self.length + self.bootstrap - 1) - anchors.last
+            begins = begins - np.clip(missing, 0, begins - anchors.first)
+        wanted = begins[:, None] + (steps - self.burn_in) * self.dilation
+        rows = np.clip(wanted, anchors.first[:, None], anchors.last[:, None])
+        items = anchors.items(rows.ravel())
+        if items is None:
+            return None
+        count, total = wanted.shape
+        drawn = torch.from_numpy(anchors.elements)
+        lanes = lanes_of(anchors.storage)
+        said: dict[Any, torch.Tensor] = {
+            _ANCHOR: torch.stack(unravel(drawn, lanes), -1) if lanes else drawn,
+            _NUMBER: cpu.arange(count),
+        }
+        for key, value in info.items():
+            # What a slice sampler says of the last step of a slice is not said of a window's.
+            if isinstance(key, str) and key not in (GENERATION, INDEX):
+                said[key] = cpu.as_tensor(value)
+        said = {
+            key: value.repeat_interleave(total, 0) if value.dim() else value
+            for key, value in said.items()
+        }
+        learned = (steps >= self.burn_in) & (steps < self.burn_in + self.length)
+        for key, mask in ((_STEP, steps), (_LEARNING, learned)):
+            said[key] = torch.from_numpy(np.tile(mask, count))
+        said[_VALID] = torch.from_numpy((rows == wanted).ravel())
+        if anchors.tickets is not None:
+            said[ANCHOR_GENERATION] = torch.from_numpy(anchors.tickets).repeat_interleave(total)
+        return anchors.named(items, said)
+
+    def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:
+        """See `SampleUnit._by_anchor`."""
+        anchors = data.get(_ANCHOR, None)
+        if anchors is None:
+            return data
+        elements = ravel(anchors.cpu(), lanes)
+        counted = np.ones(len(elements), np.bool_)
+        for name in (_VALID, _LEARNING):
+            mask = data.get(name, None)
+            if mask is not None:
+                counted &= mask.cpu().numpy().reshape(-1)
+        said = data.get(ANCHOR_GENERATION, None)
+        tickets = np.zeros_like(elements) if said is None else said.cpu().numpy().reshape(-1)
+        order = np.flatnonzero(counted)
+        order = order[np.lexsort((elements[order], tickets[order]))]
+        elements, tickets = elements[order], tickets[order]
+        other = (elements[1:] != elements[:-1]) | (tickets[1:] != tickets[:-1])
+        begins = np.flatnonzero(np.append(len(order) > 0, other)[: len(order)])
+        index = torch.from_numpy(elements[begins])
+        found: dict[Key, torch.Tensor] = {}
+        found[INDEX] = torch.stack(unravel(index, lanes), -1) if lanes else index
+        if said is not None:
+            found[GENERATION] = torch.from_numpy(tickets[begins])
+        priority = data.get(key, None)
+        if priority is not None:
+            raw = reduced(priority, len(counted), reduction)
+            found[key] = torch.from_numpy(self._mixed(raw[order], begins))
+        return TensorDict(found, [len(begins)])
+
+    def _mixed(self, priorities: Any, begins: Ints) -> Any:
+        """The priority of each window, whose steps begin there."""
+        if not len(begins):
+            return np.zeros(0)
+        largest = np.maximum.reduceat(priorities, begins)
+        mean = np.add.reduceat(priorities, begins) / np.diff(begins, append=len(priorities))
+        return largest if self.eta == 1 else self.eta * largest + (1 - self.eta) * mean

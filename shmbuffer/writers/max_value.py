@@ -1,0 +1,301 @@
+"""The best items so far: a better item replaces the worst one.
+
+    rank of an item  ──  not full: the next free slot
+                     └─  full: above the lowest rank, the slot of that item; else -1
+
+A heap has the ranks of stored items, lowest first. It is a cache, made again from the items after
+the storage was written, emptied or loaded by others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.memory.format.recorded import REDUCTIONS
+from shmbuffer.memory.system.fork_lock import ForkLock
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form import cpu
+from shmbuffer.torchrl.compat.writers import read_ranks, write_ranks
+from shmbuffer.writers.ranks import Rank, rank_of, ranks_of
+from shmbuffer.writers.writer import Writer
+
+
+class TensorDictMaxValueWriter(Writer):
+    """Keeps the items with the highest ranks, as many as the storage has room for.
+
+    In a full storage, an item is rejected unless its rank is above the lowest one; then it replaces
+    that item, of several the one with the smallest index. A batch is judged item by item, in order,
+    and then written once. Items may be whole trajectories ``[T]``, with one rank.
+
+    Existing items of a storage (a `TensorStorage`) are ranked too. `rb[i] = ...` changes an item
+    but not its rank. The ranks are in this process: the writer cannot be pickled, and does not
+    write where other processes write (RuntimeError), as a `RoundRobinWriter` does.
+
+    Args:
+        rank_key: entry that holds the rank; None is ``("next", "reward")``.
+        reduction: how several values of an item become its rank: ``"max"``, ``"min"``, ``"mean"``,
+            ``"median"`` (of an even number the lower one of the two in the middle) or ``"sum"``.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+
+    Raises:
+        ValueError: an unknown ``reduction``; or the storage has more than one dimension.
+
+    Cost: one comparison for a rejected item, O(log capacity) for others; one write a batch.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, TensorDictMaxValueWriter
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> writer = TensorDictMaxValueWriter(rank_key="score")
+        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(2), writer=writer)
+        >>> rb.extend(TensorDict({"score": torch.tensor([3.0, 1.0, 2.0])}, [3]))
+        tensor([ 0, -1,  1])
+        >>> rb[:]["score"]
+        tensor([3., 2.])
+
+    Source: ``torchrl.data.TensorDictMaxValueWriter``.
+    """
+
+    def __init__(
+        self, rank_key: Key | None = None, reduction: str = "sum", *, compilable: bool = False
+    ) -> None:
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction is one of {REDUCTIONS}, got {reduction!r}")
+        super().__init__(compilable)
+        self._rank_key: Key = ("next", "reward") if rank_key is None else rank_key
+        self._reduction = reduction
+        self._current_top_values: list[tuple[Rank, int]] = []  # a heap of (rank, index)
+        self._cursor = 0  # where the search for a free slot begins
+        self._count = 0
+        self._seen: tuple[int, ...] | None = None  # the storage as it was after our last write
+
+    @property
+    def rank_key(self) -> Key:
+        """Entry that holds the rank."""
+        return self._rank_key
+
+    @property
+    def reduction(self) -> str:
+        """How several values of an item become its rank."""
+        return self._reduction
+
+    @property
+    def write_count(self) -> int:
+        """Items accepted so far, also those that were replaced since."""
+        return self._count
+
+    _write_count = write_count
+
+    def register_storage(self, storage: Any) -> None:
+        """Write into ``storage``; RuntimeError if it was opened to be shared."""
+        if getattr(storage, "ndim", 1) > 1:
+            raise ValueError(
+                f"TensorDictMaxValueWriter needs a storage with ndim=1, this one has "
+                f"ndim={storage.ndim}: steps of a trajectory cannot be ranked apart. Store "
+                "trajectories as items: ndim=1 and batches [n, T]"
+            )
+        location = getattr(storage, "_location", None)
+        if location is not None and location.shared_init:
+            raise RuntimeError(_shared("the storage was opened to be shared"))
+        if storage is not self._storage:
+            self._seen = None
+        super().register_storage(storage)
+
+    def add(self, data: Any) -> int | None:
+        """Write one item, a TensorDict of any batch size; its index, or None if rejected.
+
+        Raises:
+            RuntimeError: ``data`` is no TensorDict, or other processes have the storage open.
+            KeyError: it has no entry ``rank_key``.
+            ValueError: its rank is NaN; nothing was changed.
+        """
+        with self._turn:
+            index = self.get_insert_index(data)
+            if index is not None:
+                self._write(index, data)
+                self._count += 1
+        return index
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Write a batch ``[n, ...]``: a TensorDict, or a list of them; raises as `add`.
+
+        Returns:
+            int64 ``[n]``: the place of each item, -1 if it was rejected, or replaced by a better
+            one of the same batch.
+        """
+        ranks = ranks_of(data, self._rank_key, self._reduction)
+        index = cpu.full((len(ranks),), -1, dtype=torch.int64)
+        with self._turn:
+            self._begin()
+            accepted, row_at = 0, {}  # the row that each slot ends up with
+            heap, room = self._current_top_values, self._room()
+            for row, rank in enumerate(ranks):
+                if not room and rank <= heap[0][0]:
+                    continue
+                accepted += 1
+                row_at[self._take(rank)] = row
+                room = max(0, room - 1)
+            if row_at:
+                slots = cpu.tensor(list(row_at), dtype=torch.int64)
+                rows = cpu.tensor(list(row_at.values()), dtype=torch.int64)
+                index[rows] = slots
+                chosen = [data[row] for row in rows] if isinstance(data, list) else data[rows]
+                self._write(slots, chosen)
+            self._count += accepted
+        return index
+
+    def get_insert_index(self, data: Any) -> int | None:
+        """Take the place for one item, which the caller writes there; None: rejected. See `add`."""
+        rank = rank_of(data, self._rank_key, self._reduction)
+        with self._turn:
+            self._begin()
+            if not self._room() and rank <= self._current_top_values[0][0]:
+                return None
+            return self._take(rank)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ranks with their indices, cursor and count."""
+        with self._turn:
+            if self._storage is not None:
+                self._catch_up()
+            return {
+                "_current_top_values": list(self._current_top_values),
+                "_cursor": self._cursor,
+                "_write_count": self._count,
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, after the items."""
+        top = [(rank, int(index)) for rank, index in state_dict["_current_top_values"]]
+        with self._turn:
+            heapq.heapify(top)
+            self._current_top_values = top
+            self._cursor = int(state_dict["_cursor"])
+            self._count = int(state_dict["_write_count"])
+            self._seen = None if self._storage is None else _look(self._storage)
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        write_ranks(directory, self.state_dict(), self._rank_key, self._reduction)
+
+    def _read(self, directory: Path) -> tuple[dict[str, Any], Key, str | None]:
+        return read_ranks(directory)
+
+    def _apply(self, saved: tuple[dict[str, Any], Key, str | None], loaded: Loaded | None) -> None:
+        state, self._rank_key, reduction = saved
+        self._reduction = self._reduction if reduction is None else reduction
+        if loaded is not None:
+            top = state["_current_top_values"]
+            state["_current_top_values"] = [(rank, loaded.places(index)) for rank, index in top]
+        self.load_state_dict(state)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _take(self, rank: Rank) -> int:
+        """Take the slot for an accepted item."""
+        heap = self._current_top_values
+        if not self._room():
+            return heapq.heapreplace(heap, (rank, heap[0][1]))[1]
+        capacity = self._storage.max_size
+        while self._storage.contains(self._cursor):
+            self._cursor = (self._cursor + 1) % capacity
+        slot: int = self._cursor
+        self._cursor = (slot + 1) % capacity
+        heapq.heappush(heap, (rank, slot))
+        return slot
+
+    def _room(self) -> int:
+        capacity: int = self._storage.max_size
+        return max(0, capacity - len(self._current_top_values))
+
+    def _write(self, index: int | torch.Tensor, data: Any) -> None:
+        try:
+            self._storage.set(index, data)
+        except BaseException:
+            self._seen = None  # the heap is wrong: make it again
+            raise
+        self._seen = _look(self._storage)
+
+    def _begin(self) -> None:
+        """Before a write: RuntimeError if it is not allowed; else bring the ranks up to date."""
+        storage = self._storage
+        if storage is None:
+            raise RuntimeError(
+                "this TensorDictMaxValueWriter has no storage: give it to a buffer, or call "
+                "register_storage() first"
+            )
+        if getattr(storage, "shared", False) and _others(storage):
+            raise RuntimeError(_shared("another client has the storage open"))
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Make the heap again, if the storage has changed."""
+        storage = self._storage
+        seen = _look(storage)
+        if seen == self._seen:
+            return
+        ring = ring_of(storage)
+        if ring is None:
+            present = list(range(len(storage)))
+            items: Any = present
+        else:
+            present, items = ring.live.committed().tolist(), slice(None)  # a slice gives views
+        ranks = ranks_of(storage.get(items), self._rank_key, self._reduction) if present else []
+        self._current_top_values = list(zip(ranks, present, strict=True))
+        heapq.heapify(self._current_top_values)
+        self._cursor = len(present) % storage.max_size
+        self._seen = seen
+
+    def _in_child(self, abandoned: bool) -> None:
+        if abandoned:
+            self._seen = None
+
+    _turn = ForkLock(_in_child)  # ranks and items change together
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        with self._turn:
+            self._current_top_values = []
+            self._cursor = 0
+            self._seen = None
+            if empty_write_count:
+                self._count = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._storage is not None and (
+            self._current_top_values or get_spawning_popen() is not None
+        ):
+            raise RuntimeError(_shared("it cannot be passed to another process"))
+        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(rank_key={self._rank_key!r}, reduction={self._reduction!r}, "
+            f"items={len(self._current_top_values)})"
+        )
+
+
+def _look(storage: Any) -> tuple[int, ...]:
+    """Numbers that change with every write, emptying or loading of the storage."""
+    ring = ring_of(storage)
+    if ring is None:
+        return (len(storage),)
+    return (ring.head, ring.write_count, ring.length)
+
+
+def _others(storage: Any) -> bool:
+    engine = getattr(storage, "open_engine", None)
+    return engine is not None and len(engine.seat.registry.alive()) > 1
+
+
+def _shared(what: str) -> str:
+    return (
+        f"a TensorDictMaxValueWriter keeps its ranks in one process: {what}. Use a "
+        "RoundRobinWriter where several processes write"
+    )

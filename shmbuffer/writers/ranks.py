@@ -1,0 +1,70 @@
+"""The rank of an item: one number, from an entry that may hold many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict
+
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.tensors.form.nodes import is_collection
+
+Rank = int | float
+
+
+def rank_of(item: Any, key: Key, reduction: str) -> Rank:
+    """The rank of one item, a TensorDict of any batch size. Raises as `ranks_of`."""
+    return _ranks(item, 1, key, reduction)[0]
+
+
+def ranks_of(data: Any, key: Key, reduction: str) -> list[Rank]:
+    """The rank of each item of a batch."""
+    if isinstance(data, LazyStackedTensorDict):
+        data = list(data.unbind(0))  # their entries need not have one shape
+    if isinstance(data, list):
+        return [rank_of(item, key, reduction) for item in data]
+    if is_collection(data) and not data.batch_size:
+        raise RuntimeError("extend() takes a batch [n, ...], got batch size []; use add()")
+    return _ranks(data, None, key, reduction)
+
+
+def _ranks(data: Any, count: int | None, key: Key, reduction: str) -> list[Rank]:
+    if not is_collection(data):
+        raise RuntimeError(
+            "TensorDictMaxValueWriter expects data to be a tensor collection with the entry "
+            f"{key!r}, got {type(data).__name__}; wrap the data in a TensorDict, or use a "
+            "RoundRobinWriter"
+        )
+    values = data.get(key, None)
+    if values is None:
+        raise KeyError(
+            f"there is no entry {key!r} to rank by (rank_key); the data have "
+            f"{sorted(map(str, data.keys(True, True)))}"
+        )
+    count = data.batch_size[0] if count is None else count
+    if not count:
+        return []
+    ranks = _reduced(values.detach().reshape(count, -1), reduction)
+    for at, rank in enumerate(ranks):
+        if rank != rank:
+            raise ValueError(
+                f"the rank of item {at} ({key!r}) is NaN, which cannot be compared; nothing was "
+                "changed"
+            )
+    return ranks
+
+
+def _reduced(values: torch.Tensor, how: str) -> list[Rank]:
+    if values.shape[1] == 1:
+        return values[:, 0].tolist()
+    if not values.shape[1]:
+        raise ValueError(f"an item without values has no {how} to be ranked by")
+    if how in ("max", "min"):
+        found: torch.Tensor = getattr(values, f"a{how}")(1)
+    elif how == "sum":
+        found = values.sum(1)
+    else:
+        numbers = values if values.is_floating_point() else values.double()
+        found = numbers.mean(1) if how == "mean" else numbers.median(1).values
+    return found.tolist()

@@ -1,0 +1,170 @@
+"""The ring: the oldest item makes room for the newest."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shmbuffer.items.indices import unravel
+from shmbuffer.memory import ItemSnapshot
+from shmbuffer.samplers.sampler import lanes_of
+from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.eager import eager
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.torchrl.compat.writers import Cursor, read_cursor, write_cursor
+from shmbuffer.writers.writer import Writer
+
+
+class RoundRobinWriter(Writer):
+    """Writes at the cursor, and wraps at the end of the storage.
+
+    A storage of this package keeps cursor and count, for all writers in all processes. For a
+    storage of your own the writer keeps them.
+
+    Args:
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        track_generations: samples have ``index_generation``, the ticket of the item's write, even
+            if the buffer is not shared.
+
+    Source: ``torchrl.data.RoundRobinWriter``.
+    """
+
+    def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
+        super().__init__(compilable)
+        self.track_generations = track_generations
+        self._own_cursor = 0
+        self._own_count = 0
+        self._count_offset = 0  # of a loaded count to the ring's
+
+    @eager
+    def add(self, data: Any) -> int | torch.Tensor:
+        """Write one item ``[*lanes, ...]``; its index, with lanes int64 ``[lanes, ndim]``."""
+        return self._write(data, True)  # type: ignore[no-any-return]
+
+    @eager
+    def extend(self, data: Any) -> torch.Tensor:
+        """Write a batch; its indices, int64 ``[n]``, with lanes ``[n * lanes, ndim]``."""
+        return self._write(data, False)  # type: ignore[no-any-return]
+
+    def _write(self, data: Any, single: bool) -> Any:
+        storage = self._storage
+        if hasattr(storage, "append"):
+            first, count = storage.append(data, single)
+            return storage.written(first, count, single=single)
+        start, count = self._own_cursor, 1 if single else length_of(data)
+        index = start if single else (start + cpu.arange(count)) % storage.max_size
+        if count:
+            storage.set(index, data)
+        self._own_cursor = (start + count) % storage.max_size
+        self._own_count += count
+        return index
+
+    def write_at(self, index: Any, data: Any) -> Any:
+        """Write a batch of new items to slots ``[n]``, or one item to a slot. The cursor stays.
+
+        Returns:
+            ``index``; with lanes int64 ``[n * lanes, ndim]``.
+        """
+        storage = self._storage
+        slots = index if isinstance(index, int) else cpu.as_tensor(index)
+        storage.set(slots, data)
+        places = cpu.as_tensor(slots).reshape(-1)
+        self._own_count += len(places)
+        lanes = lanes_of(storage)
+        if not lanes:
+            return slots
+        width = math.prod(lanes)
+        elements = places[:, None] * width + cpu.arange(width)
+        return torch.stack(unravel(elements.reshape(-1), lanes), -1)
+
+    @property
+    def tracks_generations(self) -> bool:
+        """See `Writer.tracks_generations`."""
+        return self.track_generations or super().tracks_generations
+
+    @property
+    def _cursor(self) -> int:
+        ring = ring_of(self._storage)
+        return self._own_cursor if ring is None else int(ring.head % ring.capacity)
+
+    @property
+    def write_count(self) -> int:
+        """Elements written so far, by all processes."""
+        ring = ring_of(self._storage)
+        return self._own_count if ring is None else int(ring.write_count) + self._count_offset
+
+    _write_count = write_count
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        self._own_cursor = 0
+        if empty_write_count:
+            self._own_count = self._count_offset = 0
+
+    def __repr__(self) -> str:
+        storage = self._storage
+        full = storage is not None and len(storage) == storage.max_size
+        return f"{type(self).__name__}(cursor={self._cursor}, full_storage={full})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Cursor and count."""
+        return {"_cursor": self._cursor, "_write_count": self.write_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, after the items."""
+        ring = ring_of(self._storage)
+        self._own_cursor = int(state_dict["_cursor"])
+        self._own_count = int(state_dict["_write_count"])
+        if ring is not None and ring.seat.is_alone():
+            ring.restore(self._own_cursor % ring.capacity, self._own_count, ring.tree.max_priority)
+        if ring is not None:
+            self._count_offset = self._own_count - int(ring.write_count)
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        ring = ring_of(self._storage)
+        width = 1 if ring is None else ring.width
+        cursor, count = self._cursor, self.write_count
+        if ring is not None and isinstance(moment, ItemSnapshot):
+            cursor = moment.head % len(moment.tickets)
+            count = moment.write_count + self._count_offset
+        tickets = None
+        if self.track_generations and ring is not None:
+            tickets = moment.tickets if isinstance(moment, ItemSnapshot) else ring.live.tickets()
+        write_cursor(directory, cursor, count, width, tickets)
+
+    def _read(self, directory: Path) -> Cursor:
+        return read_cursor(directory)
+
+    def _apply(self, saved: Cursor, loaded: Loaded | None) -> None:
+        ring = ring_of(self._storage)
+        cursor, count = saved.slot, saved.elements(1 if ring is None else ring.width)
+        if ring is None or loaded is None:
+            known = self.write_count if count is None else count
+            self.load_state_dict({"_cursor": cursor, "_write_count": known})
+        else:
+            self._count_offset = 0  # the storage has restored its own
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_storage": None}  # the buffer registers it again
+
+
+class TensorDictRoundRobinWriter(RoundRobinWriter):
+    """`RoundRobinWriter` for TensorDicts; unlike TorchRL's it stores no entry ``"index"``.
+
+    Source: ``torchrl.data.TensorDictRoundRobinWriter``.
+    """
+
+
+def length_of(data: Any) -> int:
+    """How many items a batch has."""
+    if is_collection(data):
+        return int(data.batch_size[0])
+    if isinstance(data, dict):
+        return length_of(next(iter(data.values())))
+    if isinstance(data, (list, tuple)):
+        return length_of(data[0]) if isinstance(data, tuple) else len(data)
+    return len(data)

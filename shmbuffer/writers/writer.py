@@ -1,0 +1,87 @@
+"""The base of all writers: a place for each item, and a count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shmbuffer.saves.checkpoints import Checkpoints
+from shmbuffer.storages.indexing import tickets_at
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form import cpu
+
+
+class Writer(Checkpoints):
+    """Places new items.
+
+    A writer of your own needs ``add`` and ``extend``, which call ``self._storage.set(index,
+    data)``; on a ring that writes a batch whole or not at all, with the default priority.
+
+    Args:
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+
+    Source: ``torchrl.data.Writer``.
+    """
+
+    compilable = False
+    _storage: Any = None
+    _rng: Any = None
+
+    def __init__(self, compilable: bool = False) -> None:
+        self.compilable = bool(compilable)
+
+    def register_storage(self, storage: Any) -> None:
+        """Write into ``storage`` from now on."""
+        self._storage = storage
+
+    def add(self, data: Any) -> Any:
+        """Write one item; its index, or None if the writer rejects it."""
+        raise NotImplementedError(f"{type(self).__name__} has no add()")
+
+    def extend(self, data: Any) -> Any:
+        """Write a batch; its indices, int64 ``[n]``."""
+        raise NotImplementedError(f"{type(self).__name__} has no extend()")
+
+    @property
+    def tracks_generations(self) -> bool:
+        """Whether samples have ``index_generation``: if the storage is shared, or if asked for."""
+        return bool(getattr(self._storage, "shared", False))
+
+    def generations_of(self, index: Any) -> torch.Tensor:
+        """The present ``index_generation`` of slots.
+
+        Args:
+            index: slots ``[...]``, or one; or coordinates of a write, ``[..., ndim]`` or a tuple,
+                of which the first is used.
+
+        Returns:
+            Tickets, int64 of the shape of the slots; -1 without an item, and everywhere unless
+            `tracks_generations`.
+        """
+        slots = cpu.as_tensor(index[0] if isinstance(index, tuple) else index)
+        ndim = getattr(self._storage, "ndim", 1)
+        if ndim > 1 and slots.dim() > 1 and slots.shape[-1] == ndim:
+            slots = slots[..., 0]
+        found = torch.full_like(slots, -1, dtype=torch.int64)
+        ring = ring_of(self._storage)
+        if self.tracks_generations and ring is not None:
+            inside = (slots >= 0) & (slots < ring.capacity)
+            tickets = tickets_at(ring, slots[inside].cpu().numpy())
+            found[inside] = torch.from_numpy(tickets).to(found.device)
+        return found
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        """The storage was emptied."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the writer, without its arguments."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state."""
+
+
+def write_count_of(writer: Any) -> int:
+    """Elements written so far, also by a writer with TorchRL's private name only."""
+    return int(getattr(writer, "write_count", getattr(writer, "_write_count", 0)))
