@@ -73,7 +73,7 @@ def reserved(path: Path, kind: str) -> Iterator[Begun]:
 
 
 #: Places behind the delivery: returns of Python functions, where CPython does not look for signals.
-RETURNS = {"reserve": 1, "resume": 1, "dropped": 0, **dict.fromkeys(SAMPLERS, 5)}
+RETURNS = {"reserve": 1, "resume": 1, "dropped": 0, **dict.fromkeys(SAMPLERS, 6)}
 
 
 @pytest.mark.product(few=1)

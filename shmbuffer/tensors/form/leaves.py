@@ -1,7 +1,7 @@
 """The leaves of a batch: checked against the schema, and where their bytes are.
 
 For every batch there is constant work a leaf: one look at dtype, shape and contiguity, and one
-address. See `numpy.leaves`.
+address. See `items.leaves`.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def chunks_at(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], in
 
 
 class RecordRows(building.RecordRows):
-    """Makes one thing for each item, with TensorDicts; see `numpy.records.building`.
+    """Makes one thing for each item, with TensorDicts; see `items.records.building`.
 
     Cost: 1 µs an item for each TensorDict in it, 0.1 µs a leaf; 1.5 µs for each text in a
         TensorDict.
@@ -71,11 +71,11 @@ class RecordRows(building.RecordRows):
         self.device = device
 
     def made(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
-        """See `numpy.records.building`."""
+        """See `items.records.building`."""
         return made(node, rows, _sizes(dims) if node.batch else ())
 
     def node(self, tree: Any) -> tuple[Container, Ints]:
-        """See `numpy.records.building`."""
+        """See `items.records.building`."""
         node, dims = super().node(tree)
         if node.kind == "tensordict" and node.about[0] is not None:
             node.about[0] = self.device or torch.device(node.about[0])

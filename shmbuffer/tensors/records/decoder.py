@@ -42,7 +42,7 @@ _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
 
 
 class Decoder(decoder.Decoder):
-    """Makes items of records, with tensors and TensorDicts; see `numpy.records.decoder`."""
+    """Makes items of records, with tensors and TensorDicts; see `items.records.decoder`."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class Decoder(decoder.Decoder):
         self.own = None if own is None else partial(by_user, own)
 
     def reading(self, data: Bytes) -> Reading:
-        """See `numpy.records.decoder`."""
+        """See `items.records.decoder`."""
         return Reading(self, data)
 
     def rows(self, batch_dims: Ints, leaves: list[Any]) -> RecordRows:
-        """See `numpy.records.decoder`."""
+        """See `items.records.decoder`."""
         return RecordRows(batch_dims, leaves, self.device)
 
     def stack(self, batch: RecordBatch, dim: int = 0) -> LazyStackedTensorDict | None:
@@ -247,7 +247,7 @@ class Reading(decoder.Reading):
         return lambda: out if self.device is None else out.to(self.device)
 
     def cut(self, column: Column, memory: Bytes, starts: Ints) -> Sequence[Any]:
-        """See `numpy.records.decoder`: tensors, where they are tensors."""
+        """See `items.records.decoder`: tensors, where they are tensors."""
         if column.chunk.kind != "tensor":
             return super().cut(column, memory, starts)
         dtype = torch_dtype_of(column.chunk)

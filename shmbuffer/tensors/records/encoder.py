@@ -19,7 +19,7 @@ from shmbuffer.tensors.records.columns import of_batch
 
 
 class Encoder(encoder.Encoder):
-    """Makes records of items, tensors and TensorDicts too; see `numpy.records.encoder`.
+    """Makes records of items, tensors and TensorDicts too; see `items.records.encoder`.
 
     Raises:
         ValueError: ``own`` beside ``zstd``.
@@ -43,15 +43,15 @@ class Encoder(encoder.Encoder):
             self.own = lambda leaf: compressed(own, tensor_of(leaf))
 
     def listed(self, data: Any) -> Any:
-        """See `numpy.records.encoder`."""
+        """See `items.records.encoder`."""
         return data if is_batch(data) and len(data.shape) else unbound(data)
 
     def items(self, data: Any) -> list[Any]:
-        """See `numpy.records.encoder`."""
+        """See `items.records.encoder`."""
         return unbound(data)
 
     def columns(self, data: Any) -> list[tuple[Ints, Columns]]:
-        """See `numpy.records.encoder`; of a batch as it is, where it can be."""
+        """See `items.records.encoder`; of a batch as it is, where it can be."""
         count = len(data) if self.own is None and is_batch(data) else 0
         columns = of_batch(data) if count else None
         return super().columns(data) if columns is None else [(np.arange(count), columns)]

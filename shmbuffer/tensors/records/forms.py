@@ -1,4 +1,4 @@
-"""What an item is made of, where it may hold tensors and TensorDicts: `numpy.records.forms`."""
+"""What an item is made of, where it may hold tensors and TensorDicts: `items.records.forms`."""
 
 from __future__ import annotations
 
