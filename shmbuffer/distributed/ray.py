@@ -15,7 +15,7 @@ from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.host import Host, made_of, opened
 from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import METHODS, changed
-from shmbuffer.distributed.runtime import RayUse, require_ray
+from shmbuffer.distributed.runtime import STARTS_SOONER, RayUse, require_ray
 from shmbuffer.errors import BufferClosedError
 
 DEFAULT_REMOTE_CONFIG = {"num_cpus": 1}
@@ -292,10 +292,9 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             _log.warning(
                 "Ray has not started the actor of a RayReplayBuffer for %g seconds. On a busy "
                 "machine Ray's workers hardly get a processor, because their niceness is 15, and "
-                "Ray kills one that has not registered after 60 seconds; set RAY_worker_niceness=0 "
-                "and RAY_worker_register_timeout_seconds=600 in the environment before the cluster "
-                "is started",
+                "Ray kills one that has not registered after 60 seconds; %s",
                 SLOW_START_S,
+                STARTS_SOONER,
             )
 
 

@@ -19,6 +19,11 @@ so that on a machine without an idle processor its imports take many minutes; an
 worker that has not registered after 60 seconds and starts another.
 """
 
+STARTS_SOONER = (
+    "set RAY_worker_niceness=0 and RAY_worker_register_timeout_seconds=600 in the environment "
+    "before the cluster is started"
+)
+
 _lock = threading.RLock()
 _uses: set[RayUse] | None = None  # of a Ray that this process started
 

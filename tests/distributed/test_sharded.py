@@ -332,7 +332,8 @@ def test_actors_that_do_not_start_are_named_and_ended(
     cluster: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay_buffer, "START_S", 0.0)
-    with pytest.raises(TimeoutError, match=r"has not started its map within 0 s; .* are free"):
+    said = r"has not started its map within 0 s; .* are free\..* set RAY_worker_niceness=0"
+    with pytest.raises(TimeoutError, match=said):
         ShardedReplayBuffer(name="late", **options(tmp_path))
     with pytest.raises(ValueError, match="no sharded buffer 'late'"):
         ShardedReplayBuffer.find("late")

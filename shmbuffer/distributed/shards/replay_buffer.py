@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.distributed.host import made_of
 from shmbuffer.distributed.ray import LEAVE_S
-from shmbuffer.distributed.runtime import RayUse, living_nodes, require_ray
+from shmbuffer.distributed.runtime import STARTS_SOONER, RayUse, living_nodes, require_ray
 from shmbuffer.distributed.shards.limited import require_ratio
 from shmbuffer.distributed.shards.members import START_S
 from shmbuffer.distributed.shards.metrics import ShardMetrics
@@ -255,7 +255,8 @@ def _started(ray: Any, name: str, asked: dict[str, Any]) -> list[Any]:
         raise TimeoutError(
             f"the sharded buffer {name!r}: Ray has not started its {missing} within {START_S:g} s; "
             f"{ray.available_resources()} are free. They are ended, and nothing was written: try "
-            "again when the nodes are less busy, or ask for less with remote_config"
+            "again when the nodes are less busy, ask for less with remote_config, or "
+            f"{STARTS_SOONER}"
         )
     return list(ray.get(list(asked.values())))
 
