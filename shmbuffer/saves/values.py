@@ -2,19 +2,29 @@
 
     <name>.jsonl   {"format": 1}                                first line
                    {"form": <form>}                             the next form, numbered from 0
-                   [<form's number>, [<value>], [<nbytes>]]     one value: see `form.packing`
+                   [<form's number>, [<object>], [<nbytes>]]    one value
     <name>.data    the chunks, one after the other, each from a multiple of 8
 
-What a value is made of (tensors with dtype and shape, containers of any depth) is its form, which
-values share; text, numbers, None and a few of torch's own words are written as JSON. Any other
-object is refused, unless pickle is allowed: then its bytes are among the chunks, and loading them
-runs whatever code the file says.
+The form of a value says what it is made of. Values share forms, which are:
+
+    ["tensor", dtype, shape, "cpu"]              a chunk
+    ["array", numpy's dtype, shape]              a chunk
+    ["number", numpy's dtype, []]                a chunk: a scalar of numpy's
+    ["bytes"]                                    a chunk
+    ["record"]                                   a chunk: the body of a record
+    ["value"]                                    an object
+
+and the containers of `record_format.grammar`, with the key ``{"value": true}`` for one that is an
+object. Text, numbers, None and a few of torch's own words are objects that are written as JSON. Any
+other object is refused, unless pickle is allowed: then its bytes are among the chunks, and loading
+them runs whatever code the file says.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
@@ -26,12 +36,18 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 
-from shmbuffer.errors import CorruptBufferError, ShmBufferError
+from shmbuffer.errors import CorruptBufferError, FormatError, ShmBufferError
+from shmbuffer.items import labels
+from shmbuffer.items.arrays import PLAIN_KINDS
+from shmbuffer.items.records.containers import names_of
+from shmbuffer.memory.format.record_batch import RecordBody
+from shmbuffer.memory.record_format.grammar import DICTS, join, split
 from shmbuffer.saves.safe_files import create_file, exists, open_binary, read_file, write_file
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.packing import Packed, pack, unpack
-from shmbuffer.tensors.form.tensors import contiguous, dtype_name, torch_dtype
+from shmbuffer.tensors.form.containers import made, take_of
+from shmbuffer.tensors.form.tensors import bytes_of, dtype_name, torch_dtype
 
 OURS = "shmbuffer"
 """Our key in TorchRL's JSON files."""
@@ -138,14 +154,112 @@ def read_state(directory: Path) -> dict[str, Any] | None:
         return dict(state)
 
 
-def pack_plainly(value: Any) -> Packed:
-    """A value as its form, what JSON can hold of it, and the bytes of its tensors."""
-    return pack(value, lambda tensor: contiguous(tensor).reshape(-1).view(torch.uint8), cpu.DEVICE)
+class Parts:
+    """A value, taken apart.
+
+    Raises:
+        TypeError: with ``cpu_only``, a tensor is on another device.
+    """
+
+    def __init__(self, value: Any, *, cpu_only: bool = False) -> None:
+        self._cpu_only = cpu_only
+        self.objects: list[Any] = []
+        """Everything that is no tensor, array or bytes, in the order of the form."""
+        self.chunks: list[bytes | memoryview] = []
+        """The bytes of tensors and arrays, in the order of the form."""
+        self.form = self._form_of(value)
+        """What the value is made of; JSON."""
+
+    def _form_of(self, value: Any) -> list[Any]:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in PLAIN_KINDS:
+            self.chunks.append(np.asarray(value).tobytes())
+            kind = "array" if isinstance(value, np.ndarray) else "number"
+            return [kind, value.dtype.str, list(value.shape)]
+        if isinstance(value, bytes):
+            self.chunks.append(value)
+            return ["record" if isinstance(value, RecordBody) else "bytes"]
+        take = take_of(type(value))
+        if take is None:
+            return self._object(value)
+        kind, batch, about, keys, parts = take(value)
+        # A key that JSON does not have is an object, before those of what is under it.
+        forms = [
+            (self._key(key) if kind in DICTS else key, self._form_of(part))
+            for key, part in zip(names_of(keys), parts, strict=True)
+        ]
+        return join(kind, list(batch), about, forms)
+
+    def _object(self, value: Any) -> list[Any]:
+        self.objects.append(value)
+        return ["value"]
+
+    def _key(self, key: Any) -> Any:
+        if labels.is_json(key):
+            return labels.to_json(key)
+        self.objects.append(key)
+        return {"value": True}
+
+    def _tensor(self, tensor: torch.Tensor) -> list[Any]:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            return self._object(tensor)
+        if self._cpu_only and tensor.device.type != "cpu":
+            raise TypeError(f"a tensor is on {tensor.device}")
+        self.chunks.append(bytes_of(tensor.as_subclass(torch.Tensor)))
+        return ["tensor", dtype_name(tensor.dtype), list(tensor.shape), "cpu"]
 
 
-def unpack_plainly(packed: Packed) -> Any:
-    """The value again; its tensors are on the CPU."""
-    return unpack(packed, lambda chunk, _: chunk)
+class _Builder:
+    """Makes a value from its objects and chunks."""
+
+    def __init__(self, objects: Iterable[Any], chunks: Iterable[bytearray]) -> None:
+        self._objects = iter(objects)
+        self._chunks = iter(chunks)
+
+    def value(self, form: Any) -> Any:
+        match form:
+            case ["tensor", str(name), [*shape], "cpu"]:
+                dtype = torch_dtype(name)
+                chunk = self._chunk(shape, dtype.itemsize)
+                if not chunk:
+                    return cpu.empty(shape, dtype=dtype)
+                return torch.frombuffer(chunk, dtype=torch.uint8).view(dtype).reshape(shape)
+            case ["array" | "number" as kind, str(name), [*shape]]:
+                plain = np.dtype(name)
+                if plain.kind not in PLAIN_KINDS:
+                    raise FormatError(f"an array of {plain} is not known to this version")
+                array: NDArray[Any] = np.ndarray(shape, plain, self._chunk(shape, plain.itemsize))
+                return array if kind == "array" else array[()]
+            case ["bytes"]:
+                return bytes(next(self._chunks))
+            case ["record"]:
+                return RecordBody(next(self._chunks))
+            case ["value"]:
+                return next(self._objects)
+        try:
+            node = split(form)
+        except TypeError as error:
+            raise FormatError(
+                f"a value of the form {form!r:.60} is not known to this version"
+            ) from error
+        if node.kind == "tensordict" and node.about[0] is not None:
+            node.about[0] = cpu.DEVICE
+        found = []
+        for at, one in enumerate(node.parts):
+            if node.kind in DICTS:
+                node.keys[at] = self._key(node.keys[at])
+            found.append(self.value(one))
+        return made(node, [tuple(found)], [torch.Size(node.batch)], TensorDict)[0]
+
+    def _key(self, key: Any) -> Any:
+        return next(self._objects) if isinstance(key, dict) else labels.from_json(key)
+
+    def _chunk(self, shape: list[int], itemsize: int) -> bytearray:
+        chunk, expected = next(self._chunks), math.prod(shape) * itemsize
+        if len(chunk) != expected:
+            raise ValueError(f"{len(chunk)} bytes where {expected} belong")
+        return chunk
 
 
 def write_values(
@@ -156,40 +270,34 @@ def write_values(
     allow_pickle: bool,
     what: str,
     remedy: str | None = None,
-    packing: Callable[[Any], Packed] = pack_plainly,
+    cpu_only: bool = False,
 ) -> None:
-    """Write values, one after the other."""
+    """Write values, one after the other; see `Parts` for ``cpu_only``."""
     forms: dict[str, int] = {}
     with (
         create_file(directory / f"{name}.jsonl") as lines,
         create_file(directory / f"{name}.data") as data,
     ):
         lines.write(b'{"format": 1}\n')
-        for number, packed in enumerate(map(packing, values)):
-            form = json.dumps(packed.form)
+        for number, value in enumerate(values):
+            parts = Parts(value, cpu_only=cpu_only)
+            form = json.dumps(parts.form)
             if form not in forms:
                 forms[form] = len(forms)
                 lines.write(f'{{"form": {form}}}\n'.encode())
-            for chunk in packed.chunks:
-                _write(data, chunk.numpy().data)
+            for chunk in parts.chunks:
+                _write(data, chunk)
             words = [
-                value
-                if type(value) in _PLAIN
-                else _in_words(value)
-                or _pickled(value, data, f"{what} {number}", remedy, allow_pickle)
-                for value in packed.values
+                one
+                if type(one) in _PLAIN
+                else _in_words(one) or _pickled(one, data, f"{what} {number}", remedy, allow_pickle)
+                for one in parts.objects
             ]
-            sizes = [chunk.numel() for chunk in packed.chunks]
+            sizes = [len(chunk) for chunk in parts.chunks]
             lines.write(json.dumps([forms[form], words, sizes]).encode() + b"\n")
 
 
-def read_values(
-    directory: Path,
-    name: str,
-    *,
-    allow_pickle: bool,
-    unpacking: Callable[[Packed], Any] = unpack_plainly,
-) -> Iterator[Any]:
+def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Any]:
     """The values that `write_values` wrote; tensors are on the CPU."""
     where = directory / f"{name}.jsonl"
     with open_binary(where) as lines, open_binary(directory / f"{name}.data") as data:
@@ -207,21 +315,15 @@ def read_values(
                     forms.append(found["form"])
                     continue
                 number, words, sizes = found
-                chunks = [_chunk(data, size) for size in sizes]
-                given = [_value(word, data, allow_pickle, where) for word in words]
-                value = unpacking(Packed(forms[number], given, chunks))
+                chunks = [_take(data, size) for size in sizes]
+                objects = [_value(word, data, allow_pickle, where) for word in words]
+                value = _Builder(objects, chunks).value(forms[number])
             yield value
 
 
 def _write(data: BinaryIO, content: Any) -> None:
     data.write(content)
     data.write(bytes(-data.tell() % _ALIGN))
-
-
-def _chunk(data: BinaryIO, nbytes: int) -> torch.Tensor:
-    if not nbytes:
-        return cpu.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(_take(data, nbytes), dtype=torch.uint8)
 
 
 def _take(data: BinaryIO, nbytes: int) -> bytearray:

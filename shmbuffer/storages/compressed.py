@@ -5,32 +5,42 @@ from __future__ import annotations
 import builtins
 import pickle
 from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
+import zstandard
 
+from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import Engine
+from shmbuffer.memory.format.record_batch import RecordBody
 from shmbuffer.memory.format.recorded import of_storage
 from shmbuffer.saves.checkpointers.list import CompressedListStorageCheckpointer
-from shmbuffer.storages.item_codec import BodyCodec, ItemCodec, PackedCodec, bytes_of
-from shmbuffer.storages.record_codec import Compress, Decompress, RecordCodec
+from shmbuffer.storages.item_codec import BodyCodec
+from shmbuffer.storages.record_codec import Compress, Decompress, RecordCodec, with_metadata
 from shmbuffer.storages.record_list import RecordList, RecordOptions
 from shmbuffer.tensors.form.batches import collate, stack_lazily
 from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.tensors.form.packing import Packed
+from shmbuffer.tensors.form.tensors import bytes_of
 from shmbuffer.tensors.records.decoder import RawBatch
+from shmbuffer.torchrl.compat import compressed
 
 
 class CompressedListStorage(RecordList):
     """Items whose tensors are compressed when they are written, and come back as they were.
 
     Every tensor and array of an item is compressed: of TensorDicts and tensorclasses at any depth,
-    lazy stacks, dicts, tuples and lists; bytes too. Text, numbers and other objects are kept as
-    they are. dtype, shape, batch size and device come back exactly. What entries of one size in an
-    item have in common, as an observation and the next one do, is stored once, where zstd
-    compresses. Batches are compressed and decompressed in one go, in several threads where that
-    pays.
+    lazy stacks, dicts, tuples and lists; bytes too. dtype, shape and batch size come back exactly.
+    What entries of one size in an item have in common, as an observation and the next one do, is
+    stored once, where zstd compresses. Batches are compressed and decompressed in one go, in
+    several threads where that pays.
+
+    In one process, an item that a record cannot hold is stored as the Python object that it is, as
+    in a `ListStorage`: an item with a complex number, a set or another object, a sparse or nested
+    tensor, or a key other than text, a number, None or a tuple of them. Such an item is not
+    compressed, `get` returns the stored object itself, and `bytes` does not count it.
 
     A batch of a buffer is one dense TensorDict where its items agree in form and shapes, else a
     lazy stack.
@@ -48,8 +58,8 @@ class CompressedListStorage(RecordList):
             arguments; gives the tensor, or its bytes as uint8. None decompresses zstd. Other
             processes give both to ``attach``: functions are not recorded.
         compression_level: of zstd, 1 (fast) to 22 (small).
-        device: where tensors of what is read are; None is where they were when they were written,
-            of records the CPU.
+        device: where tensors of what is read are. None is the CPU; in one process, an item with a
+            tensor on another device is then stored as the object that it is, and not compressed.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
         compress: of records: which entries are compressed, by key or nested key, with all that is
             in them (``["obs", ("next", "obs")]``); the others are raw. None: those from 64 bytes on
@@ -116,7 +126,6 @@ class CompressedListStorage(RecordList):
             raise ValueError(f"dictionary_bytes is a size, or 0, got {dictionary_bytes}")
         self.compression_level = int(compression_level)
         self._functions = compression_fn, decompression_fn
-        self._packing: PackedCodec | None = None  # made when it is asked for
         self._of_records: dict[str, Any] = {
             "compress": None if compress is None else list(compress),
             "dictionary_bytes": int(dictionary_bytes),
@@ -151,13 +160,11 @@ class CompressedListStorage(RecordList):
                 "compression_fn was given; leave one of them out"
             )
 
-    def _made_item_codec(self) -> ItemCodec:
-        if self.device is None:  # records do not store devices
-            return self.packing
+    def _made_item_codec(self) -> BodyCodec:
         # A function whose counterpart was not given meets zstd, tensor by tensor.
         own = self._functions != (None, None)
         functions = (self.compression_fn, self.decompression_fn) if own else self._functions
-        return BodyCodec(self._record_codec(*functions), self.packing)
+        return BodyCodec(self.device, self._record_codec(*functions))
 
     def _made_record_codec(self) -> RecordCodec:
         return self._record_codec(*self._functions)
@@ -184,45 +191,20 @@ class CompressedListStorage(RecordList):
         names = ("compression_level", "compress", "dictionary_bytes")
         return {name: recorded[name] for name in names if name in recorded}
 
-    def _loaded(self, saved: list[Any]) -> list[Any]:
-        if not self.shared:
-            return super()._loaded(saved)
-        codec = self._made_item_codec()
-        return [codec.give(codec.loaded(one)) for one in saved]
-
     @property
     def compression_fn(self) -> Compress:
         """What compresses a tensor, of a list of this process."""
-        return self.packing.compress
+        return self._functions[0] or partial(compress_tensor, level=self.compression_level)
 
     @property
     def decompression_fn(self) -> Decompress:
         """What decompresses it."""
-        return self.packing.decompress
+        return self._functions[1] or decompress_tensor
 
-    @property
-    def packing(self) -> PackedCodec:
-        """How an item is compressed in one process, and in files of such a storage."""
-        if self._packing is None:
-            self._packing = PackedCodec(self.compression_level, *self._functions, self.device)
-        return self._packing
-
-    def packed(self, kept: Any) -> Packed:
-        """What is kept of an item, as files have it."""
-        return self.packing.keep(kept) if self.shared else BodyCodec.packed(kept)
-
-    def unpacked(self, packed: Packed) -> Any:
-        """What is kept, or the item itself where that is a record."""
-        if self.shared:
-            return self._made_item_codec().give(packed)
-        kept = BodyCodec.unpacked(packed)
-        if isinstance(kept, Packed):
-            self.packing.give(kept)  # an item that cannot be given is an error now
-        elif isinstance(self.codec, BodyCodec):
-            self.codec.require_function(kept)
-        else:
-            return self.codec.keep(BodyCodec(self._made_record_codec(), self.packing).give(kept))
-        return kept
+    def read_torchrl(self, path: Path) -> list[tuple[Any] | None]:
+        """Reads the items that TorchRL has saved; see `compat.compressed.read_items`."""
+        decompress = with_metadata(self.decompression_fn)
+        return compressed.read_items(path, decompress, reads_zlib=self._functions[1] is None)
 
     def _collate(self, data: Any) -> Any:
         # What was kept as records is one TensorDict, where their forms and shapes agree.
@@ -243,10 +225,7 @@ class CompressedListStorage(RecordList):
         if self.shared:
             store = self.mover()
             return 0 if store is None else int(store.records.live())
-        return sum(map(BodyCodec.nbytes, self.copy_out()[0]))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_packing": None}
+        return sum(len(kept) for kept in self.copy_out()[0] if type(kept) is RecordBody)
 
     @staticmethod
     def to_bytestream(data_to_bytestream: Any) -> builtins.bytes:
@@ -262,3 +241,24 @@ class CompressedListStorage(RecordList):
         if isinstance(data, (bytes, bytearray, memoryview)):
             return bytes(data)
         return pickle.dumps(data)
+
+
+def compress_tensor(tensor: torch.Tensor, level: int) -> torch.Tensor:
+    """Compresses the bytes of a tensor with zstd."""
+    frame = zstandard.compress(bytes_of(tensor), level)
+    return torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+
+
+def decompress_tensor(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+    """Gives the bytes of the tensor that `compress_tensor` has compressed."""
+    content, expected = bytes_of(chunk), metadata["shape"].numel() * metadata["dtype"].itemsize
+    try:
+        size = zstandard.frame_content_size(content)
+        if size != expected:  # before anything is allocated for what a file says
+            raise zstandard.ZstdError(f"{size} bytes where {expected} belong")
+        return torch.frombuffer(bytearray(zstandard.decompress(content)), dtype=torch.uint8)
+    except zstandard.ZstdError as error:
+        raise CorruptBufferError(
+            f"a compressed item cannot be decompressed ({error}): it was not compressed with "
+            "zstd, or its bytes are damaged"
+        ) from error

@@ -1,46 +1,35 @@
-"""What a list in this process keeps of an item.
-
-ItemCodec ─┬─ PackedCodec   each of its tensors compressed on its own
-           └─ BodyCodec     the body of a record; a batch is coded in one go
-"""
+"""How a list in this process keeps an item: as it is, or as the body of its record."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 import torch
-import zstandard
 
-from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
-from shmbuffer.memory import RecordBatch
-from shmbuffer.memory.format.record_batch import join
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.items.records.forms import RefusedError
+from shmbuffer.memory.format.record_batch import RecordBody, join
 from shmbuffer.memory.record_format import Codec, locate
 from shmbuffer.storages.mover import by_leaf, to_device
-from shmbuffer.storages.record_codec import (
-    Compress,
-    Decompress,
-    RecordCodec,
-    with_metadata,
-)
+from shmbuffer.storages.record_codec import RecordCodec
 from shmbuffer.tensors.form.batches import is_batch, unbound
+from shmbuffer.tensors.form.containers import take_of
 from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.tensors.form.packing import RECORD, Packed, pack, unpack
-from shmbuffer.tensors.form.tensors import contiguous
 from shmbuffer.tensors.records.decoder import RawBatch
 
-_KEPT_FORMS = 1024  # that items to come may share
-
-
-_ITS_OWN = "load it into a storage of the kind that it is of. Nothing was changed"
+_RECORD = "shmbuffer.record"  # the key of a body in a state
 
 
 class ItemCodec:
-    """Items are kept as they are; ``device`` is where their tensors are sent, None leaves them."""
+    """Items are kept as they are; ``device`` is where their tensors are sent, None leaves them.
 
-    def __init__(self, device: torch.device | None) -> None:
+    ``records`` reads the bodies that a `BodyCodec` has saved.
+    """
+
+    def __init__(self, device: torch.device | None, records: RecordCodec) -> None:
         self.device = device
+        self._records = records
 
     def keep(self, item: Any) -> Any:
         """What is kept of an item."""
@@ -48,9 +37,8 @@ class ItemCodec:
 
     def encode(self, data: Any, single: bool) -> list[Any]:
         """What is kept of one item where ``single``, else of each item of a batch."""
-        return [self.keep(data)] if single else self._keep_all(data)
-
-    def _keep_all(self, data: Any) -> list[Any]:
+        if single:
+            return [self.keep(data)]
         items = unbound(data)
         return items if self.device is None else [self.keep(item) for item in items]
 
@@ -62,151 +50,31 @@ class ItemCodec:
         """The items, from what is kept of them: a list, or `RawBatch`."""
         return kept
 
-    def saved(self, kept: Any) -> Any:
-        """What a state has of an item."""
-        return kept
+    def accept(self, saved: Any) -> Any:
+        """What is kept of an item that a list has saved: a body, or the item itself.
 
-    def loaded(self, saved: Any) -> Any:
-        """What is kept of an item of a state. Its tensors are copies."""
-        if _is_packed(saved):
-            raise SchemaMismatchError(f"an item of the state is compressed; {_ITS_OWN}")
-        return self.keep(cloned(saved))
+        Raises:
+            SchemaMismatchError: a function that is not known here compressed the body.
+        """
+        if type(saved) is not RecordBody:
+            return self.keep(saved)
+        self._require_function(saved)
+        return self._accept_body(saved)
 
+    def accept_state(self, saved: Any) -> Any:
+        """What is kept of an item of a state. Its tensors are copies. Raises as `accept` does."""
+        if isinstance(saved, dict) and list(saved) == [_RECORD]:
+            return self.accept(RecordBody(saved[_RECORD].numpy()))
+        return self.accept(cloned(saved))
 
-class PackedCodec(ItemCodec):
-    """Items are kept as `Packed`."""
+    def _accept_body(self, body: RecordBody) -> Any:
+        return self.keep(self._decoded(body))
 
-    def __init__(
-        self,
-        level: int,  # of zstd
-        compress: Compress | None,  # called with a tensor, gives a uint8 tensor; None is zstd
-        # called with what ``compress`` gave, and with a dict of the tensor's shape, dtype and
-        # device if it takes two arguments; None is zstd
-        decompress: Decompress | None,
-        device: torch.device | None,  # where tensors of what is given are; None is where they were
-    ) -> None:
-        super().__init__(device)
-        self.level = level
-        self.decompresses_zstd = decompress is None
-        self.compress: Compress = self._compress if compress is None else compress
-        self.decompress: Decompress = self._decompress if decompress is None else decompress
-        self.expand = with_metadata(self.decompress)
-        """Called with a chunk and what belongs to it; gives the tensor, or its bytes."""
-        self._codecs = threading.local()  # of zstd: one for each thread
-        self._forms: dict[str, list[Any]] = {}  # items of one form share it
+    def _decoded(self, body: RecordBody) -> Any:
+        return self._records.decoder.items(join([body]))[0]
 
-    def keep(self, item: Any) -> Packed:
-        """See `ItemCodec.keep`."""
-        packed = pack(item, self.compress, self.device)
-        if len(self._forms) >= _KEPT_FORMS:
-            self._forms.clear()
-        return packed._replace(form=self._forms.setdefault(repr(packed.form), packed.form))
-
-    def _keep_all(self, data: Any) -> list[Any]:
-        return [self.keep(item) for item in unbound(data)]
-
-    def give(self, kept: Packed) -> Any:
-        """See `ItemCodec.give`."""
-        return unpack(kept, self.expand)
-
-    def give_all(self, kept: list[Packed]) -> list[Any]:
-        """See `ItemCodec.give_all`."""
-        return [self.give(one) for one in kept]
-
-    def saved(self, kept: Packed) -> dict[str, Any]:
-        """See `ItemCodec.saved`."""
-        return kept._asdict()
-
-    def loaded(self, saved: dict[str, Any]) -> Packed:
-        """See `ItemCodec.loaded`."""
-        if not _is_packed(saved):
-            raise SchemaMismatchError(f"an item of the state is not compressed; {_ITS_OWN}")
-        chunks = [chunk.clone() for chunk in saved["chunks"]]
-        return Packed(saved["form"], list(saved["values"]), chunks)
-
-    def _compress(self, tensor: torch.Tensor) -> torch.Tensor:
-        codec = getattr(self._codecs, "compressor", None)
-        if codec is None:
-            codec = self._codecs.compressor = zstandard.ZstdCompressor(self.level)
-        return torch.frombuffer(bytearray(codec.compress(bytes_of(tensor))), dtype=torch.uint8)
-
-    def _decompress(self, chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
-        codec = getattr(self._codecs, "decompressor", None)
-        if codec is None:
-            codec = self._codecs.decompressor = zstandard.ZstdDecompressor()
-        shape, dtype = metadata["shape"], metadata["dtype"]
-        content = bytes_of(chunk)
-        try:
-            size = zstandard.frame_content_size(content)
-            expected = size if shape is None else shape.numel() * dtype.itemsize
-            if size != expected:  # before anything is allocated for what a file says
-                raise zstandard.ZstdError(f"{size} bytes where {expected} belong")
-            return torch.frombuffer(bytearray(codec.decompress(content)), dtype=torch.uint8)
-        except zstandard.ZstdError as error:
-            raise CorruptBufferError(
-                f"a compressed item cannot be decompressed ({error}): it was not compressed with "
-                "zstd, or its bytes are damaged"
-            ) from error
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in C order; of its own memory where they lie so."""
-    flat = contiguous(tensor).reshape(-1)
-    if flat.stride(0) != 1:  # one number, of which torch says that it is contiguous anyway
-        flat = flat.new_empty(flat.shape).copy_(flat)
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type] # of typeshed's 3.11
-
-
-class BodyCodec(ItemCodec):
-    """Items are kept as the bodies of their records, or as `Packed` where they are no record."""
-
-    def __init__(self, codec: RecordCodec, compressing: PackedCodec) -> None:
-        super().__init__(compressing.device)
-        self._codec = codec
-        self._compressing = compressing
-
-    def keep(self, item: Any) -> Any:
-        """See `ItemCodec.keep`."""
-        return self.encode(item, True)[0]
-
-    def encode(self, data: Any, single: bool) -> list[Any]:
-        """See `ItemCodec.encode`."""
-        if not (single or is_batch(data)):
-            data = unbound(data)  # it may be looked at twice
-        try:
-            return _bytes_of(self._codec.encode(data, single))
-        except TypeError:  # a record does not hold everything
-            if single:
-                return [self._compressing.keep(data)]
-            return [self.keep(item) for item in unbound(data)]
-
-    def give(self, kept: bytes | Packed) -> Any:
-        """See `ItemCodec.give`."""
-        found = self.unpacked(kept) if isinstance(kept, Packed) else kept
-        if isinstance(found, Packed):
-            return self._compressing.give(found)
-        return self._codec.decoder.items(join([found]))[0]
-
-    def give_all(self, kept: list[Any]) -> Any:
-        """See `ItemCodec.give_all`."""
-        if kept and set(map(type, kept)) == {bytes}:
-            return RawBatch(join(kept), self._codec.decoder)
-        return [self.give(one) for one in kept]
-
-    def saved(self, kept: bytes | Packed) -> dict[str, Any]:
-        """See `ItemCodec.saved`."""
-        return self.packed(kept)._asdict()
-
-    def loaded(self, saved: dict[str, Any]) -> bytes | Packed:
-        """See `ItemCodec.loaded`."""
-        kept = self.unpacked(self._compressing.loaded(saved))
-        if not isinstance(kept, Packed):
-            self.require_function(kept)
-        return kept
-
-    def require_function(self, body: bytes) -> None:
-        """Raises SchemaMismatchError if a function that is not known here compressed a record."""
-        if self._codec.decompresses_own:
+    def _require_function(self, body: RecordBody) -> None:
+        if self._records.decompresses_own:
             return
         (located,) = locate(join([body]), "an item")
         if any(chunk.codec is Codec.OWN for chunk in located.form.chunks):
@@ -215,32 +83,44 @@ class BodyCodec(ItemCodec):
                 "decompression_fn that belongs to it. Nothing was changed"
             )
 
-    @staticmethod
-    def packed(kept: bytes | Packed) -> Packed:
-        """What is kept, in the words of files: a record is one chunk."""
-        if isinstance(kept, Packed):
-            return kept
-        return Packed([RECORD], [], [torch.frombuffer(bytearray(kept), dtype=torch.uint8)])
 
-    @staticmethod
-    def unpacked(packed: Packed) -> bytes | Packed:
-        """What `packed` was given."""
-        return packed.chunks[0].numpy().tobytes() if packed.form == [RECORD] else packed
+class BodyCodec(ItemCodec):
+    """Items are kept as the bodies of their records; what is no record is kept as it is."""
 
-    @staticmethod
-    def nbytes(kept: bytes | Packed) -> int:
-        """Size of what is kept."""
-        return kept.nbytes if isinstance(kept, Packed) else len(kept)
+    def encode(self, data: Any, single: bool) -> list[Any]:
+        """See `ItemCodec.encode`."""
+        if not (single or is_batch(data)):
+            data = unbound(data)  # it may be looked at twice
+        if self.device is not None or _is_on_cpu(data):  # records do not store devices
+            try:
+                return self._records.encode(data, single).bodies()
+            except RefusedError:  # a record does not hold everything
+                pass
+        return [super().keep(data)] if single else [self.keep(item) for item in unbound(data)]
+
+    def keep(self, item: Any) -> Any:
+        """See `ItemCodec.keep`."""
+        return self.encode(item, True)[0]
+
+    def give(self, kept: Any) -> Any:
+        """See `ItemCodec.give`."""
+        return self._decoded(kept) if type(kept) is RecordBody else kept
+
+    def give_all(self, kept: list[Any]) -> Any:
+        """See `ItemCodec.give_all`."""
+        if kept and set(map(type, kept)) == {RecordBody}:
+            return RawBatch(join(kept), self._records.decoder)
+        return [self.give(one) for one in kept]
+
+    def _accept_body(self, body: RecordBody) -> RecordBody:
+        return body
 
 
-def _bytes_of(batch: RecordBatch) -> list[bytes]:
-    """The body of each record by itself, so that none keeps the memory of its batch."""
-    return [batch.body(row).tobytes() for row in range(len(batch))]
-
-
-def _is_packed(saved: Any) -> bool:
-    """Whether an item of a state is what `PackedCodec.saved` gave."""
-    return isinstance(saved, dict) and tuple(saved) == Packed._fields
+def for_state(kept: Any) -> Any:
+    """Makes an item of a state from what is kept: the tagged bytes of a body, or the item."""
+    if type(kept) is not RecordBody:
+        return kept
+    return {_RECORD: torch.frombuffer(bytearray(kept), dtype=torch.uint8)}
 
 
 def cloned(item: Any) -> Any:
@@ -252,3 +132,11 @@ def _copied(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor) or is_collection(leaf):
         return leaf.clone()
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+def _is_on_cpu(data: Any) -> bool:
+    """Whether every tensor and TensorDict in an item or a batch is on the CPU, or nowhere."""
+    where, take = getattr(data, "device", None), take_of(type(data))
+    if isinstance(where, torch.device) and where.type != "cpu":
+        return False
+    return take is None or all(map(_is_on_cpu, take(data)[-1]))

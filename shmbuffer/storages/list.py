@@ -89,7 +89,7 @@ class ListStorage(RingBacked):
 
     def _made_item_codec(self) -> ItemCodec:
         """What is kept of an item in this process."""
-        return ItemCodec(self.device)
+        return ItemCodec(self.device, self._made_record_codec())
 
     def _made_record_codec(self) -> RecordCodec:
         """Items to records and back."""
@@ -221,7 +221,8 @@ class ListStorage(RingBacked):
     @property
     def codec(self) -> ItemCodec:
         """What is kept of an item in this process: of records nothing, they are the items."""
-        return self._codec if isinstance(self._codec, ItemCodec) else ItemCodec(None)
+        codec = self._codec
+        return codec if isinstance(codec, ItemCodec) else ItemCodec(None, codec)
 
     def state_dict(self) -> dict[str, Any]:
         """The items (not copies), or records; where they are, and the size of the ring."""
@@ -246,7 +247,7 @@ class ListStorage(RingBacked):
             image = RecordImage.of_state(state_dict["_records"], slots)
             self.load_image(image, slots, cursor=cursor, write_count=count)
         else:
-            kept = self._loaded(state_dict["_list"])
+            kept = list(map(self.codec.accept_state, state_dict["_list"]))
             self.copy_in(kept, slots, cursor=cursor, write_count=count)
         ring = self._store().ring
         sources_from_state(ring, state_dict, None if self.shared else ring.seat.incarnation)
@@ -275,10 +276,6 @@ class ListStorage(RingBacked):
         if dictionary is not None:
             codec.use(dictionary)
         return codec
-
-    def _loaded(self, saved: list[Any]) -> list[Any]:
-        """What is kept of the items of a state."""
-        return [self.codec.loaded(item) for item in saved]
 
     def _empty(self) -> None:
         self.forget(keep_write_count=False)

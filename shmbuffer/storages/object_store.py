@@ -16,7 +16,7 @@ from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.resize import grow
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.storages.indexing import as_array, integers, is_int, tickets_at
-from shmbuffer.storages.item_codec import ItemCodec, cloned
+from shmbuffer.storages.item_codec import ItemCodec, cloned, for_state
 from shmbuffer.storages.item_store import Changes, ItemStore, edits, held_slots
 from shmbuffer.storages.mover import (
     RowSample,
@@ -172,7 +172,7 @@ class ObjectStore(ItemStore):
 
     def _state(self) -> tuple[dict[str, Any], ItemSnapshot]:
         items, moment = self.copy_out()
-        return {"_list": [self.codec.saved(kept) for kept in items]}, moment
+        return {"_list": [for_state(kept) for kept in items]}, moment
 
     def forget(self, *, keep_write_count: bool) -> None:
         """See `Mover.forget`."""

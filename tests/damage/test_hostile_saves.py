@@ -46,7 +46,7 @@ from shmbuffer import (
 from shmbuffer.saves import publication
 from shmbuffer.saves.file_tree import MANIFEST
 from shmbuffer.saves.publication import finish, publish, publish_file
-from shmbuffer.saves.values import pack_plainly
+from shmbuffer.saves.values import Parts
 from shmbuffer.torchrl.compat.storages import METADATA
 from tests.damage.hostile import ROOT_TRAPS, TRAPS
 from tests.damage.test_damaged_saves import end
@@ -514,8 +514,8 @@ SAVES: dict[str, tuple[Callable[[], Any], Callable[[int], Any], set[str]]] = {
 
 def content(rb: Any) -> tuple[Any, ...]:
     """The items of a buffer, in a form that can be compared."""
-    packed = pack_plainly(rb[:])
-    return packed.form, packed.values, [chunk.tolist() for chunk in packed.chunks]
+    parts = Parts(rb[:])
+    return parts.form, parts.objects, list(map(bytes, parts.chunks))
 
 
 def load_with_traps(saved: Path, victim: Path, kind: str, trap: str, log: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import threading
 from collections import OrderedDict, namedtuple
@@ -25,12 +24,10 @@ from tensordict import (
 from shmbuffer import (
     CompressedListStorage,
     CorruptBufferError,
-    FormatError,
     ListStorage,
     ReplayBuffer,
     SchemaMismatchError,
 )
-from shmbuffer.tensors.form.packing import Packed
 from tests.kit.items import Step
 from tests.kit.rings import ring_of
 
@@ -228,7 +225,7 @@ def test_every_level_of_zstd_works(level: int) -> None:
     storage.set(0, tensor)
     assert torch.equal(storage.get(0), tensor)
     assert 0 < storage.bytes() < tensor.nbytes / 10
-    chunk = storage.packing.keep(tensor).chunks[0].numpy().tobytes()
+    chunk = storage.compression_fn(tensor).numpy().tobytes()
     assert zstandard.ZstdDecompressor().decompress(chunk) == tensor.numpy().tobytes()
 
 
@@ -310,39 +307,71 @@ def test_bytes_that_zstd_has_not_written_are_named() -> None:
     with pytest.raises(CorruptBufferError, match="cannot be decompressed"):
         storage.get(0)
     good = CompressedListStorage(3)
-    packed = good.packing.keep(torch.zeros(100))
-    shorter = packed._replace(form=["tensor", "float32", [99], "cpu"])
+    shorter = {"shape": torch.Size([99]), "dtype": torch.float32}
     with pytest.raises(CorruptBufferError, match="400 bytes where 396 belong"):
-        good.packing.give(shorter)
+        good.decompression_fn(good.compression_fn(torch.zeros(100)), shorter)
 
 
-# -- packed ----------------------------------------------------------------------------------------
+# -- what is no record -----------------------------------------------------------------------------
 
 
-def test_a_packed_item_is_json_and_bytes() -> None:
-    storage = CompressedListStorage(3)
-    item = TensorDict(
-        {"a": torch.arange(3), "n": {"b": torch.zeros(3, 2, dtype=torch.bool)}, "t": "text"}, []
-    )
-    packed = storage.packing.keep(item)
-    assert packed.values == ["text"]
-    assert [chunk.dtype for chunk in packed.chunks] == [torch.uint8] * 2
-    assert packed.nbytes == sum(chunk.numel() for chunk in packed.chunks)
-    form, values = json.loads(json.dumps([packed.form, packed.values]))
-    other = CompressedListStorage(3)
-    found = other.packing.give(Packed(form, values, [chunk.clone() for chunk in packed.chunks]))
-    assert (found["a"], found["n", "b"], found["t"]) == (found["a"], found["n", "b"], "text")
-    assert found["a"].tolist() == [0, 1, 2]
-    assert found["n", "b"].dtype is torch.bool
+@pytest.mark.parametrize("own", [False, True], ids=["zstd", "a function"])
+def test_an_item_that_is_no_record_is_stored_as_the_object_that_it_is(
+    tmp_path: Path, own: bool
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def compress(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor)
+        return as_bytes(tensor)
+
+    functions: Any = {
+        "compression_fn": compress,
+        "decompression_fn": lambda chunk: chunk ^ 255,
+    }
+    storage = CompressedListStorage(4, **functions if own else {})
+    odd = {"a": torch.arange(1000), "z": 1 - 2j}
+    storage.append([{"a": torch.zeros(1000)}, odd])
+    storage.append(odd, True)
+    assert len(seen) == own
+    assert storage.get([0, 1])[1]["a"] is storage.get(2)["a"] is odd["a"]
+    size = storage.bytes()
+    storage.set(0, odd)
+    assert size > storage.bytes() == 0
+    storage.set(0, {"a": torch.zeros(1000)})
+    storage.dumps(tmp_path)
+    loads: list[Any] = [
+        lambda other: other.loads(tmp_path),
+        lambda other: other.load_state_dict(storage.state_dict()),
+    ]
+    for load in loads:
+        other = CompressedListStorage(4, **functions if own else {})
+        load(other)
+        assert other.get(0)["a"].tolist() == [0.0] * 1000
+        assert torch.equal(other.get(1)["a"], odd["a"])
+        assert other.get(2)["a"] is not odd["a"]
+        assert other.get(2)["z"] == 1 - 2j
+        assert other.bytes() == size
 
 
-@pytest.mark.parametrize(
-    "form", [["what"], [], "tensor", ["tensor", "float32"], ["array", "|O", [1]], {"a": 1}, None]
-)
-def test_an_unknown_form_is_refused(form: Any) -> None:
-    storage = CompressedListStorage(3)
-    with pytest.raises(FormatError, match="not known to this version"):
-        storage.packing.give(Packed(form, [], [torch.zeros(1, dtype=torch.uint8)]))
+def test_without_a_device_what_is_on_the_cpu_is_compressed_and_what_is_not_stays() -> None:
+    storage = CompressedListStorage(8, device=None)
+    storage.append(torch.zeros(1000), True)
+    assert 0 < (size := storage.bytes()) < 100
+    elsewhere = torch.zeros(1000, device="meta")
+    storage.append([elsewhere, torch.zeros(1000)])
+    storage.append({"n": [elsewhere]}, True)
+    storage.append(TensorDict({}, device="meta"), True)
+    storage.append(TensorDict({"a": torch.zeros(2, 1000, device="meta")}, [2]))
+    assert storage.bytes() == 2 * size
+    assert storage.get(1) is storage.get(3)["n"][0] is elsewhere
+    assert storage.get(2).tolist() == [0.0] * 1000
+    assert storage.get(4).device == storage.get(6)["a"].device == torch.device("meta")
+    storage.set(0, TensorDict(a=torch.zeros(1), device="cpu"))
+    assert storage.get(0).device == torch.device("cpu")
+
+
+# -- copies, states and saves ----------------------------------------------------------------------
 
 
 def test_contents_can_be_copied_out_and_in_without_touching_the_bytes() -> None:
@@ -361,27 +390,45 @@ def test_a_state_keeps_items_compressed() -> None:
     rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=2)
     rb.extend([{"a": torch.zeros(1000), "s": "x"}, {"a": torch.ones(1000), "s": "y"}])
     state = rb.state_dict()
-    assert sum(c.numel() for one in state["_storage"]["_list"] for c in one["chunks"]) < 300
+    assert sum(one["shmbuffer.record"].numel() for one in state["_storage"]["_list"]) < 300
     other = ReplayBuffer(storage=CompressedListStorage(10), batch_size=2)
     other.load_state_dict(state)
     assert other[1]["a"].tolist() == [1.0] * 1000
     assert other[:]["s"] == ["x", "y"]
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_save_or_state_of_one_process_is_loaded_where_items_are_records(
+    tmp_path: Path, shared: bool
+) -> None:
+    saved = CompressedListStorage(4)
+    saved.set(range(2), [{"a": torch.zeros(3)}, b"bytes"])
+    saved.dumps(tmp_path)
+    place: Any = {"shared_init": True, "max_bytes": 2**14} if shared else {}
+    for by_state in (False, True):
+        into = CompressedListStorage(4, **place)
+        into.set(0, torch.ones(1))
+        if by_state:
+            into.load_state_dict(saved.state_dict())
+        else:
+            into.loads(tmp_path)
+        assert into.get(0)["a"].tolist() == [0.0] * 3
+        assert into.get(1) == b"bytes"
+
+
 @pytest.mark.parametrize("compressed", [True, False])
-def test_items_of_a_list_that_is_compressed_or_not_are_not_loaded_into_the_other(
-    tmp_path: Path, compressed: bool
+def test_a_state_of_a_list_is_loaded_into_one_that_compresses_and_the_other_way_round(
+    compressed: bool,
 ) -> None:
     rb, other = ReplayBuffer(storage=CompressedListStorage(4)), ReplayBuffer(storage=ListStorage(4))
     saved, into = (rb, other) if compressed else (other, rb)
     saved.extend([{"a": torch.zeros(3)}, {"a": torch.ones(3)}])
     into.extend([{"a": torch.ones(1)}])
-    saved.dumps(tmp_path / "save")
-    with pytest.raises(SchemaMismatchError, match="save/storage: has items of a "):
-        into.loads(tmp_path / "save")
-    with pytest.raises(SchemaMismatchError, match="compressed; load it into a storage of the kind"):
-        into.load_state_dict(saved.state_dict())
-    assert into[:]["a"].tolist() == [[1.0]]
+    into.load_state_dict(saved.state_dict())
+    assert into[:]["a"].tolist() == [[0.0] * 3, [1.0] * 3]
+    saved.empty()
+    saved.load_state_dict(into.state_dict())
+    assert saved[:]["a"].tolist() == [[0.0] * 3, [1.0] * 3]
 
 
 def test_the_byte_stream_of_tensors_arrays_and_bytes_is_their_bytes() -> None:
@@ -516,13 +563,14 @@ def test_a_function_of_the_user_is_called_once_for_each_tensor(way: str) -> None
 
 
 @pytest.mark.parametrize("by", ["file", "state"])
+@pytest.mark.parametrize("kind", [CompressedListStorage, ListStorage])
 def test_items_of_an_unknown_compression_fn_are_refused_before_anything_changes(
-    tmp_path: Path, by: str
+    tmp_path: Path, by: str, kind: type[Any]
 ) -> None:
     functions = {"compression_fn": as_bytes, "decompression_fn": lambda chunk: chunk ^ 255}
     saved = CompressedListStorage(4, **functions)
     saved.set(range(2), [torch.arange(100), torch.ones(3, 4)])
-    into = CompressedListStorage(4)
+    into = kind(4)
     into.set(0, torch.zeros(2))
     saved.dumps(tmp_path)
     state = saved.state_dict()

@@ -22,7 +22,6 @@ from shmbuffer.samplers import Sampler
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import remove_file
 from shmbuffer.saves.values import read_values, reading, write_values
-from shmbuffer.tensors.form.packing import Packed, pack
 
 _AHEAD = "shmbuffer.ahead"
 
@@ -36,9 +35,7 @@ def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sam
             position = sampler._to_plain(after.position, before)
             values.append((batch, order.ends_pass, position, after.state))
             before = after.position
-        write_values(
-            directory, _AHEAD, values, allow_pickle=False, what="batch", packing=_on_the_cpu
-        )
+        write_values(directory, _AHEAD, values, allow_pickle=False, what="batch", cpu_only=True)
     except TypeError:
         for file in directory.glob(f"{_AHEAD}.*"):
             remove_file(file)
@@ -76,15 +73,3 @@ def restored(saved: list[Any], draws: Draws, sampler: Sampler) -> tuple[list[Mad
         position = sampler._of_plain(plain, position)
         draws = Draws(position, draws.generator, state)
     return made, draws
-
-
-def _on_the_cpu(value: Any) -> Packed:
-    """A value in parts; TypeError if a tensor is not on the CPU."""
-    return pack(value, _bytes_of)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type != "cpu":
-        raise TypeError(f"a tensor is on {tensor.device}")
-    plain = tensor.resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8)

@@ -17,6 +17,12 @@ from shmbuffer.memory.format.extents import padded
 HEADER_BYTES = layout.RECORD.itemsize
 
 
+class RecordBody(bytes):
+    """The body of one record. It is a type of its own because an item may be bytes."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class RecordBatch:
     """Records in memory, as they are written and as they are read."""
@@ -35,6 +41,10 @@ class RecordBatch:
         """The bytes after the header of a record."""
         start = int(self.starts[row])
         return self.data[start + HEADER_BYTES : start + int(self.sizes[row])].data
+
+    def bodies(self) -> list[RecordBody]:
+        """Copies the body of each record, so that none of them keeps this batch in memory."""
+        return [RecordBody(self.body(row)) for row in range(len(self))]
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zstandard
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, ItemSnapshot
@@ -22,22 +20,18 @@ from shmbuffer.saves.checkpointers.ring_backed import RingStorageCheckpointer, W
 from shmbuffer.saves.checkpointers.saved_storage import LIST, SavedStorage
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import make_folder
-from shmbuffer.saves.values import damaged, pack_plainly, read_values, unpack_plainly, write_values
-from shmbuffer.tensors.form.packing import RECORD, Packed
+from shmbuffer.saves.values import damaged, read_values, reading, write_values
 from shmbuffer.torchrl.compat import compressed
 from shmbuffer.torchrl.compat.storages import METADATA, read_metadata
 
 _ITEMS = "shmbuffer.list"
-
-Packing = Callable[[Any], Packed]
-Unpacking = Callable[[Packed], Any]
 
 
 class ListStorageCheckpointer(RingStorageCheckpointer):
     """Items of a list storage, as two files of our own; see `values`.
 
     Of a list in a directory, which has records: the records as they are; see `RecordImage`. Each
-    is loaded by the other.
+    kind of list storage loads what the others have saved.
 
     Tensors, TensorDicts, tensorclasses and lazy stacks of them, arrays, text, numbers, None, bytes,
     and lists, tuples, dicts and namedtuples of these come back as they were; tensors on the CPU,
@@ -84,7 +78,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
                     self._apply_save_hooks, path=path, shift=record.shift, is_full=record.is_full
                 )
                 items = self._hooked(storage, items, hooks, "save")
-            self._write(storage, items, path)
+            self._write(items, path)
             if ring.records is None:  # one process is all that writes into a list
                 streams = layout.stream_of(moment.sources)
                 sources = layout.source_of(np.ones_like(streams), streams)
@@ -136,62 +130,38 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         storage.copy_in(kept, places.slots, **of)
         return restored(storage, record, places, by_us=not storage.shared)
 
-    def _write(self, storage: Any, items: list[Any], path: Path) -> None:
+    def _write(self, items: list[Any], path: Path) -> None:
         """Write what the storage keeps of its items."""
-        pack, _ = self._packing(storage)
         with Progress("copy", len(items), "items") as progress:
 
-            def packed(item: Any) -> Packed:
-                progress.advance(1)
-                return pack(item)
+            def counted() -> Iterator[Any]:
+                for item in items:
+                    progress.advance(1)
+                    yield item
 
             write_values(
                 path,
                 _ITEMS,
-                items,
+                counted(),
                 allow_pickle=self.allow_pickle,
                 what="item",
                 remedy=self._remedy,
-                packing=packed,
             )
 
     def _read(
         self, storage: Any, record: SavedStorage, path: Path, image: RecordImage | None
     ) -> list[Any]:
         """What the storage is to keep of the items that were written."""
+        kept, codec = [], storage.codec
         if image is not None:
-            codec = storage.codec_for(image.dictionary)
-            return [storage.codec.keep(item) for part in image.items(codec) for item in part]
-        kept = []
-        _, made = self._packing(storage)
-
-        def unpack(packed: Packed) -> Any:
-            try:
-                return made(packed)
-            except Exception as error:
-                if (other := self._other_kind(packed)) is None:
-                    raise
-                raise SchemaMismatchError(
-                    f"{path}: has items of {other}, which a {type(storage).__name__} does not "
-                    "read; load it into such a storage, and extend this one with its items. "
-                    "Nothing was changed"
-                ) from error
-
+            decoded = image.items(storage.codec_for(image.dictionary))
+            return [codec.keep(item) for part in decoded for item in part]
         with Progress("load", int(record.present.sum()), "items") as progress:
-            for item in read_values(path, _ITEMS, allow_pickle=self.allow_pickle, unpacking=unpack):
-                kept.append(item)
+            for item in read_values(path, _ITEMS, allow_pickle=self.allow_pickle):
+                with reading(path / f"{_ITEMS}.jsonl"):
+                    kept.append(codec.accept(item))
                 progress.advance(1)
         return kept
-
-    def _other_kind(self, packed: Packed) -> str | None:
-        """The storage of an item that cannot be read, if it is of another kind."""
-        starts = [chunk.numpy()[:4].tobytes() for chunk in packed.chunks]
-        is_compressed = packed.form == [RECORD] or set(starts) == {zstandard.FRAME_HEADER}
-        return "a CompressedListStorage" if is_compressed else None
-
-    def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
-        """What the storage keeps of an item as it is written, and the other way."""
-        return pack_plainly, lambda packed: storage.codec.keep(unpack_plainly(packed))
 
     @staticmethod
     def _hooked(storage: Any, kept: list[Any], hooks: Callable[[list[Any]], Any], what: str) -> Any:
@@ -209,6 +179,9 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
 class CompressedListStorageCheckpointer(ListStorageCheckpointer):
     """Items of a `CompressedListStorage`: compressed bytes are saved and loaded as they are.
 
+    If there are save hooks, the items of a storage in a directory are saved as the hooks return
+    them, uncompressed.
+
     What TorchRL has saved is loaded too: decompressed with the storage's own ``decompression_fn``,
     or with zlib or zstd where it has none, whichever TorchRL has used, and compressed again. What
     is saved here cannot be loaded there, where the codec depends on the version of Python.
@@ -222,21 +195,12 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
         if not compressed.is_of_torchrl(path):
             return super()._loads_files(storage, path, written)
-        items = compressed.read_items(path, storage.packing)
+        items = storage.read_torchrl(path)
         present = np.array([item is not None for item in items], np.bool_)
         cursor, count = (len(items), None) if written is None else written
         record = SavedStorage(len(items), (), present, cursor, count)
         kept = [storage.codec.keep(item[0]) for item in items if item is not None]
         return self._put(storage, record, path, None, kept)
-
-    def _other_kind(self, packed: Packed) -> str | None:
-        with suppress(Exception):  # what a damaged item raises
-            unpack_plainly(packed)
-            return "a ListStorage or LazyStackStorage"
-        return None
-
-    def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
-        return storage.packed, storage.unpacked
 
 
 def _require_number(found: int, record: SavedStorage, path: Path) -> None:

@@ -197,6 +197,14 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return plain
 
 
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a tensor in C order, in its own memory if they lie so there."""
+    flat = contiguous(tensor).reshape(-1)
+    if flat.stride(0) != 1:  # one number, of which torch says that it is contiguous anyway
+        flat = flat.new_empty(flat.shape).copy_(flat)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type] # of typeshed's 3.11
+
+
 class _Reads(threading.local):
     """What this thread reads into: other memory for one buffer, and not for all on its storage."""
 

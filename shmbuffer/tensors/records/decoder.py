@@ -25,7 +25,6 @@ from shmbuffer.memory.record_format import Codec, Form, Located
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.batches import lazy_stack_of
 from shmbuffer.tensors.form.deferred import deferred
-from shmbuffer.tensors.form.packing import Decompress
 from shmbuffer.tensors.records import cutting
 from shmbuffer.tensors.records.building import (
     OBJECTS,
@@ -35,7 +34,7 @@ from shmbuffer.tensors.records.building import (
     chunks_at,
     chunks_under,
 )
-from shmbuffer.tensors.records.memory import by_user, empty, torch_dtype_of
+from shmbuffer.tensors.records.memory import Decompress, empty, expanded, torch_dtype_of
 
 _NOTHING = np.empty(0, np.uint8)
 _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
@@ -56,7 +55,7 @@ class Decoder(decoder.Decoder):
     ) -> None:
         super().__init__(expand, where)
         self.device = device
-        self.own = None if own is None else partial(by_user, own)
+        self.own = None if own is None else partial(expanded, own)
 
     def reading(self, data: Bytes) -> Reading:
         """See `items.records.decoder`."""

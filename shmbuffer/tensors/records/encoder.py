@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from shmbuffer.items.records import encoder
 from shmbuffer.items.records.columns import Columns
 from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.tensors.form.batches import is_batch, unbound
-from shmbuffer.tensors.form.packing import compressed
-from shmbuffer.tensors.form.tensors import tensor_of
 from shmbuffer.tensors.records.columns import of_batch
+from shmbuffer.tensors.records.memory import Compress, compressed
 
 
 class Encoder(encoder.Encoder):
@@ -33,14 +32,14 @@ class Encoder(encoder.Encoder):
         # the user's ``compression_fn``, in place of zstd: called with each tensor that has a number
         # in it (on the CPU), with the numbers of each numpy array as a tensor where torch has their
         # dtype, else with their bytes, and with bytes. Gives a uint8 tensor
-        own: Callable[[torch.Tensor], Any] | None = None,
+        own: Compress | None = None,
         keys: Iterable[Any] | None = None,  # with ``own``, None is all but text
     ) -> None:
         if own is not None and zstd is not None:
             raise ValueError("compression_fn replaces zstd; leave one of them out")
         super().__init__(zstd=zstd, keys=keys)
         if own is not None:
-            self.own = lambda leaf: compressed(own, tensor_of(leaf))
+            self.own = partial(compressed, own)
 
     def listed(self, data: Any) -> Any:
         """See `items.records.encoder`."""

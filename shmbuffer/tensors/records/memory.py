@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -11,8 +12,17 @@ from shmbuffer.items.records.memory import is_lent, lent
 from shmbuffer.memory.format.array_types import Bytes
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.packing import Decompress, expanded
-from shmbuffer.tensors.form.tensors import contiguous, torch_dtype, torch_dtype_like
+from shmbuffer.tensors.form.tensors import (
+    contiguous,
+    dtype_name,
+    tensor_of,
+    torch_dtype,
+    torch_dtype_like,
+)
+
+Compress = Callable[[torch.Tensor], Any]  # a uint8 tensor: looked at, since users write these
+Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
+"""Of a chunk, with the type, shape, dtype and device of the tensor that was compressed."""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -31,9 +41,32 @@ def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
     return torch_dtype_like(chunk.dtype) if chunk.kind in ("array", "number") else None
 
 
-def by_user(own: Decompress, stored: Bytes, chunk: Chunk, shape: list[int]) -> torch.Tensor:
-    """What the user's function makes of a piece: a tensor, or bytes where torch has no dtype."""
+def compressed(compress: Compress, leaf: Any) -> torch.Tensor:
+    """Calls the user's ``compression_fn``. Its result is contiguous, uint8, on the CPU."""
+    chunk = compress(tensor_of(leaf))
+    if not isinstance(chunk, torch.Tensor) or chunk.dtype is not torch.uint8:
+        found = chunk.dtype if isinstance(chunk, torch.Tensor) else type(chunk).__name__
+        raise TypeError(f"compression_fn gives a uint8 tensor, got {found}")
+    return chunk.detach().cpu().contiguous()
+
+
+def expanded(own: Decompress, stored: Bytes, chunk: Chunk, shape: list[int]) -> torch.Tensor:
+    """Calls the user's ``decompression_fn``. Gives bytes if torch does not have the dtype."""
     dtype, size = torch_dtype_of(chunk), torch.Size(shape)
     if dtype is None:
         dtype, size = torch.uint8, torch.Size((size.numel() * chunk.itemsize,))
-    return contiguous(expanded(own, torch.from_numpy(stored.copy()), dtype, size))
+    about = {"type": "tensor", "shape": size, "dtype": dtype, "device": cpu.DEVICE}
+    found = own(torch.from_numpy(stored.copy()), about)
+    if not isinstance(found, torch.Tensor):
+        raise RuntimeError(
+            f"decompression_fn gives the tensor that was compressed, got {type(found).__name__}"
+        )
+    if (found.dtype, found.numel()) not in (
+        (dtype, size.numel()),
+        (torch.uint8, size.numel() * dtype.itemsize),
+    ):
+        raise RuntimeError(
+            f"decompression_fn gave {dtype_name(found.dtype)}{list(found.shape)} for what was "
+            f"{dtype_name(dtype)}{list(size)} when it was compressed"
+        )
+    return contiguous(found)

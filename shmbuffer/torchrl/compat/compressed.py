@@ -8,8 +8,9 @@ compressed_data/<n>/    tensordict's files of the compressed bytes of item n
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -18,10 +19,8 @@ from shmbuffer.saves.safe_files import exists
 from shmbuffer.saves.values import damaged, read_json
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import torch_dtype
+from shmbuffer.tensors.records.memory import Decompress
 from shmbuffer.torchrl.compat.folders import TensorDictFolder, read_folder
-
-if TYPE_CHECKING:  # storages import their checkpointers
-    from shmbuffer.storages.item_codec import PackedCodec
 
 _METADATA = "metadata.json"
 _ZLIB = 0x78  # the first byte of what TorchRL compresses below Python 3.14
@@ -32,14 +31,19 @@ def is_of_torchrl(path: Path) -> bool:
     return exists(path / _METADATA)
 
 
-def read_items(path: Path, codec: PackedCodec) -> list[tuple[Any] | None]:
-    """Each item, decompressed, in a tuple; None for a place without one."""
+def read_items(path: Path, decompress: Decompress, *, reads_zlib: bool) -> list[tuple[Any] | None]:
+    """Each item, decompressed, in a tuple; None for a place without one.
+
+    ``reads_zlib``: chunks of zlib are not given to ``decompress``.
+    """
+    if reads_zlib:
+        decompress = partial(_by_zlib_or, decompress)
     try:
         entries = read_json(path / _METADATA, list)
         numbers = read_json(path / "data_indices.json", list)
         where = path / "compressed_data"
         return [
-            None if number is None else (_item(where / str(int(number)), entry, codec),)
+            None if number is None else (_item(where / str(int(number)), entry, decompress),)
             for number, entry in zip(numbers, entries, strict=True)
         ]
     except (ValueError, KeyError, TypeError, zlib.error) as error:
@@ -47,27 +51,32 @@ def read_items(path: Path, codec: PackedCodec) -> list[tuple[Any] | None]:
         raise damaged(path, why) from error
 
 
-def _item(path: Path, entry: dict[str, Any], codec: PackedCodec) -> Any:
+def _item(path: Path, entry: dict[str, Any], decompress: Decompress) -> Any:
     folder = read_folder(path)
     if entry["type"] != "tensordict":
-        return _value(folder, "data", entry, codec)
-    fields = {key: _value(folder, key, field, codec) for key, field in entry["fields"].items()}
+        return _value(folder, "data", entry, decompress)
+    fields = {key: _value(folder, key, field, decompress) for key, field in entry["fields"].items()}
     return TensorDict(fields, batch_size=_plain(entry.get("batch_size", [])))
 
 
-def _value(folder: TensorDictFolder, key: str, entry: dict[str, Any], codec: PackedCodec) -> Any:
+def _value(
+    folder: TensorDictFolder, key: str, entry: dict[str, Any], decompress: Decompress
+) -> Any:
     if entry["type"] != "tensor":
         return _plain(entry["value"])
     chunk = folder.tensor((key,))
     about = {key: _plain(entry[key]) for key in ("shape", "dtype", "device")}
-    if codec.decompresses_zstd and int(chunk[0]) == _ZLIB:
-        content = bytearray(zlib.decompress(chunk.numpy().tobytes()))
-        found = torch.frombuffer(content, dtype=about["dtype"])
-    else:
-        found = codec.expand(chunk.clone(), about)
+    found = decompress(chunk.clone(), about)
     if found.dtype is not about["dtype"]:
         found = found.reshape(-1).view(about["dtype"])
     return found.reshape(about["shape"]).to(about["device"])
+
+
+def _by_zlib_or(decompress: Decompress, chunk: torch.Tensor, about: dict[str, Any]) -> Any:
+    if int(chunk[0]) != _ZLIB:
+        return decompress(chunk, about)
+    content = bytearray(zlib.decompress(chunk.numpy().tobytes()))
+    return torch.frombuffer(content, dtype=about["dtype"])
 
 
 def _plain(value: Any) -> Any:
