@@ -30,6 +30,15 @@ _SHORTER = {"float64": np.float32, "complex128": np.complex64}
 """What torch makes of Python's numbers."""
 
 
+def is_plain_array(value: Any) -> bool:
+    """True for an array or a number of NumPy whose bytes are its value; false if it has a mask."""
+    return (
+        isinstance(value, (np.ndarray, np.generic))
+        and value.dtype.kind in PLAIN_KINDS
+        and not isinstance(value, np.ma.MaskedArray)
+    )
+
+
 def is_array(value: Any) -> bool:
     """An array, or what says that it can be one, or a number."""
     kind = type(value)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from shmbuffer.items import labels
-from shmbuffer.items.arrays import PLAIN_KINDS
+from shmbuffer.items.arrays import is_plain_array
 from shmbuffer.saves.values import is_word, read_values, reading, write_values
 from shmbuffer.tensors.form.containers import take_of
 
@@ -37,7 +36,7 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
                 "with a content can be saved: convert it. Nothing was written"
             )
         return
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in PLAIN_KINDS:
+    if is_plain_array(value):
         return
     if isinstance(value, bytes) or is_word(value):
         _require_digits(value, place)

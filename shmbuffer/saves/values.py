@@ -40,7 +40,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import CorruptBufferError, FormatError, ShmBufferError
 from shmbuffer.items import labels
-from shmbuffer.items.arrays import PLAIN_KINDS
+from shmbuffer.items.arrays import PLAIN_KINDS, is_plain_array
 from shmbuffer.items.records.containers import names_of
 from shmbuffer.memory.format.record_batch import RecordBody
 from shmbuffer.memory.record_format.grammar import DICTS, join, split
@@ -173,7 +173,7 @@ class Parts:
     def _form_of(self, value: Any) -> list[Any]:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in PLAIN_KINDS:
+        if is_plain_array(value):
             self.chunks.append(np.asarray(value).tobytes())
             kind = "array" if isinstance(value, np.ndarray) else "number"
             return [kind, value.dtype.str, list(value.shape)]

@@ -196,6 +196,20 @@ def test_pickle_is_neither_written_nor_read_unless_it_is_allowed(tmp_path: Path)
     assert list(read_values(tmp_path, "z", allow_pickle=True)) == [Thing(1), {Thing: {1, 2}}]
 
 
+def test_an_array_with_a_mask_is_not_saved_without_its_mask(tmp_path: Path) -> None:
+    masked = np.ma.masked_array([1, 2], [True, False])
+    with pytest.raises(TypeError, match=r"value 0 holds masked_array(?s:.*) of type MaskedArray"):
+        write_values(tmp_path, "x", [masked], allow_pickle=False, what="value")
+    write_values(tmp_path, "y", [masked], allow_pickle=True, what="value")
+    (found,) = read_values(tmp_path, "y", allow_pickle=True)
+    assert found.tolist() == [None, 2]
+    rb = ReplayBuffer(storage=ListStorage(4), batch_size=2)
+    rb.extend([1, 2])
+    with pytest.raises(TypeError, match=r"extra\['a'\] is masked_array(?s:.*) of type MaskedArray"):
+        rb.dumps(tmp_path / "save", extra={"a": masked})
+    assert not (tmp_path / "save").exists()
+
+
 # -- storages --------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.items import labels
-from shmbuffer.items.arrays import PLAIN_KINDS
+from shmbuffer.items.arrays import is_plain_array
 from shmbuffer.items.kept import Kept
 from shmbuffer.items.records.containers import TAKES, Keys, Take, names_of, take_of
 from shmbuffer.memory.record_format import Chunk
@@ -106,7 +106,7 @@ def kind_of(key: tuple[Any, ...]) -> Kind:
 def array_token(array: Any) -> str:
     """Numpy's name of the dtype of an array or number."""
     dtype = array.dtype
-    if dtype.kind not in PLAIN_KINDS or isinstance(array, np.ma.MaskedArray):
+    if not is_plain_array(array):
         raise RefusedError(
             f"is a numpy {type(array).__name__} of {dtype}, whose bytes alone are not its value: "
             f"{STORABLE}"
