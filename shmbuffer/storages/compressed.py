@@ -201,7 +201,7 @@ class CompressedListStorage(RecordList):
         """What decompresses it."""
         return self._functions[1] or decompress_tensor
 
-    def read_torchrl(self, path: Path) -> list[tuple[Any] | None]:
+    def _read_torchrl(self, path: Path) -> list[tuple[Any] | None]:
         """Reads the items that TorchRL has saved; see `compat.compressed.read_items`."""
         decompress = with_metadata(self.decompression_fn)
         return compressed.read_items(path, decompress, reads_zlib=self._functions[1] is None)

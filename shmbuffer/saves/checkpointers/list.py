@@ -195,7 +195,7 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
         if not compressed.is_of_torchrl(path):
             return super()._loads_files(storage, path, written)
-        items = storage.read_torchrl(path)
+        items = storage._read_torchrl(path)
         present = np.array([item is not None for item in items], np.bool_)
         cursor, count = (len(items), None) if written is None else written
         record = SavedStorage(len(items), (), present, cursor, count)
