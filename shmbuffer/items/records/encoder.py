@@ -318,7 +318,7 @@ def _views(addresses: Ints, sizes: Ints) -> list[memoryview]:
 
 
 def _in_order(groups: list[tuple[Ints, RecordBatch]]) -> RecordBatch:
-    """One batch of several: the records of each go to these rows."""
+    """Gathers several batches into one, in which the records of each have the given rows."""
     count = sum(len(batch) for _, batch in groups)
     sizes, origins = np.empty(count, np.int64), np.empty(count, np.int64)
     for rows, batch in groups:

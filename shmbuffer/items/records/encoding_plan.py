@@ -1,4 +1,4 @@
-"""What is decided once for all items of a kind: which leaves are compressed, and how.
+"""Decides once for all items of a kind which leaves are compressed, and how.
 
 Leaves may be compressed as one, because they hold partly the same: the next observation of a stack
 of frames is the observation but for one frame. Candidates have one dtype and size; whether it pays

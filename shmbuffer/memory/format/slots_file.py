@@ -78,7 +78,7 @@ class SlotsFile:
         return slots.committed(self.words[where])
 
     def writing(self, where: Any = slice(None)) -> Flags:
-        """Which of these slots somebody is writing, or was."""
+        """Which of these slots a client is writing, or was writing when it died."""
         found: Flags = slots.states(self.words[where]) == SlotState.WRITING
         return found
 
@@ -127,7 +127,7 @@ class SlotsFile:
 
 
 def end_of_use(words: NDArray[np.uint64], low: int, high: int) -> int:
-    """One past the last word from ``low`` to ``high`` that is not zero; ``low`` if all are zero."""
+    """Finds the end of the words in use from ``low`` to ``high``; ``low`` if all are zero."""
     for end in range(high, low, -PIECE):
         first = max(low, end - PIECE)
         used = (words[first:end] != 0).nonzero()[0]  # of a copy: numpy looks twice

@@ -14,7 +14,7 @@ Place = tuple[str, int, int]
 
 
 _HELD = {Codec.ZSTD: 1, Codec.JOINED: 2}
-"""See ``shmb_holding`` of frames.h. What a user's function has made is read by Python."""
+"""``enum shmb_holding`` of frames.h by codec. Python reads the chunks of a user's function."""
 
 
 class NumberColumns(NamedTuple):
@@ -49,7 +49,7 @@ class NumberColumns(NamedTuple):
     held: Ints
     """int64[chunks, 3], for `_core.take_apart`: as `shmb_held` of frames.h tells."""
     steps: Ints
-    """The same for `_core.locate_pieces`."""
+    """int64 array of steps, for `_core.locate_pieces`: see locating.h."""
 
 
 def columns_of(
