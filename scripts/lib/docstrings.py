@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"^```\w.*?^```$", re.MULTILINE | re.DOTALL)
 OTHERS = {"tracks_generations", "detach", "TensorStorage.append", "ListStorage.append"}
 """Members of ours whose names the pages have from other libraries, or from other classes."""
+INSIDE = {"design.md", "directory.md", "records.md", "saves.md"}
+"""Pages about the inside: the names that they have in back-quotes are not for users."""
 
 SHARED = re.compile(
     r"^(?P<indent> {4,})(?P<names>[*\w]+(?:,\s+[*\w]+)+): (?P<said>.*(?:\n(?P=indent) +.*)*)$",
@@ -57,7 +59,7 @@ def named() -> set[str]:
     names: set[str] = set()
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]
     for page in pages:
-        if page.name == "design.md":
+        if page.name in INSIDE:
             continue
         text = page.read_text()
         for code in CODE.findall(text):

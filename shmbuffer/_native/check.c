@@ -1,15 +1,9 @@
 /* What a check of a whole ring finds: items, bytes, claims and tree as they have to be, or not. */
-#include <math.h>
 #include <string.h>
 
 #include "check.h"
 #include "ledger.h"
 #include "reserve.h"
-
-/* Of a dead ring but for rounding: an earlier version of this code may have made the powers. */
-static bool is_mass(double found, double expected, bool alive) {
-    return found == expected || (!alive && fabs(found - expected) <= 1e-12 * expected);
-}
 
 /* Of the slots that were written, and of `slots` at least. Changes nothing. Holds the mutex for the whole scan, some
  * milliseconds for a million elements; where nobody is alive it does not take it, as that would repair what a dead owner
@@ -33,7 +27,7 @@ int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint6
         found->wrong_nexts += item && ring->plan && !shmb_link_in_order(ring, slot, head);
         found->orphans += SHMB_STATE(word) == SHMB_WRITING && !shmb_claim_covers(ring, word, NULL);
         for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; prioritized && e < end; e++)
-            found->wrong_leaves += !is_mass(ring->tree.mass[e], item ? shmb_mass(runtime, ring->raw[e]) : 0, alive);
+            found->wrong_leaves += ring->tree.mass[e] != (item ? shmb_mass(runtime, ring->raw[e]) : 0);
     }
     uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
     found->wrong_length = length > committed ? length - committed : committed - length;

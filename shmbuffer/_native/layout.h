@@ -1,6 +1,6 @@
 /* Every byte that processes share: the control file and the sections of the slots file.
  *
- * memory/format/layout.py has these offsets from module.c, and docs/design.md the same tables for readers;
+ * memory/format/layout.py has these offsets from module.c, and docs/format/directory.md the same tables;
  * tests/memory/format/test_layout.py compares both. Nothing else in the C core knows an offset.
  */
 #ifndef SHMB_LAYOUT_H
@@ -15,7 +15,7 @@
 #define SHMB_RUNTIME_OFFSET (2u * SHMB_PAGE) /* after two superblocks, which only Python writes */
 #define SHMB_REGISTRY_OFFSET (3u * SHMB_PAGE)
 #define SHMB_ENTRIES 256u
-#define SHMB_ENTRY_BYTES 256u
+#define SHMB_ENTRY_BYTES 512u
 #define SHMB_CONTROL_BYTES (SHMB_REGISTRY_OFFSET + SHMB_ENTRIES * SHMB_ENTRY_BYTES)
 #define SHMB_FANOUT 16u /* children of a tree node: two cache lines of float64 */
 #define SHMB_MAX_DEPTH 16u
@@ -31,16 +31,14 @@ enum shmb_state { SHMB_EMPTY = 0, SHMB_WRITING = 1, SHMB_COMMITTED = 2, SHMB_ABO
  *
  *     bits 0-38   incarnation of the client; from SHMB_INCARNATIONS on of no client: the item was loaded
  *     bits 39-62  stream
- *     bit 63      0 where the word is an incarnation alone, in stream 0
  *
- * With that bit no word with a stream looks like the number of a client, or of a loaded item (2^48 on), to a version
- * that knows neither streams nor the bit. memory/format/layout.py takes words apart, too. */
+ * memory/format/layout.py makes words and takes them apart, too. */
 #define SHMB_STREAMS ((uint64_t)1 << 24)
 #define SHMB_INCARNATIONS ((uint64_t)1 << 38)
 static inline uint64_t shmb_source(uint64_t incarnation, uint32_t stream) {
-    return stream ? (uint64_t)1 << 63 | (uint64_t)stream << 39 | incarnation : incarnation;
+    return (uint64_t)stream << 39 | incarnation;
 }
-static inline uint64_t shmb_stream_of(uint64_t source) { return source >> 63 ? source << 1 >> 40 : 0; }
+static inline uint64_t shmb_stream_of(uint64_t source) { return source >> 39; }
 
 /* Phases of a claim. All but IDLE and PAYLOAD exist only while the mutex is held. */
 enum shmb_phase { SHMB_IDLE = 0, SHMB_MARKING = 1, SHMB_PAYLOAD = 2, SHMB_COMMITTING = 3, SHMB_EMPTYING = 4 };
@@ -116,21 +114,20 @@ struct shmb_runtime {
     _Atomic uint64_t queue_since;      /* head when the buffer became a queue */
     _Atomic uint64_t lock_waits; /* times that the mutex was not to be had at once, nor soon: it was slept for */
     struct shmb_limiter limiters[2];
+    struct shmb_ages ages[2];    /* beside limiters */
     _Atomic uint64_t touched_ns; /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
     _Atomic uint32_t consumers; /* of the ledger: how many are open; 0: a claim asks no further */
-    uint32_t beside;
+    uint32_t pad;
     _Atomic uint64_t loaded; /* elements that loads have written; those are in no entry's inserts */
-    unsigned char unused[1256];
     _Atomic uint64_t reserved;       /* slots of the reservations that are open */
     _Atomic uint64_t reserved_bytes; /* of the byte ring, of the same */
     _Atomic uint64_t next_expiry;    /* the boot clock, in ns, before which no reservation ends by time; 0: none does */
     _Atomic uint64_t next_reservation; /* number of the last one */
     _Atomic uint64_t refused;          /* elements that were too old for the consumer's version */
-    struct shmb_ages ages[2];          /* beside limiters */
     _Atomic uint64_t consumer_version; /* of the policy that learners have, as they say: consumer_version.c */
     double offline_base;     /* share of a data set in each sample, as it began; 0: nobody has said. Only Python has it */
     double offline_fraction; /* the same, as it is now. Only Python has it */
-    uint64_t first_draws[SHMB_ENTRIES]; /* what each handle's first draw came from; 0: none. Only Python has it */
+    unsigned char spare[3304]; /* zero: room for fields of later versions */
 };
 
 /* One client. Identity is written under init.lock before state = LIVE; the claim by its owner, or by
@@ -172,6 +169,8 @@ struct shmb_entry {
     uint64_t waits_since_ns; /* CLOCK_MONOTONIC */
     _Atomic uint64_t last_insert_ns; /* CLOCK_MONOTONIC; 0: none since it joined */
     _Atomic uint64_t last_sample_ns;
+    uint64_t first_draw;        /* what the first draw of the handle came from; 0: none. Only Python has it */
+    unsigned char spare[248]; /* zero: room for fields of later versions */
 };
 
 /* Room that somebody holds for items to come; see reservations.c. */
@@ -193,13 +192,12 @@ enum shmb_reservation_flag { SHMB_PARTIAL = 1, SHMB_PASSED = 2 }; /* it has piec
 _Static_assert(sizeof(struct shmb_reservation) == 64, "a reservation is one cache line");
 
 /* A record in the byte ring. Positions only grow; the byte at a position is number position mod max_bytes of the
- * file, which is mapped twice in a row so that no record is cut at its end. From header to header by `stride` one
- * comes from the tail to the head; whether a header's record is the item of its slot says the slot. */
+ * file, which is mapped twice in a row so that no record is cut at its end. The next header follows the record, at a
+ * multiple of 8: so headers lead from the tail to the head. The slot says whether a header's record is its item. */
 struct shmb_record {
     uint64_t ticket;
     uint64_t position;
-    uint64_t bytes;  /* header included */
-    uint64_t stride; /* to the next header: bytes, rounded up to 8 */
+    uint64_t bytes; /* header included */
 };
 
 /* Where the record of a slot is. */
@@ -237,12 +235,12 @@ _Static_assert(sizeof(struct shmb_weights) == 256, "the page of the weights has 
 
 enum shmb_claim_kind { SHMB_RING_WRITE = 0, SHMB_PLACED = 1, SHMB_IN_PLACE = 2 };
 
-_Static_assert(sizeof(struct shmb_record) == 32, "the header of a record has its fixed size");
+_Static_assert(sizeof(struct shmb_record) == 24, "the header of a record has its fixed size");
 _Static_assert(sizeof(struct shmb_limiter) == 64, "a limiter is one cache line");
 _Static_assert(sizeof(struct shmb_ages) == 32, "ages have their fixed size");
 /* The end of the runtime page is the record of the last recovery, which only Python reads and writes. */
 #define SHMB_RECOVERY_BYTES 256u
-_Static_assert(sizeof(struct shmb_runtime) <= SHMB_PAGE - SHMB_RECOVERY_BYTES, "the runtime page is one page");
+_Static_assert(sizeof(struct shmb_runtime) == SHMB_PAGE - SHMB_RECOVERY_BYTES, "the runtime page is one page");
 _Static_assert(sizeof(struct shmb_entry) == SHMB_ENTRY_BYTES, "a registry entry has its fixed size");
 _Static_assert(sizeof(pthread_mutex_t) <= 64, "the mutex has its place");
 

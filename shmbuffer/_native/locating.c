@@ -5,8 +5,10 @@
 
 #include <string.h>
 
-#define HEADER 32 /* of the ring; the body begins behind it */
-#define NUMBERS_AT (HEADER + 16)
+#include "layout.h"
+
+#define HEADER sizeof(struct shmb_record) /* of the ring; the body begins behind it */
+#define NUMBERS_AT (HEADER + 8)
 #define VERSION 1u
 #define MOST_VOLUME ((uint64_t)1 << 40)
 #define MOST_BYTES ((uint64_t)1 << 32)
@@ -56,10 +58,10 @@ static bool shapes_agree(const struct form *form, const int64_t *numbers) {
 }
 
 static bool numbers_of(const struct form *form, const unsigned char *record, uint64_t size, int64_t *numbers) {
-    uint32_t words[4];
+    uint32_t words[2];
     if (size < NUMBERS_AT + 4 * form->n_numbers + form->nbytes) return false;
     memcpy(words, record + HEADER, sizeof words);
-    if (words[0] != (VERSION | (uint32_t)form->n_numbers << 16) || words[1] != form->nbytes || words[2] || words[3]) return false;
+    if (words[0] != (VERSION | (uint32_t)form->n_numbers << 16) || words[1] != form->nbytes) return false;
     for (uint64_t i = 0; i < form->n_numbers; i++) {
         uint32_t number;
         memcpy(&number, record + NUMBERS_AT + 4 * i, sizeof number);
@@ -193,7 +195,7 @@ static unsigned char *after(unsigned char *end, unsigned char *to, const void *f
 void shmb_lay_out_records(const struct shmb_records_written *written, const int64_t *addresses, const int64_t *offsets,
                           const int64_t *starts, const int64_t *ends, unsigned char *data) {
     const struct form form = form_told(written->steps, written->code, written->code_bytes);
-    const uint32_t words[4] = {VERSION | (uint32_t)form.n_numbers << 16, (uint32_t)form.nbytes, 0, 0};
+    const uint32_t words[2] = {VERSION | (uint32_t)form.n_numbers << 16, (uint32_t)form.nbytes};
     for (uint64_t row = 0; row < written->count; row++) {
         unsigned char *record = data + starts[row], *end = after(record, record + HEADER, words, sizeof words);
         for (uint64_t i = 0; i < form.n_numbers; i++, end += sizeof(uint32_t)) {

@@ -145,7 +145,7 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(drawn) RUNTIME(pending) RUNTIME(limiter_version) RUNTIME(limited) RUNTIME(inserts_goal)
     RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns) RUNTIME(consumers) RUNTIME(loaded) RUNTIME(consumer_version)
     RUNTIME(reserved) RUNTIME(reserved_bytes) RUNTIME(next_expiry) RUNTIME(next_reservation) RUNTIME(refused) RUNTIME(ages)
-    RUNTIME(offline_base) RUNTIME(offline_fraction) RUNTIME(first_draws)
+    RUNTIME(offline_base) RUNTIME(offline_fraction) RUNTIME(spare)
 #define LIMITER(field) failed = failed || put(dict, "limiter." #field, offsetof(struct shmb_limiter, field));
     LIMITER(samples_per_insert) LIMITER(error_buffer) LIMITER(min_size) LIMITER(inserts_base) LIMITER(samples_base)
     LIMITER(max_times_sampled) LIMITER(queue_next) LIMITER(when_no_peer) LIMITER(limits)
@@ -159,7 +159,7 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     ENTRY(joined_ns) ENTRY(phase) ENTRY(kind) ENTRY(first) ENTRY(count) ENTRY(goal) ENTRY(turn) ENTRY(turn_ns) ENTRY(byte_first) ENTRY(inserts)
     ENTRY(aborts) ENTRY(batches_sampled) ENTRY(items_sampled) ENTRY(redraws) ENTRY(age_sum) ENTRY(updates_applied)
     ENTRY(updates_stale) ENTRY(waits) ENTRY(last_seen_ns) ENTRY(pending) ENTRY(reading) ENTRY(waits_for) ENTRY(waits_why)
-    ENTRY(inserts_wanted) ENTRY(samples_wanted) ENTRY(waits_since_ns) ENTRY(last_insert_ns) ENTRY(last_sample_ns)
+    ENTRY(inserts_wanted) ENTRY(samples_wanted) ENTRY(waits_since_ns) ENTRY(last_insert_ns) ENTRY(last_sample_ns) ENTRY(first_draw) ENTRY(spare)
 #define WEIGHTS(field) failed = failed || put(dict, "weights." #field, offsetof(struct shmb_weights, field));
     WEIGHTS(magic) WEIGHTS(format) WEIGHTS(pad) WEIGHTS(endian) WEIGHTS(copy_bytes) WEIGHTS(copies) WEIGHTS(form_bytes)
     WEIGHTS(crc32c) WEIGHTS(newest) WEIGHTS(stamps)

@@ -25,8 +25,11 @@ static inline bool is_in_slot(const struct shmb_ring *ring, const struct shmb_re
            ring->extents[slot].position == record->position;
 }
 
+/* A damaged size could lead to the header of a later record, so the slot has to say the same. */
 static inline bool leads_on(const struct shmb_ring *ring, const struct shmb_record *record, uint64_t at, uint64_t end) {
-    return record->position == at && record->stride >= HEADER && record->stride == padded(record->bytes) && record->stride <= end - at;
+    const struct shmb_extent extent = ring->extents[record->ticket % ring->capacity];
+    return record->position == at && record->bytes >= HEADER && record->bytes <= end - at && padded(record->bytes) <= end - at &&
+           (extent.position != at || extent.bytes == record->bytes);
 }
 
 /* Where the record of an item, or of one to be, lies. A slot that was marked a moment ago still has the extent of
@@ -40,7 +43,7 @@ static inline bool is_place_of(const struct shmb_ring *ring, uint64_t slot, uint
 /* The next header. Only damage of the memory itself makes one that does not lead on: then the slots are asked. */
 static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t head) {
     const struct shmb_record *record = header_at(ring, at);
-    if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + record->stride;
+    if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + padded(record->bytes);
     uint64_t next = head;
     for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
         uint64_t position = ring->extents[slot].position;
@@ -68,13 +71,13 @@ static inline uint64_t batch_row(const struct shmb_ring *ring, uint64_t row) {
     return ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped + row : (uint64_t)ring->claim_from[row];
 }
 
-static inline uint64_t stride_of(const struct shmb_ring *ring, uint64_t row) {
-    return padded((uint64_t)ring->claim_batch.sizes[batch_row(ring, row)]);
+static inline uint64_t size_of_row(const struct shmb_ring *ring, uint64_t row) {
+    return (uint64_t)ring->claim_batch.sizes[batch_row(ring, row)];
 }
 
 static uint64_t bytes_of_claim(const struct shmb_ring *ring) {
     uint64_t needed = 0;
-    for (uint64_t row = 0; row < ring->claim_rows; row++) needed += stride_of(ring, row);
+    for (uint64_t row = 0; row < ring->claim_rows; row++) needed += padded(size_of_row(ring, row));
     return needed;
 }
 
@@ -159,13 +162,12 @@ void shmb_take_bytes(struct shmb_ring *ring) {
         while (begin < rows && (uint64_t)ring->claim_slots[begin] < ring->claim_first % ring->capacity) begin++;
     uint64_t position = head;
     for (uint64_t i = 0; i < rows; i++) {
-        uint64_t row = (begin + i) % rows, slot = shmb_slot_of_row(ring, row), stride = stride_of(ring, row);
-        uint64_t bytes = (uint64_t)ring->claim_batch.sizes[batch_row(ring, row)];
-        *header_at(ring, position) = (struct shmb_record){shmb_ticket_of_row(ring, row), position, bytes, stride};
+        uint64_t row = (begin + i) % rows, slot = shmb_slot_of_row(ring, row), bytes = size_of_row(ring, row);
+        *header_at(ring, position) = (struct shmb_record){shmb_ticket_of_row(ring, row), position, bytes};
         CP(write_header);
         ring->extents[slot] = (struct shmb_extent){position, bytes};
         CP(write_extent);
-        position += stride;
+        position += padded(bytes);
     }
     atomic_store_explicit(&runtime->byte_head, position, memory_order_release);
     CP(write_bytes);
@@ -242,7 +244,7 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
         if (!begun)
             tail = position;
         else if (position > at) {
-            *header_at(ring, at) = (struct shmb_record){0, at, position - at, position - at};
+            *header_at(ring, at) = (struct shmb_record){0, at, position - at};
             CP(relink_header);
         }
         begun = true;

@@ -1,23 +1,8 @@
 """What a save has in files of our own: JSON, and Python values, without pickle.
 
-    <name>.jsonl   {"format": 1}                                first line
-                   {"form": <form>}                             the next form, numbered from 0
-                   [<form's number>, [<object>], [<nbytes>]]    one value
-    <name>.data    the chunks, one after the other, each from a multiple of 8
-
-The form of a value says what it is made of. Values share forms, which are:
-
-    ["tensor", dtype, shape, "cpu"]              a chunk
-    ["array", numpy's dtype, shape]              a chunk
-    ["number", numpy's dtype, []]                a chunk: a scalar of numpy's
-    ["bytes"]                                    a chunk
-    ["record"]                                   a chunk: the body of a record
-    ["value"]                                    an object
-
-and the containers of `record_format.grammar`, with the key ``{"value": true}`` for one that is an
-object. Text, numbers, None and a few of torch's own words are objects that are written as JSON. Any
-other object is refused, unless pickle is allowed: then its bytes are among the chunks, and loading
-them runs whatever code the file says.
+``docs/format/saves.md`` has their format. Any object that JSON and chunks cannot hold is refused,
+unless pickle is allowed: then its bytes are among the chunks, and loading them runs whatever code
+the file says.
 """
 
 from __future__ import annotations
@@ -38,7 +23,12 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from shmbuffer.errors import CorruptBufferError, FormatError, ShmBufferError
+from shmbuffer.errors import (
+    CorruptBufferError,
+    FormatError,
+    IncompatibleVersionError,
+    ShmBufferError,
+)
 from shmbuffer.items import labels
 from shmbuffer.items.arrays import PLAIN_KINDS, is_plain_array
 from shmbuffer.items.records.containers import names_of
@@ -51,6 +41,8 @@ from shmbuffer.tensors.form.tensors import bytes_of, dtype_name, torch_dtype
 
 OURS = "shmbuffer"
 """Our key in TorchRL's JSON files."""
+FORMAT = 1
+"""The format of a save, which each of those files says under our key."""
 
 _STATE = "shmbuffer.state"
 _ALIGN = 8
@@ -87,6 +79,21 @@ def reading(file: Path) -> Iterator[None]:
         raise type(error)(f"{file}: {error.message}", **error.parts) from error
     except _DAMAGES as error:
         raise damaged(file, f"cannot be read ({error!r:.200})") from error
+
+
+def find_ours(content: dict[str, Any], file: Path) -> dict[str, Any] | None:
+    """Returns what a JSON file has under our key; None if another program wrote it last.
+
+    Raises:
+        IncompatibleVersionError: the save is of another format.
+    """
+    found: dict[str, Any] | None = content.get(OURS)
+    if found is not None and found["format"] != FORMAT:
+        raise IncompatibleVersionError(
+            f"{file}: was saved in format {found['format']!r} by another version of shmbuffer, and "
+            f"this version reads format {FORMAT} only; load the save with the version that wrote it"
+        )
+    return found
 
 
 def read_array(file: Path) -> NDArray[Any]:

@@ -133,12 +133,12 @@ def test_a_missing_buffer_is_told_from_a_damaged_one(verb: str, tmp_path: Path) 
     tmp_path.chmod(0o700)
     (tmp_path / ".shmbuffer").mkdir(mode=0o700)
     control = tmp_path / ".shmbuffer" / "control"
-    control.write_bytes(b"x" * 77824)
+    control.write_bytes(b"x" * 143360)
     control.chmod(0o600)
     code, _, err = run(verb, tmp_path)
     assert code == exits.NO_BUFFER
     assert err == (f"shmbuffer: {tmp_path}: not a control file of shmbuffer; nothing was changed\n")
-    assert control.read_bytes() == b"x" * 77824
+    assert control.read_bytes() == b"x" * 143360
 
 
 def test_an_unexpected_error_is_called_a_bug(

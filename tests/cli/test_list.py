@@ -20,7 +20,7 @@ def several(tmp_path: Path, closed: Path, dead: Path) -> Path:
     """A closed one, a dead one, one with a damaged control file, and what is none."""
     foreign = tmp_path / "runs" / "foreign"
     shutil.copytree(closed, foreign)
-    (foreign / ".shmbuffer" / "control").write_bytes(b"x" * 77824)
+    (foreign / ".shmbuffer" / "control").write_bytes(b"x" * 143360)
     (tmp_path / "runs" / "empty").mkdir()
     (tmp_path / "runs" / "again").symlink_to(closed)
     return tmp_path

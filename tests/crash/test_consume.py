@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import struct
 from pathlib import Path
 
@@ -15,11 +14,9 @@ from shmbuffer import EmptyBufferError, RateLimitTimeout
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.consumer import Consumer
-from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.ledger import Taken
 from shmbuffer.memory.system.deadline import within
 from tests.crash.harness import (
-    arm_and_open,
     ended,
     fork,
     native_points,
@@ -209,17 +206,6 @@ def test_a_client_that_dies_between_two_calls_gives_back_what_it_holds(tmp_path:
     engine.close()
 
 
-def test_one_who_makes_the_ledger_of_an_older_directory_is_killed(tmp_path: Path) -> None:
-    path = tmp_path / "buffer"
-    _prepared(path).close()
-    (path / layout.LEDGER).unlink()
-    assert ended(fork(lambda: arm_and_open(path, "ledger.made", 0))) == -signal.SIGKILL
-    assert (path / layout.LEDGER).read_bytes() == bytes(layout.PAGE)
-    with Engine.open(path, None) as engine:
-        assert _rest(ring_of(engine).consumers.open("a")) == list(range(8))
-        require_sound(engine)
-
-
 def test_every_point_of_a_consumer_is_tested() -> None:
     assert {*POINTS, *OF_A_REPAIR} == set(native_points("consume"))
-    assert python_points("ledger") == ["ledger.made", "ledger.extended"]
+    assert python_points("ledger") == ["ledger.extended"]

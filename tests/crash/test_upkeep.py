@@ -206,7 +206,7 @@ def test_what_a_dead_client_drew_from_is_forgotten_with_its_entry(
     assert survivor.seat.registry.note_first_draw(survivor.seat.entry, 77) == []
     survivor.seat.reap_dead()
     with Engine.open(path, None) as other:
-        said = survivor.seat.control.runtime["first_draws"][0]
+        said = survivor.seat.control.entries["first_draw"]
         assert said[other.seat.entry] == 0
         assert said[survivor.seat.entry] == 77
     require_sound(survivor)

@@ -81,7 +81,7 @@ def header_cells(specimen: Specimen) -> list[Cell]:
             f"record[{slot}].{name}", layout.RECORDS, int(extents["position"][slot]) % ring + at, 8
         )
         for slot in words(content)[0]
-        for at, name in ((0, "ticket"), (8, "position"), (16, "bytes"), (24, "stride"))
+        for at, name in ((0, "ticket"), (8, "position"), (16, "bytes"))
     ]
 
 

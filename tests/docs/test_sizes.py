@@ -35,6 +35,6 @@ def test_a_figure_in_its_text_is_one_of_the_layout() -> None:
 
 
 def test_a_figure_that_its_code_takes_for_granted_is_the_layouts() -> None:
-    assert set(re.findall(r"\b\d\d_\d{3}\b", PAGE)) == {f"{layout.CONTROL_BYTES:_}"}
+    assert set(re.findall(r"\b\d{2,3}_\d{3}\b", PAGE)) == {f"{layout.CONTROL_BYTES:_}"}
     rows = Schema((Leaf(("obs",), "uint8", (4,)),), CAPACITY)
     assert re.findall(r"OVERHEAD = ([\d.]+)", PAGE) == [overhead(rows)]

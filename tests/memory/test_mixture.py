@@ -100,9 +100,9 @@ def test_a_closed_handle_sets_nothing(engine: Engine) -> None:
     assert Mixture(engine, 0.7).fraction == 0.7
 
 
-def test_the_two_numbers_lie_at_9968(engine: Engine) -> None:
+def test_the_two_numbers_lie_at_8712(engine: Engine) -> None:
     assert engine.path is not None
     mixture = Mixture(engine, 0.75)
     mixture.fraction = 0.5
     data = (engine.path / layout.CONTROL).read_bytes()
-    assert data[9968:9984] == struct.pack("<dd", 0.75, 0.5)
+    assert data[8712:8728] == struct.pack("<dd", 0.75, 0.5)

@@ -31,8 +31,8 @@ static void damage(void) {
     for (uint64_t slot = 0; slot < CAPACITY; slot++)
         for (uint64_t i = 0; is_item(slot) && i < ring.extents[slot].bytes; i++) used[(ring.extents[slot].position + i) % BYTES] = true;
     for (uint64_t left = random_below(40); left > 0; left--) {
-        uint64_t position = atomic_load(&ring.runtime->byte_tail) + 8 * random_below(BYTES / 8), stride = 8 * random_below(40);
-        struct shmb_record header = {random_below(64), position, stride, stride};
+        uint64_t position = atomic_load(&ring.runtime->byte_tail) + 8 * random_below(BYTES / 8), bytes_of_it = 8 * random_below(40);
+        struct shmb_record header = {random_below(64), position, bytes_of_it};
         unsigned char bytes[sizeof header];
         memcpy(bytes, &header, sizeof bytes);
         for (unsigned i = 0; i < sizeof bytes; i++)

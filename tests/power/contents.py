@@ -1,4 +1,4 @@
-"""What a directory says, read as docs/design.md describes it and not by the engine.
+"""What a directory says, read as docs/format describes it and not by the engine.
 
 Rows have a number in each leaf, records in all their bytes, so that a mixture of two items shows.
 """
@@ -145,7 +145,7 @@ class Contents:
         named = struct.unpack_from("<QQQ", record)
         assert named == (ticket, position, nbytes), f"slot {slot} has the record of {named}"
         try:
-            return number_of(memoryview(record)[32:])
+            return number_of(memoryview(record)[24:])
         except (AssertionError, struct.error) as error:
             raise AssertionError(f"the record of slot {slot} is torn") from error
 

@@ -686,14 +686,34 @@ def test_damage_is_named_and_nothing_is_changed(file: str, damage: bytes, tmp_pa
     assert numbers(other[:]) == [7]
 
 
-def test_a_save_of_another_version_is_named(tmp_path: Path) -> None:
-    storage = LazyTensorStorage(4)
-    storage.set(range(2), items(0, 2))
-    storage.dumps(tmp_path)
-    file = tmp_path / "storage_metadata.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 7'))
-    with pytest.raises(IncompatibleVersionError, match="saved in format 7 by another version"):
-        LazyTensorStorage(4).loads(tmp_path)
+@pytest.mark.parametrize(
+    "file",
+    [
+        "buffer_metadata.json",
+        "storage/storage_metadata.json",
+        "sampler/sampler_metadata.json",
+        "writer/metadata.json",
+    ],
+)
+def test_a_save_of_another_format_is_refused_and_nothing_is_changed(
+    file: str, tmp_path: Path
+) -> None:
+    rb = learner(LazyTensorStorage(4))
+    rb.extend(items(0, 3))
+    rb.dumps(tmp_path)
+    metadata = tmp_path / file
+    content = json.loads(metadata.read_text())
+    content["shmbuffer"]["format"] = 7
+    metadata.write_text(json.dumps(content))
+    other = learner(LazyTensorStorage(4))
+    other.extend(items(7, 8))
+    message = (
+        rf"{metadata}: was saved in format 7 by another version of shmbuffer, and this version "
+        "reads format 1 only; load the save with the version that wrote it"
+    )
+    with pytest.raises(IncompatibleVersionError, match=message):
+        other.loads(tmp_path)
+    assert numbers(other[:]) == [7]
 
 
 # -- one moment, while others write ----------------------------------------------------------------

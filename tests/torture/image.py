@@ -1,4 +1,4 @@
-"""A second reader of a buffer's directory, written from docs/design.md alone: numpy and struct.
+"""A second reader of a buffer's directory, written from docs/format alone: numpy and struct.
 
 It imports nothing of shmbuffer, so that a mistake in the engine is not made here too. It looks at a
 buffer in which nobody is writing, and believes nothing: whatever is not as documented fails.
@@ -121,7 +121,7 @@ class Image:
         self.waiters = struct.unpack_from("<I", control, at + 136)[0]
         self.repairs, self.rolled_back = struct.unpack_from("<QQ", control, at + 152)
         self.byte_head, self.byte_tail, self.evicted = struct.unpack_from("<QQQ", control, at + 184)
-        self.entries = [_entry(control, 3 * PAGE + 256 * i) for i in range(entries)]
+        self.entries = [_entry(control, 3 * PAGE + 512 * i) for i in range(entries)]
         self._read_slots((private / "slots").read_bytes(), slots_bytes)
         self._schema = schema
         self._path = path
@@ -188,9 +188,8 @@ class Image:
         first = position % self.record_bytes
         whole = data[first : first + size]
         whole += data[: size - len(whole)]
-        ticket, at, said, stride = struct.unpack_from("<QQQQ", whole)
+        ticket, at, said = struct.unpack_from("<QQQ", whole)
         assert (ticket, at, said) == (int(self.words[slot]) >> 2, position, size), f"slot {slot}"
-        assert stride % 8 == 0
         return whole
 
     def wrong_checksums(self) -> NDArray[np.int64]:

@@ -87,7 +87,7 @@ def _steps(words: int) -> Keys:
 def record_bytes(keys: Keys, mean: int) -> int:
     """Bytes that a batch of records takes in the byte ring, headers included."""
     mixed = np.asarray(keys, np.uint64).tolist()
-    return sum(32 + 8 + 8 * record_words(key, mean) for key in mixed)
+    return sum(24 + 8 + 8 * record_words(key, mean) for key in mixed)
 
 
 def records_of(keys: Keys, mean: int) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64]]:
@@ -97,7 +97,7 @@ def records_of(keys: Keys, mean: int) -> tuple[Bytes, NDArray[np.int64], NDArray
     """
     numbers = np.asarray(keys, np.uint64).tolist()
     bodies = [record_body(key, mean) for key in numbers]
-    parts = [bytes(32) + _LENGTH.pack(len(body)) + body for body in bodies]
+    parts = [bytes(24) + _LENGTH.pack(len(body)) + body for body in bodies]
     starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     data = np.frombuffer(bytearray(b"".join(parts)), np.uint8)
     return data, starts[:-1].copy(), np.diff(starts)

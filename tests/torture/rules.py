@@ -113,7 +113,7 @@ class Rules:
         return np.array([self._record_key(slot) for slot in self.slots.tolist()], np.uint64)
 
     def _record_key(self, slot: int) -> int:
-        key = items.record_key(self.image.record(slot)[32:], self.mean_words)
+        key = items.record_key(self.image.record(slot)[24:], self.mean_words)
         return 2**63 if key is None else key
 
     @cached_property

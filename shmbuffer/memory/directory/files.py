@@ -58,10 +58,9 @@ _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
 NEW_HISTORY = f"{layout.HISTORY}.new"
 NEW_WEIGHTS = f"{layout.WEIGHTS}.new"
-_NEW_LEDGER = f"{layout.LEDGER}.new"
 _OF_THE_SCHEMA = (
     *(layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layout.DICTIONARY),
-    *(layout.LEDGER, _NEW_LEDGER),
+    layout.LEDGER,
 )
 
 # Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
@@ -187,7 +186,7 @@ class Files:
             if schema.record_bytes:
                 self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve).close()
                 _core.reached("define.records")
-            self._create_ledger()
+            self.directory.create(layout.LEDGER, layout.PAGE).close()
             _core.reached("define.ledger")
             self.directory.create(_NEW_SLOTS, slots_bytes).close()
             _core.reached("define.slots_allocated")
@@ -327,16 +326,8 @@ class Files:
             ]
         return Mapped(schema, slots, leaves, self._map_ledger(schema, writable=writable))
 
-    def _create_ledger(self) -> None:
-        self.directory.unlink(_NEW_LEDGER)
-        self.directory.create(_NEW_LEDGER, layout.PAGE).close()
-        self.directory.rename(_NEW_LEDGER, layout.LEDGER)
-
     def _map_ledger(self, schema: Schema, *, writable: bool = True) -> Any:
         """Maps more than the file has, so that it may grow: see `ledger`."""
-        if writable and not self.directory.exists(layout.LEDGER):  # of an older version
-            self._create_ledger()
-            _core.reached("ledger.made")
         where, room = self.path / layout.LEDGER, schema.ledger_bytes
         with self._open_required(layout.LEDGER, writable=writable) as file, explained(where):
             ledger.require_length(file.fd, where)

@@ -5,9 +5,7 @@
      made ──append──▶ ... ──committed (the reservation is DONE)──▶ removed ──▶ DONE is forgotten
       └──its holder dies: the kernel frees the lock──▶ found by others, one of them goes on
 
-    head    magic 8 | number u64 | rows u64 | bytes u64 | version u64 | pid u64 | made_ns u64 |
-            crc32c u32 of all before it | 4 bytes of zeros
-    pieces  size u64 | items u32 | crc32c u32 of both and the body | body
+``docs/format/directory.md`` has the bytes of the file.
 
 Always true
   1. Its holder has the file locked (flock), and nobody else writes it. A lock that is free proves

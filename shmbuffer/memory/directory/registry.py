@@ -2,7 +2,7 @@
 
      FREE ──join (under init.lock)──▶ LIVE ──leave, or reaped after proof of death──▶ FREE
 
-An entry is 256 bytes of the control file. A joiner first takes the entry's liveness file (a kernel
+An entry is 512 bytes of the control file. A joiner first takes the entry's liveness file (a kernel
 lock, freed by the kernel when the process ends), then writes its identity, then state = LIVE.
 
 Always true
@@ -165,9 +165,8 @@ class Registry:
             "last_seen_ns": 0,
             "last_insert_ns": 0,
             "last_sample_ns": 0,
+            "first_draw": 0,
         }
-        self._control.runtime["first_draws"][0, entry] = 0  # of its last owner
-        _core.reached("join.identity")
         for name, value in fields.items():
             mine[name] = value
             _core.reached("join.identity")
@@ -180,7 +179,7 @@ class Registry:
 
     def note_first_draw(self, entry: int, origin: int) -> list[int]:
         """Notes the source of the first draw; returns pids of other processes with the same."""
-        draws = self._control.runtime["first_draws"][0]
+        draws = self._control.entries["first_draw"]
         if draws[entry]:
             return []
         draws[entry] = origin

@@ -49,8 +49,6 @@ def is_restored(directory: Directory, control: Control, schema: Schema | None) -
     """Whether somebody else has changed the files, as far as it can be told; some µs a file."""
     last = max(int(control.runtime["touched_ns"][0]), int(control.entries["last_seen_ns"].max()))
     names = [layout.CONTROL, *(schema.mapped_files if schema else ())]
-    if not directory.exists(layout.LEDGER):  # of an older version, or lost: who attaches makes it
-        names = [name for name in names if name != layout.LEDGER]
     try:
         found = [directory.stat(name) for name in names]
         hint = _hint(directory)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
@@ -36,8 +37,9 @@ NO_FLAGS = Flag(0)
 
 @dataclass(frozen=True)
 class Superblock:
-    """One copy of the superblock, decoded. See docs/design.md for who writes which field."""
+    """One decoded copy of the superblock. ``docs/format/directory.md`` has its fields."""
 
+    format_minor: int = layout.FORMAT_MINOR
     sequence: int = 0
     uuid: bytes = b""
     boot_id: bytes = b""
@@ -90,7 +92,6 @@ class Superblock:
             page[name] = np.void(getattr(self, name))
         page["magic"] = np.void(layout.MAGIC)
         page["format_major"] = layout.FORMAT_MAJOR
-        page["format_minor"] = layout.FORMAT_MINOR
         page["endian"] = layout.ENDIAN_TAG
         page["entries"] = layout.ENTRIES
         page["architecture"] = layout.ARCHITECTURE
@@ -266,6 +267,18 @@ class Control:
         assert layout.RECOVERY.names is not None
         found = {name: record[name].item() for name in layout.RECOVERY.names if name != "crc32c"}
         return {**found, "reason": found["reason"].decode("ascii", "replace")}
+
+    def spare(self, superblock: Superblock) -> list[NDArray[np.uint8]]:
+        """Live views of the bytes that no field has; none if a later version may use them."""
+        if superblock.format_minor > layout.FORMAT_MINOR:
+            return []
+        return [self.runtime["spare"], self.entries["spare"]]
+
+    def clear_spare(self, superblock: Superblock) -> None:
+        """Makes them zero."""
+        for part in self.spare(superblock):
+            part[:] = 0
+            _core.reached("recover.spare")
 
     def touch(self) -> None:
         """Dates a store into this file; the core dates reads and writes. See `restored`."""

@@ -7,12 +7,12 @@ The control file (fixed size, there as soon as the directory is a buffer):
     4096     4096    superblock, copy 1        written in turn
     8192     4096    runtime page              the mutex and everything that it guards; at its
                                                end what the last recovery found
-    12288    65536   registry                  256 entries of 256 bytes, one for each handle
+    12288    131072  registry                  256 entries of 512 bytes, one for each handle
 
 The slots file (there once the schema is) holds slot words, checksums, sources, raw priorities and
 the tree, where ``_core.sections`` says; the ledger is in `ledger`. What the C core knows, too, lies
-where ``_native/layout.h`` says. ``docs/design.md`` has the tables
-(``tests/memory/format/test_layout.py``).
+where ``_native/layout.h`` says. ``docs/format/directory.md`` has the tables, which
+``tests/memory/format/test_layout.py`` compares.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ from shmbuffer.memory.system import beneath
 
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
-#: 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since;
-#: 4: streams, first_draws; 5: offline_base, offline_fraction, nexts, holders, consumer_version,
-#: ledger, ages; 6: loaded, the default of a queue.
-FORMAT_MINOR = 6
+FORMAT_MINOR = 0
 ENDIAN_TAG = 0x01020304
 
 PAGE = 4096
@@ -39,7 +36,7 @@ SUPERBLOCK_BYTES = PAGE
 RUNTIME_OFFSET = 2 * PAGE
 REGISTRY_OFFSET = 3 * PAGE
 ENTRIES = 256
-ENTRY_BYTES = 256
+ENTRY_BYTES = 512
 CONTROL_BYTES = REGISTRY_OFFSET + ENTRIES * ENTRY_BYTES
 FANOUT = 16
 
@@ -54,7 +51,9 @@ INCARNATIONS = 2**38
 STREAMS = 2**24
 #: Versions of the policy are smaller, so that differences of two of them fit in 64 bits.
 VERSIONS = 2**62
-_HAS_STREAM, _STREAM_SHIFT, _WRITER = np.uint64(2**63), np.uint64(39), np.uint64(2**39 - 1)
+#: Of all numbers that a source names: clients first, then those of loads.
+WRITERS = 2 * INCARNATIONS
+_STREAM_SHIFT, _WRITER = np.uint64(39), np.uint64(WRITERS - 1)
 
 #: Of slots, and of wholes, where observations are stored once: a slot's word has 31 bits for each.
 NEXT_LIMIT = 2**31
@@ -62,27 +61,23 @@ NEXT_LIMIT = 2**31
 _CORE = _core.layout()
 
 #: Header of a record in the byte ring, and the entry of a slot that says where its record is.
-RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8"), ("stride", "<u8")])
+RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8")])
 EXTENT = np.dtype([("position", "<u8"), ("bytes", "<u8")])
 
 
 def source_of(writers: NDArray[np.uint64], streams: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The source words of slots; see ``layout.h``."""
-    plain = (streams == 0) & (writers < np.uint64(INCARNATIONS))
-    return np.where(plain, writers, _HAS_STREAM | streams << _STREAM_SHIFT | writers)
+    return streams << _STREAM_SHIFT | writers
 
 
 def writer_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The writer of each slot: an incarnation, or from `INCARNATIONS` on the number of a load."""
-    # Before format 1.4 loads had words from 2**48 on.
-    loaded = np.uint64(INCARNATIONS) | sources & np.uint64(INCARNATIONS - 1)
-    plain = np.where(sources < np.uint64(INCARNATIONS), sources, loaded)
-    return np.where(sources < _HAS_STREAM, plain, sources & _WRITER)
+    return sources & _WRITER
 
 
 def stream_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """In which of its writer's streams each slot is."""
-    return np.where(sources < _HAS_STREAM, np.uint64(0), (sources ^ _HAS_STREAM) >> _STREAM_SHIFT)
+    return sources >> _STREAM_SHIFT
 
 
 class SlotState(IntEnum):
@@ -256,7 +251,7 @@ RUNTIME = of_core(
     mutex="V64",
     limiters="V128",
     ages="V64",
-    first_draws=f"({ENTRIES},)<u8",
+    spare="(3304,)u1",
 )
 
 #: What the last recovery found, at the end of the runtime page; the C core knows only its size.
@@ -285,6 +280,7 @@ ENTRY = of_core(
     ENTRY_BYTES,
     u4="state role phase kind waits_for waits_why inserts_wanted samples_wanted",
     boot_id="V16",
+    spare="(248,)u1",
 )
 
 #: Of one copy of the weights.

@@ -1,4 +1,4 @@
-"""The head of a body: its first 16 bytes, as `record_format` tells them."""
+"""The head of a body: its first 8 bytes, as `record_format` tells them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.bounds import refuse
 
 VERSION = 1
-HEAD = struct.Struct("<BBHIQ")
+HEAD = struct.Struct("<BBHI")
 NUMBERS_AT = HEADER_BYTES + HEAD.size
 _HEAD_WORDS = np.arange(HEADER_BYTES // 4, NUMBERS_AT // 4)
 
@@ -41,7 +41,7 @@ def heads_of(batch: RecordBatch) -> Headers:
     )
     head = words_of(batch)[(starts >> 2)[:, None] + _HEAD_WORDS].astype(np.int64)
     refuse(
-        (head[:, 0] & 0xFFFF != VERSION) | head[:, 2:].any(axis=1),
+        head[:, 0] & 0xFFFF != VERSION,
         lambda row: (
             f"its body is of version {head[row, 0] & 0xFF}, or starts with other bytes than those "
             f"of version {VERSION}"

@@ -77,7 +77,7 @@ def _located_by_core(batch: RecordBatch) -> Located | None:
     data, first = batch.data, int(batch.starts[0])
     if not 0 <= first <= len(data) - NUMBERS_AT:
         return None
-    _, _, numbers, form_bytes, _ = HEAD.unpack_from(data.data, first + HEADER_BYTES)
+    _, _, numbers, form_bytes = HEAD.unpack_from(data.data, first + HEADER_BYTES)
     code = first + NUMBERS_AT + 4 * numbers
     try:
         form = parse_form(data[code : code + form_bytes].tobytes())

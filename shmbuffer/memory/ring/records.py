@@ -6,7 +6,7 @@
     file        the byte at a position is number position mod max_bytes; the file is mapped twice in
                 a row, so that no record is cut at its end
 
-    record      ticket u64 | position u64 | bytes u64 | stride u64 | body (see `record_format`)
+    record      ticket u64 | position u64 | bytes u64 | body (see `record_format`)
     slot        word, checksum, source, priority, as of every ring; and an extent: position, bytes
 
 A claim takes slots and bytes together, under the mutex: the tail moves on from header to header,
@@ -15,11 +15,11 @@ of tickets and given back in the same order, so an item never goes before an old
 
 Always true
   1. The record of every item lies between tail and head, and head - tail is at most max_bytes.
-  2. From the tail on, stride after stride, headers lead to the head. A record is the item of its
-     slot if ticket and position are those of the slot; else nobody needs it any more.
+  2. From the tail on, headers lead to the head: each record starts where the one before ends, at a
+     multiple of 8. A record is the item of its slot if ticket and position are those of the slot;
+     else it is no longer needed.
   3. A word stops saying COMMITTED before a byte of its record changes, so what is true of every
      slot is true here: a copy is kept if the word was the same before and after.
-  4. ``stride`` is ``bytes``, rounded up to 8. Where it is not, the memory was damaged.
 If the writer dies: before the head has moved nothing but evictions is left of its claim, which were
 to come in any case; later its records are behind words that are rolled back, or forward.
 """

@@ -176,6 +176,8 @@ def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
     head, since = (int(control.runtime[name][0]) for name in ("head", "queue_since"))
     if since > head:
         found.append(f"the queue begins at ticket {since}, and {head} is the next")
+    if spare := sum(int(np.count_nonzero(part)) for part in control.spare(superblock)):
+        found.append(f"{spare} bytes of the control file that belong to no field are not zero")
     entries = control.entries
     used, claims = entries["state"] != EntryState.FREE, entries["phase"] != Phase.IDLE
     for name, limit, where in (

@@ -64,6 +64,7 @@ def recover_directory(
         roster.forget_deaths(files.directory)
     _core.format_mutex(control.map)
     _core.reached("recover.mutex")
+    control.clear_spare(superblock)
     report = RecoveryReport(str(files.path), reason, epoch=superblock.epoch)
     if mapped is None:
         files.discard_unfinished()
@@ -168,7 +169,7 @@ class Repair:
             progress.advance(held // 3)
         believed = believed or trusted
         failed, unverified = self._verify(progress, believed) if verify else (0, 0)
-        if self.schema.record_bytes:  # also in one boot: a damaged stride shows nowhere else
+        if self.schema.record_bytes:  # also in one boot: a damaged header shows nowhere else
             failed += self._relink()
         elif self.schema.sharing:
             failed += self.native.mend()

@@ -1,10 +1,7 @@
 """The records of a buffer at one moment, as they lay in their ring: in memory, or in files.
 
-    shmbuffer.records.data          the byte ring of one moment, as it lay there
-    shmbuffer.records.npy           int64 [n, 3]: slot, position and bytes of each item, by slot
-    shmbuffer.records.dictionary    of zstd; only where the buffer has one
-
-The files are written while others go on writing, and are never in memory as a whole.
+``docs/format/saves.md`` has the files. They are written while others go on writing, and are never
+in memory as a whole.
 """
 
 from __future__ import annotations

@@ -2,14 +2,8 @@
 
 TorchRL's layout has a length: items are in the first slots. Ours may be anywhere (a slot whose
 writer died holds none), they have an age, and a cursor that belongs to the storage. The numbers are
-under our key in ``storage_metadata.json``; the slots are in a file of their own, as runs:
-
-    shmbuffer.items.npy     int64 [runs, 4]: first slot, how many, ticket of the first, writer
-    shmbuffer.streams.npy   unsigned [items]: the stream of each, where one of them is not 0
-
-A slice of a trajectory never goes from one writer, or one of its streams, to another. Of writers
-only whether two are the same means something; 0 is not known, and the same as no other. A save with
-streams is of format 2, which versions refuse that would mix them.
+under our key in ``storage_metadata.json``. The slots are in a file of their own, as runs, and so
+are the streams, if one of them is not 0. ``docs/format/saves.md`` has the files.
 """
 
 from __future__ import annotations
@@ -21,12 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
+from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.saves.tickets import Tickets
-from shmbuffer.saves.values import OURS, read_array, reading, write_array, write_json
+from shmbuffer.saves.values import (
+    FORMAT,
+    OURS,
+    find_ours,
+    read_array,
+    reading,
+    write_array,
+    write_json,
+)
 from shmbuffer.tensors.form.leaves import Leaves
 from shmbuffer.torchrl.compat.storages import METADATA, metadata_of
 
@@ -137,7 +139,7 @@ class SavedStorage:
         content = metadata_of(metadata, self.extent * self.width)
         streams = self._streams()
         content[OURS] = {
-            "format": 1 if streams is None else 2,
+            "format": FORMAT,
             "kind": kind,
             "slots": self.slots,
             "lanes": list(self.lanes),
@@ -145,6 +147,7 @@ class SavedStorage:
             "head": self.head,
             "write_count": self.write_count,
             "structure": self.structure,
+            "streams": streams is not None,
         }
         if self.tickets is not None and self.sources is not None:
             used = slice(self.extent)
@@ -159,27 +162,24 @@ class SavedStorage:
         cls, folder: Path, found: dict[str, Any], *, kind: str = TENSORS
     ) -> SavedStorage | None:
         """What we have remembered; None where another program wrote ``found`` last."""
-        ours = found.get(OURS)
-        if ours is None:
-            return None
         with reading(folder / METADATA):
-            if ours["format"] not in (1, 2):
-                raise IncompatibleVersionError(
-                    f"{folder}: was saved in format {ours['format']!r} by another version of "
-                    "shmbuffer, and this one knows formats 1 and 2; load it with that one"
-                )
+            ours = find_ours(found, folder / METADATA)
+            if ours is None:
+                return None
             slots, lanes = int(ours["slots"]), tuple(int(size) for size in ours["lanes"])
             with reading(folder / _ITEMS):
                 tickets, writers = slots_of(read_array(folder / _ITEMS), slots)
+                if (most := int(writers.max(initial=0))) >= layout.WRITERS:
+                    raise ValueError(f"writer {most} of {layout.WRITERS}")
             streams = np.zeros(slots, np.uint64)
-            if ours["format"] == 2:
+            if ours["streams"]:
                 with reading(folder / _STREAMS):
                     held = tickets >= 0
                     streams[held] = _of_items(read_array(folder / _STREAMS), int(held.sum()))
             cursor, count = int(ours["cursor"]), int(ours["write_count"])
             if not 0 <= cursor < slots or not 0 <= count < 2**62:
                 raise ValueError(f"cursor {cursor}, write count {count} of {slots} slots")
-            head = _head(ours.get("head"), cursor, tickets)
+            head = _head(ours["head"], cursor, tickets)
             structure = ours["structure"]
             if ours["kind"] != kind:
                 raise SchemaMismatchError(
@@ -187,10 +187,7 @@ class SavedStorage:
                     f"{kind}; load it into a storage of its own kind"
                 )
         saved = cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, None, head)
-        used = slice(saved.extent)
-        whose = layout.writer_of(writers[used].astype(np.uint64))  # of an earlier version: words
-        saved.sources = np.zeros(slots, np.uint64)
-        saved.sources[used] = layout.source_of(whose, streams[used])
+        saved.sources = layout.source_of(writers.astype(np.uint64), streams)
         return saved
 
     def _streams(self) -> NDArray[Any] | None:
@@ -217,10 +214,8 @@ def _of_items(streams: NDArray[Any], items: int) -> NDArray[np.uint64]:
     return streams.astype(np.uint64)
 
 
-def _head(head: Any, cursor: int, tickets: Ints) -> int | None:
-    """The next ticket of a save, None of an older one; ValueError where it cannot be that."""
-    if head is None:
-        return None
+def _head(head: Any, cursor: int, tickets: Ints) -> int:
+    """The next ticket of a save; ValueError if it is impossible."""
     held = np.flatnonzero(tickets >= 0)
     least = int(tickets.max()) + 1 if len(held) else 0
     if not least <= int(head) < _TICKETS or int(head) % len(tickets) != cursor:

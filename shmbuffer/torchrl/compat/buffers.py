@@ -20,7 +20,7 @@ from tensordict import TensorDict
 
 from shmbuffer.memory.format.names import is_number
 from shmbuffer.saves.safe_files import exists, read_file, write_file
-from shmbuffer.saves.values import OURS, damaged, read_json, reading, write_json
+from shmbuffer.saves.values import FORMAT, OURS, damaged, find_ours, read_json, reading, write_json
 from shmbuffer.saves.work_directory import located
 from shmbuffer.torchrl.compat.folders import read_folder
 from shmbuffer.torchrl.transforms import Compose
@@ -31,7 +31,7 @@ _PREFIX = "transforms."
 
 def write_metadata(path: Path, batch_size: int | None, beside: Sequence[str]) -> None:
     """Write what a buffer knows beyond its parts, and what of ours is beside them."""
-    ours = {"format": 1, **dict.fromkeys(beside, True)}
+    ours = {"format": FORMAT, **dict.fromkeys(beside, True)}
     content = {"batch_size": batch_size, "consume_after_n_samples": None, OURS: ours}
     write_json(path / METADATA, content)
 
@@ -41,7 +41,7 @@ def read_metadata(path: Path) -> tuple[int | None, dict[str, Any]]:
     missing = "no buffer was saved in this directory"
     found = read_json(path / METADATA, missing=missing)
     with reading(path / METADATA):
-        size, ours = found["batch_size"], dict(found.get(OURS) or {})
+        size, ours = found["batch_size"], find_ours(found, path / METADATA) or {}
         if size is None or (type(size) is int and 0 < size < 2**63):
             return size, ours
         raise ValueError(f"{size!r:.40} is no batch size")

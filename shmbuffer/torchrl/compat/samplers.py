@@ -26,7 +26,7 @@ from shmbuffer.memory import Masses
 from shmbuffer.memory.format.priorities import are_priorities
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import create_file, make_folder
-from shmbuffer.saves.values import OURS, read_json, reading, write_json
+from shmbuffer.saves.values import FORMAT, OURS, find_ours, read_json, reading, write_json
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.folders import mapped, read_folder
 
@@ -79,7 +79,7 @@ def write_priorities(
             "_max_capacity": float(capacity),
             "_schema_version": _SCHEMA_VERSION,
             OURS: {
-                "format": 1,
+                "format": FORMAT,
                 "elements": elements if _RAW in names else None,
                 "from_masses": from_masses,
                 "max_priority": largest,
@@ -93,7 +93,7 @@ def read_priorities(directory: Path) -> dict[str, Any]:
     found = read_json(directory / _METADATA, missing=_MISSING)
     with reading(directory / _METADATA):
         alpha, eps = from_zero("_alpha", found["_alpha"]), from_zero("_eps", found["_eps"])
-        ours = found.get(OURS)
+        ours = find_ours(found, directory / _METADATA)
         largest = found["_max_priority"][0] if ours is None else ours["max_priority"]
         raw = None
         if ours is None or ours.get("from_masses"):

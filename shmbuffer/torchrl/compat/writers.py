@@ -19,7 +19,16 @@ import torch
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.names import is_number
 from shmbuffer.saves.safe_files import exists, make_folder, write_file
-from shmbuffer.saves.values import OURS, read_json, read_state, reading, write_json, write_state
+from shmbuffer.saves.values import (
+    FORMAT,
+    OURS,
+    find_ours,
+    read_json,
+    read_state,
+    reading,
+    write_json,
+    write_state,
+)
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.folders import described, mapped
 
@@ -42,7 +51,7 @@ def write_cursor(
         generation = np.where(tickets < 0, 0, tickets // slots + 1)
         write_file(directory / _GENERATION, generation.astype(np.int64).tobytes())
         content |= {"generation_shape": [slots], "generation_dtype": "torch.int64"}
-    write_json(directory / _METADATA, {**content, OURS: {"format": 1, "write_count": count}})
+    write_json(directory / _METADATA, {**content, OURS: {"format": FORMAT, "write_count": count}})
 
 
 class Cursor(NamedTuple):
@@ -63,7 +72,7 @@ def read_cursor(directory: Path) -> Cursor:
     """What `write_cursor`, or TorchRL, wrote."""
     found = read_json(directory / _METADATA, missing=_MISSING)
     with reading(directory / _METADATA):
-        ours = found.get(OURS)
+        ours = find_ours(found, directory / _METADATA)
         count = found.get("write_count") if ours is None else ours["write_count"]
         return Cursor(int(found["cursor"]), None if count is None else int(count), bool(ours))
 
@@ -98,7 +107,7 @@ def write_ranks(directory: Path, state: dict[str, Any], key: Any, reduction: str
             "rank_key": key,
             "dtype": str(values.dtype),
             "shape": list(values.shape),
-            OURS: {"format": 1, "reduction": reduction},
+            OURS: {"format": FORMAT, "reduction": reduction},
         },
     )
 
@@ -109,8 +118,9 @@ def read_ranks(directory: Path) -> tuple[dict[str, Any], Any, str | None]:
     with reading(directory / _METADATA):
         key = found["rank_key"]
         key = tuple(key) if isinstance(key, list) else key
-        if OURS in found:
-            return _ranks(read_state(directory) or {}), key, str(found[OURS]["reduction"])
+        ours = find_ours(found, directory / _METADATA)
+        if ours is not None:
+            return _ranks(read_state(directory) or {}), key, str(ours["reduction"])
         top = mapped(directory / _RANKS, *described(found)).tolist()
         state = {
             "_current_top_values": top,

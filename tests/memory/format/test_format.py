@@ -1,7 +1,7 @@
 """Golden bytes: what another version, another language or a hex dump finds in the files.
 
 A test that fails here says that the format has changed: then `FORMAT_MAJOR` or `FORMAT_MINOR`
-moves, the tables of docs/design.md and CHANGELOG.md say so, and the bytes here are replaced.
+moves, the tables of docs/format and CHANGELOG.md say so, and the bytes here are replaced.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag
 from shmbuffer.memory.system import identity
+from shmbuffer.memory.upkeep.check import check
 from tests.memory.rows import schema, write
 
 
@@ -37,15 +39,15 @@ def control(engine: Engine) -> bytes:
     return (engine.path / layout.CONTROL).read_bytes()
 
 
-def test_this_is_format_1_6() -> None:
-    assert (layout.FORMAT_MAJOR, layout.FORMAT_MINOR) == (1, 6)
+def test_this_is_format_1_0() -> None:
+    assert (layout.FORMAT_MAJOR, layout.FORMAT_MINOR) == (1, 0)
 
 
 def test_the_first_sixteen_bytes_say_what_it_is(engine: Engine) -> None:
     header = bytes.fromhex(
         "53484d4255460001"  # SHMBUF, 0, 1
         "0100"  # format 1
-        "0600"  # .6
+        "0000"  # .0
         "04030201"  # 0x01020304, little-endian
     )
     data = control(engine)
@@ -54,7 +56,7 @@ def test_the_first_sixteen_bytes_say_what_it_is(engine: Engine) -> None:
 
 
 def test_a_control_file_has_one_size(engine: Engine) -> None:
-    assert len(control(engine)) == 77824
+    assert len(control(engine)) == 143360
 
 
 def test_a_superblock_is_these_bytes() -> None:
@@ -91,7 +93,7 @@ def test_a_superblock_is_these_bytes() -> None:
         4096,
     )
     expected = (
-        bytes.fromhex("53484d425546000101000600040302010807060504030201")
+        bytes.fromhex("53484d425546000101000000040302010807060504030201")
         + bytes(range(32))
         + struct.pack("<QIIQQII", 3, 1, 3, 1_000_000, 4, 6, 256)
         + bytes(range(32, 64))
@@ -134,13 +136,9 @@ def test_the_recovery_record_lies_at_12032(engine: Engine) -> None:
     assert record[252:] == _core.crc32c(record[:252]).to_bytes(4, "little")
 
 
-def test_what_first_draws_came_from_lies_at_9984(engine: Engine) -> None:
-    assert engine.seat.registry.note_first_draw(engine.seat.entry, 2**63 + 5) == []
-    assert control(engine)[9984:12032] == struct.pack("<Q", 2**63 + 5) + bytes(2040)
-
-
 def test_the_registry_lies_at_12288(engine: Engine) -> None:
-    entry = control(engine)[12288 : 12288 + 256]
+    assert engine.seat.registry.note_first_draw(engine.seat.entry, 2**63 + 5) == []
+    entry = control(engine)[12288 : 12288 + 512]
     me = identity.current()
     assert struct.unpack_from("<II", entry, 0) == (1, 0)
     assert struct.unpack_from("<QQQQ", entry, 8) == (1, me.pid, me.start_time, me.pid_namespace)
@@ -148,6 +146,49 @@ def test_the_registry_lies_at_12288(engine: Engine) -> None:
     assert struct.unpack_from("<II", entry, 64) == (0, 0)
     assert struct.unpack_from("<QQQQ", entry, 72) == (2, 4, 6, 0)  # the claim of its last write
     assert struct.unpack_from("<Q", entry, 120) == (4,)
+    assert struct.unpack_from("<Q", entry, 256) == (2**63 + 5,)
+
+
+def test_what_no_field_has_is_zero(engine: Engine) -> None:
+    data = control(engine)
+    assert data[8192 + 536 : 12032] == bytes(3304)
+    for entry in range(256):
+        assert data[12288 + 512 * entry + 264 : 12288 + 512 * (entry + 1)] == bytes(248)
+
+
+def add_to_what_no_field_has(path: Path) -> None:
+    with open(path / layout.CONTROL, "r+b") as file:
+        for at in (8192 + 3000, 12288 + 512 * 7 + 300):
+            file.seek(at)
+            file.write(b"later")
+
+
+def test_what_no_field_has_is_checked_and_cleared(engine: Engine) -> None:
+    path = engine.path
+    assert path is not None
+    add_to_what_no_field_has(path)
+    wrong = "10 bytes of the control file that belong to no field are not zero"
+    assert engine.check().problems == [wrong]
+    engine.close()
+    assert check(path).problems == [wrong]
+    with Engine.open(path, None) as recovered:
+        assert recovered.check().ok
+        assert control(recovered)[8192 + 536 : 12032] == bytes(3304)
+
+
+def test_what_a_later_minor_version_has_added_is_left_alone(engine: Engine) -> None:
+    path = engine.path
+    assert path is not None
+    engine.seat.control.write(replace(engine.superblock, format_minor=1))
+    add_to_what_no_field_has(path)
+    engine.close()
+    assert check(path).ok
+    with Engine.open(path, None) as recovered:
+        assert recovered.report is not None
+        assert recovered.check().ok
+        data = control(recovered)
+    assert data[8192 + 3000 : 8192 + 3005] == data[15872 + 300 : 15872 + 305] == b"later"
+    assert data[8:12] == data[4096 + 8 : 4096 + 12] == bytes.fromhex("01000100")
 
 
 def test_a_slot_word_is_ticket_and_state(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""The layout of C, with the types that Python gives its fields, and of docs/design.md."""
+"""The layout of C, with the types that Python gives its fields, and of docs/format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from shmbuffer._native import _core
 from shmbuffer.memory.format import layout, ledger, limiter
 
-DESIGN = Path(__file__).parents[3] / "docs" / "design.md"
+FORMAT = Path(__file__).parents[3] / "docs" / "format" / "directory.md"
 STRUCTURES = {
     "Superblock": layout.SUPERBLOCK,
     "Runtime page": layout.RUNTIME,
@@ -43,10 +43,10 @@ def fields(structure: np.dtype[np.void]) -> list[Field]:
 
 
 def table(heading: str) -> list[Field]:
-    """The rows below a heading of docs/design.md."""
-    text = DESIGN.read_text("utf-8")
+    """The rows below a heading of docs/format/directory.md."""
+    text = FORMAT.read_text("utf-8")
     found = re.search(rf"^#+ {heading}$(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found, f"docs/design.md has no heading {heading!r}"
+    assert found, f"docs/format/directory.md has no heading {heading!r}"
     lines = [line for line in found[1].splitlines() if line.startswith("|")]
     names = [cell.strip() for cell in lines[0].strip("|").split("|")]
     assert names[:3] == ["offset", "bytes", "name"], f"{heading}: columns are {names}"
@@ -84,7 +84,7 @@ def test_c_and_python_agree_on_the_sizes() -> None:
     assert layout.RUNTIME_OFFSET + layout.PAGE == layout.REGISTRY_OFFSET
     assert layout.RECOVERY_OFFSET + layout.RECOVERY_BYTES == layout.REGISTRY_OFFSET
     assert layout.RUNTIME_OFFSET + max(map(sum, _ends(layout.RUNTIME))) <= layout.RECOVERY_OFFSET
-    assert layout.CONTROL_BYTES == 77824
+    assert layout.CONTROL_BYTES == 143360
 
 
 def _ends(structure: np.dtype[np.void]) -> list[tuple[int, int]]:
@@ -218,7 +218,7 @@ def test_a_ledger_without_slots_is_refused() -> None:
 
 
 def test_every_phase_and_state_has_its_number_in_the_document() -> None:
-    text = DESIGN.read_text("utf-8")
+    text = FORMAT.read_text("utf-8")
     for kind in (layout.SlotState, layout.Phase, layout.EntryState, layout.BufferState):
         assert ", ".join(f"{one.name} {one.value}" for one in kind) in text
     assert ", ".join(f"{flag.name} {flag.value}" for flag in layout.Flag) in text

@@ -1,4 +1,4 @@
-"""The file of the ledger: made with the slots, or by who attaches to an older directory."""
+"""The file of the ledger: made with the slots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from shmbuffer import CorruptBufferError
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format import layout
-from tests.kit.rings import ring_of
 from tests.memory.rows import schema, write
 
 
@@ -27,13 +26,11 @@ def test_it_is_a_page_of_zeros_as_long_as_nobody_was_given_anything(path: Path) 
     assert _core.parts(8)["bytes"] > layout.PAGE
 
 
-def test_a_directory_of_an_older_version_gets_its_ledger_at_attach(path: Path) -> None:
+def test_a_directory_without_its_ledger_is_refused(path: Path) -> None:
     (path / layout.LEDGER).unlink()
-    with Engine.open(path, None) as engine:
-        assert write(ring_of(engine), [5]) == 5
-        assert engine.report is not None
-        assert engine.report.reason == "nobody alive"
-    assert (path / layout.LEDGER).read_bytes() == bytes(layout.PAGE)
+    with pytest.raises(CorruptBufferError, match=r"ledger: missing; restore it from a copy"):
+        Engine.open(path, None)
+    assert not (path / layout.LEDGER).exists()
 
 
 @pytest.mark.parametrize("nbytes", [0, 100, 4095])

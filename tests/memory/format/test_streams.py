@@ -1,4 +1,4 @@
-"""Streams: kept with the writer in one word, which an older version compares as it always did."""
+"""Streams: kept with the writer in one word, which is compared as a whole."""
 
 from __future__ import annotations
 
@@ -53,24 +53,8 @@ def test_no_two_streams_of_any_two_writers_have_one_word() -> None:
     assert len(np.unique(layout.source_of(*both))) == len(writers) * len(streams)
 
 
-def test_an_item_without_a_stream_has_the_word_that_it_always_had() -> None:
+def test_the_word_of_an_item_in_stream_0_is_its_writer() -> None:
     assert layout.source_of(u64(7, 2**38 - 1), u64(0, 0)).tolist() == [7, 2**38 - 1]
-
-
-def test_no_older_version_takes_a_stream_for_a_client_or_for_what_was_loaded() -> None:
-    """Its recovery gives numbers behind the largest below 2^48; it loaded to 2^48 and behind."""
-    streams = u64(1, 2, 255, 256, 257, 512, LAST)
-    for writer in (1, 2**38 - 1, 2**38, 2**38 + 1):
-        found = layout.source_of(np.full_like(streams, writer), streams)
-        assert (found >= u64(2**63)).all()
-    assert (layout.source_of(u64(2**38, 2**38 + 1), u64(0, 0)) >= u64(2**63)).all()
-
-
-def test_what_an_older_version_has_loaded_is_of_nobody_and_in_stream_0() -> None:
-    old = u64(2**48, 2**48 + 1, 2**48 + 10**6)
-    assert (layout.writer_of(old) >= layout.INCARNATIONS).all()
-    assert len(np.unique(layout.writer_of(old))) == 3
-    assert layout.stream_of(old).tolist() == [0, 0, 0]
 
 
 # -- writes ----------------------------------------------------------------------------------------
@@ -81,7 +65,7 @@ def test_the_core_and_python_split_a_source_alike(ring: Ring) -> None:
     write_in(ring, range(5), 0, 1, 255, 256, LAST)
     assert ring.live.sources[:5].tolist() == [
         mine,
-        *(1 << 63 | stream << 39 | mine for stream in (1, 255, 256, LAST)),
+        *(stream << 39 | mine for stream in (1, 255, 256, LAST)),
     ]
     assert streams_of(ring)[:5] == [0, 1, 255, 256, LAST]
     assert set(layout.writer_of(ring.live.sources[:5]).tolist()) == {mine}

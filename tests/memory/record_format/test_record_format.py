@@ -230,7 +230,7 @@ def as_documented(items: Items) -> tuple[bytes, list[int]]:
             numbers += dims[row].tolist()
             if chunk.codec in (Codec.ZSTD, Codec.OWN):
                 numbers.append(piece.size)
-        record = bytearray(32) + struct.pack("<BBHIQ", 1, 0, len(numbers), len(code), 0)
+        record = bytearray(24) + struct.pack("<BBHI", 1, 0, len(numbers), len(code))
         record += struct.pack(f"<{len(numbers)}I", *numbers) + code
         for chunk, piece in zip(items.form.chunks, pieces, strict=True):
             record += bytes(-len(record) % chunk.alignment) + piece.tobytes()
@@ -256,7 +256,7 @@ def require_same(items: Items, batch: RecordBatch, found: Located, rows: list[in
             items.pieces[item], raw, found.offsets[row], found.sizes[row], strict=True
         ):
             assert batch.data[at : at + nbytes].tobytes() == piece.tobytes()
-            assert start + 48 <= at <= at + nbytes <= start + size
+            assert start + 32 <= at <= at + nbytes <= start + size
             assert at % alignment == 0
 
 
@@ -366,7 +366,7 @@ def test_an_item_may_have_nothing_in_it() -> None:
     batch = items_of(form, [], [[], []]).assemble()
     (found,) = locate(batch, "here")
     assert found.offsets.shape == found.sizes.shape == (2, 0)
-    assert batch.sizes.tolist() == [50, 50]
+    assert batch.sizes.tolist() == [34, 34]
 
 
 def test_an_item_may_have_as_many_leaves_as_a_form() -> None:
@@ -394,7 +394,7 @@ def test_a_raw_piece_starts_where_its_numbers_may(dtype: str, alignment: int) ->
 # The bytes are pinned: records of this version are read by every later one.
 
 # An item of two frames of two numbers, a reward, a text and a list of an int and None.
-# docs/design.md explains it byte by byte.
+# docs/format/records.md explains it byte by byte.
 NOTE = ["object", ["dims", 0], ["list", [["chunk", 2], ["chunk", 3], ["chunk", 4]]]]
 EXAMPLE = (
     [
@@ -434,12 +434,12 @@ def example() -> Items:
 
 def test_the_example_of_the_document() -> None:
     batch = example().assemble()
-    assert batch.starts.tolist() == [0, 136]
-    assert batch.sizes.tolist() == [130, 128]
+    assert batch.starts.tolist() == [0, 120]
+    assert batch.sizes.tolist() == [114, 112]
     assert batch.data.tobytes() == bytes.fromhex(
         """
-        0000000000000000 0000000000000000 0000000000000000 0000000000000000
-        01 00 0400 32000000 0000000000000000
+        0000000000000000 0000000000000000 0000000000000000
+        01 00 0400 32000000
         02000000 02000000  04000000  02000000
         01 00 00 03
           03 6f6273          10 00 05 75696e7438 02
@@ -451,8 +451,8 @@ def test_the_example_of_the_document() -> None:
         2c01
         000000000000
 
-        0000000000000000 0000000000000000 0000000000000000 0000000000000000
-        01 00 0400 32000000 0000000000000000
+        0000000000000000 0000000000000000 0000000000000000
+        01 00 0400 32000000
         02000000 02000000  02000000  02000000
         01 00 00 03
           03 6f6273          10 00 05 75696e7438 02
@@ -466,7 +466,7 @@ def test_the_example_of_the_document() -> None:
     )
     (found,) = locate(batch, "here")
     require_same(example(), batch, found, [0, 1])
-    assert found.offsets[0].tolist() == [114, 120, 124, 128, 130]
+    assert found.offsets[0].tolist() == [98, 104, 108, 112, 114]
 
 
 CHUNK = ["chunk", 0]
@@ -546,7 +546,7 @@ def test_batch_sizes_are_numbered_as_the_tree_goes() -> None:
     assert form.batch_dims == 4
     batch = items_of(form, [[[2, 3, 1]], [[]]], [[bytes(6), b""]], [[2, 2, 3, 2]]).assemble()
     assert locate(batch, "here")[0].batch_dims.tolist() == [[2, 2, 3, 2]]
-    assert struct.unpack_from("<7I", batch.data, 48) == (2, 2, 3, 2, 2, 3, 1)
+    assert struct.unpack_from("<7I", batch.data, 32) == (2, 2, 3, 2, 2, 3, 1)
 
 
 # Forms that are kept.
@@ -1032,39 +1032,37 @@ def changed(at: int, kind: str, value: int, source: RecordBatch | None = None) -
     ("at", "kind", "value", "message"),
     [
         (
-            32,
+            24,
             "B",
             2,
             "its body is of version 2, or starts with other bytes than those of version 1",
         ),
-        (33, "B", 1, "its body is of version 1, or starts with other bytes"),
+        (25, "B", 1, "its body is of version 1, or starts with other bytes"),
         (
-            34,
+            26,
             "H",
             65535,
-            "65535 numbers and a form of 50 bytes do not fit into its 128 bytes",
+            "65535 numbers and a form of 50 bytes do not fit into its 112 bytes",
         ),
-        (36, "I", 2**32 - 1, "4 numbers and a form of 4294967295 bytes do not fit"),
-        (36, "I", 49, "its form cannot be read: it ends at byte 49, 50 were expected"),
-        (36, "I", 51, "its form cannot be read: 1 bytes are left behind its end"),
-        (40, "I", 1, "its body is of version 1, or starts with other bytes"),
-        (44, "I", 1, "its body is of version 1, or starts with other bytes"),
-        (52, "I", 4, "it has 128 bytes, its pieces end at 132"),
+        (28, "I", 2**32 - 1, "4 numbers and a form of 4294967295 bytes do not fit"),
+        (28, "I", 49, "its form cannot be read: it ends at byte 49, 50 were expected"),
+        (28, "I", 51, "its form cannot be read: 1 bytes are left behind its end"),
+        (36, "I", 4, "it has 112 bytes, its pieces end at 116"),
         (
-            52,
+            36,
             "I",
             2**32 - 1,
             r"8589934598 bytes where 4294967296 are the limit: chunk 0 (uint8[2, 4294967295])",
         ),
-        (56, "I", 1, "it has 128 bytes, its pieces end at 127"),
-        (56, "I", 3, "it has 128 bytes, its pieces end at 129"),
+        (40, "I", 1, "it has 112 bytes, its pieces end at 111"),
+        (40, "I", 3, "it has 112 bytes, its pieces end at 113"),
         (
-            60,
+            44,
             "I",
             2**32 - 1,
             "it holds 4294967305 bytes where 4294967296 are the limit: chunk 3 (int[4294967295])",
         ),
-        (64, "B", 0x0B, "its form cannot be read: byte 0 of 50 is 0x0b"),
+        (48, "B", 0x0B, "its form cannot be read: byte 0 of 50 is 0x0b"),
     ],
 )
 def test_a_damaged_record_is_refused(at: int, kind: str, value: int, message: str) -> None:
@@ -1082,53 +1080,53 @@ def test_a_damaged_record_is_refused(at: int, kind: str, value: int, message: st
 @pytest.mark.parametrize(
     ("start", "size", "message"),
     [
-        (-8, 100, "100 bytes from -8 are not among the 264 that were read"),
-        (2**62, 100, "100 bytes from 4611686018427387904 are not among the 264"),
+        (-8, 100, "100 bytes from -8 are not among the 232 that were read"),
+        (2**62, 100, "100 bytes from 4611686018427387904 are not among the 232"),
         (4, 100, "100 bytes from 4 are not among"),
-        (136, 129, "129 bytes from 136 are not among"),
-        (136, 2**62, "4611686018427387904 bytes from 136 are not among"),
-        (136, -1, "it has -1 bytes, the shortest has 48"),
-        (136, 0, "it has 0 bytes, the shortest has 48"),
-        (136, 47, "it has 47 bytes, the shortest has 48"),
-        (136, 126, "it has 126 bytes, its pieces end at 128"),
-        (264, 0, "it has 0 bytes"),
+        (120, 113, "113 bytes from 120 are not among"),
+        (120, 2**62, "4611686018427387904 bytes from 120 are not among"),
+        (120, -1, "it has -1 bytes, the shortest has 32"),
+        (120, 0, "it has 0 bytes, the shortest has 32"),
+        (120, 31, "it has 31 bytes, the shortest has 32"),
+        (120, 110, "it has 110 bytes, its pieces end at 112"),
+        (232, 0, "it has 0 bytes"),
     ],
 )
 def test_a_record_that_is_not_there_is_refused(start: int, size: int, message: str) -> None:
     whole = example().assemble()
-    batch = RecordBatch(whole.data, np.array([0, start]), np.array([130, size]))
+    batch = RecordBatch(whole.data, np.array([0, start]), np.array([114, size]))
     with pytest.raises(CorruptBufferError, match="here: record 1: .*" + message):
         locate(batch, "here")
 
 
 def test_a_record_has_as_many_numbers_as_its_form() -> None:
     code = encode_form(CHUNK, [FLOATS]).code
-    batch = join([struct.pack("<BBHIQ", 1, 0, 0, len(code), 0) + code + bytes(8)])
+    batch = join([struct.pack("<BBHI", 1, 0, 0, len(code)) + code + bytes(8)])
     with pytest.raises(CorruptBufferError, match="record 0: it has 0 numbers, its form has 1"):
         locate(batch, "here")
 
 
 def test_a_form_ends_in_its_record() -> None:
     batch = items_of(encode_form(["dict", []], []), [], [[]]).assemble()
-    batch.sizes[0] = 49
-    with pytest.raises(CorruptBufferError, match="a form of 2 bytes do not fit into its 49 bytes"):
+    batch.sizes[0] = 33
+    with pytest.raises(CorruptBufferError, match="a form of 2 bytes do not fit into its 33 bytes"):
         locate(batch, "here")
 
 
 @pytest.mark.parametrize(
     ("starts", "sizes", "message"),
     [
-        ([0, 80, 168], [80] * 3, "record 2: 80 bytes from 168 are not among the 240"),
-        ([0, 80, 2**40], [80] * 3, "record 2: 80 bytes from 1099511627776 are not among"),
-        ([0, -80, 160], [80] * 3, "record 1: 80 bytes from -80 are not among"),
-        ([0, 84, 160], [80] * 3, "record 1: 80 bytes from 84 are not among"),
-        ([0, 80, 160], [80, 88, 80], "record 1: it has 88 bytes, its pieces end at 80"),
-        ([0, 80, 160], [80, 80, 88], "record 2: 88 bytes from 160 are not among"),
-        ([0, 80, 160], [72] * 3, "record 0: it has 72 bytes, its pieces end at 80"),
-        ([0, 80, 160], [88] * 3, "record 2: 88 bytes from 160 are not among"),
-        ([0, 80], [88] * 2, "record 0: it has 88 bytes, its pieces end at 80"),
-        ([0, 80, 160], [40] * 3, "record 0: it has 40 bytes, the shortest has 48"),
-        ([0, 80, 160], [-8] * 3, "record 0: it has -8 bytes"),
+        ([0, 64, 136], [64] * 3, "record 2: 64 bytes from 136 are not among the 192"),
+        ([0, 64, 2**40], [64] * 3, "record 2: 64 bytes from 1099511627776 are not among"),
+        ([0, -64, 128], [64] * 3, "record 1: 64 bytes from -64 are not among"),
+        ([0, 68, 128], [64] * 3, "record 1: 64 bytes from 68 are not among"),
+        ([0, 64, 128], [64, 72, 64], "record 1: it has 72 bytes, its pieces end at 64"),
+        ([0, 64, 128], [64, 64, 72], "record 2: 72 bytes from 128 are not among"),
+        ([0, 64, 128], [56] * 3, "record 0: it has 56 bytes, its pieces end at 64"),
+        ([0, 64, 128], [72] * 3, "record 2: 72 bytes from 128 are not among"),
+        ([0, 64], [72] * 2, "record 0: it has 72 bytes, its pieces end at 64"),
+        ([0, 64, 128], [24] * 3, "record 0: it has 24 bytes, the shortest has 32"),
+        ([0, 64, 128], [-8] * 3, "record 0: it has -8 bytes"),
     ],
 )
 def test_records_of_equal_sizes_are_looked_at_as_any_others(
@@ -1136,16 +1134,16 @@ def test_records_of_equal_sizes_are_looked_at_as_any_others(
 ) -> None:
     form = encode_form(["list", [CHUNK]], [FLOATS])
     whole = items_of(form, [[[3]] * 3], [[bytes(12)]] * 3).assemble()
-    assert (whole.starts.tolist(), whole.sizes.tolist()) == ([0, 80, 160], [80] * 3)
+    assert (whole.starts.tolist(), whole.sizes.tolist()) == ([0, 64, 128], [64] * 3)
     with pytest.raises(CorruptBufferError, match="here: " + message):
         locate(RecordBatch(whole.data, np.array(starts), np.array(sizes)), "here")
 
 
-@pytest.mark.parametrize("at", [32, 33, 40, 47])
+@pytest.mark.parametrize("at", [24, 25])
 def test_the_head_of_a_body_is_that_of_its_version(at: int) -> None:
     whole = items_of(encode_form(["list", [CHUNK]], [FLOATS]), [[[3]]], [[bytes(12)]]).assemble()
     whole.data[at] ^= 4
-    with pytest.raises(CorruptBufferError, match=f"its body is of version {5 if at == 32 else 1}"):
+    with pytest.raises(CorruptBufferError, match=f"its body is of version {5 if at == 24 else 1}"):
         locate(whole, "here")
 
 
@@ -1153,13 +1151,13 @@ def test_a_defect_of_all_records_is_reported_for_the_first() -> None:
     form = encode_form(["list", [CHUNK]], [FLOATS])
     batch = items_of(form, [[[2]] * 3], [[bytes(8)]] * 3).assemble()
     words = batch.data.view(np.uint32).reshape(3, -1)
-    words[:, 12] = 3
-    with pytest.raises(CorruptBufferError, match="record 0: it has 76 bytes, its pieces end at 80"):
+    words[:, 8] = 3
+    with pytest.raises(CorruptBufferError, match="record 0: it has 60 bytes, its pieces end at 64"):
         locate(batch, "here")
-    words[:, 12] = 2**31
+    words[:, 8] = 2**31
     with pytest.raises(CorruptBufferError, match="record 0: it holds 8589934592 bytes where"):
         locate(batch, "here")
-    words[:, 13] = 0
+    words[:, 9] = 0
     with pytest.raises(CorruptBufferError, match="record 0: its form cannot be read: byte 0 of"):
         locate(batch, "here")
 
@@ -1168,8 +1166,8 @@ def test_a_row_of_a_later_form_is_named_as_it_is_in_the_batch() -> None:
     texts = one(encode_form(CHUNK, [TEXT]), [[2]], b"ab")
     batch = join([bytes(texts.body(0)), *[bytes(example().assemble().body(1))] * 2])
     assert len(locate(batch, "here")) == 2
-    batch.data[int(batch.starts[2]) + 52] = 1
-    with pytest.raises(CorruptBufferError, match="record 2: it has 128 bytes, its pieces end at"):
+    batch.data[int(batch.starts[2]) + 36] = 1
+    with pytest.raises(CorruptBufferError, match="record 2: it has 112 bytes, its pieces end at"):
         locate(batch, "here")
 
 

@@ -170,7 +170,7 @@ def test_slots_may_be_short_as_well_as_bytes(engine: Engine) -> None:
         held.write(join([bytes([number])]))
     assert ring.length == CAPACITY
     assert engine.stats()["evicted"] == 0
-    assert held.used == held.live() == CAPACITY * 40
+    assert held.used == held.live() == CAPACITY * 32
 
 
 def test_a_record_may_lie_across_the_end_of_the_file(engine: Engine) -> None:
@@ -190,7 +190,7 @@ def test_a_record_larger_than_the_ring_is_refused_before_anything_changes(
     held.write(records(range(5)))
     before = ring.snapshot()
     message = (
-        rf"write needs {(body + 39) // 8 * 8} bytes in the byte ring, which has {BYTES}; write"
+        rf"write needs {(body + 31) // 8 * 8} bytes in the byte ring, which has {BYTES}; write"
     )
     with pytest.raises(RecordTooLargeError, match=message) as raised:
         held.write(join([bytes(body)]))
@@ -291,7 +291,7 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_changes(engine
     [
         ([4, 104], [40, 40], 0),  # not from a multiple of 8
         ([0, 200], [40, 40], 1),  # beyond the end
-        ([0, 104], [40, 31], 1),  # shorter than its header
+        ([0, 104], [40, 23], 1),  # shorter than its header
         ([0, 104], [40, 2**62], 1),
         ([0, 120], [40, 40], 1),  # reaches over the end of the batch
         ([0, 104], [-1, 40], 0),
@@ -549,7 +549,7 @@ def test_a_record_that_is_nowhere_is_reported_and_refused(fast_path: Path) -> No
     with opened(path) as engine:
         parts(engine)[1].write(records(range(6)))
     at = schema().sections["extents"]
-    for slot, extent in ((1, (2**40, 100)), (2, (0, 31)), (3, (4, 100)), (4, (8, 2**63))):
+    for slot, extent in ((1, (2**40, 100)), (2, (0, 23)), (3, (4, 100)), (4, (8, 2**63))):
         with open(path / layout.SLOTS, "r+b") as file:
             file.seek(at + 16 * slot)
             file.write(struct.pack("<QQ", *extent))
@@ -605,12 +605,30 @@ def test_the_header_of_a_record_that_is_gone_leads_over_it(fast_path: Path) -> N
         _, held = parts(engine)
         held.write(records([1, 2, 3]))
         at = int(held.extents["position"][1])
-    damaged(path, at + 24)  # the stride
+    damaged(path, at + 16)  # its size
     with Engine.open(path, None) as found:
         assert contents(parts(found)[0]) == {0: 1, 2: 3}
         for number in range(100):
             parts(found)[1].write(records([number]))
             require_sound(found)
+
+
+def test_a_damaged_size_that_leads_to_a_later_record_loses_no_item_between(
+    fast_path: Path,
+) -> None:
+    path = fast_path / "buffer"
+    with opened(path) as engine:
+        ring, held = parts(engine)
+        size = BYTES // 8 - HEADER_BYTES
+        for number in range(8):
+            held.write(join([bytes([number]) * size]))
+        at = int(held.extents["position"][0])
+        damaged(path, at + 16, struct.pack("<Q", 3 * BYTES // 8))
+        held.write(join([bytes([8]) * size]))
+        assert (held.used, ring.length) == (BYTES, 8)
+        there = held.read(np.arange(CAPACITY))
+        assert np.flatnonzero(there.tickets >= 0).tolist() == list(range(1, 9))
+        require_sound(engine)
 
 
 def counters(path: Path, **values: int) -> None:

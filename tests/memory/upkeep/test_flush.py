@@ -200,7 +200,7 @@ def test_it_changes_nothing_but_the_superblock(make_files: Maker) -> None:
     after = files_of(engine.path)
     control = ".shmbuffer/control"
     assert {name for name in after if after[name] != before[name]} == {control}
-    touched = slice(8192 + 384, 8192 + 392)  # when: see `restored`
+    touched = slice(8192 + 448, 8192 + 456)  # when: see `restored`
     for files in (before, after):
         files[control] = files[control][: touched.start] + bytes(8) + files[control][touched.stop :]
     assert after[control][8192:] == before[control][8192:]

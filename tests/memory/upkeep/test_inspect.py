@@ -120,7 +120,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
         "records": None,
         "sharing": None,
         "mutex": None,
-        "bytes": 77824 + (path / layout.SLOTS).stat().st_size + 4096 + 64 + 296 + 8,
+        "bytes": 143360 + (path / layout.SLOTS).stat().st_size + 4096 + 64 + 296 + 8,
         "owner": {"pid": os.getpid(), "state": "running"},
         "durable_ticket": 0,
         "waits": [],
@@ -174,7 +174,7 @@ def test_a_buffer_may_have_no_schema_yet(fast_path: Path) -> None:
     path = fast_path / "fresh"
     with Engine.open(path, SETTINGS):
         found = inspect(path)
-    assert (found["schema"], found["state"], found["bytes"]) == (None, "NO_SCHEMA", 77824)
+    assert (found["schema"], found["state"], found["bytes"]) == (None, "NO_SCHEMA", 143360)
     assert (found["counters"]["length"], found["counters"]["elements"]) == (0, 8)
 
 

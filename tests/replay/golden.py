@@ -1,8 +1,8 @@
-"""Saves of an earlier build, kept: what every later one has to load.
+"""Directories and saves of this format, kept: what every later version of the format has to read.
 
-    python -m tests.replay.golden_saves
+    python -m tests.replay.golden
 
-adds to ``golden_saves.tar.xz`` those that are not in it yet. What is there stays as it is.
+makes ``golden.tar.xz`` again. Do so if the format changes before the release, and never after it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tensordict import NonTensorStack, TensorDict
 from shmbuffer import (
     CompressedListStorage,
     FlatStorageCheckpointer,
+    LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
@@ -30,12 +31,147 @@ from shmbuffer import (
     PrioritizedReplayBuffer,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
+    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from shmbuffer import attach as attach_to
 
-ARCHIVE = Path(__file__).with_name("golden_saves.tar.xz")
+ARCHIVE = Path(__file__).with_name("golden.tar.xz")
+
+
+# -- directories -----------------------------------------------------------------------------------
+
+END = ("next", "done")
+WRITERS, CAPACITY = 2, 24
+
+
+def rows(who: int, step: int) -> TensorDict:
+    """One step of each of two streams of a writer."""
+    streams = 2
+    return TensorDict(
+        {
+            "who": torch.full((streams,), who),
+            "env": torch.arange(streams),
+            "step": torch.full((streams,), step),
+            "next": TensorDict({"done": torch.zeros(streams, 1, dtype=torch.bool)}, [streams]),
+        },
+        [streams],
+    )
+
+
+def attach(path: Path) -> TensorDictReplayBuffer:
+    """A handle that samples slices of three."""
+    found: TensorDictReplayBuffer = attach_to(
+        path, sampler=SliceSampler(slice_len=3, end_key=END), batch_size=90
+    )
+    return found
+
+
+def _write(first: TensorDictReplayBuffer, path: Path, steps: range) -> None:
+    """Two writers with two streams each take turns."""
+    with attach(path) as second:
+        for step in steps:
+            for who, rb in enumerate((first, second)):
+                rb.extend(rows(who, step), streams=[0, 7])
+
+
+def _buffer(storage: Any) -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(
+        storage=storage, sampler=SliceSampler(slice_len=3, end_key=END), batch_size=90
+    )
+
+
+def write_rows(path: Path) -> None:
+    with _buffer(LazyMemmapStorage(CAPACITY, scratch_dir=path, shared_init=True)) as rb:
+        _write(rb, path, range(20))
+
+
+def write_records(path: Path) -> None:
+    storage = LazyStackStorage(CAPACITY, max_bytes=2**14, scratch_dir=path, shared_init=True)
+    with _buffer(storage) as rb:
+        _write(rb, path, range(20))
+
+
+def write_loaded(path: Path) -> None:
+    """Items that were loaded, and some more after them."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = Path(folder, "buffer")
+        with _buffer(LazyMemmapStorage(CAPACITY, scratch_dir=one, shared_init=True)) as rb:
+            _write(rb, one, range(4))
+            rb.dumps(Path(folder, "save"))
+        with _buffer(LazyMemmapStorage(CAPACITY, scratch_dir=path, shared_init=True)) as rb:
+            rb.loads(Path(folder, "save"))
+            _write(rb, path, range(4, 7))
+
+
+MAX_SIZE = 12
+MAX_BYTES = 8192
+
+
+def ragged(number: int) -> TensorDict:
+    """An item with a leaf of every kind."""
+    return TensorDict(
+        tokens=torch.arange(number * 7 % 23),
+        logp=torch.linspace(-1, 0, number % 5, dtype=torch.float32),
+        half=torch.full((2, 1), number / 4, dtype=torch.bfloat16),
+        nested=TensorDict(flag=torch.tensor(number % 2 == 0), none=torch.zeros(0, 3)),
+        text=f"number {number} é 語",
+        info={"count": number, "ratio": number / 3, "parts": [True, None, b"\x00\xff"]},
+        td_error=torch.tensor(float(number % 6)),
+    )
+
+
+def frames(first: int, count: int) -> TensorDict:
+    """Steps whose stacks have frames in common."""
+    rng = np.random.default_rng(7)
+    film = torch.from_numpy(rng.integers(0, 4, (40, 10, 10)).astype(np.uint8))
+    stacks = film.unfold(0, 3, 1).permute(0, 3, 1, 2).contiguous()
+    return TensorDict(
+        {
+            "obs": stacks[first : first + count],
+            "next": {"obs": stacks[first + 1 : first + count + 1]},
+            "reward": torch.arange(first, first + count) / 2,
+        },
+        [count],
+    )
+
+
+OPTIONS: dict[str, Any] = {"shared_init": True, "max_bytes": MAX_BYTES}
+
+
+def write_ragged(folder: Path) -> None:
+    """Raw records of many kinds of leaves, after a lap and more of the ring."""
+    lists = LazyStackStorage(MAX_SIZE, scratch_dir=folder, **OPTIONS)
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.4, storage=lists, batch_size=4)
+    for start in range(0, 21, 3):
+        rb.extend([ragged(number) for number in range(start, start + 3)])
+    rb[4] = ragged(100)
+    rb.storage.close()
+
+
+def write_joined(folder: Path) -> None:
+    """Compressed records, two stacks in one frame of zstd, after a lap and more of the ring."""
+    stacks = CompressedListStorage(MAX_SIZE, scratch_dir=folder, **OPTIONS)
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.4, storage=stacks, batch_size=4)
+    for start in range(0, 30, 10):
+        rb.extend(frames(start, 10))
+    rb.storage.close()
+
+
+DIRECTORIES: dict[str, Callable[[Path], None]] = {
+    "rows": write_rows,
+    "records": write_records,
+    "loaded": write_loaded,
+    "ragged": write_ragged,
+    "joined": write_joined,
+}
+"""Functions that write a directory of every kind."""
+
+
+# -- saves -----------------------------------------------------------------------------------------
 
 
 def steps(first: int, count: int) -> TensorDict:
@@ -168,7 +304,7 @@ def _ensemble(filled: bool) -> Any:
     return ReplayBufferEnsemble(*members, batch_size=4, generator=torch.Generator())
 
 
-MAKE: dict[str, Callable[[bool], Any]] = {
+SAVES: dict[str, Callable[[bool], Any]] = {
     "rows": _rows,
     "lanes": _lanes,
     "pytree": _pytree,
@@ -181,29 +317,28 @@ MAKE: dict[str, Callable[[bool], Any]] = {
     "slices": _slices,
     "ensemble": _ensemble,
 }
-"""An empty buffer, and one with what was saved, of every kind."""
+"""Functions that make an empty buffer, or the buffer that was saved, of every kind."""
 
 
 def unpack(folder: Path) -> None:
-    """What the archive holds."""
-    if ARCHIVE.exists():
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(folder, filter="data")
+    """Unpacks the archive: ``directories/<name>`` and ``saves/<name>``."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
 
 
 def main() -> None:
-    """Save what is missing in the archive."""
+    """Makes the archive."""
     with tempfile.TemporaryDirectory() as folder:
-        unpack(Path(folder))
-        for name, make in MAKE.items():
-            if not Path(folder, name).exists():
-                make(True).dumps(Path(folder, name))
+        for name, write in DIRECTORIES.items():
+            write(Path(folder, "directories", name))
+        for name, make in SAVES.items():
+            make(True).dumps(Path(folder, "saves", name))
         with (
             lzma.open(ARCHIVE, "wb", preset=9) as packed,
             tarfile.open(fileobj=packed, mode="w") as archive,
         ):
-            for name in MAKE:
-                archive.add(Path(folder, name), name)
+            for kind in ("directories", "saves"):
+                archive.add(Path(folder, kind), kind)
 
 
 if __name__ == "__main__":
