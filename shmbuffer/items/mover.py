@@ -1,78 +1,83 @@
-"""What moves the items of a ring: rows of arrays, or records."""
+"""What moves the items of a ring into it and out of it.
+
+    Mover ─┬─ RingRows      leaves in the ring's own memory: the C core moves them
+           └─ RecordRows    records in a ring of bytes
+
+Order, slot words, tickets and priorities are the ring's in both. What is read is a copy, compared
+with the words afterwards; what is written is committed as a whole, or not at all. Indices, tickets
+and weights are arrays of the mover's kit.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence, Sized
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shmbuffer._native._core import address
+from shmbuffer.items.kit import Kit
 from shmbuffer.memory import Ring
-from shmbuffer.memory.format.array_types import Floats, Ints
-from shmbuffer.memory.format.streams import GivenStreams, of_each
 
+DrawnElements = tuple[Any, Any, Any]
+"""Element indices int64 ``[n]``; tickets int64 ``[n]``; weights float32 ``[n]`` or None."""
 
-@dataclass(slots=True)
-class Drawn:
-    """Items that were read."""
-
-    data: Any
-    index: Ints
-    """Elements, int64 ``[n]``."""
-    tickets: Ints
-    """int64 ``[n]``."""
-    weights: NDArray[np.float32] | None
-    items: list[Any] | None = None
-    """The data, where they are items one by one."""
+Drawn = tuple[Any, Any, Any, Any]
+"""Items as `Mover.build` takes them, and `DrawnElements`."""
 
 
 class Mover(ABC):
     """Moves the items of one ring."""
 
+    ring: Ring  # has their order, words, tickets and priorities
+    where: str  # the buffer's name in messages
+    # sizes of the dimensions behind the first; ``()`` where there is one
     lanes: tuple[int, ...] = ()
     by_item = False
-
-    def __init__(self, ring: Ring) -> None:
-        self.ring = ring
-
-    def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
-        """Write in one call of the core. The index; None: convert the data, refuse or wait."""
-        return None
+    """True if a batch is a list of items."""
 
     @abstractmethod
-    def write(
-        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams
-    ) -> tuple[int, int]:
-        """Write a batch, or an item, which is converted first; the first ticket, and the slots."""
+    def read(self, index: Any) -> tuple[Any, Any, int]:
+        """Copies of elements, for `build`; tickets, -1 without an item; how many are -1."""
 
     @abstractmethod
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draw, copy and validate; ``beta`` None draws uniformly."""
+        """Draw, copy and validate. ``beta`` None draws uniformly."""
 
     @abstractmethod
-    def read(self, index: Ints, tickets: Ints) -> Any:
-        """The items at these elements; None if one of them is another by now, or gone."""
+    def build(self, found: Any, lead: tuple[int, ...]) -> Any:
+        """The data, from what `read` or `sample` gave, and its leading shape."""
 
 
-def write_found(
+def draw_from(kit: Kit, ring: Ring, count: int, key: int, beta: float | None) -> DrawnElements:
+    """Draw elements, not copied."""
+    weights = None if beta is None else kit.weights(count)
+    drawn = kit.integers(count), kit.integers(count), weights
+    draw_into(ring, None, drawn, key, beta)
+    return drawn
+
+
+def draw_into(
     ring: Ring,
-    where: str,  # the buffer's name in messages
-    # addresses of the leaves, what owns these bytes, and the slots: as the leaves have matched them
-    found: tuple[list[int], list[Any], int],
-    priorities: Floats | None,  # one for each element
-    streams: GivenStreams,
-) -> tuple[int, int]:
-    """Write slots whose leaves lie as they have to; the first ticket, and the slots."""
-    addresses, _, count = found  # the caller's bytes are owned by `found` until here is left
-    if not count:
-        return ring.head, 0
-    if priorities is not None and priorities.size != count * ring.width:
-        raise ValueError(
-            f"{where}: {priorities.size} priorities were given for {count * ring.width} items; "
-            "nothing was changed"
-        )
-    given = None if priorities is None else address(priorities)
-    return ring.write(addresses, count, given, streams=of_each(streams, count)), count
+    addresses: Sequence[int] | None,  # of the leaves' rows; None: elements are drawn, not copied
+    drawn: DrawnElements,
+    key: int,
+    beta: float | None,
+) -> None:
+    """`Ring.sample` into memory that is there."""
+    index, tickets, weights = drawn
+    ring.sample(
+        len(index),
+        key,
+        addresses,
+        address(index),
+        address(tickets),
+        address(weights),
+        beta=beta or 0.0,
+        prioritized=beta is not None,
+    )
+
+
+def require_one_each(slots: Sized, count: int) -> None:
+    """ValueError where there are more or fewer items than places."""
+    if count != len(slots):
+        raise ValueError(f"{count} items cannot be written to {len(slots)} places")

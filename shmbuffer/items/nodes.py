@@ -24,6 +24,7 @@ class LeafNode:
     """One tensor or array."""
 
     kind = "leaf"
+    batch: tuple[int, ...] = ()
 
     def collect(self, data: Any, out: list[Any]) -> None:
         """Append the leaves of ``data`` to ``out``, in order, or raise FormDiffersError."""
@@ -52,13 +53,15 @@ LEAF = LeafNode()
 class BranchNode:
     """A node with children under keys; ``about`` is what else the schema says of it.
 
-    The keys of a sequence are its positions. Here a namedtuple is a tuple, and a lazy stack a list.
+    ``batch`` is the batch size of one item where it is a TensorDict, else ``()``. The keys of a
+    sequence are its positions. Here a namedtuple is a tuple, and a lazy stack a list.
     """
 
     def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:
         self.kind = kind
         self.items = items
         self.about = about
+        self.batch = tuple(about.get("batch", ()))
         self.names = labels.names_of(items)
         self.size = len(items)
         self.flat = tuple(items) if all(child is LEAF for child in items.values()) else None

@@ -7,68 +7,48 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from shmbuffer.items.kit import Kit
 from shmbuffer.items.mover import Drawn, Mover
 from shmbuffer.items.records.codec import RecordCodec
-from shmbuffer.items.records.decoder import Decoder
-from shmbuffer.items.records.encoder import Encoder
-from shmbuffer.items.records.named import as_named
-from shmbuffer.memory import Engine, Ring
-from shmbuffer.memory.format import recorded
-from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory import Engine, RecordBatch, Ring
+from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.streams import GivenStreams, of_each
-
-_COMPRESSED = "CompressedListStorage"
-_LEVEL = 3  # of zstd, where none was recorded
 
 
 class RecordRows(Mover):
-    """The records of a ring; where ``named``, items are dicts whose entries have names."""
+    """The records of a ring."""
 
     by_item = True
 
-    def __init__(self, engine: Engine, ring: Ring, *, named: bool) -> None:
-        super().__init__(ring)
+    def __init__(self, kit: Kit, engine: Engine, ring: Ring, codec: RecordCodec) -> None:
         assert ring.records is not None
-        self._records = ring.records
-        self._named = named
-        self._where = engine.where
-        told = recorded.of_storage(engine.settings, engine.where)
-        self._has_function = bool(told.get("own_functions"))
-        compresses = told.get("kind") == _COMPRESSED and not self._has_function
-        how = told if compresses else {}
-        level = how.get("compression_level", _LEVEL) if compresses else None
-        self._codec = RecordCodec(level, how.get("dictionary_bytes", 0))
-        self._codec.encoder = Encoder(keys=how.get("compress"))
-        self._codec.decoder = Decoder(self._codec.expand)
-        self._codec.join(engine)
+        self.kit = kit
+        self.ring = ring
+        self.records = ring.records
+        self.codec = codec
+        self.where = engine.where
+        codec.join(engine)
 
     def write(
-        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams
+        self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """See `Mover.write`."""
-        if self._has_function:
-            raise TypeError(
-                f"{self._where}: what is written here is compressed by a compression_fn, which is "
-                "called with tensors; write with shmbuffer.attach(compression_fn=...)"
-            )
-        items = [data] if single else data
-        its = of_each(streams, len(items))
-        if self._named:
-            items = list(map(as_named, items))
-        batch = self._codec.encode(items[0] if single else items, single)
-        return self._records.write(batch, priorities, streams=its), len(items)
+        """Append encoded items, at least one. The place of the first, and how many."""
+        of = of_each(streams, len(items))
+        return self.records.write(items, priorities, streams=of), len(items)
+
+    def read(self, index: Any) -> tuple[RecordBatch, Any, int]:
+        """See `Mover.read`."""
+        drawn = self.records.read(self.kit.as_numpy(index))
+        missing = int((drawn.tickets < 0).sum())
+        return drawn.batch, self.kit.from_numpy(drawn.tickets), missing
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`."""
-        found = self._records.sample(count, key, beta=beta)
-        items = self._codec.decoder.items(found.batch)
-        return Drawn(items, found.index, found.tickets, found.weights, items)
+        drawn = self.records.sample(count, key, beta=beta)
+        as_own = self.kit.from_numpy
+        weights = None if drawn.weights is None else as_own(drawn.weights)
+        return drawn.batch, as_own(drawn.index), as_own(drawn.tickets), weights
 
-    def read(self, index: Ints, tickets: Ints) -> list[Any] | None:
-        """See `Mover.read`."""
-        found = self._records.read(index)
-        if not np.array_equal(found.tickets, tickets):
-            return None
-        return self._codec.decoder.items(found.batch)
+    def build(self, found: RecordBatch, lead: tuple[int, ...]) -> Any:
+        """See `Mover.build`: a list of items."""
+        return self.codec.decoder.items(found)

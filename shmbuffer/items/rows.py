@@ -1,108 +1,83 @@
-"""Rows of arrays: a batch into the ring, and out of it.
-
-    data ──▶ one call of the C core ──▶ index
-     └─ it does not lie as it has to ──▶ `ArrayLeaves.match` ──▶ one call of the C core
-
-The core takes a dict of arrays as they are, with the priorities among them.
-"""
+"""Rows whose leaves lie in the ring's own memory: the C core moves them, one call a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import repeat
 from typing import Any
 
-import numpy as np
-
 from shmbuffer._native._core import address
-from shmbuffer.items.leaves import ArrayLeaves, SchemaLeaves
-from shmbuffer.items.mover import Drawn, Mover, write_found
+from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.mover import Drawn, Mover, draw_into, require_one_each
 from shmbuffer.items.nodes import LEAF, tree_of
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
-from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import path_of
-from shmbuffer.memory.format.streams import GivenStreams
+from shmbuffer.memory.format.streams import GivenStreams, of_each
 
 _MOST_DIMS = 32  # of a leaf; the core's limit
-_NO_CLASS = type(None)  # of what holds dicts: there is none
 
 
-class ArrayRows(Mover):
+class RingRows(Mover):
     """The rows of a ring."""
 
-    def __init__(
-        self,
-        ring: Ring,
-        leaves: ArrayLeaves,
-        key: str | tuple[str, ...] | None,  # the entry of the data that becomes the priorities
-        swapped: int,  # the dimension of a batch that becomes the first one
-    ) -> None:
-        super().__init__(ring)
+    def __init__(self, ring: Ring, leaves: Leaves) -> None:
+        self.ring = ring
         self.leaves = leaves
         self.lanes = leaves.lanes
-        self._swapped = swapped
-        self._priority = priority_of([leaf.path for leaf in leaves.leaves], leaves.optional, key)
-        arrays = [np.zeros((2, 3), dtype) for dtype in leaves.dtypes]
-        dtypes = [DTYPES[leaf.dtype] for leaf in leaves.leaves]
-        numbers = [dtype.array.type() if dtype.in_numpy else None for dtype in dtypes]
-        examples = zip(arrays, numbers, repeat(None), strict=False)
-        self._form = intake_form(ring, leaves, examples, tensors=False, box=_NO_CLASS, inside="")
-
-    def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
-        """See `Mover.write_as_it_is`."""
-        ring, form = self.ring, self._form
-        if form is None or ring.tree.initial is not None:
-            return None
-        seat, priority = ring.seat, self._priority
-        core = seat.intakes.get(priority) or seat.intake(priority, **form)
-        if core is None:
-            return None
-        found: Any
-        if single:
-            found = core.add(data, streams)
-            if found is None or found >= 0:
-                return found
-        else:
-            found = core.extend(data, streams)
-            if type(found) is bytearray:
-                return np.frombuffer(found, np.int64)
-            if found is None:
-                return None
-        ring.refused(found)
-        return None
+        self.where = leaves.where
+        self.build = leaves.build  # type: ignore[method-assign] # no frame between
 
     def write(
-        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams
+        self,
+        data: Any,
+        single: bool,
+        priorities: Floats | None,
+        streams: GivenStreams = None,
+        swapped: int = 0,  # the dimension of the data that becomes the first one
     ) -> tuple[int, int]:
-        """See `Mover.write`."""
-        found = self.leaves.match(data, single, 0 if single else self._swapped)
-        return write_found(self.ring, self.leaves.where, found, priorities, streams)
+        """Append a batch, or one item where ``single``. The first ticket, and how many slots."""
+        addresses, kept, count = self.leaves.match(data, single, swapped)
+        ring = self.ring
+        if not count:
+            return ring.head, 0
+        if priorities is not None and priorities.size != count * ring.width:
+            raise ValueError(
+                f"{self.where}: {priorities.size} priorities were given for "
+                f"{count * ring.width} items; nothing was changed"
+            )
+        given = None if priorities is None else address(priorities)
+        ticket = ring.write(addresses, count, given, streams=of_each(streams, count))
+        del kept  # it owns the bytes that were written
+        return ticket, count
+
+    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
+        """Row i of ``data`` goes to ``slots[i]``; ``in_place`` keeps priority and write count."""
+        addresses, kept, count = self.leaves.match(data)
+        require_one_each(slots, count)
+        if count:
+            self.ring.place(slots, addresses, in_place=in_place)
+        del kept
+
+    def read(self, index: Any) -> tuple[list[Any], Any, int]:
+        """See `Mover.read`."""
+        count = len(index)
+        arrays, addresses = self.leaves.outputs((count,))
+        tickets = self.leaves.kit.integers(count)
+        missing = self.ring.read(address(index), count, addresses, address(tickets))
+        return arrays, tickets, missing
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`."""
-        arrays, addresses = self.leaves.outputs(count)
-        index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-        weights = None if beta is None else np.empty(count, np.float32)
-        self.ring.sample(
-            count,
-            key,
-            addresses,
-            address(index),
-            address(tickets),
-            0 if weights is None else address(weights),
-            beta=beta or 0.0,
-            prioritized=beta is not None,
-        )
-        return Drawn(self.leaves.build(arrays, count), index, tickets, weights)
+        kit = self.leaves.kit
+        arrays, addresses = self.leaves.outputs((count,))
+        weights = None if beta is None else kit.weights(count)
+        drawn = kit.integers(count), kit.integers(count), weights
+        draw_into(self.ring, addresses, drawn, key, beta)
+        return arrays, *drawn
 
-    def read(self, index: Ints, tickets: Ints) -> Any:
-        """See `Mover.read`."""
-        count = len(index)
-        arrays, addresses = self.leaves.outputs(count)
-        now = np.empty(count, np.int64)
-        self.ring.read(address(index), count, addresses, address(now))
-        return self.leaves.build(arrays, count) if np.array_equal(now, tickets) else None
+    def build(self, found: list[Any], lead: tuple[int, ...]) -> Any:
+        """See `Mover.build`."""
+        return self.leaves.build(found, lead)
 
 
 def priority_of(
@@ -122,7 +97,7 @@ def priority_of(
 
 def intake_form(
     ring: Ring,
-    leaves: SchemaLeaves,
+    leaves: Leaves,
     # for each leaf an array, a number and a tensor of its dtype; None where there is none
     examples: Iterable[tuple[Any, Any, Any]],
     **how: Any,  # whether indices are tensors; what holds dicts, and where

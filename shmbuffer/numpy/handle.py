@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 
@@ -13,18 +13,23 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.arrays import named
 from shmbuffer.items.indices import as_int
 from shmbuffer.items.keys import OWN_KEYS, WEIGHT_KEYS
-from shmbuffer.items.leaves import ArrayLeaves
+from shmbuffer.items.kit import ARRAYS
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.limits import Limits
 from shmbuffer.items.maximum import MaxPriority
-from shmbuffer.items.mover import Mover
 from shmbuffer.items.raw_priorities import as_beta
-from shmbuffer.items.rows import ArrayRows
 from shmbuffer.memory import Engine, RateLimiter, Ring, Schema, weights
 from shmbuffer.memory.format import recorded
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.weights import Weights
+from shmbuffer.numpy.rows import ArrayRows
+
+if TYPE_CHECKING:
+    from shmbuffer.numpy.records import ClientRecords
+
+Rows: TypeAlias = "ArrayRows | ClientRecords"
 
 _DEFAULT_BETA = 0.4
 _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
@@ -48,7 +53,7 @@ class Handle:
         settings = engine.settings
         extra = recorded.of_buffer(settings, engine.where)
         self._engine = engine
-        self._rows: Mover | None = None
+        self._rows: Rows | None = None
         self._greatest: MaxPriority | None = None
         self._capacity, self._ndim = settings.capacity, settings.ndim
         self._batch_size = extra.get("batch_size") if batch_size is None else batch_size
@@ -202,7 +207,7 @@ class Handle:
         rows = self._rows or self._look()
         return None if rows is None else rows.ring
 
-    def _look(self) -> Mover | None:
+    def _look(self) -> Rows | None:
         """The rows; None before the first write."""
         ring = self._engine.ring()
         if ring is None:
@@ -212,26 +217,26 @@ class Handle:
                 self._rows = self._attached(ring)
         return self._rows
 
-    def _attached(self, ring: Ring) -> Mover:
+    def _attached(self, ring: Ring) -> Rows:
         """Attaches to a ring."""
         prioritized = ring.tree.prioritized
         if prioritized and self._within:
             self._greatest = MaxPriority(ring)
             ring.tree.initial = self._greatest.default
-        rows: Mover
+        rows: Rows
         if ring.records is not None:
-            from shmbuffer.items.record_rows import RecordRows  # with zstandard
+            from shmbuffer.numpy.records import ClientRecords  # with zstandard
 
-            rows = RecordRows(self._engine, ring, named=self._mapping == "tensordict")
+            rows = ClientRecords(self._engine, ring, named=self._mapping == "tensordict")
         else:
-            leaves = ArrayLeaves.of_schema(ring.schema, self._engine.where)
+            leaves = Leaves.of_schema(ARRAYS, ring.schema, self._engine.where)
             leaves.allow(self._optional)
             key = self._priority_key if prioritized else None
-            rows = ArrayRows(ring, leaves, key, self._dim_extend)
+            rows = ArrayRows(ring, leaves, key)
         self._limits = Limits(_Source(self._engine, ring), "")
         return rows
 
-    def _need(self) -> Mover:
+    def _need(self) -> Rows:
         """The rows; EmptyBufferError before the first write."""
         rows = self._rows or self._look()
         if rows is None:

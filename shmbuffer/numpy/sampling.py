@@ -55,11 +55,12 @@ class Sampling(Handle):
         if self._rows is None:
             self._look()
         drawn = self._limits.in_turn(count, min_size, timeout, self._draw, self._oldest)
-        data, info = drawn.data, self._info(drawn)
+        rows = self._need()
+        data, info = rows.build(drawn[0], (count,)), self._info(*drawn[1:])
         if type(data) is dict:
             data.update(info)
-        elif drawn.items is not None:
-            data = [_with_info(item, info, at) for at, item in enumerate(drawn.items)]
+        elif rows.by_item:
+            data = [_with_info(item, info, at) for at, item in enumerate(data)]
         return (data, info) if return_info else data
 
     def update_priority(
@@ -134,8 +135,8 @@ class Sampling(Handle):
         rows = self._need()
 
         def read(index: Ints, tickets: Ints) -> Drawn | None:
-            data = rows.read(index, tickets)
-            return None if data is None else Drawn(data, index, tickets, None)
+            found, now, _ = rows.read(index)
+            return (found, index, tickets, None) if np.array_equal(now, tickets) else None
 
         return taken(ring, count, read)
 
@@ -145,17 +146,16 @@ class Sampling(Handle):
             return int.from_bytes(os.urandom(8), "little")
         return int(self._rng.bit_generator.random_raw())
 
-    def _info(self, drawn: Drawn) -> dict[str, Any]:
+    def _info(self, index: Ints, tickets: Ints, weights: Any) -> dict[str, Any]:
         """The entries that a sample has beside the data."""
         rows = self._need()
-        index = drawn.index
         if rows.lanes:
             index = np.stack(indices.unravel(index, rows.lanes), -1)
         info: dict[str, Any] = {INDEX: index}
-        if drawn.weights is not None:
+        if weights is not None:
             for key in self._weight_keys:
-                info[key] = drawn.weights
-        info[GENERATION] = drawn.tickets
+                info[key] = weights
+        info[GENERATION] = tickets
         return info
 
     def _of_sample(

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.items import indices
 from shmbuffer.items.arrays import named
 from shmbuffer.items.batches import stack, unbound
-from shmbuffer.items.leaves import ArrayLeaves
-from shmbuffer.items.mover import Mover
+from shmbuffer.items.kit import ARRAYS
+from shmbuffer.items.leaves import Leaves, swap
 from shmbuffer.items.nodes import entry_of
 from shmbuffer.items.raw_priorities import check_raw, reduced
 from shmbuffer.items.streams import in_time_order, require_rows
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.streams import GivenStreams, checked, of_each
 from shmbuffer.memory.system import deadline
-from shmbuffer.numpy.handle import Handle
+from shmbuffer.numpy.handle import Handle, Rows
+from shmbuffer.numpy.rows import ArrayRows
 
 
 class Writing(Handle):
@@ -99,7 +103,7 @@ class Writing(Handle):
             with deadline.within(timeout):
                 return self._write(data, single, None, streams)
         rows = self._rows or self._look()
-        if rows is not None and not self._dim_extend:
+        if type(rows) is ArrayRows and not self._dim_extend:
             index = rows.write_as_it_is(data, single, streams)
             if index is not None:
                 return index
@@ -113,26 +117,66 @@ class Writing(Handle):
                 return np.zeros((0,) if self._ndim == 1 else (0, self._ndim), np.int64)
             if rows is None or not rows.by_item:
                 data = stack(data, self._mapping)
-        if rows is not None and rows.by_item:
-            data = data if single else unbound(data)
-            raw = self._priorities_of(rows.ring, [data] if single else data)
+        if rows is not None and not isinstance(rows, ArrayRows):
+            items = [data] if single else unbound(data)
+            raw = self._priorities_of(rows.ring, items)
+            first, count = rows.write(rows.encode(items, single), raw, streams)
         else:
             rows = rows or self._define(data, single, streams)
             raw = self._priorities_in(rows.ring, data, single)
-        first, count = rows.write(data, single, raw, streams)
+            swapped = 0 if single else self._dim_extend
+            first, count = rows.write(data, single, raw, streams, swapped)
         return self._written(rows, first, count, single)
 
-    def _define(self, data: Any, single: bool, streams: GivenStreams) -> Mover:
+    def _define(self, data: Any, single: bool, streams: GivenStreams) -> ArrayRows:
         """Makes the schema from the first data that are written."""
         swapped = 0 if single else self._dim_extend
-        of = {"ndim": self._ndim, "single": single, "mapping": self._mapping}
-        where = self._engine.where
-        leaves = ArrayLeaves.of_arrays(data, swapped, self._asked, **of, where=where)
+
+        def form(value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
+            value = swap(value, swapped) if swapped else value
+            name, shape = ARRAYS.form_of(value, path)
+            return self._dtype_of(path, name), shape
+
+        of: dict[str, Any] = {
+            "ndim": self._ndim,
+            "single": single,
+            "mapping": self._mapping,
+            "form": form,
+        }
+        leaves = Leaves.of_data(ARRAYS, data, **of, where=self._engine.where)
+        paths = [leaf.path for leaf in leaves.leaves]
+        if unknown := sorted(self._asked.keys() - set(paths)):
+            raise KeyError(
+                f"dtypes: {'.'.join(unknown[0])!r} is no leaf of this write, which has "
+                f"{['.'.join(path) for path in paths]}"
+            )
         leaves.allow(self._optional)
         of_each(streams, leaves.match(data, single, swapped)[2])  # before anything is made
         width = max(1, int(np.prod(leaves.lanes, dtype=np.int64)))
         self._engine.define(leaves.schema(-(-self._capacity // width)))
-        return self._need()
+        rows = self._need()
+        assert isinstance(rows, ArrayRows)
+        return rows
+
+    def _dtype_of(self, path: KeyPath, name: str) -> str:
+        """The dtype of a leaf whose arrays have this one; SchemaMismatchError if another is asked.
+
+        An argument says which leaves hold the bits of a dtype that NumPy lacks.
+        """
+        asked = self._asked.get(path, name)
+        if asked == name:
+            return name
+        wanted = DTYPES[asked]
+        if wanted.bits != name:
+            bytes_of = asked if wanted.in_numpy else f"{wanted.bits}, its bytes"
+            raise SchemaMismatchError(
+                f"leaf {'.'.join(path)!r} is to be {asked}, and this write has {name}; give arrays "
+                f"of {bytes_of}, or another dtype",
+                leaf=".".join(path),
+                expected=asked,
+                found=name,
+            )
+        return asked
 
     def _priorities_in(self, ring: Ring, data: Any, single: bool) -> Floats | None:
         """Raw priorities in the data, one for each element; None if there are none."""
@@ -163,7 +207,7 @@ class Writing(Handle):
         check_raw(raw)  # before anything is written
         return raw
 
-    def _written(self, rows: Mover, first: int, count: int, single: bool) -> Any:
+    def _written(self, rows: Rows, first: int, count: int, single: bool) -> Any:
         """The index that a write returns."""
         capacity, width = rows.ring.capacity, rows.ring.width
         start = first % capacity

@@ -19,6 +19,7 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.indices import elements_of
 from shmbuffer.items.keys import GENERATION
+from shmbuffer.items.mover import draw_from
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.waiting import FILLING_S
 from shmbuffer.memory.format import slots
@@ -26,7 +27,7 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.system.deadline import WRITE_TIMEOUT_S
 from shmbuffer.samplers.sampler import NOTHING_THERE, in_storage
-from shmbuffer.storages.mover import draw_from
+from shmbuffer.tensors.form.kit import TENSORS
 
 
 class Pass(NamedTuple):
@@ -110,7 +111,7 @@ def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
         if not len(storage):
             raise EmptyBufferError(otherwise)
     elif not ring.length:
-        draw_from(ring, 1, 0, None)
+        draw_from(TENSORS, ring, 1, 0, None)
 
 
 def places_of(storage: Any, ring: Ring | None) -> Ints:

@@ -10,6 +10,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.keys import GENERATION, WEIGHT_KEYS
+from shmbuffer.items.mover import draw_from
 from shmbuffer.items.raw_priorities import as_beta, from_zero
 from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, Ring, masses_of, masses_of_snapshot
 from shmbuffer.memory.format.array_types import Floats
@@ -18,9 +19,9 @@ from shmbuffer.samplers.priority.priority_table import raw_of
 from shmbuffer.samplers.priority.store import PriorityStore
 from shmbuffer.samplers.sampler import NOTHING_THERE, draw_key, in_storage
 from shmbuffer.saves.checkpoints import Loaded
-from shmbuffer.storages.mover import draw_from
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.kit import TENSORS
 from shmbuffer.torchrl.compat.samplers import moved, read_priorities, write_priorities
 
 DTYPES = (torch.float32, torch.float64)
@@ -154,7 +155,9 @@ class PrioritizedSampler(PriorityStore):
             raise EmptyBufferError(NOTHING_THERE)
         if ring is None or not self.bind(storage):
             ring = self._keep_table(storage).ring
-        elements, tickets, found = draw_from(ring, batch_size, draw_key(self, storage), self._beta)
+        elements, tickets, found = draw_from(
+            TENSORS, ring, batch_size, draw_key(self, storage), self._beta
+        )
         info = dict.fromkeys(WEIGHT_KEYS, self._weights(elements, found))
         if self._table is None and storage.shared:
             info[GENERATION] = tickets

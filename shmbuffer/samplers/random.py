@@ -6,6 +6,7 @@ from typing import Any
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.keys import GENERATION
+from shmbuffer.items.mover import draw_from
 from shmbuffer.samplers.sampler import (
     NOTHING_THERE,
     Sampler,
@@ -16,9 +17,9 @@ from shmbuffer.samplers.sampler import (
     in_storage,
 )
 from shmbuffer.samplers.without_replacement import SamplerWithoutReplacement
-from shmbuffer.storages.mover import draw_from
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.kit import TENSORS
 
 
 class RandomSampler(Sampler, metaclass=WithOrWithout):
@@ -54,7 +55,9 @@ class RandomSampler(Sampler, metaclass=WithOrWithout):
         """Draw; see `Sampler.sample`."""
         ring = ring_of(storage)
         if ring is not None and (batch_size or ring.length):
-            elements, tickets, _ = draw_from(ring, batch_size, draw_key(self, storage), None)
+            elements, tickets, _ = draw_from(
+                TENSORS, ring, batch_size, draw_key(self, storage), None
+            )
             info = {GENERATION: tickets} if storage.shared else {}
             return in_storage(storage, elements), info
         length = len(storage)

@@ -25,6 +25,7 @@ import torch
 
 from shmbuffer.errors import FormatError, SchemaMismatchError, ShmBufferError
 from shmbuffer.items.keys import OWN_KEYS
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import Leaf
 from shmbuffer.memory.format.names import is_number, require_file_names
 from shmbuffer.memory.format.schema import difference_of
@@ -45,7 +46,7 @@ from shmbuffer.storages.indexing import tickets_at
 from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import structure
-from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.kit import TENSORS
 
 _KEY = b"shmbuffer"
 _BATCH_BYTES = 2**26
@@ -174,7 +175,9 @@ class File:
                     "have the same columns. Convert this file, or move it away"
                 )
         self.lanes = items.lanes
-        self._leaves = Leaves(structure.from_json(items.form), items.leaves, self.lanes, str(path))
+        self._leaves = Leaves(
+            TENSORS, structure.from_json(items.form), items.leaves, self.lanes, str(path)
+        )
         self._columns = [Column(leaf, self.lanes) for leaf in items.leaves]
         self.chunk = _chunk(self._columns)
 

@@ -12,20 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.mover import Drawn, draw_from, require_one_each
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.storages.indexing import tickets_at
-from shmbuffer.storages.mover import (
-    RowSample,
-    draw_from,
-    require_one_each,
-    require_priorities,
-)
+from shmbuffer.storages.mover import require_priorities
 from shmbuffer.storages.rows import Rows
-from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.kit import TENSORS, new_column, values_of
 from shmbuffer.tensors.form.tensors import put_rows, take_rows
 
 # Of drawing again what changed while it was copied; only threads of this process can change it.
@@ -63,7 +60,8 @@ class HeldRows(Rows):
             if known != leaf:
                 return None
             if column is None:
-                column = wider.column(at, (rows.ring.capacity, *wider.lanes), rows.leaves.device)
+                lead = (rows.ring.capacity, *wider.lanes)
+                column = new_column(wider, at, lead, rows.leaves.device)
             columns.append(column)
         wider.device = rows.leaves.device
         return cls(rows.ring, wider, columns)
@@ -73,7 +71,7 @@ class HeldRows(Rows):
     ) -> tuple[int, int]:
         """See `Rows.write`."""
         self._require_owner()
-        values, lead = self.leaves.values(data, torch.Size(()) if single else None)
+        values, lead = values_of(self.leaves, data, torch.Size(()) if single else None)
         count = 1 if single else lead[0]
         if single:
             values = [value.unsqueeze(0) for value in values]
@@ -94,9 +92,9 @@ class HeldRows(Rows):
         return (first, count) if count else (self.ring.head, 0)
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """See `Mover.place`."""
+        """See `StorageMover.place`."""
         self._require_owner()
-        values, lead = self.leaves.values(data)
+        values, lead = values_of(self.leaves, data)
         require_one_each(slots, lead[0])
         if len(slots):
             with self._claim:
@@ -117,9 +115,9 @@ class HeldRows(Rows):
                 put_rows(tensor, changed.to(tensor.device), again)
         return tensors, tickets, int((tickets < 0).sum())
 
-    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`."""
-        index, tickets, weights = draw_from(self.ring, count, key, beta)
+        index, tickets, weights = draw_from(TENSORS, self.ring, count, key, beta)
         tensors = self._take(index)
         for _ in range(_ROUNDS):
             changed = torch.nonzero(self._tickets(index) != tickets).flatten()
@@ -127,7 +125,7 @@ class HeldRows(Rows):
                 break
             # Another draw, still from the seed.
             key = (key * 6364136223846793005 + 1442695040888963407) % 2**63
-            again, tickets[changed], its = draw_from(self.ring, changed.numel(), key, beta)
+            again, tickets[changed], its = draw_from(TENSORS, self.ring, changed.numel(), key, beta)
             index[changed] = again
             if weights is not None and its is not None:
                 weights[changed] = its

@@ -15,7 +15,7 @@ from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.saves.checkpointers.restoring import sources_in_state
 from shmbuffer.storages.indexing import Selection, is_one
-from shmbuffer.storages.mover import Mover
+from shmbuffer.storages.mover import StorageMover
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.nodes import is_collection
 from shmbuffer.tensors.form.structure import leaves_of
@@ -29,7 +29,7 @@ Edit = Callable[[int, Any], Any]
 becomes."""
 
 
-class ItemStore(Mover):
+class ItemStore(StorageMover):
     """Moves items one by one; what it moves is encoded already. ``name`` is for messages."""
 
     name: str
@@ -42,7 +42,7 @@ class ItemStore(Mover):
 
     @abstractmethod
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """Write at the places that ``cursor`` names. The slots, each once; see `Mover.put`."""
+        """Write at the places that ``cursor`` names, as `put` does. The slots, each once."""
 
     @abstractmethod
     def change(self, index: Any, changes: Changes) -> None:
@@ -69,7 +69,7 @@ class ItemStore(Mover):
         }
 
     def select(self, index: Any, dim_extend: int = 0) -> Selection:
-        """See `Mover.select`; in one dimension, without views."""
+        """See `StorageMover.select`; in one dimension, without views."""
         if isinstance(index, tuple) and len(index) == 1:
             index = index[0]
         selection = None if isinstance(index, tuple) else super().select(index)
@@ -78,7 +78,7 @@ class ItemStore(Mover):
         return selection._replace(view=None)
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """See `Mover.shaped`."""
+        """See `StorageMover.shaped`."""
         return self.build(found if held is None else self.some(found, held.numpy()), lead)
 
 

@@ -11,6 +11,7 @@ from shmbuffer.storages.location import Location
 from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.kit import new_columns
 
 
 class LazyTensorStorage(TensorStorage):
@@ -105,7 +106,7 @@ class LazyTensorStorage(TensorStorage):
         if device.type == "cpu" and (for_all or leaves.node.private() is None):
             return self._native(leaves)
         slots = self._slots(leaves)
-        return self._hold(leaves, slots, leaves.columns(slots, device))
+        return self._hold(leaves, slots, new_columns(leaves, slots, device))
 
 
 def _device_of(data: Any) -> torch.device:

@@ -1,18 +1,17 @@
-"""What moves items into a ring and out of it.
+"""The movers of storages: items by any index, and in any place.
 
-    Mover ─┬─ Rows ──────┬─ NativeRows    leaves in the ring's own memory: the C core moves them
-           │             └─ HeldRows      tensors that this process holds: torch moves them
-           └─ ItemStore ─┬─ ObjectStore   a Python list of this process
-                         └─ RecordStore   records in a ring of bytes
+    StorageMover ─┬─ Rows ──────┬─ NativeRows   RingRows: leaves in the ring's own memory
+                  │             └─ HeldRows     tensors that this process holds: torch moves them
+                  └─ ItemStore ─┬─ ObjectStore  a Python list of this process
+                                └─ RecordStore  RecordRows: records in a ring of bytes
 
-Order, slot words, tickets and priorities are the ring's in all of them. What is read is a copy,
-compared with the words afterwards; what is written is committed as a whole, or not at all.
+`RingRows` and `RecordRows` are those that the NumPy client has, too: see `items.mover`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence, Sized
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -21,29 +20,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shmbuffer.items.mover import Mover
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.priorities import are_priorities, largest_mass
 from shmbuffer.storages.indexing import Selection, is_plain, select
-from shmbuffer.tensors.form import cpu
 
 ATTEMPTS = 16
-"""At reading what other processes keep writing over."""
-
-DrawnElements = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Element indices int64 ``[n]``; tickets int64 ``[n]``; weights float32 ``[n]`` or None."""
-
-RowSample = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""What was drawn, and `DrawnElements`."""
+"""Retries of a read whose rows are overwritten meanwhile."""
 
 
-class Mover(ABC):
-    """Moves the items of one ring."""
-
-    ring: Ring  # where their order, words, tickets and priorities are
-    # sizes of the dimensions behind the first; ``()`` where there is one
-    lanes: tuple[int, ...] = ()
-    where: str  # the buffer's name in messages
+class StorageMover(Mover):
+    """Moves the items of one ring for a storage. Indices and tickets are tensors."""
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -76,22 +64,10 @@ class Mover(ABC):
 
     # -- reading -------------------------------------------------------------------------------
 
-    @abstractmethod
-    def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
-        """Copies of elements, for `build`; tickets, -1 without an item; how many are -1."""
-
     def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
         """`read`, for `build`; None where an item is another one by now."""
         found, now, _ = self.read(index)
         return found if torch.equal(now, tickets.reshape(-1)) else None
-
-    @abstractmethod
-    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
-        """Draw, copy and validate, for `build`. ``beta`` None draws uniformly."""
-
-    def build(self, found: Any, lead: tuple[int, ...]) -> Any:
-        """The data, from what `read` or `sample` gave, and its leading shape."""
-        raise NotImplementedError(type(self).__name__)
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
         """Items by index, in the form in which they were written."""
@@ -141,12 +117,6 @@ def last_of_each(slots: Ints) -> Ints:
     return np.sort(len(slots) - 1 - first)
 
 
-def require_one_each(slots: Sized, count: int) -> None:
-    """ValueError where there are more or fewer items than places."""
-    if count != len(slots):
-        raise ValueError(f"{count} items cannot be written to {len(slots)} places")
-
-
 def require_priorities(ring: Ring, priorities: Floats) -> None:
     """ValueError where one of them is no priority, as the ring itself says it at commit."""
     fits = are_priorities(priorities, ring.tree.alpha, ring.tree.eps, ring.elements)
@@ -157,36 +127,6 @@ def require_priorities(ring: Ring, priorities: Floats) -> None:
             f"{largest_mass(ring.elements):.0e} "
             "(also after ** alpha); nothing was changed"
         )
-
-
-def draw_from(ring: Ring, count: int, key: int, beta: float | None) -> DrawnElements:
-    """Draw elements, not copied."""
-    index = cpu.empty(count, dtype=torch.int64)
-    weights = None if beta is None else cpu.empty(count, dtype=torch.float32)
-    drawn = index, torch.empty_like(index), weights
-    draw_into(ring, None, drawn, key, beta)
-    return drawn
-
-
-def draw_into(
-    ring: Ring,
-    addresses: Sequence[int] | None,  # of the leaves' rows; None: elements are drawn, not copied
-    drawn: DrawnElements,
-    key: int,
-    beta: float | None,
-) -> None:
-    """`Ring.sample` into memory that is there."""
-    index, tickets, weights = drawn
-    ring.sample(
-        index.numel(),
-        key,
-        addresses,
-        index.data_ptr(),
-        tickets.data_ptr(),
-        0 if weights is None else weights.data_ptr(),
-        beta=beta or 0.0,
-        prioritized=beta is not None,
-    )
 
 
 @contextmanager

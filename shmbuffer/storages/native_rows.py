@@ -7,54 +7,25 @@ from typing import Any
 
 import torch
 from tensordict import MemoryMappedTensor
-from torch import empty_like
 
-from shmbuffer.items.mover import write_found
+from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.mover import Drawn, DrawnElements, draw_into
+from shmbuffer.items.rows import RingRows
 from shmbuffer.memory import ItemSnapshot, Ring
-from shmbuffer.memory.format.array_types import Floats, Ints
-from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.storages.mover import DrawnElements, RowSample, draw_into, require_one_each
 from shmbuffer.storages.rows import Rows
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.leaves import Leaves
-from shmbuffer.tensors.form.tensors import reads_elsewhere, template
+from shmbuffer.tensors.form.tensors import reads_elsewhere
 
 
-class NativeRows(Rows):
+class NativeRows(RingRows, Rows):
     """The hot path: check the batch, one native call, wrap the result."""
 
     def __init__(self, ring: Ring, leaves: Leaves, *, memory_mapped: bool) -> None:
-        super().__init__(ring, leaves)
+        Rows.__init__(self, ring, leaves)
         self._memory_mapped = memory_mapped
         self._views: list[torch.Tensor] | None = None
         self._has_no_outtake = False
-        self._drawn: tuple[torch.Tensor, torch.Tensor] | None = None  # forms of index and weights
-
-    def write(
-        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
-    ) -> tuple[int, int]:
-        """See `Rows.write`."""
-        found = self.leaves.match(data, single)
-        return write_found(self.ring, self.leaves.where, found, priorities, streams)
-
-    def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """See `Mover.place`."""
-        addresses, kept, count = self.leaves.match(data)
-        require_one_each(slots, count)
-        if count:
-            self.ring.place(slots, addresses, in_place=in_place)
-        del kept
-
-    def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
-        """See `Mover.read`."""
-        count = index.numel()
-        tensors, addresses = self.leaves.outputs((count,))
-        tickets = torch.empty_like(index)
-        missing = 0
-        if count:
-            missing = self.ring.read(index.data_ptr(), count, addresses, tickets.data_ptr())
-        return tensors, tickets, missing
 
     def held(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
         """The leaves of items by index, int64 ``[n]``, contiguous, as are the tickets.
@@ -68,7 +39,7 @@ class NativeRows(Rows):
         found: Any = core.take(*at, LOCK_TIMEOUT_NS)
         return found if type(found) is list else None
 
-    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`."""
         core = self.ring.seat.outtake or self._outtake()
         if core is not None and not reads_elsewhere():
@@ -77,17 +48,9 @@ class NativeRows(Rows):
                 return found
         return self.sample_patiently(count, key, beta)
 
-    def sample_patiently(self, count: int, key: int, beta: float | None) -> RowSample:
+    def sample_patiently(self, count: int, key: int, beta: float | None) -> Drawn:
         """`sample`, where the shortest way was refused: waits, or says what is wrong."""
-        tensors, addresses = self.leaves.outputs((count,))
-        drawn = self._drawn  # another thread may put another one there
-        if drawn is None or drawn[0].shape[0] != count:
-            drawn = template(torch.int64, (count,)), template(torch.float32, (count,))
-            self._drawn = drawn
-        index, tickets = empty_like(drawn[0]), empty_like(drawn[0])
-        weights = None if beta is None else empty_like(drawn[1])
-        draw_into(self.ring, addresses, (index, tickets, weights), key, beta)
-        return tensors, index, tickets, weights
+        return super().sample(count, key, beta)
 
     def fill(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shmbuffer.items.mover import Drawn, require_one_each
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams, of_each
@@ -19,10 +20,8 @@ from shmbuffer.storages.indexing import as_array, integers, is_int, tickets_at
 from shmbuffer.storages.item_codec import ItemCodec, cloned, for_state
 from shmbuffer.storages.item_store import Changes, ItemStore, edits, held_slots
 from shmbuffer.storages.mover import (
-    RowSample,
     drawn_slots,
     last_of_each,
-    require_one_each,
     require_priorities,
 )
 
@@ -95,7 +94,7 @@ class ObjectStore(ItemStore):
         return slots
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """See `Mover.place`; while holding the claim."""
+        """See `StorageMover.place`; while holding the claim."""
         self.ring.claims.claim_slots(slots, in_place=in_place)
         self._kept.extend([None] * (int(slots.max()) + 1 - len(self._kept)))
         for slot, one in zip(slots.tolist(), data, strict=True):
@@ -103,7 +102,7 @@ class ObjectStore(ItemStore):
         self.ring.claims.commit()
 
     def some(self, data: Any, which: NDArray[Any]) -> Any:
-        """See `Mover.some`."""
+        """See `StorageMover.some`."""
         return [data[at] for at in np.arange(len(data))[which].tolist()]
 
     def change(self, index: Any, changes: Changes) -> None:
@@ -126,7 +125,7 @@ class ObjectStore(ItemStore):
     # -- reading -------------------------------------------------------------------------------
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
-        """See `Mover.fetch`."""
+        """See `StorageMover.fetch`."""
         ring = self.ring
         slots = drawn_slots(ring, index)
         if slots is not None:
@@ -149,7 +148,7 @@ class ObjectStore(ItemStore):
         """See `Mover.build`."""
         return self.codec.give_all(found) if lead else self.codec.give(found[0])
 
-    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`: Python has the items, so a sampler draws indices."""
         raise NotImplementedError(f"a sampler draws from a {self.name}, by index")
 
@@ -175,7 +174,7 @@ class ObjectStore(ItemStore):
         return {"_list": [for_state(kept) for kept in items]}, moment
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """See `Mover.forget`."""
+        """See `StorageMover.forget`."""
         with self._claim:
             self.ring.empty(keep_write_count=keep_write_count)
             self._kept = []

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from shmbuffer.items.keys import OWN_KEYS
+from shmbuffer.items.mover import Drawn, DrawnElements, draw_from, draw_into
 from shmbuffer.memory import Ring, Schema
 from shmbuffer.memory.system.path_checks import followed
 from shmbuffer.saves.checkpointers.read_only import ReadOnlyStorageCheckpointer
@@ -27,10 +28,10 @@ from shmbuffer.saves.safe_files import require_plain
 from shmbuffer.saves.values import read_json
 from shmbuffer.storages.held_rows import HeldRows
 from shmbuffer.storages.location import Location
-from shmbuffer.storages.mover import DrawnElements, RowSample, draw_from, draw_into
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.tensors.form.kit import TENSORS
 from shmbuffer.tensors.form.tensors import take_rows
 
 
@@ -197,9 +198,9 @@ def report_losses(
 class _ReadOnlyRows(HeldRows):
     """Columns over files. Nothing is written over, so that what was drawn is there."""
 
-    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`."""
-        index, tickets, weights = draw_from(self.ring, count, key, beta)
+        index, tickets, weights = draw_from(TENSORS, self.ring, count, key, beta)
         return self._take(index), index, tickets, weights
 
     def fill(

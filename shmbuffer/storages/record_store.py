@@ -13,41 +13,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shmbuffer.items.mover import require_one_each
+from shmbuffer.items.record_rows import RecordRows
 from shmbuffer.memory import Engine, ItemSnapshot, RecordBatch, Ring, record_format
-from shmbuffer.memory.format.array_types import Flags, Floats, Ints
-from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.record_format import Form
 from shmbuffer.saves.checkpointers.record_image import RecordImage
 from shmbuffer.storages.indexing import slots_of, tickets_at
 from shmbuffer.storages.item_store import Changes, Edit, ItemStore, edits
-from shmbuffer.storages.mover import ATTEMPTS, RowSample, last_of_each, require_one_each
+from shmbuffer.storages.mover import ATTEMPTS, last_of_each
 from shmbuffer.storages.record_codec import RecordCodec
+from shmbuffer.tensors.form.kit import TENSORS
 from shmbuffer.tensors.records.building import chunks_at
 from shmbuffer.tensors.records.decoder import RawBatch
 
 
-class RecordStore(ItemStore):
+class RecordStore(RecordRows, ItemStore):
     """Items as records."""
 
+    codec: RecordCodec
+
     def __init__(self, name: str, engine: Engine, ring: Ring, codec: RecordCodec) -> None:
-        assert ring.records is not None
+        super().__init__(TENSORS, engine, ring, codec)
         self.name = name
-        self.ring = ring
-        self.records = ring.records
-        self.codec = codec
         self.max_size: int = ring.capacity
-        self.where = engine.where
         self._engine = engine
-        codec.join(engine)
 
     # -- writing -------------------------------------------------------------------------------
-
-    def write(
-        self, items: Any, priorities: Floats | None, streams: GivenStreams = None
-    ) -> tuple[int, int]:
-        """See `ItemStore.write`."""
-        of = of_each(streams, len(items))
-        return self.records.write(items, priorities, streams=of), len(items)
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
         """See `ItemStore.write_at`."""
@@ -56,11 +48,11 @@ class RecordStore(ItemStore):
         return self.put(slots, items, in_place=in_place) if len(slots) else slots
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """See `Mover.place`."""
+        """See `StorageMover.place`."""
         self.records.place(slots, data, in_place=in_place)
 
     def some(self, data: Any, which: NDArray[Any]) -> Any:
-        """See `Mover.some`."""
+        """See `StorageMover.some`."""
         if len(which) == len(data) and which.dtype == np.bool_ and which.all():
             return data
         return RecordBatch(data.data, data.starts[which], data.sizes[which])
@@ -116,14 +108,8 @@ class RecordStore(ItemStore):
 
     # -- reading -------------------------------------------------------------------------------
 
-    def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
-        """See `Mover.read`."""
-        drawn = self.records.read(index.numpy())
-        missing = int((drawn.tickets < 0).sum())
-        return drawn.batch, torch.from_numpy(drawn.tickets), missing
-
     def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
-        """See `Mover.read_chosen`."""
+        """See `StorageMover.read_chosen`."""
         drawn = self.records.read(index.numpy())
         return drawn.batch if drawn.tickets.tobytes() == tickets.numpy().tobytes() else None
 
@@ -131,13 +117,6 @@ class RecordStore(ItemStore):
         """See `Mover.build`: `RawBatch`, where it is not one item."""
         fetched = RawBatch(found, self.codec.decoder)
         return fetched if lead else fetched.items()[0]
-
-    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
-        """See `Mover.sample`."""
-        drawn = self.records.sample(count, key, beta=beta)
-        weights = None if drawn.weights is None else torch.from_numpy(drawn.weights)
-        index, tickets = torch.from_numpy(drawn.index), torch.from_numpy(drawn.tickets)
-        return drawn.batch, index, tickets, weights
 
     def entries(
         self, slots: Ints, paths: Sequence[tuple[str, ...]]

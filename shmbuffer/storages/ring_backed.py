@@ -23,13 +23,13 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.indices import unravel
+from shmbuffer.items.mover import Drawn
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.saves.checkpoints import has_its_own
 from shmbuffer.storages.indexing import extent, is_plain, ravel, tickets_at
-from shmbuffer.storages.mover import RowSample
 from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors.eager import eager
 from shmbuffer.tensors.form import cpu
@@ -300,7 +300,7 @@ class RingBacked(Storage):
         slots = ravel(index, mover.lanes) // mover.ring.width
         return torch.from_numpy(tickets_at(mover.ring, slots))
 
-    def draw(self, count: int, key: int, beta: float | None) -> RowSample:
+    def draw(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Storage.draw`."""
         mover = self._mover or self.mover()
         if mover is None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tensordict import is_non_tensor
 
 from shmbuffer.items.arrays import NO_ARRAY
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.mismatch import refuse_leaf
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
@@ -25,8 +26,8 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.saves.tickets import Tickets
 from shmbuffer.storages.indexing import Selection, meant, ravel, tickets_at
-from shmbuffer.storages.mover import Mover, whole_or_empty
-from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.storages.mover import StorageMover, whole_or_empty
+from shmbuffer.tensors.form.kit import values_of
 from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
 from shmbuffer.tensors.form.objects import as_objects, objects_in
 from shmbuffer.tensors.form.structure import leaves_of
@@ -37,7 +38,7 @@ PIECE = 4096
 PIECE_BYTES = 2**25
 
 
-class Rows(Mover):
+class Rows(StorageMover):
     """The rows of a ring."""
 
     _claim: AbstractContextManager[Any] = nullcontext()
@@ -51,7 +52,7 @@ class Rows(Mover):
         self.leaves = leaves
         self.lanes = leaves.lanes
         self.where = leaves.where
-        self.build = leaves.build  # type: ignore[method-assign,assignment] # no frame between
+        self.build = leaves.build  # type: ignore[method-assign] # no frame between
 
     @abstractmethod
     def write(
@@ -77,21 +78,25 @@ class Rows(Mover):
         """Copy every item, all of one moment, while others go on writing; see `Ring.copy_out`."""
 
     def some(self, data: Any, which: NDArray[Any]) -> Any:
-        """See `Mover.some`."""
-        values, _ = self.leaves.values(data)
+        """See `StorageMover.some`."""
+        values, _ = values_of(self.leaves, data)
         chosen = torch.from_numpy(which)
         parts = [value[chosen.to(value.device)] for value in values]
         return self.build(parts, (len(which), *self.lanes))
 
     def as_batch(self, item: Any) -> Any:
         """One item as a batch of one."""
-        values, _ = self.leaves.values(item, torch.Size(()))
+        values, _ = values_of(self.leaves, item, torch.Size(()))
         return self.build([value.unsqueeze(0) for value in values], (1, *self.lanes))
 
     # -- reading -------------------------------------------------------------------------------
 
+    def build(self, found: list[Any], lead: tuple[int, ...]) -> Any:
+        """See `Mover.build`."""
+        return self.leaves.build(found, lead)
+
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """See `Mover.shaped`."""
+        """See `StorageMover.shaped`."""
         if held is not None:
             found = [
                 tensor.view(lead[0], -1, *tensor.shape[1:])[held.to(tensor.device)]
@@ -102,7 +107,7 @@ class Rows(Mover):
         return self.build([tensor.view((*lead, *leaf.shape)) for tensor, leaf in leaves], lead)
 
     def viewed(self, selection: Selection) -> Any:
-        """See `Mover.viewed`."""
+        """See `StorageMover.viewed`."""
         assert selection.view is not None
         return self.build([selection.view(view) for view in self.views()], selection.lead)
 

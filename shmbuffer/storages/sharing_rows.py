@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.errors import RingOverrunError
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.saves.tickets import Tickets
 from shmbuffer.storages.indexing import tickets_at
 from shmbuffer.storages.mover import ATTEMPTS
 from shmbuffer.storages.native_rows import NativeRows
-from shmbuffer.tensors.form.leaves import Leaves
 
 
 class SharingRows(NativeRows):
@@ -35,7 +35,7 @@ class SharingRows(NativeRows):
         self._columns: dict[int, torch.Tensor] = {}
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
-        """See `Mover.fetch`. Copies."""
+        """See `StorageMover.fetch`. Copies."""
         return super().fetch(index, dim_extend=dim_extend)
 
     def patch(
@@ -125,7 +125,8 @@ class SharingRows(NativeRows):
         if self.ring.schema.leaves[at].path not in self.ring.schema.sharing.paths:
             return super().take(at, elements)
         tensors, _, _ = self.read(torch.from_numpy(np.ascontiguousarray(elements, np.int64)))
-        return tensors[at]
+        tensor: torch.Tensor = tensors[at]
+        return tensor
 
     def column(self, at: int) -> torch.Tensor:
         """See `Rows.column`."""

@@ -17,6 +17,7 @@ from shmbuffer.saves.checkpointers.saved import blank
 from shmbuffer.storages.indexing import tickets_at
 from shmbuffer.storages.rows import Rows
 from shmbuffer.tensors.form import cpu, structure
+from shmbuffer.tensors.form.kit import values_of
 from shmbuffer.tensors.form.objects import Objects
 
 
@@ -69,7 +70,7 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
         )
     node, _, columns = _form_of(state)
     data = node.build(iter(columns), (len(columns[0]), *lanes), cpu.DEVICE)
-    leaves.values(data)  # before anything is emptied: these are our leaves
+    values_of(leaves, data)  # before anything is emptied: these are our leaves
     slots = state["_index"].numpy()[:: ring.width] // ring.width
     rows.copy_in(
         columns,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from shmbuffer.items.mover import Drawn
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.system.progress import OnProgress, hearing
@@ -21,7 +22,6 @@ from shmbuffer.saves.checkpointers.checkpointer import (
 from shmbuffer.saves.checkpoints import Checkpoints
 from shmbuffer.storages.indexing import is_one
 from shmbuffer.storages.location import Location
-from shmbuffer.storages.mover import RowSample
 from shmbuffer.tensors.form import cpu
 
 
@@ -129,7 +129,7 @@ class Storage(Checkpoints):
         """
         return self.get(index)
 
-    def draw(self, count: int, key: int, beta: float | None) -> RowSample:
+    def draw(self, count: int, key: int, beta: float | None) -> Drawn:
         """Choose and read in one native call, where `draws_natively`.
 
         Args:

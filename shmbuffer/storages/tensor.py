@@ -10,6 +10,7 @@ import torch
 
 from shmbuffer.errors import SchemaMismatchError, SpaceError
 from shmbuffer.items.keys import OWN_KEYS
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import Ring, Schema, Settings
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams
@@ -26,7 +27,7 @@ from shmbuffer.storages.sharing_rows import SharingRows
 from shmbuffer.storages.state import example_of, load_state, state_of
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.batches import stack
-from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.kit import TENSORS, values_of
 from shmbuffer.tensors.form.nodes import TensorDictNode, fields, is_collection
 
 
@@ -245,7 +246,7 @@ class TensorStorage(RingBacked):
         """
         single = is_collection(example) and len(example.batch_size) < self.ndim
         rows: Rows = self.mover() or self._define(example, single)
-        rows.leaves.values(example, torch.Size(()) if single else None)
+        values_of(rows.leaves, example, torch.Size(()) if single else None)
 
     def flatten(self) -> Any:
         """Every item, with one dimension for the storage whatever ``ndim`` is. Copies."""
@@ -312,7 +313,7 @@ class TensorStorage(RingBacked):
 
     def _described(self, data: Any, single: bool) -> Leaves:
         return Leaves.of_data(
-            data, ndim=self.ndim, single=single, mapping=self.mapping, where=self.where
+            TENSORS, data, ndim=self.ndim, single=single, mapping=self.mapping, where=self.where
         )
 
     def _define(self, data: Any, single: bool) -> Rows:
@@ -344,7 +345,7 @@ class TensorStorage(RingBacked):
         return None if wider is None else self._settle(wider)
 
     def _attach_ring(self, ring: Ring) -> Rows:
-        leaves = Leaves.of_schema(ring.schema, self.where)
+        leaves = Leaves.of_schema(TENSORS, ring.schema, self.where)
         rows = SharingRows if ring.schema.sharing else NativeRows
         return self._settle(rows(ring, leaves, memory_mapped=self._memory_mapped))
 
@@ -373,7 +374,7 @@ def _columns_of(storage: Any, ndim: int) -> tuple[Leaves, int, list[Any]]:
     """Leaves, number of slots and columns of what the caller brings along."""
     if is_collection(storage) and not fields(storage):
         slots, *lanes = storage.batch_size[:ndim]
-        return Leaves(TensorDictNode({}), (), tuple(lanes)), slots, []
-    leaves = Leaves.of_data(storage, ndim=ndim)
-    columns, (slots, *_) = leaves.values(storage)
+        return Leaves(TENSORS, TensorDictNode({}), (), tuple(lanes)), slots, []
+    leaves = Leaves.of_data(TENSORS, storage, ndim=ndim)
+    columns, (slots, *_) = values_of(leaves, storage)
     return leaves, slots, columns

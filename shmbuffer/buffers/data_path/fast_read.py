@@ -17,11 +17,11 @@ from tensordict import TensorDict
 from shmbuffer.buffers.data_path.refilled import OutputReuse
 from shmbuffer.buffers.data_path.sample_info import SampleInfo, with_info
 from shmbuffer.items.keys import GENERATION
+from shmbuffer.items.mover import draw_into
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.samplers import PrioritizedSampler, Sampler
 from shmbuffer.samplers.sampler import draw_key
 from shmbuffer.storages.indexing import is_plain
-from shmbuffer.storages.mover import draw_into
 from shmbuffer.storages.native_rows import NativeRows
 from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.tensor import TensorStorage

@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.nodes import as_dict
 from shmbuffer.items.raw_priorities import as_raw
 from shmbuffer.items.rows import intake_form, priority_of
@@ -25,7 +26,6 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.storages.native_rows import NativeRows
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.leaves import Leaves
 from shmbuffer.tensors.form.nodes import is_collection
 
 

@@ -18,9 +18,9 @@ from torch.autograd.graph import increment_version
 
 from shmbuffer.buffers.data_path.sample_info import SampleInfo
 from shmbuffer.items.keys import GENERATION, INDEX
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.nodes import LEAF
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.leaves import Leaves
 from shmbuffer.tensors.form.nodes import TensorDictNode
 from shmbuffer.tensors.form.tensors import require_memory
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.system import filesystem
 from shmbuffer.saves.safe_files import create_file, unnamed_file
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.kit import new_column
 from shmbuffer.torchrl.compat.storages import files_of
 
 if TYPE_CHECKING:  # storages import their checkpointers
@@ -67,7 +68,7 @@ def make_columns(
     with ExitStack() as undo:
         for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
             if at in leaves.objects:
-                columns.append(leaves.column(at, lead, cpu.DEVICE))
+                columns.append(new_column(leaves, at, lead, cpu.DEVICE))
                 continue
             new = create_file(paths[at]) if named else unnamed_file(path)
             file = undo.enter_context(new)

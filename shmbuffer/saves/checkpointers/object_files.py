@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.saves.values import ValueRefusedError, damaged, read_values, write_values
-from shmbuffer.tensors.form.leaves import Leaves
 from shmbuffer.tensors.form.nodes import TensorDictNode
 from shmbuffer.tensors.form.objects import Objects
 from shmbuffer.torchrl.compat import folders

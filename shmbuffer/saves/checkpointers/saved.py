@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import BufferExistsError, SchemaMismatchError
+from shmbuffer.items.leaves import OBJECT, Leaves
 from shmbuffer.items.nodes import LEAF, Node
 from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
 from shmbuffer.memory.format.layout import CONTROL
@@ -19,8 +20,8 @@ from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
 from shmbuffer.saves.safe_files import exists
 from shmbuffer.saves.values import damaged, reading
 from shmbuffer.tensors.form import cpu, structure
-from shmbuffer.tensors.form.leaves import Leaves
-from shmbuffer.tensors.form.objects import OBJECT, Objects
+from shmbuffer.tensors.form.kit import TENSORS, new_columns
+from shmbuffer.tensors.form.objects import Objects
 from shmbuffer.tensors.form.tensors import dtype_name
 from shmbuffer.torchrl.compat.folders import (
     TensorDictFolder,
@@ -53,9 +54,9 @@ class Saved:
         ring = engine.ring()
         if ring is None:
             raise RuntimeError(f"{path}: is a buffer that nothing was written to")
-        leaves = Leaves.of_schema(ring.schema, str(path))
+        leaves = Leaves.of_schema(TENSORS, ring.schema, str(path))
         has_columns = ring.seat.is_alone() and not ring.schema.sharing
-        columns = leaves.columns(ring.capacity, cpu.DEVICE)
+        columns = new_columns(leaves, ring.capacity, cpu.DEVICE)
         if has_columns:
             for at, column in enumerate(columns):
                 if column.numel():

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Flags, Ints
@@ -29,7 +30,6 @@ from shmbuffer.saves.values import (
     write_array,
     write_json,
 )
-from shmbuffer.tensors.form.leaves import Leaves
 from shmbuffer.torchrl.compat.storages import METADATA, metadata_of
 
 TENSORS, LIST = "tensors", "a list of objects"

@@ -12,6 +12,7 @@ import numpy as np
 from tensordict import TensorDict
 
 from shmbuffer.errors import ShmBufferError
+from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import Engine, ItemSnapshot
 from shmbuffer.saves.checkpointers.checkpointer import lies_in
 from shmbuffer.saves.checkpointers.copies import copied, make_columns
@@ -24,7 +25,7 @@ from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import exists, make_folder, require_plain
 from shmbuffer.saves.values import damaged, reading
 from shmbuffer.tensors.form import cpu, structure
-from shmbuffer.tensors.form.leaves import Leaves
+from shmbuffer.tensors.form.kit import TENSORS, new_columns, values_of
 from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
 from shmbuffer.torchrl.compat.folders import require_nameable, require_no_pickle
 from shmbuffer.torchrl.compat.storages import METADATA, pytree_metadata, read_metadata
@@ -176,13 +177,13 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         out = None
         if rows is not None:
             capacity, device = rows.ring.capacity, cpu.DEVICE
-            blank = iter(rows.leaves.columns(capacity, device))
+            blank = iter(new_columns(rows.leaves, capacity, device))
             out = rows.leaves.node.build(blank, (capacity, *rows.leaves.lanes), device)
         with _named(path):
             data = self._apply_load_hooks(data, out)
         of = {"mapping": storage.mapping, "where": str(path)}
-        leaves = Leaves.of_data(data, ndim=storage.ndim, **of)
-        columns, (count,) = leaves.values(data)
+        leaves = Leaves.of_data(TENSORS, data, ndim=storage.ndim, **of)
+        columns, (count,) = values_of(leaves, data)
         record = self._record(path)
         if record is None or record.extent > count or record.lanes != leaves.lanes:
             width = int(np.prod(leaves.lanes, dtype=np.int64))
@@ -211,8 +212,8 @@ def _named(path: Path) -> Iterator[None]:
 def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write a PyTree that hooks returned; what TorchRL says of its tensors, and its form."""
     ndim = 1 + len(leaves.lanes)
-    found = Leaves.of_data(data, ndim=ndim, where=str(folder))
-    values, (count,) = found.values(data)
+    found = Leaves.of_data(TENSORS, data, ndim=ndim, where=str(folder))
+    values, (count,) = values_of(found, data)
     columns, files = make_columns(found, count, folder)
     for file in files.values():
         file.close()

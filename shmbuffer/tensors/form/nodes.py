@@ -52,9 +52,8 @@ class TensorDictNode(BranchNode):
     """A TensorDict; ``batch`` is the batch size of one element."""
 
     def __init__(self, items: dict[Any, Node], batch: Iterable[int] = (), **about: Any) -> None:
-        self.batch = tuple(batch)
         kind = "tensorclass" if about else "tensordict"
-        super().__init__(kind, items, batch=list(self.batch), **about)
+        super().__init__(kind, items, batch=list(batch), **about)
 
     def opened(self, data: Any) -> Mapping[Any, Any]:
         """See `BranchNode.opened`."""

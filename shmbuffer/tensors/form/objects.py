@@ -11,9 +11,6 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_c
 
 from shmbuffer.tensors.form import cpu
 
-OBJECT = "object"
-"""In place of a dtype: the leaf holds Python objects. They stay in their process."""
-
 
 class Objects:
     """Python objects in the shape of a tensor, with its methods for rows that torch moves."""

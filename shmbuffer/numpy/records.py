@@ -1,0 +1,53 @@
+"""Records of the NumPy client.
+
+Loaded where a buffer has records only: zstandard is not needed for any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmbuffer.items.kit import ARRAYS
+from shmbuffer.items.record_rows import RecordRows
+from shmbuffer.items.records.codec import RecordCodec
+from shmbuffer.items.records.decoder import Decoder
+from shmbuffer.items.records.encoder import Encoder
+from shmbuffer.items.records.named import as_named
+from shmbuffer.memory import Engine, RecordBatch, Ring
+from shmbuffer.memory.format import recorded
+
+_COMPRESSED = "CompressedListStorage"
+_LEVEL = 3  # of zstd, where none was recorded
+
+
+class ClientRecords(RecordRows):
+    """The records of a ring, written as its buffer has recorded it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        ring: Ring,
+        *,
+        named: bool,  # items are dicts whose entries have names
+    ) -> None:
+        self._named = named
+        told = recorded.of_storage(engine.settings, engine.where)
+        self._has_function = bool(told.get("own_functions"))
+        compresses = told.get("kind") == _COMPRESSED and not self._has_function
+        how = told if compresses else {}
+        level = how.get("compression_level", _LEVEL) if compresses else None
+        codec = RecordCodec(level, how.get("dictionary_bytes", 0))
+        codec.encoder = Encoder(keys=how.get("compress"))
+        codec.decoder = Decoder(codec.expand)
+        super().__init__(ARRAYS, engine, ring, codec)
+
+    def encode(self, items: list[Any], single: bool) -> RecordBatch:
+        """Records of items; TypeError if a function that this client lacks compresses them."""
+        if self._has_function:
+            raise TypeError(
+                f"{self.where}: what is written here is compressed by a compression_fn, which is "
+                "called with tensors; write with shmbuffer.attach(compression_fn=...)"
+            )
+        if self._named:
+            items = list(map(as_named, items))
+        return self.codec.encode(items[0] if single else items, single)

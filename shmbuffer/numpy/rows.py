@@ -1,0 +1,57 @@
+"""The movers of the NumPy client: rows of arrays, and records of items one by one."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.rows import RingRows, intake_form, priority_of
+from shmbuffer.memory import Ring
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.streams import GivenStreams
+
+_NO_CLASS = type(None)  # of containers that are no dicts: there is none
+
+
+class ArrayRows(RingRows):
+    """The rows of a ring; the core takes a dict of arrays as it is, with its priorities."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        leaves: Leaves,
+        key: str | tuple[str, ...] | None,  # the entry of the data that becomes the priorities
+    ) -> None:
+        super().__init__(ring, leaves)
+        self._priority = priority_of([leaf.path for leaf in leaves.leaves], leaves.optional, key)
+        arrays = [np.zeros((2, 3), dtype) for dtype in leaves.dtypes]
+        dtypes = [DTYPES[leaf.dtype] for leaf in leaves.leaves]
+        numbers = [dtype.array.type() if dtype.in_numpy else None for dtype in dtypes]
+        examples = zip(arrays, numbers, repeat(None), strict=False)
+        self._form = intake_form(ring, leaves, examples, tensors=False, box=_NO_CLASS, inside="")
+
+    def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
+        """Write in one call of the core. The index; None: convert the data, refuse or wait."""
+        ring, form = self.ring, self._form
+        if form is None or ring.tree.initial is not None:
+            return None
+        seat, priority = ring.seat, self._priority
+        core = seat.intakes.get(priority) or seat.intake(priority, **form)
+        if core is None:
+            return None
+        found: Any
+        if single:
+            found = core.add(data, streams)
+            if found is None or found >= 0:
+                return found
+        else:
+            found = core.extend(data, streams)
+            if type(found) is bytearray:
+                return np.frombuffer(found, np.int64)
+            if found is None:
+                return None
+        ring.refused(found)
+        return None
