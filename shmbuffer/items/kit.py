@@ -87,13 +87,9 @@ class Kit:
         arrays = [np.empty(*template) for template in templates]
         return arrays, tuple(map(address, arrays))
 
-    def integers(self, count: int) -> Any:
-        """A new array int64 ``[count]``."""
-        return np.empty(count, np.int64)
-
-    def weights(self, count: int) -> Any:
-        """A new array float32 ``[count]``."""
-        return np.empty(count, np.float32)
+    def empty(self, dtype: str, count: int) -> Any:
+        """A new array ``[count]``."""
+        return np.empty(count, dtype)
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
         """An array of the family over the same memory."""

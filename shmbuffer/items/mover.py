@@ -50,10 +50,15 @@ class Mover(ABC):
 
 def draw_from(kit: Kit, ring: Ring, count: int, key: int, beta: float | None) -> DrawnElements:
     """Draw elements, not copied."""
-    weights = None if beta is None else kit.weights(count)
-    drawn = kit.integers(count), kit.integers(count), weights
+    drawn = elements_for(kit, count, beta)
     draw_into(ring, None, drawn, key, beta)
     return drawn
+
+
+def elements_for(kit: Kit, count: int, beta: float | None) -> DrawnElements:
+    """New arrays for `draw_into`."""
+    weights = None if beta is None else kit.empty("float32", count)
+    return kit.empty("int64", count), kit.empty("int64", count), weights
 
 
 def draw_into(

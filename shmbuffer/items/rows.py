@@ -7,7 +7,7 @@ from typing import Any
 
 from shmbuffer._native._core import address
 from shmbuffer.items.leaves import Leaves
-from shmbuffer.items.mover import Drawn, Mover, draw_into, require_one_each
+from shmbuffer.items.mover import Drawn, Mover, draw_into, elements_for, require_one_each
 from shmbuffer.items.nodes import LEAF, tree_of
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
@@ -62,16 +62,14 @@ class RingRows(Mover):
         """See `Mover.read`."""
         count = len(index)
         arrays, addresses = self.leaves.outputs((count,))
-        tickets = self.leaves.kit.integers(count)
+        tickets = self.leaves.kit.empty("int64", count)
         missing = self.ring.read(address(index), count, addresses, address(tickets))
         return arrays, tickets, missing
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`."""
-        kit = self.leaves.kit
         arrays, addresses = self.leaves.outputs((count,))
-        weights = None if beta is None else kit.weights(count)
-        drawn = kit.integers(count), kit.integers(count), weights
+        drawn = elements_for(self.leaves.kit, count, beta)
         draw_into(self.ring, addresses, drawn, key, beta)
         return arrays, *drawn
 

@@ -31,12 +31,9 @@ from shmbuffer.tensors.form.tensors import (
     torch_dtype,
 )
 
-_KEPT_COUNTS = 64  # counts whose templates are remembered
-_INTEGERS: Kept[int, torch.Tensor] = Kept(
-    lambda count: template(torch.int64, (count,)), _KEPT_COUNTS
-)
-_WEIGHTS: Kept[int, torch.Tensor] = Kept(
-    lambda count: template(torch.float32, (count,)), _KEPT_COUNTS
+_KEPT = 64  # templates that are remembered
+_TEMPLATES: Kept[tuple[str, int], torch.Tensor] = Kept(
+    lambda form: template(torch_dtype(form[0]), form[1:]), _KEPT
 )
 _NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, sparse, fake
 
@@ -122,13 +119,9 @@ class TensorKit(Kit):
         tensors = [empty_like(one) for one in templates]
         return tensors, [tensor.data_ptr() for tensor in tensors]
 
-    def integers(self, count: int) -> torch.Tensor:
-        """See `Kit.integers`."""
-        return torch.empty_like(_INTEGERS[count])
-
-    def weights(self, count: int) -> torch.Tensor:
-        """See `Kit.weights`."""
-        return torch.empty_like(_WEIGHTS[count])
+    def empty(self, dtype: str, count: int) -> torch.Tensor:
+        """See `Kit.empty`."""
+        return torch.empty_like(_TEMPLATES[dtype, count])
 
     def from_numpy(self, array: NDArray[Any]) -> torch.Tensor:
         """See `Kit.from_numpy`."""
