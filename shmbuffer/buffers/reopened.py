@@ -14,12 +14,8 @@ from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.memory import Engine
 from shmbuffer.memory.format import recorded
 from shmbuffer.samplers import PrioritizedSampler
-from shmbuffer.storages import (
-    CompressedListStorage,
-    LazyMemmapStorage,
-    LazyStackStorage,
-    Storage,
-)
+from shmbuffer.storages import LazyMemmapStorage, LazyStackStorage, Storage
+from shmbuffer.storages.record_list import RecordList
 
 FAMILY: dict[str, type[ReplayBuffer]] = {
     cls.family: cls
@@ -31,11 +27,6 @@ FAMILY: dict[str, type[ReplayBuffer]] = {
     )
 }
 """The classes that a directory may name; others are read as one of these."""
-
-RECORDS: dict[str, type[LazyStackStorage] | type[CompressedListStorage]] = {
-    cls.family: cls for cls in (LazyStackStorage, CompressedListStorage)
-}
-"""The storages of records that a directory may name."""
 
 _DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
 
@@ -107,6 +98,8 @@ def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
         on_cpu = device is None or device == "auto"  # as of its constructor
         return LazyMemmapStorage.from_engine(engine, device="cpu" if on_cpu else device)
     kind = recorded.of_storage(settings, engine.where).get("kind", "")
-    records = RECORDS.get(kind, LazyStackStorage)  # records tell themselves how they are stored
+    records = RecordList.kinds.get(
+        kind, LazyStackStorage
+    )  # records tell themselves how they are stored
     options = {name: overrides.pop(name) for name in records.storage_options & overrides.keys()}
     return records.from_engine(engine, **options)

@@ -18,6 +18,7 @@ from shmbuffer.errors import BufferExistsError, BufferNotFoundError
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.prefault import MODES
 from shmbuffer.memory.upkeep.inspect import inspect
+from shmbuffer.service.buffer_config import STORAGES
 from shmbuffer.watch import terminal, units
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whole("--ndim", metavar="N", help="leading dimensions of the storage (default 1)")
     add(
         "--storage",
-        choices=("LazyMemmapStorage", "LazyStackStorage", "CompressedListStorage"),
+        choices=tuple(STORAGES),
         help="kind of storage: LazyMemmapStorage (the default) for items of equal shapes, the "
         "others for items of any shapes, as they are or compressed",
     )

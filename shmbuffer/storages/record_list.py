@@ -60,6 +60,8 @@ class RecordList(ListStorage):
 
     family: ClassVar[str]
     """The name under which a directory remembers this class and those derived from it."""
+    kinds: ClassVar[dict[str, type[RecordList]]] = {}
+    """The classes that a directory may name, by their `family`."""
     storage_options: ClassVar[frozenset[str]] = frozenset(("device", "pad_output"))
     """What cannot be recorded, so that `from_engine` takes it."""
 
@@ -67,6 +69,11 @@ class RecordList(ListStorage):
         "give it max_size, max_bytes, a scratch_dir and shared_init=True, so that its items are "
         "records which processes share; or use a LazyMemmapStorage for tensors of one shape"
     )
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "family" in cls.__dict__:
+            RecordList.kinds[cls.family] = cls
 
     def __init__(
         self,
