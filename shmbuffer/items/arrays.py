@@ -18,7 +18,7 @@ from shmbuffer.memory.format.dtypes import DTYPES
 _core.know_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))
 
 NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
-"""What `named` raises."""
+"""Errors that `named` raises for a value that is no array."""
 
 PLAIN_KINDS = "biufcSUmM"
 """Kinds of NumPy's dtypes whose bytes are the value."""
@@ -27,7 +27,7 @@ _PLAIN = (bool, int, float, complex, np.generic)
 _PYTHONS = frozenset((bool, int, float, complex))
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 _SHORTER = {"float64": np.float32, "complex128": np.complex64}
-"""What torch makes of Python's numbers."""
+"""NumPy's dtype of a Python number, and the one that torch gives it."""
 
 
 def is_plain_array(value: Any) -> bool:
@@ -40,7 +40,7 @@ def is_plain_array(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """An array, or what says that it can be one, or a number."""
+    """True for an array, a number, or an object that converts to an array."""
     kind = type(value)
     return (
         isinstance(value, (np.ndarray, *_PLAIN))
@@ -50,14 +50,14 @@ def is_array(value: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """A number, or a list of plain ones."""
+    """True for a number, or a list of plain values."""
     if isinstance(value, (list, tuple)):
         return _PYTHONS.issuperset(map(type, value)) or all(map(is_plain, value))
     return isinstance(value, _PLAIN)
 
 
 def _is_double(value: Any) -> bool:
-    """Whether NumPy's numbers are among these, in a dtype that torch keeps."""
+    """True if NumPy's float64 or complex128 numbers are in a value; torch keeps their dtype."""
     if isinstance(value, (list, tuple)):
         return not _PYTHONS.issuperset(map(type, value)) and any(map(_is_double, value))
     return isinstance(value, (np.float64, np.complex128))

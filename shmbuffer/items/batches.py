@@ -109,7 +109,7 @@ class Stacking:
         )
 
     def form(self, item: Any) -> str:
-        """What an item is, in few words."""
+        """Describe an item in a few words, for errors."""
         if isinstance(item, Mapping):
             return f"a dict with the keys {list(item)}"
         if isinstance(item, (tuple, list)):

@@ -1,4 +1,4 @@
-"""What is made once and kept, so many at most."""
+"""A cache with a limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class Kept(dict[Key, Value]):
-    """A value for each key that was asked for; all are forgotten where they become too many."""
+    """Makes the value of a key at its first use, and forgets all values beyond a limit."""
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:
         super().__init__()

@@ -16,13 +16,13 @@ LEASE = "index_lease"
 """Number of the lease of each row, in a sample with ``lease=``: int64 ``[n]``."""
 
 ANCHOR_GENERATION = "anchor_generation"
-"""The same of the item that each row's window was drawn for."""
+"""`GENERATION` of the item for which each row's window was drawn."""
 
 WEIGHT = "_weight"
 """Importance weight of each row, ``(p / p_min) ** -beta``: the name up to TorchRL 0.10."""
 
 PRIORITY_WEIGHT = "priority_weight"
-"""The same tensor under the name that TorchRL 0.11 and later, and its losses, use."""
+"""The weights again, under the name that TorchRL 0.11 and later, and its losses, use."""
 
 WEIGHT_KEYS = (WEIGHT, PRIORITY_WEIGHT)
 

@@ -55,7 +55,7 @@ class Kit:
         return DTYPES[name].array
 
     def wanted(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """What `addresses` compares a leaf with."""
+        """The form of a leaf, for `addresses` to compare with."""
         return shape, self.dtype(dtype)
 
     def addresses(self, values: list[Any], wanted: list[tuple[Any, ...]]) -> list[int]:
@@ -79,7 +79,7 @@ class Kit:
         return array.copy()
 
     def template(self, dtype: str, shape: tuple[int, ...]) -> Any:
-        """What `outputs` makes an array from."""
+        """The form of an array, for `outputs` to make it."""
         return shape, self.dtype(dtype)
 
     def outputs(self, templates: Sequence[Any]) -> tuple[list[Any], Sequence[int]]:

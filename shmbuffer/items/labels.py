@@ -42,7 +42,7 @@ def to_json(key: Any) -> Any:
 
 
 def is_json(key: Any) -> bool:
-    """Whether a key can be written into a schema, for other processes to read."""
+    """True if a key can be written into a schema, for other processes to read."""
     return not isinstance(to_json(key), dict)
 
 

@@ -213,7 +213,7 @@ class Leaves:
         return self.kit.copied(array) if low <= address(array) < high else array
 
     def _want(self, count: int) -> list[tuple[Any, ...]]:
-        """What the kit compares each leaf of a batch of ``count`` with."""
+        """The form of each leaf in a batch of ``count`` items."""
         lead = () if count == _SINGLE else (count,)
         return [
             self.kit.wanted(leaf.dtype, (*lead, *self.lanes, *leaf.shape)) for leaf in self.leaves

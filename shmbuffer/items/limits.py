@@ -1,4 +1,4 @@
-"""What the samples of a buffer wait for: its rate limiter, and a least number of items."""
+"""Waiting before a sample: for the rate limiter, and for a least number of items."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Limits:
 
     @property
     def hold(self) -> bool:
-        """Whether samples may have to wait for writes."""
+        """True if samples may have to wait for writes."""
         if not self.version[0]:
             return False
         if self.ring is not None:
@@ -78,7 +78,7 @@ class Limits:
         return engine is not None and not engine.closed and engine.limiter is not None
 
     def admit_now(self, count: int) -> bool:
-        """Whether a draw need not wait; it is counted then."""
+        """Count a draw and return True, unless it has to wait."""
         return self.ring is not None and self.ring.admission.admit_now(count)
 
     def cancel(self, count: int) -> None:

@@ -69,7 +69,7 @@ class MaxPriority:
         self._element = -1
 
     def _is_there(self, leaving: Ints | None) -> bool:
-        """Whether the remembered item stays, with the same priority."""
+        """True if the remembered item is still there, with its priority."""
         if self._element < 0:
             return False
         at = np.array([self._element])

@@ -45,7 +45,7 @@ def refuse_form(
 
 ONE_ITEM = "if this is one item, write it with add()"
 A_BATCH = "if this is a batch, write it with extend()"
-"""What to do about data for the other call, in an error."""
+"""Advice in the error for data that belong to the other call."""
 
 
 def refuse_leaf(

@@ -1,4 +1,4 @@
-"""What moves the items of a ring into it and out of it.
+"""Movers: they write the items of a ring and read them.
 
     Mover ─┬─ RingRows      leaves in the ring's own memory: the C core moves them
            └─ RecordRows    records in a ring of bytes

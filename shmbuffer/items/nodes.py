@@ -43,7 +43,7 @@ class LeafNode:
         return {"kind": self.kind}
 
     def private(self) -> str | None:
-        """What in here cannot leave this process, as the start of a sentence; None if all can."""
+        """The part that cannot leave this process, as the start of a sentence; None if all can."""
         return None
 
 
@@ -79,7 +79,7 @@ class BranchNode:
             self._collect(nested, out)
 
     def opened(self, data: Any) -> Mapping[Any, Any]:
-        """What is under each key of a container of this kind; of another one FormDiffersError."""
+        """The entries of a container of this kind; FormDiffersError for any other data."""
         if self.kind in _DICTS:
             if isinstance(data, Mapping):
                 return data
@@ -101,7 +101,7 @@ class BranchNode:
                 yield (name, *path)
 
     def children(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> dict[Any, Any]:
-        """What is under each key."""
+        """Build the entries, each from its own leaves."""
         if self.flat is not None:
             # What is left of the iterator is for the nodes after this one.
             return dict(zip(self.flat, leaves, strict=False))
@@ -139,7 +139,7 @@ class BranchNode:
 
 
 Node = LeafNode | BranchNode
-"""One level of a form: a leaf, or children, each under a key."""
+"""A leaf, or a container with children under keys."""
 
 
 def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -179,7 +179,7 @@ def named_entries(data: Mapping[Any, Any]) -> Mapping[str, Any]:
 
 
 def tree_of(node: Node) -> tuple[Any, ...]:
-    """As the core takes it: ``((key, None or the same), ...)``; empty where it does not."""
+    """A node as the core takes it: ``((key, None or its tree), ...)``; ``()`` if it cannot."""
     if not isinstance(node, BranchNode) or node.kind not in ("tensordict", "dict"):
         return ()
     found = []

@@ -14,7 +14,7 @@ _LARGE_BETA = 2.0  # TorchRL's own examples have 1.1
 
 
 class PriorityUpdate(NamedTuple):
-    """What became of a priority update."""
+    """The result of a priority update."""
 
     applied: int
     """Items whose priority was set."""
@@ -30,7 +30,7 @@ def as_raw(priority: Any, count: int) -> Floats:
 
 
 def reduced(priority: Any, count: int, how: str) -> Floats:
-    """The same, but several priorities for each item become one."""
+    """`as_raw` for several priorities an item, which are reduced to one."""
     raw = _flat(priority)
     if len(raw) <= 1 or len(raw) == count:
         return _spread(raw, count)
@@ -54,7 +54,7 @@ def _flat(priority: Any) -> Floats:
 
 
 def _spread(raw: Floats, count: int) -> Floats:
-    """One priority for each item; a single one stands for all."""
+    """Convert priorities to float64, one an item; a single number stands for all."""
     if len(raw) == count:
         return raw
     if len(raw) == 1:

@@ -100,7 +100,7 @@ def intake_form(
     examples: Iterable[tuple[Any, Any, Any]],
     **how: Any,  # whether indices are tensors; what holds dicts, and where
 ) -> dict[str, Any] | None:
-    """What `Seat.intake` takes; None where the core does not write such data as they are."""
+    """The arguments of `Seat.intake`; None if the core cannot write such data as they are."""
     tree = None if leaves.node is LEAF else tree_of(leaves.node)
     shapes = [tuple(leaf.shape) for leaf in leaves.leaves]
     if (

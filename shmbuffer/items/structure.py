@@ -38,7 +38,7 @@ _ABOUT: dict[str, dict[str, Callable[[Any], Any]]] = {
     "tuple": {},
     "namedtuple": {"class": str},
 }
-"""What the schema says of a container of each kind beside its items."""
+"""For each kind of container, what the schema stores beside its items."""
 
 
 class Structure:

@@ -193,12 +193,12 @@ class CompressedListStorage(RecordList):
 
     @property
     def compression_fn(self) -> Compress:
-        """What compresses a tensor, of a list of this process."""
+        """Compress a tensor; only for a list in this process."""
         return self._functions[0] or partial(compress_tensor, level=self.compression_level)
 
     @property
     def decompression_fn(self) -> Decompress:
-        """What decompresses it."""
+        """Decompress a tensor that `compress` has compressed."""
         return self._functions[1] or decompress_tensor
 
     def _read_torchrl(self, path: Path) -> list[tuple[Any] | None]:

@@ -45,7 +45,7 @@ class HeldRows(Rows):
 
     @classmethod
     def widened(cls, rows: Rows, wider: Leaves) -> HeldRows | None:
-        """The same rows with a zero column for each new leaf; None if the write differs in more."""
+        """Rows with a zero column for each new leaf; None if the write differs in more."""
         if rows.ring.schema.sharing:  # not every leaf has a column
             return None
         have = {

@@ -1,4 +1,4 @@
-"""What an index means: which elements, in which shape, and whether a view can show them.
+"""Indices: which elements one selects, in which shape, and whether a view can show them.
 
 An index selects slots, or with a tuple any dimension. One that names a slot without an item raises
 IndexError, a slice leaves it out. Negative numbers count from the last item.
@@ -22,15 +22,14 @@ from shmbuffer.tensors.form.tensors import require_memory
 
 
 class Selection(NamedTuple):
-    """What an index selects."""
+    """The elements that an index selects."""
 
     elements: Ints
     """Element indices (slot * lanes + lane), flat."""
     lead: tuple[int, ...]
     """The shape of the selection: the product is ``len(elements)``."""
     view: Callable[[torch.Tensor], torch.Tensor] | None
-    """The same selection as a view of a leaf ``[slots, *lanes, ...]``; None where no view shows
-    it."""
+    """Makes the view of a leaf ``[slots, *lanes, ...]`` that shows them; None if no view can."""
     skips: bool
     """A slice: what holds no item is left out and is no error."""
 
@@ -79,7 +78,7 @@ def slots_of(cursor: Any, ring: Ring) -> Ints:
 
 
 def is_int(index: Any) -> bool:
-    """Whether an index names one slot, so that what belongs there is one item."""
+    """True if an index names one slot, so that one item belongs there."""
     if isinstance(index, (torch.Tensor, np.ndarray)):
         return index.ndim == 0 and index.dtype not in _BOOLS
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
@@ -107,7 +106,7 @@ def tickets_at(ring: Ring, slots: Ints) -> Ints:
 
 
 def is_one(index: Any) -> bool:
-    """Whether an index names one item, also one in a tuple."""
+    """True if an index names one item, also one in a tuple."""
     if isinstance(index, tuple) and len(index) == 1:
         index = index[0]
     return is_int(index)
@@ -133,7 +132,7 @@ _BOOLS = (torch.bool, np.dtype(np.bool_))
 
 
 def _is_coordinates(index: Any, lanes: tuple[int, ...]) -> bool:
-    """What a sampler gives where there are lanes: a tuple of tensors ``[n]``."""
+    """True for the index of a sampler of a storage with lanes: a tuple of tensors ``[n]``."""
     return (
         bool(lanes)
         and isinstance(index, tuple)
@@ -220,12 +219,12 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
 
 
 def _goes_forward(part: Any) -> bool:
-    """Whether a part of an index is a slice that torch has; it has no negative steps."""
+    """True for a slice with a positive step; torch has no others."""
     return isinstance(part, slice) and (part.step or 1) > 0
 
 
 def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
-    """One part for each dimension; None where an index has more to it than that."""
+    """An index with one part for each dimension; None if it has no such form."""
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is None or np.ndim(part) > 1 for part in parts if not isinstance(part, slice)):
         return None
@@ -240,7 +239,7 @@ def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
 
 
 def is_plain(index: Any) -> bool:
-    """Whether an index is one that the core takes."""
+    """True if the core takes an index as it is."""
     return (
         type(index) is torch.Tensor
         and index.dtype is torch.int64

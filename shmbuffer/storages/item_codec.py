@@ -32,26 +32,26 @@ class ItemCodec:
         self._records = records
 
     def keep(self, item: Any) -> Any:
-        """What is kept of an item."""
+        """The form in which an item is kept."""
         return item if self.device is None else to_device(item, self.device)
 
     def encode(self, data: Any, single: bool) -> list[Any]:
-        """What is kept of one item where ``single``, else of each item of a batch."""
+        """The kept form of one item where ``single``, else of each item of a batch."""
         if single:
             return [self.keep(data)]
         items = unbound(data)
         return items if self.device is None else [self.keep(item) for item in items]
 
     def give(self, kept: Any) -> Any:
-        """The item, from what is kept of it."""
+        """The item, from its kept form."""
         return kept
 
     def give_all(self, kept: list[Any]) -> Any:
-        """The items, from what is kept of them: a list, or `RawBatch`."""
+        """The items, from their kept forms: a list, or a `RawBatch`."""
         return kept
 
     def accept(self, saved: Any) -> Any:
-        """What is kept of an item that a list has saved: a body, or the item itself.
+        """The kept form of an item that a list has saved as a body, or as the item itself.
 
         Raises:
             SchemaMismatchError: a function that is not known here compressed the body.
@@ -62,7 +62,7 @@ class ItemCodec:
         return self._accept_body(saved)
 
     def accept_state(self, saved: Any) -> Any:
-        """What is kept of an item of a state. Its tensors are copies. Raises as `accept` does."""
+        """`accept` for an item of a state. Its tensors are copied."""
         if isinstance(saved, dict) and list(saved) == [_RECORD]:
             return self.accept(RecordBody(saved[_RECORD].numpy()))
         return self.accept(cloned(saved))
@@ -135,7 +135,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def _is_on_cpu(data: Any) -> bool:
-    """Whether every tensor and TensorDict in an item or a batch is on the CPU, or nowhere."""
+    """True if no tensor or TensorDict in the data is on another device than the CPU."""
     where, take = getattr(data, "device", None), take_of(type(data))
     if isinstance(where, torch.device) and where.type != "cpu":
         return False

@@ -88,7 +88,7 @@ def held_slots(moment: ItemSnapshot) -> Ints:
 
 
 def edits(changes: Changes, index: Any, count: int) -> Edit:
-    """What changes ``count`` items that ``index`` names."""
+    """A function that applies the changes to the ``count`` items of ``index``."""
     single = is_one(index)
     for path, value in () if single else changes.items():
         if not _is_alike(value) and len(value) != count:
@@ -119,5 +119,5 @@ def changes_of(patch: Any) -> dict[KeyPath, Any]:
 
 
 def _is_alike(value: Any) -> bool:
-    """Whether a value is one for all items."""
+    """True if a value is the same for all items."""
     return isinstance(value, _ALIKE) or getattr(value, "ndim", None) == 0

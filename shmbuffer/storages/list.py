@@ -26,7 +26,7 @@ from shmbuffer.tensors.form.batches import collate
 from shmbuffer.tensors.records.decoder import RawBatch
 
 UNLIMITED: int = torch.iinfo(torch.int64).max
-"""What ``max_size`` shows where there is no limit, as in TorchRL."""
+"""``max_size`` of a list without a limit, as in TorchRL."""
 
 
 class ListStorage(RingBacked):
@@ -197,7 +197,7 @@ class ListStorage(RingBacked):
         return filter(len, super().iter_in_order(chunk))
 
     def contains(self, item: Any) -> Any:
-        """Whether there is an item at an int, or at each of a tensor of them; else TypeError."""
+        """True if there is an item at an int, or for each int of a tensor; TypeError for others."""
         if isinstance(item, torch.Tensor) or is_int(item):
             return super().contains(item)
         raise TypeError(
@@ -271,7 +271,7 @@ class ListStorage(RingBacked):
         self.copy_in(kept, slots, cursor=cursor, write_count=write_count)
 
     def codec_for(self, dictionary: bytes | None) -> RecordCodec:
-        """What reads records that were compressed with this dictionary."""
+        """A codec that reads records which were compressed with this dictionary."""
         codec = self._made_record_codec()
         if dictionary is not None:
             codec.use(dictionary)

@@ -60,12 +60,12 @@ class Location:
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is one, or will be."""
+        """True if the location is a directory, or will be."""
         return self.directory is not None or self.shared_init
 
     @property
     def opens_at_once(self) -> bool:
-        """Whether the constructor opens it; one that must not hold a buffer waits for a write."""
+        """True if the constructor opens it; if no buffer may be there yet, the first write does."""
         return self.shared_init or (self.existsok and self.directory is not None)
 
     def open(self, settings: Settings, *, existsok: bool = False) -> Engine:

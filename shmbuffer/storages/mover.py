@@ -90,7 +90,7 @@ class StorageMover(Mover):
         )
 
     def select(self, index: Any, dim_extend: int = 0) -> Selection:
-        """What an index means."""
+        """The elements that an index selects."""
         return select(index, self.ring, self.lanes, dim_extend)
 
     @abstractmethod

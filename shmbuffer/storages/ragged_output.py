@@ -16,7 +16,7 @@ _PAD, _NEST = {"value", "mask_key"}, {"keys"}
 
 
 def ragged_output(asked: object) -> Callable[[Any], Any] | None:
-    """What makes batches so, of TensorDicts or records; TypeError where that is no `PadOutput`."""
+    """The function that makes such batches; TypeError if the argument is no `PadOutput`."""
     if asked is None:
         return None
     if asked == "nested":

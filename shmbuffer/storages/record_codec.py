@@ -54,7 +54,7 @@ class RecordCodec(codec.RecordCodec):
 
     @property
     def decompresses_own(self) -> bool:
-        """Whether a function is known for what a ``compression_fn`` compressed."""
+        """True if a ``decompression_fn`` was given."""
         return self._config["decompress"] is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,7 +67,7 @@ def with_metadata(function: Decompress) -> Callable[[torch.Tensor, dict[str, Any
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """Whether it takes a second positional argument that it cannot do without, or ``metadata``."""
+    """True if a function needs a second positional argument, or takes ``metadata``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin that does not say

@@ -32,7 +32,7 @@ _PIECE = 256  # items that are loaded at once
 
 
 class RecordOptions(Place, total=False):
-    """What `LazyStackStorage` and `CompressedListStorage` take alike."""
+    """Arguments that `LazyStackStorage` and `CompressedListStorage` share."""
 
     compilable: bool
     max_bytes: int | None
@@ -40,7 +40,7 @@ class RecordOptions(Place, total=False):
 
 
 class RecordList(ListStorage):
-    """What `LazyStackStorage` and `CompressedListStorage` have in common.
+    """The base class of `LazyStackStorage` and `CompressedListStorage`.
 
     In a directory an item is a record: its leaves, raw or compressed, and what it is made of. Any
     process may open the directory, by path; when all of them were killed, the next one recovers it
@@ -63,7 +63,7 @@ class RecordList(ListStorage):
     kinds: ClassVar[dict[str, type[RecordList]]] = {}
     """The classes that a directory may name, by their `family`."""
     storage_options: ClassVar[frozenset[str]] = frozenset(("device", "pad_output"))
-    """What cannot be recorded, so that `from_engine` takes it."""
+    """Arguments that cannot be recorded; `from_engine` takes them."""
 
     _instead = (
         "give it max_size, max_bytes, a scratch_dir and shared_init=True, so that its items are "

@@ -36,7 +36,7 @@ from shmbuffer.tensors.form import cpu
 
 
 class RingBacked(Storage):
-    """What the storages of this package have in common."""
+    """The base class of the storages that have a ring."""
 
     _between: ClassVar[tuple[str, ...]] = ("get", "set")
     """Methods that nobody may have put in between where a batch is written natively."""
@@ -77,11 +77,11 @@ class RingBacked(Storage):
         self._open(existsok=True)
 
     def _settings(self) -> Settings:
-        """Of a buffer that is made."""
+        """The settings of a new buffer."""
         raise NotImplementedError(type(self).__name__)
 
     def _opened(self, engine: Engine) -> Engine:
-        """What is to be done first with an engine that was opened."""
+        """Prepare an engine that was just opened."""
         return engine
 
     def _attach_ring(self, ring: Ring) -> Any:
@@ -89,7 +89,7 @@ class RingBacked(Storage):
         raise NotImplementedError(type(self).__name__)
 
     def mover(self) -> Any:
-        """What moves items; None as long as nobody has written. Maps what another process made."""
+        """The mover; None before the first write. Maps files that another process has made."""
         if self._mover is None and self._engine is not None:
             ring = self._engine.ring()
             if ring is not None:
@@ -126,7 +126,7 @@ class RingBacked(Storage):
 
     @property
     def shared(self) -> bool:
-        """Whether the bytes are in a directory, where any process may open them."""
+        """True if the bytes are in a directory, where any process may open them."""
         return self._location is not None and self._location.is_directory
 
     @property
@@ -169,7 +169,7 @@ class RingBacked(Storage):
                     raise
 
     def contains(self, item: Any) -> Any:
-        """Whether there is an item in a slot (negative from the end), or each of a tensor."""
+        """True if a slot (negative: from the end) holds an item; for a tensor, one bool each."""
         asked = np.asarray(item, np.int64)
         ring = self.ring()
         there = np.zeros(asked.shape, np.bool_)

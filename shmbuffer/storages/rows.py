@@ -65,7 +65,7 @@ class Rows(StorageMover):
         """The leaves themselves, ``[slots, *lanes, *shape]``, not copied and not validated."""
 
     def column(self, at: int) -> torch.Tensor:
-        """One of them; SchemaMismatchError of a leaf that is stored once."""
+        """One of `views`; SchemaMismatchError for a leaf that has no column of its own."""
         return self.views()[at].as_subclass(torch.Tensor)
 
     def take(self, at: int, elements: Ints) -> torch.Tensor:
@@ -85,7 +85,7 @@ class Rows(StorageMover):
         return self.build(parts, (len(which), *self.lanes))
 
     def as_batch(self, item: Any) -> Any:
-        """One item as a batch of one."""
+        """A batch of one item."""
         values, _ = values_of(self.leaves, item, torch.Size(()))
         return self.build([value.unsqueeze(0) for value in values], (1, *self.lanes))
 
@@ -268,7 +268,7 @@ class Rows(StorageMover):
 
     @property
     def _slot_bytes(self) -> int:
-        """Of a slot, for those who hear of progress; an object counts as the reference to it."""
+        """Bytes of a slot, for progress reports; an object counts as a reference."""
         leaves, lanes = self.leaves, self.ring.width
         sizes = (
             8 if at in leaves.objects else leaf.nbytes for at, leaf in enumerate(leaves.leaves)
@@ -338,7 +338,7 @@ def _exchanged(sizes: list[int], dim: int) -> list[int]:
 def _changes(
     data: Any, key: KeyPath | None, known: Collection[KeyPath], nested: bool
 ) -> dict[KeyPath, Any]:
-    """What is to change, by the path of the leaf."""
+    """The new values, by the path of the leaf."""
     if key is None:
         return leaves_of(data, nested)
     if key in known or not (is_collection(data) or isinstance(data, (dict, tuple, list))):

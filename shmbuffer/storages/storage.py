@@ -1,4 +1,4 @@
-"""What TorchRL calls a storage: items by index, and what a buffer asks for beyond that."""
+"""The protocol of storages: items by index, as in TorchRL, and what a buffer needs beyond."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Storage(Checkpoints):
 
     @property
     def shared(self) -> bool:
-        """Whether other processes may read and write these bytes."""
+        """True if other processes may read and write these bytes."""
         return False
 
     @property
     def initialized(self) -> bool:
-        """Whether the storage knows its leaves."""
+        """True if the storage knows its leaves."""
         return True
 
     @property
@@ -81,12 +81,12 @@ class Storage(Checkpoints):
 
     @property
     def draws_natively(self) -> bool:
-        """Whether `draw` chooses, reads, validates and weighs in one native call."""
+        """True if `draw` chooses, reads, validates and weighs in one native call."""
         return False
 
     @property
     def writes_natively(self) -> bool:
-        """Whether ``append`` writes a batch with its priorities, whole or not at all."""
+        """True if ``append`` writes a batch with its priorities, whole or not at all."""
         return False
 
     @property
@@ -101,7 +101,7 @@ class Storage(Checkpoints):
 
     @property
     def tracks_generations(self) -> bool:
-        """Whether the ticket of an item tells if it is still the same."""
+        """True if the ticket of an item tells whether it is still the same item."""
         return False
 
     # -- reading -------------------------------------------------------------------------------
@@ -144,11 +144,11 @@ class Storage(Checkpoints):
         return data
 
     def uncollated(self, data: Any) -> Any:
-        """What a ``collate_fn`` is called with, and what `get` gives for several items."""
+        """The argument of a ``collate_fn``, and the result of `get` for several items."""
         return data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """What `fetch` gives for all items in their order, at most ``chunk`` places at a time."""
+        """Iterate over all items in their order, as `fetch` gives ``chunk`` places at a time."""
         for start in range(0, len(self), chunk):
             yield self.fetch(slice(start, start + chunk))
 
@@ -169,7 +169,7 @@ class Storage(Checkpoints):
         self[index] = data
 
     def knows(self, path: tuple[str, ...]) -> bool:
-        """Whether an entry is part of the items already; else it would be a new column."""
+        """True if items have this entry already; otherwise it would be a new column."""
         return True
 
     def change(
@@ -195,7 +195,7 @@ class Storage(Checkpoints):
 
     @property
     def supports_conditional_update(self) -> bool:
-        """Whether `change_if_present` can tell if an item is still the same."""
+        """True if `change_if_present` can tell whether an item is still the same."""
         return False
 
     def change_if_present(
@@ -269,7 +269,7 @@ class Storage(Checkpoints):
         """Say what an item is before anything is written, where the storage needs to know."""
 
     def contains(self, item: int) -> bool:
-        """Whether there is an item at ``item``; negative numbers count from the end."""
+        """True if there is an item at ``item``; negative numbers count from the end."""
         return -len(self) <= item < len(self)
 
     @property
@@ -355,7 +355,7 @@ class Storage(Checkpoints):
         raise NotImplementedError(f"{type(self).__name__} has no state_dict")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave."""
+        """Load the result of `state_dict`."""
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict")
 
     def _empty(self) -> None:

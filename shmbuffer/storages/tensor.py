@@ -129,12 +129,12 @@ class TensorStorage(RingBacked):
 
     @property
     def initialized(self) -> bool:
-        """Whether somebody has written, so that the leaves are known."""
+        """True after the first write, when the leaves are known."""
         return self.mover() is not None
 
     @property
     def appends_natively(self) -> bool:
-        """Whether nobody has put an ``append`` of their own in between."""
+        """True if no subclass has an ``append`` of its own."""
         return not has_its_own(self, "append") and not has_its_own(self, "written")
 
     @property
@@ -292,7 +292,7 @@ class TensorStorage(RingBacked):
         return self.mover() or self._define(data, single)
 
     def _forget_form(self) -> bool:
-        """Whether the next write says what an item is, though there were items before.
+        """Forget the form of the items, and return True if the next write may bring another.
 
         So it is where this handle has emptied the buffer, and nobody has written or joined since.
         """

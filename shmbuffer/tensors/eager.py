@@ -1,4 +1,4 @@
-"""What `torch.compile` leaves alone.
+"""Calls that `torch.compile` leaves alone.
 
 A call of the C core is no graph: Dynamo would trace its addresses and counters, and compile again
 with every batch. So compiled code breaks its graph at the public calls that reach it.
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def _leave_alone() -> Any:
-    """What tells the hook for compiled code to leave a frame and its calls alone, or None."""
+    """The value that has the hook for compiled code skip a frame and its calls, or None."""
     try:
         from torch._C._dynamo.eval_frame import (
             _FrameAction,

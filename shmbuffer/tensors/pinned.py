@@ -24,7 +24,7 @@ from shmbuffer.tensors.form.tensors import reads_into
 
 
 def wanted(pin_memory: bool) -> bool:
-    """Whether batches are to be pinned; without a GPU they cannot be, and a warning says so."""
+    """True if batches are pinned. Without a GPU they cannot be; warns then."""
     if pin_memory and not torch.cuda.is_available():
         warnings.warn(
             "pin_memory=True: torch finds no GPU here, so batches are in ordinary memory",
@@ -40,7 +40,7 @@ def empty_like(form: torch.Tensor) -> torch.Tensor:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a GPU can fetch from it already, or has it."""
+    """True if a tensor is pinned already, or on a GPU."""
     return tensor.device.type != "cpu" or tensor.is_pinned()
 
 

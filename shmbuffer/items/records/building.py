@@ -20,7 +20,7 @@ _IMPOSSIBLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, Va
 
 
 def built(make: Callable[[], Made], where: str) -> Made:
-    """What ``make`` gives of records from there; no error of tensordict's comes through."""
+    """Call ``make`` on records, and turn the errors of tensordict into CorruptBufferError."""
     try:
         return make()
     except _IMPOSSIBLE as error:
@@ -47,7 +47,7 @@ class RecordRows:
         self._at = 0
 
     def rows(self, tree: Any) -> Sequence[Any]:
-        """One thing for each item. They share no containers."""
+        """Build one object an item; they share no containers."""
         if tree[0] == "chunk":
             return self.columns[tree[1]]  # type: ignore[no-any-return]
         node, dims = self.node(tree)

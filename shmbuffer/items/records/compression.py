@@ -277,7 +277,7 @@ def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], cou
 
 
 class _Ended:
-    """Whether a thread has ended."""
+    """True if a thread has ended."""
 
     def __init__(self) -> None:
         self.now = False
@@ -285,7 +285,7 @@ class _Ended:
         self._lock.acquire()
 
     def after(self, run: Callable[[], None]) -> None:
-        """What the thread does."""
+        """Compress pieces until the thread is told to end."""
         try:
             run()
         finally:

@@ -34,7 +34,7 @@ def take_of(kind: Any) -> Take | None:
 
 
 def is_namedtuple(kind: Any) -> bool:
-    """Whether a class is that of a namedtuple."""
+    """True if a class is a namedtuple."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 

@@ -1,4 +1,4 @@
-"""One memory, cut into the leaves of many items."""
+"""Cuts one piece of memory into the leaves of many items."""
 
 from __future__ import annotations
 

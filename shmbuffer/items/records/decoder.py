@@ -70,11 +70,11 @@ class Decoder:
         return built(lambda: rows.rows(table.tree), self.where)
 
     def reading(self, data: Bytes) -> Reading:
-        """What reads the columns of a batch whose bytes are these."""
+        """A reader for the columns of a batch with these bytes."""
         return Reading(data, self.expand, self.where)
 
     def rows(self, batch_dims: Ints, leaves: list[Any]) -> RecordRows:
-        """What makes items of leaves."""
+        """A builder that makes items of leaves."""
         return RecordRows(batch_dims, leaves)
 
 
@@ -103,7 +103,7 @@ class Reading:
         return lambda: out
 
     def read(self, leaves: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What they have become."""
+        """Move the bytes, and return the leaves that the functions make of them."""
         self.transfer.run()
         try:
             return [leaf() for leaf in leaves]
@@ -133,7 +133,7 @@ class Reading:
 
     @staticmethod
     def _pays(column: Column, starts: Ints) -> bool:
-        """Whether views of what lies scattered cost less than those of what was moved together."""
+        """True if views of scattered leaves cost less than moving the leaves together."""
         steps = starts[1:] - starts[:-1]
         return (
             column.chunk.kind != "tensor"
@@ -143,7 +143,7 @@ class Reading:
 
 
 def writable(batch: RecordBatch) -> RecordBatch:
-    """The same batch; a copy where nobody may write into it."""
+    """The batch, or a copy if its memory is read-only."""
     if batch.data.flags.writeable:
         return batch
     return replace(batch, data=batch.data.copy())

@@ -96,7 +96,7 @@ class Encoder:
         return list(data)
 
     def items(self, data: Any) -> list[Any]:
-        """Those of a batch."""
+        """The items of a batch, as a list."""
         return list(data)
 
     def columns(self, data: Any) -> list[tuple[Ints, Columns]]:

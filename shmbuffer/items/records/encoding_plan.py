@@ -97,7 +97,7 @@ class EncodingPlan:
         self._forms = Kept(self._form, _KEPT_FORMS)
 
     def tried(self, leaf: int, largest: float = math.inf) -> bool:
-        """Whether pieces of a leaf, the largest of so many bytes, are to be compressed."""
+        """True if a leaf whose largest piece has ``nbytes`` is compressed."""
         if self._sure or self._saved[leaf] > 0:
             return True
         return self._looked[leaf] < _LOOKED_PIECES and largest >= _LEAST_BYTES

@@ -1,4 +1,4 @@
-"""What an item is made of: its form, its sizes, and its leaves.
+"""The parts of an item: its form, its sizes, and its leaves.
 
     item ──describe──▶ Walk: kind, batch_dims, dims, leaves
 
@@ -48,7 +48,7 @@ STORABLE = (
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What items that differ in numbers only have in common."""
+    """The form of items that differ in numbers only."""
 
     key: tuple[Any, ...]  # what a walk through such an item meets
     tree: Any  # as in `record_format.Form`
@@ -63,7 +63,7 @@ Handler = Callable[[Any, "Walk"], None]
 
 
 class Walk:
-    """What a walk through an item has met: the item, taken apart."""
+    """An item, taken apart by a walk through it."""
 
     __slots__ = ("batch_dims", "dims", "key", "kind", "leaves")
     kind: Kind
@@ -127,7 +127,7 @@ class RefusedError(TypeError):
         return f"{f'entry {where}' if where else 'an item'} {self.reason}"
 
     def under(self, keys: Keys, parts: Iterable[Any], part: Any) -> RefusedError:
-        """The same, one level further out: it was in this part of a container."""
+        """This error, with the key of the container put before its path."""
         if keys is not None:
             self.path.insert(
                 0, next(key for key, one in zip(names_of(keys), parts, strict=True) if one is part)

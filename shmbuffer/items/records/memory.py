@@ -1,4 +1,4 @@
-"""Large memory for batches: that of an earlier one which nobody has any more.
+"""A pool of large memory for batches: the memory of a released batch is used again.
 
 To have fresh pages from the system may take as long as to decompress into them. And the system has
 memory back at each end of a batch, or at none, as it happens to lie.
@@ -19,12 +19,12 @@ _idle: dict[int, list[Bytes]] = {}  # by size; each step on it is one of Python'
 
 
 def is_lent(nbytes: int) -> bool:
-    """Whether so many bytes are large enough, and not too large to be kept."""
+    """True if a piece of memory of this size is kept for reuse."""
     return _LARGE_BYTES <= nbytes <= _IDLE_BYTES
 
 
 def lent(nbytes: int) -> Bytes:
-    """Memory that nobody has, until nobody has the array, or a view of it, or a tensor over it."""
+    """Pooled memory; it returns to the pool when its last view or tensor is released."""
     if not is_lent(nbytes):
         return np.empty(nbytes, np.uint8)
     try:

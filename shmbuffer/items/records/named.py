@@ -28,7 +28,7 @@ class _Taken(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """What becomes a tensor."""
+    """A value that becomes a tensor."""
 
     dtype: str
     array: np.ndarray[Any, Any]
@@ -71,7 +71,7 @@ def _object(value: Any) -> _Taken:
 
 
 def _token(dtype: str) -> str:
-    """What stands for a dtype in a key: no other token is like it."""
+    """The token of a dtype in a key; no other token is equal to it."""
     return f"tensor of {dtype}"
 
 

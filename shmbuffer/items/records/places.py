@@ -25,7 +25,10 @@ _EACH = 4  # runs of a thread, or one would wait for the other at the end
 
 
 class Places(NamedTuple):
-    """What frames expand to, in parts. Contiguous arrays; the caller keeps the memory alive."""
+    """The places of the parts that frames expand to.
+
+    The arrays are contiguous; the caller keeps the memory alive.
+    """
 
     at: Ints
     """int64[n]: the address of each frame."""
@@ -87,7 +90,7 @@ class Run(NamedTuple):
     part: int
     parts_end: int
     planar: int
-    """Whether there are planes to be joined among the parts."""
+    """True if some parts are planes that have to be joined."""
 
 
 class Runs:
@@ -107,7 +110,7 @@ class Runs:
         self._planes, self._to = address(places.planes), address(places.to)
 
     def move(self, run: Run, base: int) -> None:
-        """What a run has expanded to, at that address, goes to its places."""
+        """Copy the expanded bytes of a run, at that address, to their places."""
         skipped = 8 * run.part
         given, count = (self._from + skipped, self._sizes + skipped), run.parts_end - run.part
         to = self._to + skipped

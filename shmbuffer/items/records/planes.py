@@ -31,14 +31,14 @@ _WORTH = 0.95  # as planes they take at most so much: to turn them takes time, i
 
 
 class Trial:
-    """Whether another way to store leaves pays, as far as is known from the first items."""
+    """Finds out from the first items whether another way to store leaves is smaller."""
 
     def __init__(self, worth: float) -> None:
         self._worth = worth  # at most so much of what it takes otherwise
         self._items = self._usual = self._other = 0
 
     def pays(self, measure: Measure) -> bool:
-        """Whether it does, after another look where there were few."""
+        """True if it is smaller; measures again while few items have been seen."""
         if self._items < _LOOKED_ITEMS:
             items, usual, other = measure()
             self._items += items
@@ -59,11 +59,11 @@ class Planes:
 
     @property
     def leaves(self) -> Collection[int]:
-        """Those that can be stored so."""
+        """Leaves that can be stored plane by plane."""
         return self._seen.keys()
 
     def pays(self, leaf: int, planes: int, size: int, measure: Measure) -> bool:
-        """Whether it is to be stored so; see `Trial`."""
+        """True if a leaf is stored plane by plane; see `Trial`."""
         if not 1 < planes <= _MOST_PLANES or size < planes * _LEAST_PLANE_BYTES:
             return False
         return self._seen[leaf].pays(measure)
@@ -89,7 +89,7 @@ def turned(addresses: Ints, sizes: Ints, planes: Sequence[int]) -> tuple[Bytes, 
 
 
 def turned_one(at: int, size: int, planes: int) -> Bytes:
-    """One leaf, plane by plane."""
+    """A leaf, turned so that its planes follow each other."""
     memory = np.empty(size, np.uint8)
     given = address(one := np.array([at, size, planes, address(memory)]))
     _core.split_planes(given, given + 8, given + 16, given + 24, len(one) // 4)
@@ -97,7 +97,7 @@ def turned_one(at: int, size: int, planes: int) -> Bytes:
 
 
 def as_planes(columns: Columns, leaves: Sequence[int]) -> Columns:
-    """The same items, with these leaves plane by plane; their dims stay."""
+    """Items whose given leaves are turned plane by plane; their dims stay."""
     if not leaves:
         return columns
     addresses, which = columns.addresses.copy(), list(leaves)

@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """What a user's function has made of a column, for those of its rows that have one form."""
+    """The results of a user's function for the rows of a column that have one form."""
 
     rows: Rows
     addresses: Ints
@@ -158,7 +158,7 @@ def differing(dims: Ints) -> list[int]:
 
 
 def _alike(one: Chunk, other: Chunk) -> bool:
-    """Whether two chunks hold the same kind of thing, however it is stored."""
+    """True if two chunks hold the same kind of value, however it is stored."""
     return (one.kind, one.dtype, one.rank) == (other.kind, other.dtype, other.rank)
 
 

@@ -103,7 +103,7 @@ def _size_of_plain(items: list[Any]) -> torch.Size | None:
 
 
 def is_batch(data: Any) -> bool:
-    """Whether it is taken apart along its first dimension: a tensor, array or TensorDict."""
+    """True for a tensor, array or TensorDict, which is split along its first dimension."""
     return isinstance(data, (torch.Tensor, np.ndarray)) or is_collection(data)
 
 

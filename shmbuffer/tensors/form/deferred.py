@@ -62,7 +62,7 @@ def to_come(stack: LazyStackedTensorDict) -> dict[Any, Any]:
 
 
 def is_as_made(stack: LazyStackedTensorDict) -> bool:
-    """Whether it has the items that got entries at the first look, all of them in their order."""
+    """True if the stack has all items that the first look has made, in their order."""
     made, items = stack.__dict__.get("_made", ()), stack.tensordicts
     return len(made) == len(items) and all(map(operator.is_, made, items))
 
@@ -85,7 +85,7 @@ class _Deferred(LazyStackedTensorDict):
         raise AttributeError(f"a {LazyStackedTensorDict.__name__} has no attribute {name!r}")
 
     def __init__(self, *tensordicts: Any, **options: Any) -> None:
-        """What others make of this class is an ordinary stack."""
+        """Return an ordinary stack: torch functions do not keep this class."""
         self.__class__ = LazyStackedTensorDict
         LazyStackedTensorDict.__init__(self, *tensordicts, **options)
 
@@ -98,7 +98,7 @@ class _Deferred(LazyStackedTensorDict):
 
 
 def _looked_at(stack: LazyStackedTensorDict) -> LazyStackedTensorDict:
-    """The same stack, an ordinary one now."""
+    """An ordinary stack of these items."""
     assert stack.tensordicts is not None
     return stack
 

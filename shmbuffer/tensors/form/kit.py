@@ -166,7 +166,7 @@ def new_columns(leaves: Leaves, slots: int, device: torch.device) -> list[Any]:
 
 
 def new_column(leaves: Leaves, at: int, lead: tuple[int, ...], device: torch.device) -> Any:
-    """One of them, ``[*lead, *shape]``."""
+    """A new column of zeros ``[*lead, *shape]`` for one leaf."""
     shape = (*lead, *leaves.leaves[at].shape)
     if at in leaves.objects:
         return Objects.of((), shape)

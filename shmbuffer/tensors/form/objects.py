@@ -55,7 +55,7 @@ class Objects:
         return Objects(np.take(self.array, index.numpy(), axis=dim))
 
     def view(self, *shape: Any) -> Objects:
-        """The same objects in another shape."""
+        """These objects in another shape."""
         return Objects(self.array.reshape(_sizes(shape)))
 
     reshape = view
@@ -117,7 +117,7 @@ def as_objects(value: Any, shape: tuple[int, ...]) -> Objects:
 
 
 def non_tensor(objects: Objects) -> Any:
-    """The same as tensordict has it: NonTensorData for one, a NonTensorStack for several."""
+    """Objects as tensordict stores them: NonTensorData, or a NonTensorStack of several."""
     array = objects.array
     if not array.ndim:
         return NonTensorData(data=array[()])

@@ -78,7 +78,7 @@ of_schema = STRUCTURE.of_schema
 
 
 def _differ(stack: LazyStackedTensorDict) -> bool:
-    """Whether what is stacked cannot be one TensorDict."""
+    """True if the TensorDicts of a stack differ in keys or shapes."""
     first, *others = (
         {key: getattr(value, "shape", None) for key, value in part.items(True, True)}
         for part in stack.tensordicts

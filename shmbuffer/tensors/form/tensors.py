@@ -43,7 +43,7 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def _fits_torch(array: np.ndarray[Any, Any]) -> bool:
-    """Whether torch shares its memory: writable, native, and without negative strides."""
+    """True if torch can share the memory: writable, native, without negative strides."""
     forward = min(array.strides, default=0) >= 0
     return array.flags.writeable and array.dtype.isnative and forward
 
@@ -68,7 +68,7 @@ def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
 
 
 def _holds(cast: torch.Tensor, value: Any) -> bool:
-    """Whether a tensor has these numbers: integers exactly, and floats and complex ones rounded."""
+    """True if a tensor has these numbers: integers exactly, floats and complex ones rounded."""
     numbers = as_numbers(cast)
     if isinstance(value, torch.Tensor):
         return bool((numbers == as_numbers(value)).all())
@@ -206,7 +206,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 class _Reads(threading.local):
-    """What this thread reads into: other memory for one buffer, and not for all on its storage."""
+    """The allocator of this thread's reads; one buffer may set another, for itself alone."""
 
     empty_like: Callable[[torch.Tensor], torch.Tensor] = staticmethod(torch.empty_like)
 
@@ -215,7 +215,7 @@ reads = _Reads()
 
 
 def reads_elsewhere() -> bool:
-    """Whether this thread reads into memory that somebody has chosen."""
+    """True if this thread reads into memory of a chosen allocator."""
     return reads.empty_like is not torch.empty_like
 
 

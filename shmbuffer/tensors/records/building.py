@@ -29,7 +29,7 @@ class NotDenseError(Exception):
 
 
 def is_layer(tree: Any) -> bool:
-    """Whether items are TensorDicts, or tensorclasses of them, and no lazy stacks."""
+    """True if items are TensorDicts or tensorclasses, and no lazy stacks."""
     inner = tree[2] if tree[0] == "tensorclass" else tree
     return bool(inner[0] == "tensordict")
 
