@@ -54,7 +54,7 @@ def _flat(priority: Any) -> Floats:
 
 
 def _spread(raw: Floats, count: int) -> Floats:
-    """Convert priorities to float64, one an item; a single number stands for all."""
+    """Repeat a single priority for all items; RuntimeError if there is another number of them."""
     if len(raw) == count:
         return raw
     if len(raw) == 1:

@@ -193,12 +193,12 @@ class CompressedListStorage(RecordList):
 
     @property
     def compression_fn(self) -> Compress:
-        """Compress a tensor; only for a list in this process."""
+        """The function that compresses a tensor of a list in this process."""
         return self._functions[0] or partial(compress_tensor, level=self.compression_level)
 
     @property
     def decompression_fn(self) -> Decompress:
-        """Decompress a tensor that `compress` has compressed."""
+        """The function that decompresses it."""
         return self._functions[1] or decompress_tensor
 
     def _read_torchrl(self, path: Path) -> list[tuple[Any] | None]:

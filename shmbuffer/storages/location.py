@@ -48,7 +48,7 @@ class Location:
 
     @classmethod
     def of_engine(cls, engine: Engine) -> Location:
-        """Of a buffer that is open already."""
+        """The location of a buffer that is open already."""
         settings = engine.settings
         return cls(
             scratch_dir=engine.path,
@@ -69,7 +69,7 @@ class Location:
         return self.shared_init or (self.existsok and self.directory is not None)
 
     def open(self, settings: Settings, *, existsok: bool = False) -> Engine:
-        """Open it."""
+        """Open or create the buffer."""
         if not self.is_directory:
             settings = replace(settings, checksum=False, reserve=False)
             return Engine.anonymous(settings, prefault=self.prefault)

@@ -277,7 +277,7 @@ def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], cou
 
 
 class _Ended:
-    """True if a thread has ended."""
+    """The end of a thread, which others wait for."""
 
     def __init__(self) -> None:
         self.now = False
@@ -285,7 +285,7 @@ class _Ended:
         self._lock.acquire()
 
     def after(self, run: Callable[[], None]) -> None:
-        """Compress pieces until the thread is told to end."""
+        """Run the work of the thread, and note its end."""
         try:
             run()
         finally:
@@ -293,5 +293,5 @@ class _Ended:
             self._lock.release()
 
     def wait(self) -> None:
-        """Until it has."""
+        """Wait until the thread has ended."""
         self._lock.acquire()

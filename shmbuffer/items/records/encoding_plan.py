@@ -97,13 +97,13 @@ class EncodingPlan:
         self._forms = Kept(self._form, _KEPT_FORMS)
 
     def tried(self, leaf: int, largest: float = math.inf) -> bool:
-        """True if a leaf whose largest piece has ``nbytes`` is compressed."""
+        """True if a leaf is compressed; ``largest`` is the size of its largest piece in bytes."""
         if self._sure or self._saved[leaf] > 0:
             return True
         return self._looked[leaf] < _LOOKED_PIECES and largest >= _LEAST_BYTES
 
     def learn(self, unit: Unit, saved: int, pieces: int) -> bool:
-        """Tells what compression has made of pieces; whether its result is to be stored."""
+        """Note how many bytes compression has saved; True if the compressed pieces are stored."""
         for leaf in () if self._sure else unit:
             if self._looked[leaf] < _LOOKED_PIECES:
                 self._saved[leaf] += saved

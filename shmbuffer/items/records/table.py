@@ -47,12 +47,12 @@ class Raw(NamedTuple):
     sizes: Ints
     """int64[m]."""
     kept: Any
-    """What owns these bytes."""
+    """The owner of these bytes."""
 
 
 Own = Callable[[Bytes, Chunk, list[int]], Any]
-"""What the user's ``decompression_fn`` makes of a piece, at an address: called with its bytes, its
-chunk and its shape."""
+"""Calls the user's ``decompression_fn`` with the bytes of a piece, its chunk and its shape; the
+result has an address."""
 
 
 class Column:

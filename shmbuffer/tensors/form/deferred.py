@@ -85,7 +85,7 @@ class _Deferred(LazyStackedTensorDict):
         raise AttributeError(f"a {LazyStackedTensorDict.__name__} has no attribute {name!r}")
 
     def __init__(self, *tensordicts: Any, **options: Any) -> None:
-        """Return an ordinary stack: torch functions do not keep this class."""
+        """Make an ordinary stack, if others construct this class."""
         self.__class__ = LazyStackedTensorDict
         LazyStackedTensorDict.__init__(self, *tensordicts, **options)
 
@@ -98,7 +98,7 @@ class _Deferred(LazyStackedTensorDict):
 
 
 def _looked_at(stack: LazyStackedTensorDict) -> LazyStackedTensorDict:
-    """An ordinary stack of these items."""
+    """The stack, after a look at its items, which makes it an ordinary one."""
     assert stack.tensordicts is not None
     return stack
 
