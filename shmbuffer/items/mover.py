@@ -71,7 +71,7 @@ def draw_into(
     """`Ring.sample` into memory that is there."""
     index, tickets, weights = drawn
     ring.sample(
-        len(index),
+        index.shape[0],
         key,
         addresses,
         address(index),

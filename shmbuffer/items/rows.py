@@ -60,7 +60,7 @@ class RingRows(Mover):
 
     def read(self, index: Any) -> tuple[list[Any], Any, int]:
         """See `Mover.read`."""
-        count = len(index)
+        count = index.shape[0]
         arrays, addresses = self.leaves.outputs((count,))
         tickets = self.leaves.kit.empty("int64", count)
         missing = self.ring.read(address(index), count, addresses, address(tickets))
