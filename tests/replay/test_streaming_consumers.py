@@ -116,11 +116,11 @@ def test_a_batch_that_writers_cannot_complete_has_the_windows_that_are_there(
 ) -> None:
     with learner(tmp_path, 16) as one, learner(tmp_path, 16) as two:
         one.extend(data_of(plain(16)))
-        oldest, others = one.sample(STEPS, lease=0.05), two.sample(3 * STEPS, lease=60)
+        # Long enough that it does not end before the other sample, on a busy machine either.
+        oldest, others = one.sample(STEPS, lease=2.0), two.sample(3 * STEPS, lease=60)
         assert one.ack(others) == (3 * STEPS, 0)
-        time.sleep(0.1)
-        for rb in (one, two):
-            assert rb.can_sample(2 * STEPS)
+        while not (one.can_sample(2 * STEPS) and two.can_sample(2 * STEPS)):
+            time.sleep(0.02)
         again = two.sample(2 * STEPS, lease=60)
         assert firsts(again) == firsts(oldest) == [0]
         assert two.ack(again) == (STEPS, 0)
