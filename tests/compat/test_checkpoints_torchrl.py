@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict
 
 from tests.compat.family import ours, theirs
-from tests.kit.items import Trap
+from tests.kit.items import Transition, Trap
 
 # TorchRL and tensordict warn of what they deprecate while they save and load.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -26,12 +26,6 @@ WAYS = [("ours", "theirs"), ("theirs", "ours")]
 both_ways = pytest.mark.parametrize(
     ("source", "target"), WAYS, ids=["ours to theirs", "theirs to ours"]
 )
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    action: torch.Tensor
 
 
 def items(first: int, stop: int) -> TensorDict:
@@ -48,7 +42,7 @@ def items(first: int, stop: int) -> TensorDict:
 
 def as_tensorclass(first: int, stop: int) -> Any:
     n = torch.arange(first, stop)
-    return Step(obs=n.float(), action=n * 2, batch_size=[len(n)])
+    return Transition(obs=n.float(), reward=n * 2, batch_size=[len(n)])
 
 
 def as_tensor(first: int, stop: int) -> torch.Tensor:
@@ -145,7 +139,7 @@ def test_every_form_of_data_crosses(
     quietly(loaded.loads, tmp_path)
     assert plain(loaded[:]) == plain(saved[:])
     if make is as_tensorclass:
-        assert type(loaded[:]) is Step
+        assert type(loaded[:]) is Transition
     for one in (saved, loaded):
         one.extend(make(100, 103))
     assert plain(loaded[:]) == plain(saved[:])

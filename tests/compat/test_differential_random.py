@@ -9,17 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict
 
 from tests.compat.trace import Scenario, Step, assert_the_same
+from tests.kit.items import Transition
 
 CAPACITY = 5
-
-
-@tensorclass
-class Item:
-    obs: torch.Tensor
-    reward: torch.Tensor
 
 
 def made_batch(form: str, count: int, seed: int) -> Any:
@@ -35,7 +30,7 @@ def made_batch(form: str, count: int, seed: int) -> Any:
             inside = TensorDict({"obs": obs + 1}, [count])
             return TensorDict({"obs": obs, "reward": reward, "next": inside, **rank}, [count])
         case "tensorclass":
-            return Item(obs=obs, reward=reward, batch_size=[count])
+            return Transition(obs=obs, reward=reward, batch_size=[count])
         case "tuple":
             return (obs, reward)
         case "dict":

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict
 
 from shmbuffer import (
     LazyMemmapStorage,
@@ -17,6 +17,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.memory.format.dtypes import DTYPES
+from tests.kit.items import Transition
 from tests.kit.rings import ring_of
 from tests.numpy.conftest import Directory
 
@@ -170,20 +171,14 @@ def test_a_pytree_has_one_schema_and_comes_back_in_its_form(
         assert len(arrays) == len(tensors) == 8
 
 
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    reward: torch.Tensor
-
-
 def test_a_tensorclass_is_a_dict(directory: Directory) -> None:
     directory.create()
     tensors, arrays = directory.tensors(), directory.arrays()
-    tensors.extend(Step(torch.arange(4.0), torch.ones(4, 2), batch_size=[4]))
+    tensors.extend(Transition(torch.arange(4.0), torch.ones(4, 2), batch_size=[4]))
     sample = arrays.sample(8)
     assert sample["obs"].tolist() == sample["index"].tolist()
     arrays.extend({"obs": np.full(2, 9, np.float32), "reward": np.zeros((2, 2), np.float32)})
-    assert isinstance(tensors[4], Step)
+    assert isinstance(tensors[4], Transition)
     assert tensors[5].obs == 9
 
 

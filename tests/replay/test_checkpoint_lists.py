@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import zlib
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
     NonTensorStack,
     TensorDict,
     lazy_stack,
@@ -39,12 +37,10 @@ from shmbuffer import (
     WriterEnsemble,
 )
 from shmbuffer.saves.values import ValueRefusedError, read_values, write_values
-from tests.kit.items import Step, Trap
+from tests.kit.items import Point, Step, Trap, alike
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
-
-Pair = namedtuple("Pair", "left right")
 
 
 class Thing:
@@ -57,40 +53,6 @@ class Thing:
         return isinstance(other, Thing) and other.number == self.number
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equal, of the same types at every depth."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        if one.dtype is not other.dtype or one.shape != other.shape:
-            return False
-        return bits(one) == bits(other)
-    if isinstance(one, (np.ndarray, np.generic)):
-        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
-    if isinstance(one, (NonTensorData, NonTensorStack)):
-        return one.batch_size == other.batch_size and same(one.tolist(), other.tolist())
-    if isinstance(one, LazyStackedTensorDict):
-        return one.stack_dim == other.stack_dim and same(one.tensordicts, other.tensordicts)
-    if hasattr(one, "batch_size"):
-        if (one.batch_size, one.device) != (other.batch_size, other.device):
-            return False
-        mine, theirs = one.to_tensordict(), other.to_tensordict()
-        return set(mine.keys()) == set(theirs.keys()) and all(
-            same(mine.get(key), theirs.get(key))
-            for key in mine.keys()  # noqa: SIM118
-        )
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other) or (one != one and other != other)
-
-
-def bits(tensor: torch.Tensor) -> list[int]:
-    found: list[int] = tensor.resolve_conj().reshape(-1).view(torch.uint8).tolist()
-    return found
 
 
 VALUES: list[Any] = [
@@ -109,7 +71,7 @@ VALUES: list[Any] = [
     [1, (2, [3, {}])],
     {"a": torch.arange(3), 3: "x", (1, "y"): 2, None: [], 2.5: (), True: 0},
     OrderedDict(b=1, a=2),
-    Pair(1, torch.ones(2)),
+    Point(1, torch.ones(2)),
     torch.Size([1, 2]),
     torch.float16,
     torch.device("cpu"),
@@ -139,15 +101,15 @@ def test_a_value_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
     write_values(tmp_path, "x", [value, value], allow_pickle=False, what="value")
     found = list(read_values(tmp_path, "x", allow_pickle=False))
     assert len(found) == 2
-    assert same(found[0], value)
-    assert same(found[1], value)
+    assert alike(found[0], value)
+    assert alike(found[1], value)
 
 
 def test_all_values_share_two_files(tmp_path: Path) -> None:
     write_values(tmp_path, "x", VALUES, allow_pickle=False, what="value")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.data", "x.jsonl"]
     for value, found in zip(VALUES, read_values(tmp_path, "x", allow_pickle=False), strict=True):
-        assert same(found, value)
+        assert alike(found, value)
     forms = [line for line in (tmp_path / "x.jsonl").read_text().splitlines() if "form" in line]
     assert len(forms) == len(set(forms))
 
@@ -222,7 +184,7 @@ def test_a_list_comes_back_item_by_item(tmp_path: Path) -> None:
     other.loads(tmp_path)
     assert len(other) == other.write_count == len(VALUES)
     for found, value in zip(other.storage.get(slice(None)), VALUES, strict=True):
-        assert same(found, value)
+        assert alike(found, value)
     assert other.add("next") == len(VALUES)
 
 
@@ -330,7 +292,7 @@ def test_compressed_items_are_saved_compressed(tmp_path: Path) -> None:
     assert other.storage.bytes() == rb.storage.bytes()
     assert other.storage.get(0)["image"].shape == torch.Size([100, 100])
     assert other.storage.get(0)["n", "x"] == "text"
-    assert same(other.storage.get(1), {"k": np.ones((50, 50)), "v": [torch.arange(1000)]})
+    assert alike(other.storage.get(1), {"k": np.ones((50, 50)), "v": [torch.arange(1000)]})
 
 
 def test_items_of_a_custom_codec_come_back(tmp_path: Path) -> None:
@@ -421,7 +383,7 @@ def test_leftovers_of_an_earlier_save_are_no_items_of_a_newer_one(
         other = ListStorage(500)
         for one, call in ((storage, "dumps"), (other, "loads")):
             getattr(one if alone else ReplayBuffer(storage=one), call)(tmp_path)
-        assert same(other.get(slice(None)), items)
+        assert alike(other.get(slice(None)), items)
         where = tmp_path if alone else tmp_path / "storage"
         names = {file.name for file in where.iterdir() if file.name.startswith("shmbuffer.")}
         kinds = {name.split(".")[1] for name in names} - {"files", "items"}
@@ -552,4 +514,4 @@ def test_a_save_of_one_kind_of_list_is_loaded_into_another(
     second.extend([item])
     second.loads(tmp_path)
     assert len(second) == 2
-    assert same(second.storage.get(1), item)
+    assert alike(second.storage.get(1), item)

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import resource
-from collections import namedtuple
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
+from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from shmbuffer import (
     BufferExistsError,
@@ -47,29 +46,12 @@ from shmbuffer import (
 from shmbuffer.memory.format import layout
 from shmbuffer.storages import rows
 from shmbuffer.torchrl.compat.folders import read_folder
-from tests.kit.items import Trap
+from tests.kit.items import Point, Step, Transition, Trap, alike, items, numbers
 from tests.kit.programs import Program
 from tests.kit.rings import engine_of, ring_of
 from tests.replay.conftest import MakeStorage
 
 pytestmark = pytest.mark.product(few=4)
-
-
-def items(first: int, stop: int) -> TensorDict:
-    """Every leaf says the item's number in its own way."""
-    n = torch.arange(first, stop)
-    return TensorDict(
-        {"a": n, "b": {"c": n[:, None].repeat(1, 3).float() / 4, "d": n % 2 == 0}}, [len(n)]
-    )
-
-
-def numbers(data: Any) -> list[int]:
-    """The items' numbers, once all leaves agree on them."""
-    n = data["a"]
-    assert torch.equal(data["b", "c"], n[..., None].expand(*n.shape, 3).float() / 4)
-    assert torch.equal(data["b", "d"], n % 2 == 0)
-    found: list[int] = n.tolist()
-    return found
 
 
 def learner(storage: Any, **options: Any) -> TensorDictPrioritizedReplayBuffer:
@@ -174,22 +156,13 @@ def test_parts_are_saved_and_loaded_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-Pair = namedtuple("Pair", "left right")
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    note: Any
-
-
 @pytest.mark.parametrize(
     "data",
     [
         torch.arange(12).view(4, 3).to(torch.bfloat16),
         (torch.arange(4), {"x": torch.ones(4, 2), 3: [torch.zeros(4, dtype=torch.bool)]}),
         {"a.b": torch.arange(4), "a": {"b": torch.arange(4) + 10}},
-        Pair(torch.arange(4), torch.rand(4, 2, 2, dtype=torch.complex64)),
+        Point(torch.arange(4), torch.rand(4, 2, 2, dtype=torch.complex64)),
         TensorDict({"empty": torch.zeros(4, 0), "n": TensorDict({}, [4]), "x": torch.rand(4)}, [4]),
         TensorDict({"nested": TensorDict({"x": torch.rand(4, 3, 2)}, [4, 3])}, [4]),
     ],
@@ -201,19 +174,9 @@ def test_every_form_of_data_comes_back(data: Any, make_private: Any, tmp_path: P
     rb.dumps(tmp_path)
     other = ReplayBuffer(storage=make_private(6))
     other.loads(tmp_path)
-    assert same(other[:], rb[:])
+    assert alike(other[:], rb[:])
     if isinstance(data, TensorDict) and "nested" in data:
         assert other[:]["nested"].batch_size == torch.Size([4, 3])
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype is other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (tuple, list)):
-        return type(one) is type(other) and all(map(same, one, other))
-    return type(one) is type(other) and bool((one == other).all())
 
 
 def test_text_and_objects_next_to_tensors_come_back(tmp_path: Path) -> None:
@@ -237,14 +200,14 @@ def test_text_and_objects_next_to_tensors_come_back(tmp_path: Path) -> None:
 
 
 def test_a_tensorclass_with_objects_comes_back_as_its_class(tmp_path: Path) -> None:
-    data = Step(obs=torch.arange(2), note=NonTensorStack("x", "y"), batch_size=[2])
+    data = Step(obs=torch.arange(2), text=NonTensorStack("x", "y"), batch_size=[2])
     rb = ReplayBuffer(storage=LazyTensorStorage(3))
     rb.extend(data)
     rb.dumps(tmp_path)
     other = ReplayBuffer(storage=LazyTensorStorage(3))
     other.loads(tmp_path)
     assert type(other[:]) is Step
-    assert list(other[:].note) == ["x", "y"]
+    assert list(other[:].text) == ["x", "y"]
 
 
 class Thing:
@@ -1289,25 +1252,19 @@ def test_a_load_gathers_no_more_than_some_megabytes_at_once(
     assert numbers(other[:]) == list(range(20))
 
 
-@tensorclass
-class Pair:
-    left: torch.Tensor
-    right: torch.Tensor
-
-
 def test_a_tensorclass_leaves_no_files_but_those_of_tensordict(tmp_path: Path) -> None:
-    pair = Pair(left=torch.arange(4), right=torch.ones(4, 0), batch_size=[4])
+    pair = Transition(obs=torch.arange(4), reward=torch.ones(4, 0), batch_size=[4])
     rb = ReplayBuffer(storage=LazyTensorStorage(6))
     rb.extend(TensorDict({"pair": pair}, [4]))
     rb.dumps(tmp_path)
     files = {
         str(file.relative_to(tmp_path / "storage/pair")) for file in tmp_path.rglob("pair/**/*")
     }
-    inner = {f"_tensordict/{name}" for name in ("left.memmap", "right.memmap", "meta.json")}
+    inner = {f"_tensordict/{name}" for name in ("obs.memmap", "reward.memmap", "meta.json")}
     assert files == {"meta.json", "_tensordict", *inner}
     known = TensorDict.load_memmap(tmp_path / "storage")
-    assert type(known["pair"]) is Pair
-    assert known["pair"].left[:4].tolist() == [0, 1, 2, 3]
+    assert type(known["pair"]) is Transition
+    assert known["pair"].obs[:4].tolist() == [0, 1, 2, 3]
 
 
 def test_items_with_a_lazy_stack_in_them_come_back(tmp_path: Path) -> None:

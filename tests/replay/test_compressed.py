@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,10 @@ from shmbuffer import (
     ReplayBuffer,
     SchemaMismatchError,
 )
-from tests.kit.items import Step
+from tests.kit.items import Point, Step
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
-
-Point = namedtuple("Point", ["x", "y"])
 
 
 def there_and_back(item: Any, **options: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,10 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from shmbuffer import ReplayBuffer, TensorDictReplayBuffer
+from tests.kit.items import Point
 from tests.replay.conformance import LISTS, RINGS, Maker, assert_are_steps, cases, numbers, steps
 
 pytestmark = pytest.mark.product(few=3)
-
-Pair = namedtuple("Pair", ["first", "second"])
 
 
 @tensorclass
@@ -221,7 +219,7 @@ def forms(start: int, stop: int) -> dict[str, Any]:
         "tensordict": TensorDict({"id": number, "obs": obs}, [stop - start]),
         "tensorclass": Step(id=number, obs=obs, batch_size=[stop - start]),
         "tuple": (number, obs),
-        "namedtuple": Pair(number, obs),
+        "namedtuple": Point(number, obs),
         "dict": {"id": number, 7: (obs, [number + 1])},
         "nested": ({"a": number, "b": (obs, {"c": number * 2})}, [number]),
     }

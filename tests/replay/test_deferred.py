@@ -13,7 +13,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
 from shmbuffer.tensors.form.deferred import deferred
-from tests.replay.records.likeness import alike
+from tests.kit.items import alike
 
 pytestmark = pytest.mark.product(few=4)
 

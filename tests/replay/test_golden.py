@@ -14,10 +14,9 @@ from tensordict import TensorDict
 from shmbuffer import attach
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.upkeep.check import check
+from tests.kit.items import alike
 from tests.kit.rings import ring_of
 from tests.replay import golden
-from tests.replay.records.likeness import alike
-from tests.replay.test_checkpoint_lists import same
 
 ours = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="its lock is of another kind of machine"
@@ -170,4 +169,4 @@ def test_a_save_of_another_build_is_loaded(name: str, unpacked: Path) -> None:
     rb, expected = golden.SAVES[name](False), golden.SAVES[name](True)
     rb.loads(unpacked / "saves" / name)
     for found, known in zip(state(rb), state(expected), strict=True):
-        assert same(found, known)
+        assert alike(found, known)

@@ -6,7 +6,7 @@ import os
 import pickle
 import threading
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,10 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.kit.items import Step
+from tests.kit.items import Point, Step
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
-
-Point = namedtuple("Point", ["x", "y"])
 
 
 def filled(*items: Any, max_size: int | None = 10) -> ListStorage:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict
 
 from shmbuffer import (
     FormatError,
@@ -31,17 +31,12 @@ from shmbuffer.extras import MissingExtra
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.saves import parquet_file
 from tests.crash.harness import ended, fork
+from tests.kit.items import Transition
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 ITEMS = 30
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    action: torch.Tensor
 
 
 def rows(first: int, count: int) -> TensorDict:
@@ -133,7 +128,7 @@ def test_a_column_is_what_other_programs_read(tmp_path: Path) -> None:
     [
         torch.arange(ITEMS).view(ITEMS, 1).expand(-1, 2).clone(),
         (torch.arange(ITEMS), {"a": [torch.zeros(ITEMS, 2)]}),
-        Step(torch.rand(ITEMS, 3), torch.arange(ITEMS), batch_size=[ITEMS]),
+        Transition(torch.rand(ITEMS, 3), torch.arange(ITEMS), batch_size=[ITEMS]),
     ],
     ids=["tensor", "tree", "tensorclass"],
 )

@@ -25,10 +25,10 @@ from shmbuffer import (
 )
 from shmbuffer.items import labels
 from shmbuffer.tensors.form import structure
+from tests.kit.items import Point
 
 pytestmark = pytest.mark.product(few=4)
 
-Point = namedtuple("Point", ["x", "y"])
 Pair = namedtuple("Pair", ["keys", "values"])  # as the methods of a dict
 
 

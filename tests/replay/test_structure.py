@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict, TensorDictBase, lazy_stack, tensorclass
+from tensordict import NonTensorData, TensorDict, TensorDictBase, lazy_stack
 
 from shmbuffer import (
     LazyMemmapStorage,
@@ -26,17 +25,10 @@ from shmbuffer import (
     TensorStorage,
 )
 from shmbuffer.tensors.form import structure
+from tests.kit.items import Point, Transition
 from tests.kit.items import Step as TextStep
 
 pytestmark = pytest.mark.product(few=4)
-
-Point = namedtuple("Point", ["x", "y"])
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    reward: torch.Tensor
 
 
 def rb_of(make: Any, size: int = 8) -> ReplayBuffer:
@@ -90,17 +82,17 @@ def test_a_nested_tensordict_keeps_its_own_batch_size(make: Any) -> None:
 
 def test_a_tensorclass_comes_back_as_its_class_and_takes_no_index(make: Any) -> None:
     rb = rb_of(make)
-    rb.extend(Step(obs=torch.randn(6, 3), reward=torch.arange(6.0), batch_size=[6]))
+    rb.extend(Transition(obs=torch.randn(6, 3), reward=torch.arange(6.0), batch_size=[6]))
     sample = rb.sample()
-    assert type(sample) is Step
+    assert type(sample) is Transition
     assert sample.batch_size == torch.Size([4])
 
 
 def test_a_tensorclass_that_is_not_known_here_comes_back_as_a_tensordict(make: Any) -> None:
     storage = make(8)
-    storage.set(range(2), Step(obs=torch.zeros(2, 3), reward=torch.zeros(2), batch_size=[2]))
+    storage.set(range(2), Transition(obs=torch.zeros(2, 3), reward=torch.zeros(2), batch_size=[2]))
     node = storage.mover().leaves.node
-    spec = {**node.to_json(), "class": "no.such.module:Step"}
+    spec = {**node.to_json(), "class": "no.such.module:Transition"}
     built = structure.from_json(spec).build(
         iter([torch.zeros(2, 3), torch.zeros(2)]), (2,), torch.device("cpu")
     )

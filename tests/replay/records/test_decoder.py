@@ -28,12 +28,10 @@ from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.tensors.form.batches import collate
 from shmbuffer.tensors.records.decoder import Decoder
 from shmbuffer.tensors.records.encoder import Encoder
-from tests.kit.items import Step
-from tests.replay.records.likeness import alike, as_read, joined, picked
+from tests.kit.items import Point, Step, alike
+from tests.replay.records.batches import as_read, joined, picked
 
 pytestmark = pytest.mark.product(few=4)
-
-Point = namedtuple("Point", ["x", "y"])
 
 
 def large(seed: int, *shape: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -32,15 +32,13 @@ from shmbuffer.tensors.form.batches import unbound
 from shmbuffer.tensors.records.decoder import Decoder
 from shmbuffer.tensors.records.encoder import Encoder
 from tests.frames import sequences, transitions
-from tests.kit.items import Step
-from tests.replay.records.likeness import alike, as_read, raw
+from tests.kit.items import Point, Step, alike, raw
+from tests.replay.records.batches import as_read
 
 pytestmark = [
     pytest.mark.product(few=4),
     pytest.mark.filterwarnings("ignore:nothing is compressed"),
 ]
-
-Point = namedtuple("Point", ["x", "y"])
 
 
 class Color(enum.IntEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,9 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.record_format import encode_form
 from shmbuffer.tensors.form.tensors import torch_dtype
 from shmbuffer.tensors.records.forms import NAMES
-from tests.kit.items import Step
+from tests.kit.items import Point, Step
 
 pytestmark = pytest.mark.product(few=4)
-
-Point = namedtuple("Point", ["x", "y"])
 
 
 class Color(enum.IntEnum):
@@ -89,7 +87,7 @@ def test_a_tensordict_is_its_batch_size_its_keys_and_a_chunk_for_each_tensor() -
         ((), ["tuple", []], [], [], []),
         (
             Point(True, 1),
-            ["namedtuple", f"{__name__}:Point", [["chunk", 0], ["chunk", 1]]],
+            ["namedtuple", "tests.kit.items:Point", [["chunk", 0], ["chunk", 1]]],
             [],
             [1],
             [b"\1", b"\1"],

@@ -29,8 +29,8 @@ from shmbuffer.memory.record_format import Chunk
 from shmbuffer.tensors.records.decoder import Decoder, RawBatch
 from shmbuffer.tensors.records.encoder import Encoder
 from tests.frames import sequences
-from tests.kit.items import Step
-from tests.replay.records.likeness import alike, as_read, joined
+from tests.kit.items import Step, alike
+from tests.replay.records.batches import as_read, joined
 
 pytestmark = pytest.mark.product(few=4)
 

@@ -15,7 +15,8 @@ from shmbuffer.memory.record_format import Codec
 from shmbuffer.tensors.records.decoder import Decoder
 from shmbuffer.tensors.records.encoder import Encoder
 from tests.frames import transitions
-from tests.replay.records.likeness import alike, as_read
+from tests.kit.items import alike
+from tests.replay.records.batches import as_read
 
 KEYS = ("obs", "reward", "next", "noise")
 
