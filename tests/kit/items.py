@@ -54,14 +54,14 @@ def numbered(first: int, count: int) -> TensorDict:
 def items(start: int, stop: int) -> TensorDict:
     """Returns the items ``start`` to ``stop - 1``: every leaf says the number in its own way."""
     number = torch.arange(start, stop)
-    nested = {"c": number[:, None].repeat(1, 3).float() / 4, "d": number % 2 == 0}
+    nested = {"c": number[:, None].repeat(1, 3).float(), "d": number % 2 == 0}
     return TensorDict({"a": number, "b": nested}, [len(number)])
 
 
 def numbers(data: Any) -> list[int]:
     """Returns the numbers of these `items`, once all leaves agree on them."""
     number = data["a"]
-    assert torch.equal(data["b", "c"], number[..., None].expand(*number.shape, 3).float() / 4)
+    assert torch.equal(data["b", "c"], number[..., None].expand(*number.shape, 3).float())
     assert torch.equal(data["b", "d"], number % 2 == 0)
     found: list[int] = number.tolist()
     return found

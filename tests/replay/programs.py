@@ -6,21 +6,16 @@ import sys
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
 import shmbuffer
 from shmbuffer import ReplayBuffer
-
-
-def step(value: int, n: int = 1) -> TensorDict:
-    numbers = torch.arange(value, value + n)
-    return TensorDict({"a": numbers, "b": {"c": numbers[:, None].repeat(1, 3)}}, [n])
+from tests.kit.items import items
 
 
 def write(buffer: ReplayBuffer, value: int, connection: Any) -> None:
     """Extend once and say where."""
     torch.set_num_threads(1)
-    index = buffer.extend(step(value, 2))
+    index = buffer.extend(items(value, value + 2))
     connection.send((index.tolist(), len(buffer)))
     buffer.close()
 
@@ -29,7 +24,7 @@ def write_first(buffer: ReplayBuffer, barrier: Any, value: int) -> None:
     """Race for the first write."""
     torch.set_num_threads(1)
     barrier.wait(60)
-    buffer.extend(step(value, 2))
+    buffer.extend(items(value, value + 2))
     buffer.close()
 
 

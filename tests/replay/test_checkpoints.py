@@ -690,7 +690,7 @@ WRITER = """
         print("writing", flush=True)
         while True:
             n = np.arange(number, number + 5)
-            c, d = np.repeat(n[:, None] / 4, 3, 1).astype(np.float32), (n % 2 == 0)
+            c, d = np.repeat(n[:, None], 3, 1).astype(np.float32), (n % 2 == 0)
             engine.ring().write([x.ctypes.data for x in (n, c, d)], 5, (n + 1).astype(np.float64))
             number += 5
 """
@@ -1029,7 +1029,7 @@ def test_data_changed_by_save_hooks_are_saved_and_restored_by_load_hooks(
             assert out.batch_size == torch.Size([8])
         n = data["half"] // 10
         full = torch.cat([n, n])
-        c = full[:, None].repeat(1, 3).float() / 4
+        c = full[:, None].repeat(1, 3).float()
         return TensorDict({"a": full, "b": {"c": c, "d": full % 2 == 0}}, [8])
 
     rb = ReplayBuffer(storage=make(8))

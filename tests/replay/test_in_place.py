@@ -22,17 +22,13 @@ from shmbuffer import (
     TensorStorage,
     attach,
 )
+from tests.kit.items import items
 from tests.kit.rings import engine_of
-
-
-def steps(n: int, first: int = 0) -> TensorDict:
-    a = torch.arange(first, first + n)
-    return TensorDict({"a": a, "b": {"c": a[:, None] * torch.ones(3)}}, [n])
 
 
 def buffer(storage: Any, **options: Any) -> TensorDictReplayBuffer:
     rb = TensorDictReplayBuffer(storage=storage, batch_size=4, **options)
-    rb.extend(steps(6))
+    rb.extend(items(0, 6))
     return rb
 
 
@@ -94,7 +90,7 @@ def test_lanes_are_changed_by_themselves(make: Any) -> None:
 
 def test_priorities_and_counts_stay(make: Any) -> None:
     rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=make(8), batch_size=64)
-    rb.extend(steps(6))
+    rb.extend(items(0, 6))
     rb.update_priority(torch.arange(6), torch.tensor([0.0, 0, 0, 5.0, 0, 0]))
     rb.set_("a", torch.arange(6) + 100)
     assert set(rb.sample()["a"].tolist()) == {103}
@@ -104,7 +100,7 @@ def test_priorities_and_counts_stay(make: Any) -> None:
 def test_while_others_have_the_buffer_one_entry_can_be_changed(tmp_path: Path) -> None:
     rb = buffer(LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer", shared_init=True))
     with attach(tmp_path / "buffer") as other:
-        other.extend(steps(2, 6))
+        other.extend(items(6, 8))
         rb.set_at_("a", torch.tensor([70, 80]), slice(6, 8))
         rb["b", "c"] = torch.zeros(8, 3)
         assert other[:]["a"].tolist() == [0, 1, 2, 3, 4, 5, 70, 80]
@@ -115,11 +111,11 @@ def test_while_others_have_the_buffer_one_entry_can_be_changed(tmp_path: Path) -
 
 def test_only_items_of_the_sample_are_changed(make: Any) -> None:
     rb = buffer(make(8), writer=TensorDictRoundRobinWriter(track_generations=True))
-    rb.extend(steps(2, 6))
+    rb.extend(items(6, 8))
     sample = rb.sample(4)
     index = torch.arange(8)
     generation = torch.arange(8)
-    rb.extend(steps(3, 8))  # over 0, 1, 2
+    rb.extend(items(8, 11))  # over 0, 1, 2
     result = rb.update_if_present(
         index=index,
         generation=generation,
@@ -237,11 +233,11 @@ def test_a_buffer_without_generations_refuses_a_conditional_update(tmp_path: Pat
     for made, tracks in (
         (LazyTensorStorage(6), False),
         (LazyMemmapStorage(6), False),
-        (TensorStorage(steps(6)), False),
+        (TensorStorage(items(0, 6)), False),
         (LazyMemmapStorage(6, scratch_dir=tmp_path / "rows", shared_init=True), True),
     ):
         with TensorDictReplayBuffer(storage=made, batch_size=4) as rb:
-            index = rb.extend(steps(6))
+            index = rb.extend(items(0, 6))
             generation = rb.writer.generations_of(index)
             assert (rb.sample().get("index_generation", None) is not None) is tracks
             update: dict[str, Any] = {"index": index, "patch": {"a": index + 10}}
@@ -260,7 +256,7 @@ def test_a_buffer_without_generations_refuses_a_conditional_update(tmp_path: Pat
             tickets = rb.storage.tickets(index)  # who has these can change the items
             assert rb.update_if_present(generation=tickets, **update).updated.all()
     with TensorDictReplayBuffer(storage=LazyTensorStorage(6), shared=True, batch_size=4) as rb:
-        rb.extend(steps(6))
+        rb.extend(items(0, 6))
         batch = rb.sample()
         found = rb.update_if_present(
             index=batch["index"], generation=batch["index_generation"], patch={"a": batch["a"]}
@@ -269,7 +265,7 @@ def test_a_buffer_without_generations_refuses_a_conditional_update(tmp_path: Pat
 
 
 def test_the_callers_own_tensors_are_changed() -> None:
-    data = steps(5)
+    data = items(0, 5)
     rb = ReplayBuffer(storage=TensorStorage(data), batch_size=2)
     rb.set_at_("a", torch.tensor([9, 9]), slice(0, 2))
     assert data["a"].tolist() == [9, 9, 2, 3, 4]
@@ -277,7 +273,7 @@ def test_the_callers_own_tensors_are_changed() -> None:
 
 def test_objects_are_changed_one_by_one() -> None:
     rb = TensorDictReplayBuffer(storage=ListStorage(5), batch_size=2)
-    rb.extend(steps(4))
+    rb.extend(items(0, 4))
     before = rb[1]
     rb.set_at_("a", torch.tensor([10, 30]), [1, 3])
     rb.set_at_(("b", "c"), torch.zeros(3), 0)
@@ -293,7 +289,7 @@ def test_items_that_are_changed_one_by_one_need_a_value_each(tmp_path: Path, cou
     values = torch.full((count,), 9)
     for shared in ({}, {"max_bytes": 10_000, "scratch_dir": tmp_path, "shared_init": True}):
         rb = TensorDictReplayBuffer(storage=LazyStackStorage(4, **shared), batch_size=4)
-        rb.extend(steps(4))
+        rb.extend(items(0, 4))
         with pytest.raises(ValueError, match=f"'a' has {count} values for 4 items"):
             rb["a"] = values
         if shared:

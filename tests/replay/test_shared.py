@@ -33,9 +33,9 @@ from shmbuffer import (
 from shmbuffer.buffers.reopened import from_engine
 from shmbuffer.memory import Engine
 from shmbuffer.storages import indexing, mover
+from tests.kit.items import items
 from tests.kit.rings import ring_of
 from tests.replay import programs
-from tests.replay.programs import step
 
 
 def learner(storage: Any, **options: Any) -> TensorDictPrioritizedReplayBuffer:
@@ -50,27 +50,26 @@ def test_one_handle_reads_the_writes_of_another(directory: Any) -> None:
     one, other = learner(directory()), learner(directory())
     assert one.shared
     assert not other.storage.initialized
-    one.extend(step(0, 3))
+    one.extend(items(0, 3))
     assert other.storage.initialized
     assert other[:]["a"].tolist() == [0, 1, 2]
-    assert other.extend(step(3)).tolist() == [3]
+    assert other.extend(items(3, 4)).tolist() == [3]
     assert one.write_count == other.write_count == 4
     assert set(one.sample()["a"].tolist()) == {0, 1, 2, 3}
 
 
 def test_the_second_to_write_first_must_bring_the_same_leaves(directory: Any) -> None:
     one, other = learner(directory()), learner(directory())
-    one.extend(step(0))
+    one.extend(items(0, 1))
     with pytest.raises(SchemaMismatchError, match=r"'b\.c'"):
         other.extend(TensorDict({"a": torch.arange(2)}, [2]))
-    assert other.extend(
-        {"b": {"c": torch.zeros(1, 3, dtype=torch.int64)}, "a": torch.zeros(1, dtype=torch.int64)}
-    ).tolist() == [1]
+    nested = {"d": np.ones(1, bool), "c": np.zeros((1, 3), np.float32)}
+    assert other.extend({"b": nested, "a": np.zeros(1, np.int64)}).tolist() == [1]
 
 
 def test_a_storage_says_the_tickets_of_items_and_of_places_without_one(directory: Any) -> None:
     rb, wide = learner(directory(4)), LazyTensorStorage(8, ndim=2)
-    rb.extend(step(0, 6))
+    rb.extend(items(0, 6))
     sample = rb.sample()
     assert torch.equal(rb.storage.tickets(sample["index"]), sample["index_generation"])
     rb.empty()
@@ -81,7 +80,7 @@ def test_a_storage_says_the_tickets_of_items_and_of_places_without_one(directory
 
 def test_reads_of_a_shared_buffer_are_copies_of_what_is_committed(directory: Any) -> None:
     rb = TensorDictReplayBuffer(storage=directory(6))
-    rb.extend(step(0, 4))
+    rb.extend(items(0, 4))
     storage = rb.storage
     ring_of(storage).claims.claim(1)  # somebody begins to write the fifth
     assert rb[:]["a"].tolist() == [0, 1, 2, 3]
@@ -94,7 +93,7 @@ def test_reads_of_a_shared_buffer_are_copies_of_what_is_committed(directory: Any
 
 def test_shared_treats_anonymous_memory_as_if_others_used_it() -> None:
     rb = learner(LazyTensorStorage(4), shared=True)
-    rb.extend(step(0, 4))
+    rb.extend(items(0, 4))
     assert "index_generation" in rb.sample().keys()  # noqa: SIM118 - it iterates over rows
     rb[0]["a"].fill_(7)
     assert rb[0]["a"] == 0
@@ -135,7 +134,7 @@ def test_the_directory_remembers_class_and_arguments(
 ) -> None:
     first = make_buffer(directory())
     if written:
-        first.extend(step(0, 3))
+        first.extend(items(0, 3))
     again = from_engine(Engine.open(tmp_path / "buffer", None))
     with again:
         assert type(again) is type(first)
@@ -146,7 +145,7 @@ def test_the_directory_remembers_class_and_arguments(
         assert again.writer.track_generations == first.writer.track_generations  # type: ignore[attr-defined]
         for name in ("alpha", "beta", "eps", "reduction"):
             assert getattr(again.sampler, name, 0) == getattr(first.sampler, name, 0)
-        assert again.extend(step(5, 2)).tolist() == ([3, 4] if written else [0, 1])
+        assert again.extend(items(5, 7)).tolist() == ([3, 4] if written else [0, 1])
 
 
 def test_a_directory_says_what_its_buffer_is_before_the_first_item_is_in_it(
@@ -155,7 +154,7 @@ def test_a_directory_says_what_its_buffer_is_before_the_first_item_is_in_it(
     """Nobody finds one in between: it is recorded when the directory is made."""
     monkeypatch.delattr(Engine, "update_settings")
     first = learner(LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer"), priority_key="error")
-    first.extend(step(0, 3))
+    first.extend(items(0, 3))
     with Engine.open(tmp_path / "buffer", None) as engine:
         again = from_engine(engine)
         assert type(again) is TensorDictPrioritizedReplayBuffer
@@ -165,7 +164,7 @@ def test_a_directory_says_what_its_buffer_is_before_the_first_item_is_in_it(
 def test_arguments_may_be_given_in_place_of_what_is_remembered(
     directory: Any, tmp_path: Path
 ) -> None:
-    learner(directory()).extend(step(0, 3))
+    learner(directory()).extend(items(0, 3))
     with from_engine(
         Engine.open(tmp_path / "buffer", None), batch_size=3, beta=0.1, transform=lambda td: td
     ) as rb:
@@ -176,7 +175,7 @@ def test_arguments_may_be_given_in_place_of_what_is_remembered(
 
 def test_a_directory_without_a_remembered_class_gives_tensordicts(tmp_path: Path) -> None:
     storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", shared_init=True)
-    storage.set(range(2), step(0, 2))
+    storage.set(range(2), items(0, 2))
     with from_engine(Engine.open(tmp_path / "buffer", None)) as rb:
         assert type(rb) is TensorDictReplayBuffer
         assert len(rb) == 2
@@ -185,7 +184,7 @@ def test_a_directory_without_a_remembered_class_gives_tensordicts(tmp_path: Path
 
 def test_a_buffer_pickles_with_its_parts(directory: Any) -> None:
     rb = learner(directory(), transform=str_of_keys, generator=torch.Generator().manual_seed(4))
-    rb.extend(step(0, 3))
+    rb.extend(items(0, 3))
     other = pickle.loads(pickle.dumps(rb))
     assert other.transform[0] is str_of_keys
     assert torch.equal(other.sample()["index"], rb.sample()["index"])
@@ -223,7 +222,7 @@ def answer(context: Any, target: Any, *args: Any) -> Any:
 @pytest.mark.parametrize("kind", ["memory", "directory"])
 def test_a_buffer_can_be_passed_to_a_process(context: Any, directory: Any, kind: str) -> None:
     rb = learner(LazyTensorStorage(10) if kind == "memory" else directory())
-    rb.extend(step(0, 2))
+    rb.extend(items(0, 2))
     assert answer(context, programs.write, rb, 10) == ([2, 3], 4)
     assert rb[:]["a"].tolist() == [0, 1, 10, 11]
 
@@ -238,7 +237,7 @@ def test_an_emptied_buffer_takes_its_form_from_the_next_write_of_any_process(mak
     context = multiprocessing.get_context("forkserver")
     rb = learner(make(10))
     for _ in range(2):
-        rb.extend(step(0, 3).set("_reset", torch.zeros(3, 1, dtype=torch.bool)))
+        rb.extend(items(0, 3).set("_reset", torch.zeros(3, 1, dtype=torch.bool)))
         assert len(rb.sample()) == 50
         rb.empty()
     assert answer(context, programs.write, rb, 10) == ([0, 1], 2)
@@ -251,7 +250,7 @@ def test_an_emptied_buffer_takes_its_form_from_the_next_write_of_any_process(mak
 
 def test_an_emptied_buffer_keeps_its_form_while_another_process_has_it_open(directory: Any) -> None:
     one, other = learner(directory()), learner(directory())
-    one.extend(step(0, 3))
+    one.extend(items(0, 3))
     one.empty()
     with pytest.raises(SchemaMismatchError, match=r"'b\.c'"):
         one.extend(TensorDict({"a": torch.arange(2)}, [2]))
@@ -262,7 +261,7 @@ def test_an_emptied_buffer_keeps_its_form_while_another_process_has_it_open(dire
 
 def test_priorities_alpha_and_limits_outlive_another_form() -> None:
     rb = learner(LazyTensorStorage(6), rate_limiter=RateLimiter(min_size=2))
-    rb.extend(step(0, 6))
+    rb.extend(items(0, 6))
     rb.sampler.alpha = 0.3
     rb.empty()
     rb.extend(torch.zeros(4, 2))
@@ -293,7 +292,7 @@ def test_the_first_process_to_write_defines_the_buffer_for_all(directory: Any) -
 def test_two_learners_see_one_tree(directory: Any) -> None:
     context = multiprocessing.get_context("fork")
     rb = learner(directory())
-    rb.extend(step(0, 3))
+    rb.extend(items(0, 3))
     assert answer(context, programs.set_priorities, rb) == (50, 0)
     assert set(rb.sample()["a"].tolist()) == {2}
 
@@ -412,7 +411,7 @@ def test_a_storage_of_a_directory_is_shared_before_it_is_opened(tmp_path: Path) 
 
 def _extend_in_child(rb: ReplayBuffer) -> int:
     try:
-        rb.extend(step(0, 2))
+        rb.extend(items(0, 2))
     except RuntimeError as error:
         return 3 if "child of a fork" in str(error) and "shared_init" in str(error) else 4
     return 5
@@ -424,5 +423,5 @@ def test_an_unwritten_buffer_is_not_shared_by_a_fork() -> None:
     if pid == 0:
         os._exit(_extend_in_child(rb))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-    rb.extend(step(0, 2))
+    rb.extend(items(0, 2))
     assert len(rb) == 2
