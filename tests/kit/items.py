@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
+    NonTensorStack,
     TensorDict,
     TensorDictBase,
     is_tensorclass,
+    lazy_stack,
     tensorclass,
 )
 
@@ -111,3 +114,77 @@ def raw(tensor: torch.Tensor) -> bytes:
     """Returns the bytes of a tensor, in C order."""
     plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def large(seed: int, *shape: int) -> torch.Tensor:
+    """Returns numbers that zstd makes smaller."""
+    return torch.arange(torch.Size(shape).numel()).reshape(shape) // (7 + seed)
+
+
+#: An item of each kind that a record can hold, made from a number.
+ITEMS: dict[str, Callable[[int], Any]] = {
+    "tensor": lambda n: large(n, 3, 40).float(),
+    "number": lambda n: torch.tensor(n),
+    "empty": lambda n: torch.zeros(0, 3),
+    "bfloat16": lambda n: large(n, 50).bfloat16(),
+    "bool": lambda n: large(n, 100) % 2 == 0,
+    "conjugate": lambda n: large(n, 3, 40).to(torch.complex64).conj(),
+    "complex128": lambda n: TensorDict(
+        {"a": torch.tensor(n, dtype=torch.int8), "z": large(n, 9).to(torch.complex128)}
+    ),
+    "transposed": lambda n: large(n, 20, 30).t(),
+    "array": lambda n: {
+        "a": np.arange(30, dtype="i2") + n,
+        "b": np.float32(n),
+        "c": np.ones((2, 0)),
+    },
+    "odd array": lambda n: [
+        np.array(["a", "bcd" * n]),
+        np.array("2001-02-03", "M8[s]"),
+        np.array(["2001-02-03", "NaT"], "M8[D]"),
+        np.arange(100, dtype=">i4") + n,
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.str_("x" * n),
+    ],
+    "values": lambda n: {
+        "text": "\u00e9\ud800" * 50 * n,
+        1: -((10**n) ** 5),
+        "float": n / 7,
+        (True, "x"): n > 1,
+        "none": None,
+        "bytes": b"\0" * 50 * n,
+    },
+    "nested": lambda n: [
+        (large(n, 5), {"a": Point(n, [torch.tensor(n), b""])}),
+        OrderedDict(z=True, a=()),
+    ],
+    "flat": lambda n: TensorDict({"obs": large(n, 20, 20), "reward": torch.tensor(float(n))}),
+    "ragged": lambda n: TensorDict({"tokens": torch.arange(n * 40), "logp": torch.zeros(n * 40)}),
+    "of batches": lambda n: TensorDict(
+        {"obs": large(n, 3, 30), "next": TensorDict({"obs": large(n, 3, 2)}, [3])},
+        [3],
+        names=["time"],
+        device="cpu",
+    ),
+    "with text": lambda n: TensorDict(
+        {"text": "so long" * 30 * n, "data": NonTensorData([n, "x", None, {"a": 1}])}
+    ),
+    "text a step": lambda n: TensorDict(
+        {"text": NonTensorStack("a", "b" * n), "all": NonTensorData("all", batch_size=[2])}, [2]
+    ),
+    "array as data": lambda n: TensorDict(
+        {"array": NonTensorData(np.arange(n)), "tensor": NonTensorData(torch.arange(n))}
+    ),
+    "lazy": lambda n: TensorDict(
+        {"stack": lazy_stack([TensorDict(a=torch.ones(k + n)) for k in range(2)])}
+    ),
+    "lazy stack": lambda n: lazy_stack(
+        [TensorDict({"a": torch.arange(n + k), "b": torch.zeros(2)}, []) for k in range(3)]
+    ),
+    "tensorclass": lambda n: Step(obs=large(n, 3, 4), text="x" * n, batch_size=[3]),
+    "tensorclass inside": lambda n: TensorDict(
+        {"step": Step(obs=large(n, 30), text="x", batch_size=[])}
+    ),
+    "nothing": lambda n: TensorDict(),
+    "no entries": lambda n: {"a": {}, "b": [], "c": ()},
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,6 @@ from tensordict import (
     lazy_stack,
 )
 
-from shmbuffer import CompressedListStorage
 from shmbuffer.items.records.columns import Columns
 from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
@@ -32,8 +30,9 @@ from shmbuffer.tensors.form.batches import unbound
 from shmbuffer.tensors.records.decoder import Decoder
 from shmbuffer.tensors.records.encoder import Encoder
 from tests.frames import sequences, transitions
-from tests.kit.items import Point, Step, alike, raw
+from tests.kit.items import ITEMS, Point, Step, alike, raw
 from tests.replay.records.batches import as_read
+from tests.replay.records.ways import WAYS, backwards, decoder, zstd
 
 pytestmark = [
     pytest.mark.product(few=4),
@@ -45,17 +44,12 @@ class Color(enum.IntEnum):
     RED = 1
 
 
-def backwards(tensor: torch.Tensor) -> torch.Tensor:
-    """A user's compression: the bytes in reverse, and two more."""
-    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
-    return torch.cat([plain.reshape(-1).view(torch.uint8).flip(0), torch.zeros(2).byte()])
-
-
 ENCODERS: dict[str, Callable[[], Encoder]] = {
-    "raw": Encoder,
-    "zstd": lambda: Encoder(zstd=Zstd()),
-    "zstd of all": lambda: Encoder(zstd=Zstd(), keys=["a", "obs", "next", "text", "tokens"]),
+    "raw": WAYS["raw"],
+    "zstd": WAYS["zstd"],
+    "zstd of all": lambda: Encoder(zstd=zstd, keys=["a", "obs", "next", "text", "tokens"]),
 }
+EVERY_WAY = {**ENCODERS, "own": WAYS["own"]}
 
 
 @pytest.fixture(params=ENCODERS)
@@ -64,7 +58,7 @@ def encoder(request: pytest.FixtureRequest) -> Encoder:
 
 
 def read(batch: RecordBatch) -> list[Any]:
-    return Decoder(Zstd().expand).items(as_read(batch))
+    return decoder().items(as_read(batch))
 
 
 def codecs(batch: RecordBatch) -> dict[Any, list[str]]:
@@ -75,52 +69,14 @@ def codecs(batch: RecordBatch) -> dict[Any, list[str]]:
     }
 
 
-def large(seed: int) -> torch.Tensor:
-    """Numbers that zstd makes smaller."""
-    return torch.arange(300).reshape(3, 100) // (7 + seed)
-
-
-ITEMS: dict[str, Callable[[int], Any]] = {
-    "tensor": lambda n: large(n).float(),
-    "number": lambda n: torch.tensor(n),
-    "empty": lambda n: torch.zeros(0, 3),
-    "bfloat16": lambda n: large(n).bfloat16(),
-    "complex": lambda n: large(n).to(torch.complex64).conj(),
-    "array": lambda n: np.arange(100, dtype=">i4") + n,
-    "times": lambda n: np.array(["2001-02-03", "NaT"], "M8[D]"),
-    "numpy's number": lambda n: np.float32(n),
-    "numpy's text": lambda n: np.str_("x" * n),
-    "plain": lambda n: {"text": "\u00e9\ud800" * 50 * n, 1: -(10**n), (True, "x"): n / 7},
-    "bytes": lambda n: b"ab\0" * 50 * n,
-    "nested": lambda n: [(large(n), {"a": Point(n, [b""])}), OrderedDict(z=True, a=())],
-    "flat": lambda n: TensorDict({"obs": large(n), "reward": torch.tensor(float(n))}),
-    "of batches": lambda n: TensorDict(
-        {"obs": large(n), "next": TensorDict({"obs": large(n + 1)}, [3])},
-        [3],
-        names=["time"],
-        device="cpu",
-    ),
-    "with objects": lambda n: TensorDict(
-        {
-            "text": "so long" * 30,
-            "list": NonTensorData([n, "x", None]),
-            "many": NonTensorStack(*[NonTensorData(str(k) * n) for k in range(3)]),
-        },
-    ),
-    "lazy": lambda n: lazy_stack(
-        [TensorDict({"a": torch.arange(n + k), "b": torch.zeros(2)}, []) for k in range(3)]
-    ),
-    "tensorclass": lambda n: Step(obs=large(n), text="x" * n, batch_size=[3]),
-    "ragged": lambda n: TensorDict({"tokens": torch.arange(n * 40), "logp": torch.zeros(n * 40)}),
-}
-
-
 # -- there and back ----------------------------------------------------------------------------
 
 
 @pytest.mark.product(few=16)
+@pytest.mark.parametrize("way", EVERY_WAY)
 @pytest.mark.parametrize("name", ITEMS)
-def test_a_list_of_items_comes_back_exactly(name: str, encoder: Encoder) -> None:
+def test_a_list_of_items_comes_back_exactly(name: str, way: str) -> None:
+    encoder = EVERY_WAY[way]()
     items = [ITEMS[name](n) for n in range(1, 9)]
     for _ in range(2):  # the second time all is decided
         found = read(encoder.encode(items))
@@ -141,17 +97,6 @@ def test_items_of_many_kinds_come_back_in_their_order(encoder: Encoder) -> None:
     batch = encoder.encode(items)
     assert all(map(alike, read(batch), items))
     assert (np.diff(batch.starts) > 0).all()
-
-
-@pytest.mark.product
-@pytest.mark.parametrize("name", ITEMS)
-def test_the_same_comes_back_as_from_a_compressed_storage_of_one_process(
-    name: str, encoder: Encoder
-) -> None:
-    storage = CompressedListStorage(1)
-    storage.set(0, item := ITEMS[name](2))
-    (found,) = read(encoder.encode([item]))
-    assert alike(found, storage.get(0))
 
 
 def test_nothing_gives_no_records(encoder: Encoder) -> None:
@@ -323,7 +268,7 @@ def test_nested_data_come_back_exactly(data: st.DataObject) -> None:
 
 
 @pytest.mark.product(few=10)
-@pytest.mark.parametrize("kind", [*ENCODERS, "own"])
+@pytest.mark.parametrize("kind", EVERY_WAY)
 @pytest.mark.parametrize("name", [*BATCHES, *ITEMS])
 def test_a_single_item_gives_the_record_of_a_list_of_one(name: str, kind: str) -> None:
     if name in ITEMS:
@@ -331,7 +276,7 @@ def test_a_single_item_gives_the_record_of_a_list_of_one(name: str, kind: str) -
     else:
         data = BATCHES[name](3)
         items = list(data) if isinstance(data, np.ndarray) else list(data.unbind(0))
-    make = ENCODERS.get(kind, lambda: Encoder(own=backwards))
+    make = EVERY_WAY[kind]
     alone, listed = make(), make()
     for item in items * 25:  # beyond all that is decided by the first items
         one, other = alone.encode(item, single=True), listed.encode([item])
