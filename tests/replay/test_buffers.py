@@ -855,19 +855,6 @@ def test_a_sample_that_is_put_back_into_a_list_leaves_its_own_keys_behind() -> N
     assert all(set(rb[i].keys()) == {"a"} for i in range(3))
 
 
-def test_places_are_asked_for_items(make: Any) -> None:
-    storage = make(5)
-    assert not storage.contains(0)
-    storage.set(range(3), torch.arange(3))
-    assert storage.contains(2)
-    assert storage.contains(-1)
-    assert not storage.contains(3)
-    assert storage.contains(torch.tensor([[0, 4], [-3, 7]])).tolist() == [
-        [True, False],
-        [True, False],
-    ]
-
-
 @pytest.mark.parametrize("lanes", [False, True])
 @pytest.mark.parametrize("form", [dict, TensorDict.copy], ids=["dict", "tensordict"])
 def test_one_item_for_extend_and_a_batch_for_add_name_the_other_call(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
-from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,9 @@ import pytest
 import torch
 import zstandard
 from tensordict import (
-    LazyStackedTensorDict,
     NonTensorData,
     NonTensorStack,
     TensorDict,
-    lazy_stack,
 )
 
 from shmbuffer import (
@@ -28,7 +24,6 @@ from shmbuffer import (
     ReplayBuffer,
     SchemaMismatchError,
 )
-from tests.kit.items import Point, Step
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
@@ -41,124 +36,6 @@ def there_and_back(item: Any, **options: Any) -> Any:
 
 
 # -- exactly ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.product
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.bool,
-        torch.uint8,
-        torch.int16,
-        torch.int64,
-        torch.uint16,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.complex128,
-        torch.float8_e4m3fn,
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (0,), (2, 0, 3)], ids=str)
-def test_a_tensor_of_any_dtype_and_shape_comes_back_bit_for_bit(
-    dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
-    tensor = torch.randint(0, 2, shape).to(dtype)
-    found = there_and_back(tensor)
-    assert (found.dtype, found.shape, found.device) == (dtype, tensor.shape, tensor.device)
-    assert bytes_of(found) == bytes_of(tensor)
-
-
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(12.0).reshape(3, 4).t(),
-        torch.arange(12.0)[::3],
-        torch.arange(3.0).expand(4, 3),
-        torch.tensor([1 + 2j]).conj(),
-        torch.tensor([1 + 2j]).conj().imag,
-        torch.arange(3.0, requires_grad=True),
-    ],
-    ids=["transposed", "strided", "expanded", "conjugate", "negative", "with grad"],
-)
-def test_a_tensor_that_does_not_lie_right_comes_back_as_it_reads(tensor: torch.Tensor) -> None:
-    found = there_and_back(tensor)
-    assert torch.equal(found, tensor.detach())
-    assert not found.requires_grad
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(6, dtype=np.float32).reshape(2, 3),
-        np.array(3.5),
-        np.zeros((0, 2), np.int8),
-        np.arange(4, dtype=np.uint16),
-        np.arange(4, dtype=">i4"),
-        np.array([["a", "bcd"]]),
-        np.array(["2020-01-01"], dtype="M8[D]"),
-        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-        np.array([True, False]),
-    ],
-    ids=lambda array: str(array.dtype),
-)
-def test_an_array_comes_back_as_an_array(array: np.ndarray[Any, Any]) -> None:
-    found = there_and_back(array)
-    assert type(found) is np.ndarray
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    assert (found == array).all()
-    found[...] = found  # writable
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        "text",
-        1,
-        2.5,
-        True,
-        None,
-        3 + 4j,
-        b"",
-        b"bytes" * 100,
-        [1, "a"],
-        (),
-        np.float32(1.5),
-        {1, 2},
-    ],
-    ids=repr,
-)
-def test_other_values_than_tensors_come_back_as_they_were(item: Any) -> None:
-    found = there_and_back(item)
-    assert type(found) is type(item)
-    assert found == item
-
-
-def test_a_pytree_comes_back_with_its_keys_and_containers() -> None:
-    key = frozenset([1])
-    item = {
-        "a": (torch.zeros(2), [np.ones(3), "text"]),
-        1: Point(torch.ones(1), None),
-        (1, ("b", 2.5)): OrderedDict(z=torch.arange(2), y=1),
-        None: {key: torch.tensor(7)},
-    }
-    found = there_and_back(item)
-    assert list(found) == list(item)
-    assert found["a"][0].tolist() == [0, 0]
-    assert type(found["a"][1][0]) is np.ndarray
-    assert found["a"][1][1] == "text"
-    assert type(found[1]) is Point
-    assert found[1].x.tolist() == [1]
-    assert type(found[1, ("b", 2.5)]) is OrderedDict
-    assert list(found[1, ("b", 2.5)]) == ["z", "y"]
-    assert found[None][key] == 7
 
 
 def test_every_leaf_of_a_nested_tensordict_is_compressed_and_comes_back() -> None:
@@ -183,34 +60,6 @@ def test_every_leaf_of_a_nested_tensordict_is_compressed_and_comes_back() -> Non
     assert found["text"] == ["w", "x", "y", "z"]
     assert found["same"] == "all"
     assert storage.bytes() < 300
-
-
-def test_the_device_of_a_tensordict_comes_back() -> None:
-    assert there_and_back(TensorDict(a=torch.zeros(1), device="cpu")).device == torch.device("cpu")
-    assert there_and_back(TensorDict(a=torch.zeros(1))).device is None
-
-
-def test_tensorclasses_and_lazy_stacks_come_back() -> None:
-    found = there_and_back(Step(obs=torch.arange(3), text="t", batch_size=[3]))
-    assert type(found) is Step
-    assert found.batch_size == torch.Size([3])
-    assert found.obs.tolist() == [0, 1, 2]
-    assert found.text == "t"
-    stack = lazy_stack([TensorDict(a=torch.zeros(i), s=str(i)) for i in (2, 3)])
-    again = there_and_back(stack)
-    assert isinstance(again, LazyStackedTensorDict)
-    assert [one["a"].shape[0] for one in again.unbind(0)] == [2, 3]
-    assert again["s"] == ["2", "3"]
-
-
-def test_a_read_item_is_a_copy() -> None:
-    data = torch.zeros(2, 3)
-    storage = CompressedListStorage(3)
-    storage.set(range(2), data)
-    data.fill_(7)
-    found = storage.get(0)
-    found.fill_(5)
-    assert storage.get(0).tolist() == [0, 0, 0]
 
 
 # -- the codec -------------------------------------------------------------------------------------
@@ -451,79 +300,6 @@ def test_the_example_of_the_document_runs() -> None:
         sample, info = rb.sample(3, return_info=True)
     assert sample["obs"].shape == torch.Size([3, 3, 84, 84])
     assert torch.equal(sample["obs"], images[info["index"]])
-
-
-def test_several_items_are_a_list_for_the_storage_and_a_lazy_stack_for_the_buffer() -> None:
-    rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=3)
-    rb.extend([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.ones(3))])
-    assert type(rb.storage.get([0, 1])) is list
-    batch = rb[:]
-    assert isinstance(batch, LazyStackedTensorDict)
-    assert [one["a"].tolist() for one in batch.unbind(0)] == [[0.0] * 2, [1.0] * 3]
-
-
-def test_items_of_one_shape_are_a_dense_batch_for_the_buffer() -> None:
-    rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=3)
-    rb.extend(TensorDict(a=torch.arange(1000).reshape(5, 200), batch_size=[5]))
-    rb.add(TensorDict(a=torch.arange(200)))
-    for batch in (rb[:], rb.sample()):
-        assert type(batch) is TensorDict
-        assert batch["a"].is_contiguous()
-    assert rb[:]["a"].flatten().tolist() == [*range(1000), *range(200)]
-
-
-def test_tensors_and_pytrees_are_stacked_as_by_a_list() -> None:
-    rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=3)
-    rb.extend(torch.arange(4).reshape(2, 2))
-    assert rb[:].tolist() == [[0, 1], [2, 3]]
-    rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=3)
-    rb.extend([{"a": np.zeros(2), "s": "x"}, {"a": np.ones(2), "s": "y"}])
-    assert rb[:]["a"].tolist() == [[0, 0], [1, 1]]
-    assert rb[:]["s"] == ["x", "y"]
-
-
-def test_a_compressed_list_without_a_limit_grows() -> None:
-    rb = ReplayBuffer(storage=CompressedListStorage(None), batch_size=20)
-    rb.extend(torch.arange(3000))
-    data, info = rb.sample(return_info=True)
-    assert torch.equal(data, info["index"])
-
-
-def test_bytes_are_those_of_the_stored_items() -> None:
-    storage = CompressedListStorage(2)
-    assert storage.bytes() == 0
-    storage.set(0, torch.zeros(1000))
-    one = storage.bytes()
-    assert 0 < one < 100
-    storage.set(1, torch.zeros(1000))
-    assert storage.bytes() == 2 * one
-    storage.set(1, "text")
-    assert storage.bytes() < one + 50
-    storage._empty()
-    assert storage.bytes() == 0
-
-
-def test_threads_sample_while_another_one_writes() -> None:
-    rb = ReplayBuffer(storage=CompressedListStorage(50), batch_size=10)
-    rb.extend([{"a": torch.full((500,), 0), "n": 0}])
-    stop, wrong = threading.Event(), []
-
-    def read() -> None:
-        while not stop.is_set():
-            batch = rb.sample()
-            if not torch.equal(batch["a"], batch["n"][:, None].expand(10, 500)):
-                wrong.append(batch)
-
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for i in range(1, 300):
-        rb.extend([{"a": torch.full((500,), i), "n": i}])
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert wrong == []
-    assert rb.write_count == 300
 
 
 @pytest.mark.parametrize("way", ["add", "items", "batch"])

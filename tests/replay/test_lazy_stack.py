@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.kit.items import Step
 from tests.kit.rings import ring_of
 
 
@@ -120,83 +118,10 @@ def test_entries_that_are_not_in_every_item_are_exclusive() -> None:
     assert batch.tensordicts[1]["b"].tolist() == [1]
 
 
-def test_items_are_unbound_from_a_tensordict_or_a_lazy_stack() -> None:
-    rb = ReplayBuffer(storage=LazyStackStorage(10), batch_size=4)
-    rb.extend(TensorDict({"a": torch.arange(4).reshape(2, 2)}, [2]))
-    rb.extend(lazy_stack([TensorDict(a=torch.zeros(3)), TensorDict(a=torch.zeros(4))]))
-    assert [one["a"].shape[0] for one in rb[:].unbind(0)] == [2, 2, 3, 4]
-    assert rb[1]["a"].tolist() == [2, 3]
-
-
-def test_tensorclasses_are_stacked_as_their_class() -> None:
-    rb = rb_of(Step(obs=torch.zeros(2), text="x"), Step(obs=torch.ones(3), text="y"))
-    batch = rb[:]
-    assert type(batch) is Step
-    assert batch.batch_size == torch.Size([2])
-    assert [one.obs.tolist() for one in batch.unbind(0)] == [[0.0] * 2, [1.0] * 3]
-    assert list(batch.text) == ["x", "y"]
-
-
 def test_tensors_of_one_shape_are_stacked() -> None:
     rb = rb_of(torch.zeros(2, 3), torch.ones(2, 3), stack_dim=1)
     assert rb[:].shape == (2, 2, 3)
     assert rb[:][:, 1].tolist() == [[1.0] * 3] * 2
-
-
-CHATS = [{"text": "a", "tokens": [1]}, {"text": "b", "tokens": [1, 2]}]
-FLAT = [{"text": "a", "reward": torch.zeros(2)}, {"text": "b", "reward": torch.ones(2)}]
-
-
-@pytest.fixture(params=["in one process", "records"])
-def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    if request.param == "in one process":
-        return {}
-    return {"scratch_dir": tmp_path / "buffer", "shared_init": True, "max_bytes": 2**16}
-
-
-def test_items_that_are_no_tensordicts_reach_a_collate_fn_as_a_list(
-    options: dict[str, Any],
-) -> None:
-    storage = LazyStackStorage(10, **options)
-    rb = ReplayBuffer(storage=storage, batch_size=4, collate_fn=list)
-    rb.extend(CHATS)
-    assert rb[:] == CHATS
-    assert storage.get([1, 0]) == CHATS[::-1]
-    batch, info = rb.sample(return_info=True)
-    assert batch == [CHATS[at] for at in info["index"].tolist()]
-    rb.extend([(1, "x"), "text", 5, torch.zeros(1), torch.zeros(2), item(3)])
-    assert rb[2:5] == [(1, "x"), "text", 5]
-    assert [one.shape[0] for one in rb[5:7]] == [1, 2]
-    assert [type(one) for one in rb[4:8]] == [int, torch.Tensor, torch.Tensor, TensorDict]
-    rb.close()
-
-
-def test_items_that_are_no_tensordicts_are_collated_as_by_a_list_storage(
-    options: dict[str, Any],
-) -> None:
-    rb = ReplayBuffer(storage=LazyStackStorage(10, **options), batch_size=4)
-    rb.extend(FLAT)
-    batch = rb[:]
-    assert batch["text"] == ["a", "b"]
-    assert batch["reward"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
-    drawn, info = rb.sample(return_info=True)
-    assert drawn["text"] == ["ab"[at] for at in info["index"].tolist()]
-    rb.empty()
-    rb.extend(CHATS)
-    with pytest.raises(RuntimeError, match=r"entry 'tokens'.*collate_fn \(list keeps the items"):
-        rb[:]
-    rb.close()
-
-
-def test_tensordicts_that_do_not_stack_are_kept_apart_by_a_collate_fn(
-    options: dict[str, Any],
-) -> None:
-    rb = ReplayBuffer(storage=LazyStackStorage(10, **options), collate_fn=list)
-    rb.extend([item(2), item(2, 3)])
-    assert [one.batch_size for one in rb[:]] == [torch.Size([]), torch.Size([3])]
-    rb.close()
-    with pytest.raises(RuntimeError, match=r"one batch size.*collate_fn \(list keeps"):
-        rb_of(item(2), item(2, 3))[:]
 
 
 def test_a_storage_without_items_has_nothing_to_stack() -> None:
@@ -204,23 +129,6 @@ def test_a_storage_without_items_has_nothing_to_stack() -> None:
         LazyStackStorage(3).get(slice(None))
     with pytest.raises(EmptyBufferError):
         ReplayBuffer(storage=LazyStackStorage(3), batch_size=1).sample()
-
-
-def test_an_entry_set_in_a_sample_is_not_set_in_the_items() -> None:
-    rb = rb_of(item(2), item(3))
-    sample = rb.sample()
-    sample.set("more", torch.arange(6))
-    assert sample["more"].tolist() == [0, 1, 2, 3, 4, 5]  # also of items that were drawn twice
-    assert set(rb[0].keys()) == set(rb[1].keys()) == {"a", "text"}
-
-
-def test_a_stack_without_a_limit_grows() -> None:
-    rb = ReplayBuffer(storage=LazyStackStorage(), batch_size=50)
-    assert rb.storage.max_size == torch.iinfo(torch.int64).max
-    rb.extend([TensorDict(a=torch.full((i % 3,), i)) for i in range(3000)])
-    sample, info = rb.sample(return_info=True)
-    for one, index in zip(sample.unbind(0), info["index"].tolist(), strict=True):
-        assert one["a"].tolist() == [index] * (index % 3)
 
 
 @pytest.mark.parametrize("stack_dim", [0, 1, -1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 import warnings
 from collections import OrderedDict
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
+from tensordict import TensorDict, lazy_stack
 from torch.nn.utils.rnn import pack_sequence
 
 from shmbuffer import (
@@ -24,7 +23,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.kit.items import Point, Step
+from tests.kit.items import Point
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
@@ -40,62 +39,15 @@ def filled(*items: Any, max_size: int | None = 10) -> ListStorage:
 
 
 @pytest.mark.parametrize(
-    ("index", "found"),
-    [
-        (0, "a"),
-        (-1, "c"),
-        (np.int64(1), "b"),
-        (torch.tensor(1), "b"),
-        ((2,), "c"),
-        (slice(None), ["a", "b", "c"]),
-        (slice(1, 9), ["b", "c"]),
-        (slice(None, None, -1), ["c", "b", "a"]),
-        (..., ["a", "b", "c"]),
-        ([2, 0, 2], ["c", "a", "c"]),
-        (range(2), ["a", "b"]),
-        (np.array([1, -1]), ["b", "c"]),
-        (torch.tensor([1, 0]), ["b", "a"]),
-        ((torch.tensor([1, 0]),), ["b", "a"]),
-        (torch.tensor([True, False, True]), ["a", "c"]),
-        ([True, False, True], ["a", "c"]),
-        ([], []),
-    ],
-    ids=str,
-)
-def test_items_are_read_by_any_index_of_one_dimension(index: Any, found: Any) -> None:
-    assert filled("a", "b", "c").get(index) == found
-
-
-@pytest.mark.parametrize("index", [3, -4, [0, 3], torch.tensor([7])], ids=str)
-def test_a_place_without_an_item_cannot_be_read(index: Any) -> None:
-    with pytest.raises(IndexError, match=r"there is no item at|out of range"):
-        filled("a", "b", "c").get(index)
-
-
-@pytest.mark.parametrize("index", [(0, 1), torch.tensor([[0, 1], [1, 2]])], ids=str)
-def test_a_list_has_one_dimension(index: Any) -> None:
-    with pytest.raises(RuntimeError, match="a ListStorage has one dimension"):
-        filled("a", "b", "c").get(index)
-    with pytest.raises(IndexError, match="not an index"):
-        filled("a").get([0.5])
-
-
-@pytest.mark.parametrize(
     ("cursor", "found"),
     [
-        ([0, 1], ["x", "y", "c"]),
-        (range(1, 3), ["a", "x", "y"]),
-        (slice(0, 2), ["x", "y", "c"]),
-        (slice(None, None, 2), ["x", "b", "y"]),
         (slice(2, 4), ["a", "b", "x", "y"]),
-        (torch.tensor([True, False, True]), ["x", "b", "y"]),
         (np.array([-1, 0]), ["y", "b", "x"]),
         ([3, 4], ["a", "b", "c", "x", "y"]),
-        ([1, 1], ["a", "y", "c"]),
     ],
     ids=str,
 )
-def test_items_are_put_at_any_index_of_one_dimension(cursor: Any, found: list[str]) -> None:
+def test_items_are_put_behind_the_last_one_too(cursor: Any, found: list[str]) -> None:
     storage = filled("a", "b", "c")
     storage.set(cursor, ["x", "y"])
     assert storage.get(slice(None)) == found
@@ -117,8 +69,6 @@ def test_an_item_is_put_at_an_int_whatever_it_is() -> None:
         ([3, 5], ["x", "y"], RuntimeError, "at 5 would leave a gap: there are 4 items"),
         ([4, 3], ["x", "y"], RuntimeError, "at 4 would leave a gap"),
         (10, "x", RuntimeError, "no place 10 in a list of max_size 10"),
-        (-4, "x", IndexError, "-4 is out of range for 3 items"),
-        (range(3), ["x", "y"], ValueError, "2 items cannot be written to 3 places"),
         ([0.5], ["x"], IndexError, "names no places"),
         (range(2), {"a": 1, "b": 2}, TypeError, "entry 'a' of the batch: .* got int"),
         (range(2), "xy", TypeError, "got str"),
@@ -135,106 +85,6 @@ def test_a_write_that_does_not_fit_changes_nothing(
     assert ring_of(storage).write_count == 3
 
 
-def test_places_are_looked_for_with_contains() -> None:
-    storage = filled("a", "b", "c")
-    assert 0 in storage
-    assert -3 in storage
-    assert 3 not in storage
-    assert -4 not in storage
-    assert storage.contains(torch.tensor([[0, 9], [2, -1]])).tolist() == [
-        [True, False],
-        [True, True],
-    ]
-    with pytest.raises(TypeError, match="contains places"):
-        storage.contains("a")
-
-
-# -- what a batch is -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("batch", "items"),
-    [
-        (["a", {"b": 1}, None], ["a", {"b": 1}, None]),
-        ((letter for letter in "abc"), ["a", "b", "c"]),
-        (range(3), [0, 1, 2]),
-        ({"x": 1, "y": 2}.keys(), ["x", "y"]),
-        ([(1, 2), (3, 4)], [(1, 2), (3, 4)]),
-    ],
-    ids=["list", "generator", "range", "keys", "tuples"],
-)
-def test_any_iterable_of_items_extends_the_list(batch: Any, items: list[Any]) -> None:
-    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=list)
-    assert rb.extend(batch).tolist() == list(range(len(items)))
-    assert rb[:] == items
-
-
-def test_tensors_and_tensordicts_are_taken_apart_along_their_first_dimension() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=list)
-    rb.extend(torch.arange(4).reshape(2, 2))
-    rb.extend(np.arange(4).reshape(2, 2))
-    rb.extend(TensorDict({"a": torch.arange(2)}, [2]))
-    rb.extend(Step(obs=torch.arange(2), text="t", batch_size=[2]))
-    rb.extend(lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))]))
-    assert rb[1].tolist() == [2, 3]
-    assert type(rb[3]) is np.ndarray
-    assert rb[3].tolist() == [2, 3]
-    assert rb[5]["a"].item() == 1
-    assert type(rb[7]) is Step
-    assert (rb[7].obs.item(), rb[7].text) == (1, "t")
-    assert rb[9]["a"].shape == (3,)
-
-
-def test_a_list_of_one_batch_is_one_item() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10), batch_size=3)
-    assert rb.extend([TensorDict({"a": torch.arange(2)}, [2])]).tolist() == [0]
-    assert len(rb) == 1
-    assert rb.sample().batch_size == torch.Size([3, 2])
-
-
-@pytest.mark.parametrize(
-    ("batch", "error"),
-    [
-        ({"a": torch.zeros(3), "b": 5}, TypeError),
-        ((torch.zeros(3), torch.ones(3)), TypeError),
-        (Point(torch.zeros(3), torch.ones(3)), TypeError),
-        ("text", TypeError),
-        (b"bytes", TypeError),
-        (5, TypeError),
-        (torch.tensor(1.0), RuntimeError),
-        (TensorDict(a=torch.zeros(3)), RuntimeError),
-    ],
-    ids=["dict", "tuple", "namedtuple", "str", "bytes", "int", "scalar", "no batch"],
-)
-def test_data_without_items_do_not_extend_the_list(batch: Any, error: type[Exception]) -> None:
-    rb = ReplayBuffer(storage=ListStorage(10))
-    with pytest.raises(error, match=r"list\(data\)|one item: use add"):
-        rb.extend(batch)
-    assert len(rb) == rb.write_count == 0
-
-
-def test_a_dict_of_batches_is_taken_apart_into_dicts() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10), batch_size=20)
-    batch = {"a": torch.arange(3), "b": {"c": np.ones((3, 2))}, "text": ["x", "y", "z"]}
-    assert rb.extend(batch).tolist() == [0, 1, 2]
-    assert rb[1]["a"] == 1
-    assert rb[1]["b"]["c"].shape == (2,)
-    assert rb[1]["text"] == "y"
-    assert sorted(set(rb.sample()["text"])) == ["x", "y", "z"]
-    with pytest.raises(ValueError, match=r"these differ: \{'a': 3, 'b': 2\}; a list of dicts"):
-        rb.extend({"a": torch.arange(3), "b": torch.arange(2)})
-    assert len(rb) == 3
-
-
-def test_an_empty_batch_writes_nothing() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10))
-    for nothing in ([], torch.zeros(0, 3), iter(())):
-        index = rb.extend(nothing)
-        assert index.dtype is torch.int64
-        assert index.tolist() == []
-    assert rb.write_count == 0
-
-
 # -- what a sample is ------------------------------------------------------------------------------
 
 
@@ -242,74 +92,6 @@ def everything(*items: Any) -> Any:
     rb = ReplayBuffer(storage=ListStorage(10))
     rb.extend(list(items))
     return rb[:]
-
-
-def test_tensors_arrays_and_numbers_are_stacked() -> None:
-    assert everything(torch.tensor([1, 2]), torch.tensor([3, 4])).tolist() == [[1, 2], [3, 4]]
-    stacked = everything(np.zeros(2, np.float32), np.ones(2, np.float32))
-    assert stacked.dtype is torch.float32
-    assert stacked.tolist() == [[0, 0], [1, 1]]
-    assert everything(1, 2, 3).tolist() == [1, 2, 3]
-    assert everything(np.float64(1.5), np.float64(2)).tolist() == [1.5, 2]
-
-
-def test_pytrees_are_stacked_leaf_by_leaf() -> None:
-    found = everything(
-        *({"a": (torch.tensor(i), [torch.tensor([i, i])]), 3: Point(i, str(i))} for i in range(2))
-    )
-    assert found["a"][0].tolist() == [0, 1]
-    assert found["a"][1][0].tolist() == [[0, 0], [1, 1]]
-    assert type(found[3]) is Point
-    assert found[3].x.tolist() == [0, 1]
-    assert found[3].y == ["0", "1"]
-
-
-def test_text_and_other_objects_stay_a_list() -> None:
-    assert everything("a", "b") == ["a", "b"]
-    assert everything({"t": "a"}, {"t": "b"}) == {"t": ["a", "b"]}
-    assert everything("a", {"b": 1}, None) == ["a", {"b": 1}, None]
-
-
-def test_tensordicts_are_stacked_densely_where_that_is_possible() -> None:
-    dense = everything(TensorDict(a=torch.zeros(2), s="x"), TensorDict(a=torch.ones(2), s="y"))
-    assert type(dense) is TensorDict
-    assert dense["a"].tolist() == [[0, 0], [1, 1]]
-    assert isinstance(dense.get("s"), NonTensorStack)
-    assert dense["s"] == ["x", "y"]
-    ragged = everything(TensorDict(a=torch.zeros(2)), TensorDict(a=torch.ones(3)))
-    assert isinstance(ragged, LazyStackedTensorDict)
-    assert ragged.batch_size == torch.Size([2])
-    assert [one["a"].shape[0] for one in ragged.unbind(0)] == [2, 3]
-
-
-def test_tensorclasses_come_back_as_their_class() -> None:
-    found = everything(Step(obs=torch.zeros(2), text="x"), Step(obs=torch.ones(2), text="y"))
-    assert type(found) is Step
-    assert found.batch_size == torch.Size([2])
-    assert found.obs.tolist() == [[0, 0], [1, 1]]
-    assert list(found.text) == ["x", "y"]
-
-
-@pytest.mark.parametrize(
-    ("items", "words"),
-    [
-        ((torch.zeros(2), torch.zeros(3)), r"tensor of shape \[3\] at position 1"),
-        (({"a": 1}, {"b": 1}), r"dict with the keys \['b'\] at position 1"),
-        (((1, 2), (1, 2, 3)), "tuple of 3 at position 1"),
-        (({"a": (torch.zeros(1),)}, {"a": (torch.zeros(2),)}), "part 0 of entry 'a' of the item"),
-    ],
-    ids=["shapes", "keys", "lengths", "nested"],
-)
-def test_items_that_cannot_be_one_batch_say_where_they_differ(items: Any, words: str) -> None:
-    with pytest.raises(RuntimeError, match=words) as caught:
-        everything(*items)
-    assert "collate_fn" in str(caught.value)
-
-
-def test_tensordicts_of_different_batch_sizes_say_so() -> None:
-    items = [TensorDict({"a": torch.zeros(size)}, size) for size in ([], [1])]
-    with pytest.raises(RuntimeError, match=r"one batch size, .*\[\].*\[1\].*collate_fn"):
-        everything(*items)
 
 
 def test_entries_that_are_tensors_in_some_items_are_stacked_lazily() -> None:
@@ -349,14 +131,6 @@ def test_a_batch_that_is_collated_without_dimensions_has_its_indices() -> None:
     assert torch.equal(sample["a"], sample["index"])
 
 
-def test_an_entry_set_in_a_sample_is_not_set_in_the_items() -> None:
-    rb = TensorDictReplayBuffer(storage=ListStorage(10), batch_size=8)
-    rb.extend([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
-    sample = rb.sample()
-    sample.set("more", torch.ones(8))
-    assert set(rb[0].keys()) == set(rb[1].keys()) == {"a"}
-
-
 def test_a_transform_of_what_is_read_does_not_reach_the_items() -> None:
     rb = ReplayBuffer(
         storage=ListStorage(10), batch_size=4, transform=lambda td: td.set("a", td["a"] + 1)
@@ -393,35 +167,6 @@ def test_what_moves_by_itself_is_sent_to_the_device_as_it_does() -> None:
 
 
 # -- without a limit -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("before", [0, 1, 2, 3, 5])
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_a_batch_goes_round_and_of_one_larger_than_the_list_the_last_items_stay(
-    before: int, count: int
-) -> None:
-    rb = ReplayBuffer(storage=ListStorage(3))
-    rb.extend(list(range(before)))
-    index = rb.extend(list(range(before, before + count)))
-    assert index.tolist() == [at % 3 for at in range(before, before + count)]
-    newest = range(max(0, before + count - 3), before + count)
-    assert list(rb.storage) == sorted(newest, key=lambda item: item % 3)
-    assert rb.write_count == before + count
-
-
-def test_a_list_without_a_limit_shows_the_largest_int64_and_never_goes_round() -> None:
-    storage = ListStorage()
-    rb = ReplayBuffer(storage=storage, batch_size=50)
-    assert storage.max_size == torch.iinfo(torch.int64).max
-    for start in range(0, 5000, 500):
-        index = rb.extend(torch.arange(start, start + 500))
-        assert index.tolist() == list(range(start, start + 500))
-    assert rb.add(torch.tensor(5000)) == 5000
-    assert len(rb) == rb.write_count == 5001
-    assert rb[:].tolist() == list(range(5001))
-    data, info = rb.sample(return_info=True)
-    assert torch.equal(data, info["index"])
-    assert rb.stats()["size"] == 5001
 
 
 @pytest.mark.parametrize("count", [1023, 1024, 1025, 2047, 2048])
@@ -535,27 +280,6 @@ def test_a_pass_without_replacement_reaches_what_came_by_growth() -> None:
     assert max(seen) > 2000
 
 
-def test_a_reader_sees_whole_items_while_the_list_grows() -> None:
-    rb = ReplayBuffer(storage=ListStorage(), collate_fn=list, batch_size=20)
-    rb.extend([(0, "0")])
-    stop, wrong = threading.Event(), []
-
-    def read() -> None:
-        while not stop.is_set():
-            wrong.extend(item for item in rb.sample() if str(item[0]) != item[1])
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for start in range(1, 6001, 100):
-        rb.extend([(i, str(i)) for i in range(start, start + 100)])
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert wrong == []
-    assert len(rb) == 6001
-
-
 def test_threads_that_write_at_once_lose_nothing() -> None:
     rb = ReplayBuffer(storage=ListStorage(), collate_fn=list)
 
@@ -653,11 +377,6 @@ def test_a_full_ring_that_is_loaded_where_there_is_more_room_goes_on_behind_its_
 def test_a_list_says_what_it_is() -> None:
     assert repr(filled("a", max_size=5)) == "ListStorage(max_size=5, len=1)"
     assert repr(ListStorage()) == "ListStorage(max_size=None, len=0)"
-
-
-def test_a_list_refuses_to_go_to_another_process_and_names_what_does() -> None:
-    with pytest.raises(RuntimeError, match=r"ListStorage holds objects.*LazyMemmapStorage"):
-        pickle.dumps(filled("a"))
 
 
 def test_a_list_in_the_child_of_a_fork_says_whose_it_is() -> None:

@@ -7,14 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
 from shmbuffer import (
     BufferExistsError,
-    EmptyBufferError,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -31,77 +29,6 @@ pytestmark = pytest.mark.product(few=4)
 def items(n: int, start: int = 0) -> TensorDict:
     values = torch.arange(start, start + n)
     return TensorDict({"a": values.float(), "b": {"c": values[:, None].repeat(1, 3)}}, [n])
-
-
-def test_a_storage_is_empty_until_somebody_writes(make: Any) -> None:
-    storage = make(10)
-    assert len(storage) == 0
-    assert not storage.initialized
-    assert storage.max_size == 10
-    with pytest.raises(IndexError, match="there is no item at 0"):
-        storage.get(0)
-    with pytest.raises(EmptyBufferError):
-        storage.get([0, 1])
-
-
-def test_items_are_where_they_were_put(make: Any) -> None:
-    storage = make(10)
-    storage.set([7, 2], items(2))
-    assert len(storage) == 2
-    assert storage.get(7)["a"] == 0
-    assert storage.get(2)["b", "c"].tolist() == [1, 1, 1]
-    assert 7 in storage
-    assert 3 not in storage
-
-
-def test_an_item_is_put_at_an_int(make: Any) -> None:
-    storage = make(10)
-    storage.set(4, items(1)[0])
-    assert storage.get(4)["b", "c"].tolist() == [0, 0, 0]
-    assert len(storage) == 1
-
-
-@pytest.mark.parametrize(
-    "cursor",
-    [range(3), slice(0, 3), [0, 1, 2], np.arange(3), torch.arange(3), torch.tensor([True] * 3)],
-    ids=["range", "slice", "list", "array", "tensor", "mask"],
-)
-def test_a_batch_is_put_at_any_kind_of_index(make: Any, cursor: Any) -> None:
-    storage = make(10)
-    storage.set(cursor, items(3))
-    assert storage.get(slice(None))["a"].tolist() == [0, 1, 2]
-
-
-def test_an_index_that_is_named_twice_keeps_the_last(make: Any) -> None:
-    storage = make(10)
-    storage.set([3, 1, 3], items(3))
-    assert storage.get(3)["a"] == 2
-    assert storage.get(1)["a"] == 1
-    assert len(storage) == 2
-
-
-def test_a_place_beyond_the_capacity_is_an_index_error(make: Any) -> None:
-    storage = make(10)
-    with pytest.raises(IndexError):
-        storage.set(10, items(1)[0])
-    with pytest.raises(ValueError, match="2 items cannot be written to 3 places"):
-        storage.set(range(3), items(2))
-
-
-def test_a_place_without_an_item_is_an_index_error(make: Any) -> None:
-    storage = make(10)
-    storage.set([0, 1, 5], items(3))
-    for index in (2, 9, 10, -7, [0, 2], torch.tensor([5, 6]), np.array([11])):
-        with pytest.raises(IndexError):
-            storage.get(index)
-
-
-def test_a_slice_gives_the_items_in_storage_order(make: Any) -> None:
-    storage = make(10)
-    storage.set([5, 0, 1], items(3))
-    assert storage.get(slice(None))["a"].tolist() == [1, 2, 0]
-    assert storage.get(slice(1, 8))["a"].tolist() == [2, 0]
-    assert storage.get(slice(2, 5))["a"].tolist() == []
 
 
 def test_an_index_of_any_shape_gives_items_in_that_shape(make: Any) -> None:
@@ -124,15 +51,6 @@ def test_an_unshared_item_may_be_changed_through_a_view(make_private: Any) -> No
     storage.get(1)["a"].fill_(100)
     storage.get(slice(2, 4))["a"].fill_(200)
     assert storage.get(slice(None))["a"].tolist() == [0, 100, 200, 200]
-
-
-def test_reads_of_a_shared_storage_are_copies(directory: Any) -> None:
-    storage = directory(10)
-    storage.set(range(4), items(4))
-    storage.get(1)["a"].fill_(100)
-    storage.get(slice(2, 4))["a"].fill_(200)
-    assert storage.get(slice(None))["a"].tolist() == [0, 1, 2, 3]
-    assert not isinstance(storage.get(0)["a"], MemoryMappedTensor)
 
 
 def test_views_of_a_memmap_storage_are_memory_mapped_tensors() -> None:
@@ -173,14 +91,6 @@ def test_the_capacity_counts_elements_and_is_rounded_up_to_whole_slots(make: Any
     assert len(storage) == 6
     assert storage.get(0).shape == (3,)
     assert storage.flatten().shape == (6,)
-
-
-def test_reading_in_chunks_gives_everything_once(make: Any) -> None:
-    storage = make(10)
-    storage.set([0, 1, 2, 5, 6, 9], items(6))
-    chunks = list(storage.iter_in_order(4))
-    assert torch.cat([chunk["a"] for chunk in chunks]).tolist() == [0, 1, 2, 3, 4, 5]
-    assert all(len(chunk) <= 4 for chunk in chunks)
 
 
 def test_a_state_dict_brings_everything_back(make: Any) -> None:

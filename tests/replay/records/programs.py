@@ -20,12 +20,3 @@ def work_on(rb: Any, connection: Any) -> None:
     connection.send([int(one["id"]) for one in rb[:].unbind(0)])
     assert all(is_item(one, None, None) for one in rb.sample().unbind(0) if int(one["id"]) != 70)
     rb.close()
-
-
-def write_for_ever(rb: Any, first: int, connection: Any) -> None:
-    """Write batches of items that say who they are until killed."""
-    torch.set_num_threads(1)
-    for start in range(first, first + 10**6, 7):
-        rb.extend(items(start, start + 7))
-        if start == first + 70:
-            connection.send("going")

@@ -25,7 +25,7 @@ from shmbuffer import (
     attach,
 )
 from tests.replay.records.items import KINDS, is_item, item, items, shared
-from tests.replay.records.programs import work_on, write_for_ever
+from tests.replay.records.programs import work_on
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -172,40 +172,6 @@ def test_a_buffer_is_handed_to_a_process_and_both_go_on(
         process.join(50)
     assert process.exitcode == 0
     rb.close()
-
-
-@pytest.mark.slow
-@every_kind
-def test_committed_records_survive_the_kill_of_all_processes(
-    kind: type[Any], tmp_path: Path
-) -> None:
-    rb = TensorDictReplayBuffer(
-        storage=shared(kind, tmp_path / "buffer", max_size=300, max_bytes=2**17), batch_size=32
-    )
-    rb.extend(items(0, 7))
-    context: Any = multiprocessing.get_context("forkserver")
-    here, there = context.Pipe()
-    writers = [
-        context.Process(target=write_for_ever, args=(rb, first, there)) for first in (10**3, 10**6)
-    ]
-    for writer in writers:
-        writer.start()
-    assert [here.recv(), here.recv()] == ["going"] * 2
-    for _ in range(5):
-        assert all(map(is_item, rb.sample().unbind(0)))
-    rb.close()
-    for writer in writers:
-        writer.kill()
-        writer.join(50)
-    again: Any = attach(tmp_path / "buffer")
-    assert again.storage.open_engine.report is not None  # it was recovered
-    found = again[:]
-    assert all(map(is_item, found.unbind(0)))
-    assert len(found) == len(again) > 0
-    assert again.storage.open_engine.check().ok
-    again.extend(items(5, 9))
-    assert all(map(is_item, again.sample().unbind(0)))
-    again.close()
 
 
 @pytest.mark.product(few=1)

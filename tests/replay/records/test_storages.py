@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from shmbuffer import (
     CompressedListStorage,
@@ -68,85 +67,6 @@ def test_items_of_any_shape_come_back_one_by_one_and_together(kind: type[Any], m
 
 
 @every_kind
-@pytest.mark.parametrize(
-    "batch",
-    [
-        TensorDict({"a": torch.arange(12).reshape(3, 4), "t": torch.zeros(3, 2, 5)}, [3]),
-        torch.arange(12.0).reshape(3, 4),
-        np.arange(12).reshape(3, 4),
-        [{"a": np.arange(2), "b": (1, "x", None)}, {"a": np.arange(3), "b": (2, "y", None)}],
-        lazy_stack([TensorDict(a=torch.zeros(n), s=str(n)) for n in (2, 3)]),
-        (TensorDict(a=torch.full((n,), n)) for n in (1, 2)),
-    ],
-    ids=["tensordict", "tensor", "array", "dicts", "lazy stack", "generator"],
-)
-def test_any_data_that_extend_a_list_extend_a_ring_of_records(
-    kind: type[Any], batch: Any, make: Make
-) -> None:
-    expected = list(batch) if not isinstance(batch, (TensorDict, LazyStackedTensorDict)) else None
-    expected = list(batch.unbind(0)) if expected is None else expected
-    rb = ReplayBuffer(storage=make(kind), collate_fn=lambda found: found)
-    assert len(rb.extend(expected if hasattr(batch, "send") else batch)) == len(expected)
-    for at, one in enumerate(expected):
-        found = rb[at]
-        assert type(found) is type(one)
-        assert str(found) == str(one)
-
-
-def test_records_of_one_form_are_one_dense_batch_of_a_compressed_storage(make: Make) -> None:
-    rb = ReplayBuffer(storage=make(CompressedListStorage), batch_size=32)
-    data = TensorDict({"obs": torch.randint(0, 9, (20, 3, 8, 8)), "n": torch.arange(20)}, [20])
-    rb.extend(data)
-    batch = rb.sample()
-    assert type(batch) is TensorDict
-    assert batch["obs"].is_contiguous()
-    assert torch.equal(batch["obs"], data["obs"][batch["n"]])
-    assert type(rb.storage.get([0, 1])) is list
-    rb.extend(items(0, 2))
-    assert isinstance(rb[:], LazyStackedTensorDict)  # they differ in form
-
-
-@every_kind
-def test_a_read_item_is_a_copy(kind: type[Any], make: Make) -> None:
-    rb = ReplayBuffer(storage=make(kind), batch_size=4)
-    data = torch.zeros(2, 3)
-    rb.extend(TensorDict({"a": data}, [2]))
-    data.fill_(7)
-    rb[0]["a"].fill_(5)
-    rb[:]["a"].fill_(5)
-    assert rb[0]["a"].tolist() == rb[1]["a"].tolist() == [0, 0, 0]
-
-
-@every_kind
-def test_a_collate_fn_is_given_what_get_gives(kind: type[Any], make: Make) -> None:
-    seen: list[bool] = []
-    expected = LazyStackedTensorDict if kind is LazyStackStorage else list
-    rb = ReplayBuffer(
-        storage=make(kind),
-        batch_size=4,
-        collate_fn=lambda found: seen.append(isinstance(found, expected)) or list(found),
-        prefetch=2,
-    )
-    rb.extend(items(0, 8))
-    assert all(map(is_item, rb.sample()))
-    assert all(map(is_item, rb[:]))
-    assert all(seen)
-    assert len(seen) > 1
-
-
-@every_kind
-def test_transforms_see_what_is_read_and_what_is_written(kind: type[Any], make: Make) -> None:
-    rb = ReplayBuffer(
-        storage=make(kind), batch_size=4, transform=lambda td: td.set("twice", td["n"] * 2)
-    )
-    rb.extend(TensorDict({"n": torch.arange(6)}, [6]))
-    sample = rb.sample()
-    assert torch.equal(sample["twice"], 2 * sample["n"])
-    assert rb[2]["twice"] == 4
-    assert "twice" not in rb.storage.get(2).keys()  # noqa: SIM118
-
-
-@every_kind
 def test_where_nothing_was_written_there_is_nothing(kind: type[Any], make: Make) -> None:
     for storage in (make(kind), kind(9, scratch_dir="never made", max_bytes=2**16)):
         rb = ReplayBuffer(storage=storage, batch_size=4)
@@ -162,35 +82,7 @@ def test_where_nothing_was_written_there_is_nothing(kind: type[Any], make: Make)
     assert not Path("never made").exists()
 
 
-@every_kind
-def test_empty_forgets_and_the_next_item_goes_to_the_front(kind: type[Any], make: Make) -> None:
-    rb = ReplayBuffer(storage=make(kind), batch_size=4)
-    rb.extend(items(0, 5))
-    rb.empty()
-    assert (len(rb), rb.write_count) == (0, 0)
-    assert rb.extend(items(7, 9)).tolist() == [0, 1]
-    assert is_item(rb[1], 8)
-
-
 # -- two capacities --------------------------------------------------------------------------------
-
-
-@every_kind
-def test_the_oldest_go_when_there_are_as_many_items_as_may_be(kind: type[Any], make: Make) -> None:
-    rb = ReplayBuffer(storage=make(kind, max_size=8), batch_size=32)
-    for number in range(0, 20, 2):
-        rb.extend(items(number, number + 2))
-    assert (len(rb), rb.write_count, rb.writer._cursor) == (8, 20, 4)
-    assert [int(one["id"]) for one in rb[:].unbind(0)] == [16, 17, 18, 19, 12, 13, 14, 15]
-    assert {int(one["id"]) for one in rb.sample().unbind(0)} <= set(range(12, 20))
-
-
-@every_kind
-def test_the_last_items_stay_if_there_are_more_than_places(kind: type[Any], make: Make) -> None:
-    rb = ReplayBuffer(storage=make(kind, max_size=5))
-    assert rb.extend(items(0, 12)).tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1]
-    assert [int(one["id"]) for one in rb[:].unbind(0)] == [10, 11, 7, 8, 9]
-    assert rb.write_count == 12
 
 
 def test_the_oldest_go_when_there_are_as_many_bytes_as_may_be(make: Make) -> None:
@@ -240,17 +132,6 @@ def test_a_record_that_is_larger_than_the_ring_changes_nothing(kind: type[Any], 
             write()
     assert [is_item(one, at) for at, one in enumerate(rb[:].unbind(0))] == [True] * 5
     assert rb.write_count == 5
-
-
-def test_bytes_are_what_the_records_take(make: Make) -> None:
-    storage = make(CompressedListStorage)
-    rb = ReplayBuffer(storage=storage)
-    assert storage.bytes() == 0
-    rb.extend([torch.zeros(10_000) for _ in range(4)])
-    one = storage.bytes() / 4
-    assert 50 < one < 400
-    rb.extend([torch.zeros(10_000) for _ in range(4)])
-    assert storage.bytes() == 8 * one
 
 
 # -- changed where they are ------------------------------------------------------------------------
@@ -355,43 +236,6 @@ def test_priorities_go_with_the_write_also_with_the_first(kind: type[Any], tmp_p
     assert {int(one["id"]) for one in sample.unbind(0)} == {2}
     assert sample["_weight"].tolist() == [1.0] * 30
     rb.close()
-
-
-@every_kind
-def test_samples_say_their_generation_and_stale_ones_change_no_priority(
-    kind: type[Any], make: Make
-) -> None:
-    rb = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, storage=make(kind, max_size=4), batch_size=40
-    )
-    rb.extend(items(0, 4))
-    sample = rb.sample()
-    assert torch.equal(sample["index_generation"], sample["id"])
-    rb.add(item(4))
-    for one in sample.unbind(0):
-        one["td_error"] = torch.tensor(9.0)
-    update = rb.update_tensordict_priority(sample)
-    first = int((sample["index"] == 0).sum())
-    assert (update.applied, update.stale) == (40 - first, first)
-
-
-@every_kind
-def test_slices_are_steps_that_follow_each_other(kind: type[Any], make: Make) -> None:
-    rb = TensorDictReplayBuffer(
-        storage=make(kind, max_size=30),
-        sampler=SliceSampler(slice_len=3, traj_key="episode"),
-        batch_size=30,
-    )
-    for start in range(0, 48, 6):
-        number = torch.arange(start, start + 6)
-        rb.extend(
-            TensorDict({"episode": number // 6, "n": number, "obs": number.repeat(5, 1).t()}, [6])
-        )
-        sample = rb.sample()
-        slices = sample["n"].reshape(-1, 3)
-        assert (slices[:, 1:] == slices[:, :-1] + 1).all()
-        assert (sample["episode"].reshape(-1, 3) == slices[:, :1] // 6).all()
-        assert torch.equal(sample["obs"], sample["n"].repeat(5, 1).t())
 
 
 def test_slices_see_what_was_changed_where_it_is(make: Make) -> None:
@@ -667,22 +511,6 @@ def test_an_item_that_needs_pickle_is_refused_and_makes_no_directory(
     assert not (tmp_path / "none").exists()
 
 
-@every_kind
-def test_a_write_that_does_not_fit_its_places_changes_nothing(kind: type[Any], make: Make) -> None:
-    storage = make(kind, max_size=9)
-    storage.set(range(2), items(0, 2))
-    with pytest.raises(IndexError, match="out of range for 9 slots"):
-        storage.set(9, item(3))
-    with pytest.raises(ValueError, match="3 items cannot be written to 2 places"):
-        storage.set(range(2), items(5, 8))
-    with pytest.raises(RuntimeError, match="has one dimension"):
-        storage.get((0, 1))
-    with pytest.raises(TypeError, match="contains places"):
-        storage.contains("a")
-    assert [is_item(storage.get(at), at) for at in range(2)] == [True, True]
-    assert len(storage) == 2
-
-
 def test_a_directory_says_what_it_is_made_of(make: Make, tmp_path: Path) -> None:
     make(max_size=9, max_bytes=2**16)
     where = {"scratch_dir": tmp_path / "buffer", "shared_init": True}
@@ -718,15 +546,6 @@ def test_a_prioritized_sampler_with_another_alpha_is_refused_as_for_rows(make: M
     ReplayBuffer(storage=make(), sampler=PrioritizedSampler(100, 0.5, 1.0)).extend(items(0, 2))
     with pytest.raises(ValueError, match="alpha"):
         ReplayBuffer(storage=make(), sampler=PrioritizedSampler(100, 0.9, 1.0))
-
-
-@every_kind
-def test_iterating_goes_over_places_without_an_item(kind: type[Any], make: Make) -> None:
-    rb = ReplayBuffer(storage=make(kind))
-    rb.extend(items(0, 3))
-    rb.storage.set(7, item(7))
-    assert [int(one["id"]) for one in rb.storage] == [0, 1, 2, 7]
-    assert list(make(kind, name="other")) == []
 
 
 @every_kind
