@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
+from tensordict._reductions import _make_td
 
 import shmbuffer
 
@@ -223,3 +224,17 @@ def numbers(data: Any) -> list[int]:
     """The ids in ``data``."""
     found: list[int] = data["id"].tolist()
     return found
+
+
+def through_files(source: Any, target: Any, path: Path) -> None:
+    """Saves a buffer and loads the save into another."""
+    source.dumps(path / "save")
+    target.loads(path / "save")
+
+
+def through_a_state(source: Any, target: Any, path: Path) -> None:
+    """Saves the state of a buffer as training scripts do, and loads it without pickle."""
+    torch.save(source.state_dict(), path / "state")
+    known = [_make_td, TensorDict, NonTensorData]  # tensordict 0.12 does not tell torch of them
+    with torch.serialization.safe_globals(known):
+        target.load_state_dict(torch.load(path / "state", weights_only=True))

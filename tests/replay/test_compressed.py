@@ -244,40 +244,6 @@ def test_a_state_keeps_items_compressed() -> None:
     assert other[:]["s"] == ["x", "y"]
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_save_or_state_of_one_process_is_loaded_where_items_are_records(
-    tmp_path: Path, shared: bool
-) -> None:
-    saved = CompressedListStorage(4)
-    saved.set(range(2), [{"a": torch.zeros(3)}, b"bytes"])
-    saved.dumps(tmp_path)
-    place: Any = {"shared_init": True, "max_bytes": 2**14} if shared else {}
-    for by_state in (False, True):
-        into = CompressedListStorage(4, **place)
-        into.set(0, torch.ones(1))
-        if by_state:
-            into.load_state_dict(saved.state_dict())
-        else:
-            into.loads(tmp_path)
-        assert into.get(0)["a"].tolist() == [0.0] * 3
-        assert into.get(1) == b"bytes"
-
-
-@pytest.mark.parametrize("compressed", [True, False])
-def test_a_state_of_a_list_is_loaded_into_one_that_compresses_and_the_other_way_round(
-    compressed: bool,
-) -> None:
-    rb, other = ReplayBuffer(storage=CompressedListStorage(4)), ReplayBuffer(storage=ListStorage(4))
-    saved, into = (rb, other) if compressed else (other, rb)
-    saved.extend([{"a": torch.zeros(3)}, {"a": torch.ones(3)}])
-    into.extend([{"a": torch.ones(1)}])
-    into.load_state_dict(saved.state_dict())
-    assert into[:]["a"].tolist() == [[0.0] * 3, [1.0] * 3]
-    saved.empty()
-    saved.load_state_dict(into.state_dict())
-    assert saved[:]["a"].tolist() == [[0.0] * 3, [1.0] * 3]
-
-
 def test_the_byte_stream_of_tensors_arrays_and_bytes_is_their_bytes() -> None:
     stream = CompressedListStorage(3).to_bytestream
     assert stream(torch.tensor([1, 2], dtype=torch.int16)) == b"\1\0\2\0"

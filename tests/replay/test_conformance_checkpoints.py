@@ -20,7 +20,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
+from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps, through_files
 
 pytestmark = pytest.mark.product(few=3)
 
@@ -34,11 +34,6 @@ every_storage = pytest.mark.parametrize(
 every_sampler = pytest.mark.parametrize(
     "maker", cases(("memory", "directory"), writers=("round robin",)), indirect=True, ids=str
 )
-
-
-def through_files(source: Any, target: Any, path: Path) -> None:
-    source.dumps(path / "checkpoint")
-    target.loads(path / "checkpoint")
 
 
 def through_state(source: Any, target: Any, path: Path) -> None:

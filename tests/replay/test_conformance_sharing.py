@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from shmbuffer import (
+    BufferExistsError,
     CompressedListStorage,
     LazyMemmapStorage,
     LazyStackStorage,
@@ -24,7 +25,8 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from tests.replay.conformance import SHARED, Maker, assert_are_steps, cases, numbers, steps
+from tests.kit.rings import engine_of, path_of
+from tests.replay.conformance import RECORDS, SHARED, Maker, assert_are_steps, cases, numbers, steps
 
 pytestmark = pytest.mark.product(few=3)
 
@@ -32,6 +34,11 @@ pytestmark = pytest.mark.product(few=3)
 every_shared_case = pytest.mark.parametrize("maker", cases(SHARED), indirect=True, ids=str)
 every_shared_sampler = pytest.mark.parametrize(
     "maker", cases(SHARED, writers=("tensordict round robin",)), indirect=True, ids=str
+)
+
+
+every_shared_storage = pytest.mark.parametrize(
+    "maker", cases(SHARED, ("random",), ("round robin",)), indirect=True, ids=str
 )
 
 
@@ -95,17 +102,6 @@ def test_slices_do_not_cross_from_one_collector_to_another(maker: Maker) -> None
             assert first // 4 == second // 4
 
 
-@every_shared_sampler
-def test_priorities_are_everybodys(maker: Maker) -> None:
-    if "prioritized" not in maker.case.sampler:
-        pytest.skip("this sampler knows no priorities")
-    one, other = maker.buffer(12, batch_size=12), maker.buffer(12, batch_size=12)
-    one.extend(steps(0, 12))
-    other.sample()
-    one.update_priority(torch.arange(12), torch.tensor([0.0] * 4 + [1.0] * 4 + [0.0] * 4))
-    assert {number // 4 for number in numbers(other.sample())} == {1}
-
-
 # -- processes ------------------------------------------------------------------------------------
 
 
@@ -141,6 +137,12 @@ def exchange(rb: Any, context: Any) -> None:
 
 
 HANDED_ON: dict[str, Callable[[Path], Any]] = {
+    "stack of records": lambda path: LazyStackStorage(
+        20, scratch_dir=path / "buffer", shared_init=True, max_bytes=2**20
+    ),
+    "compressed records": lambda path: CompressedListStorage(
+        20, scratch_dir=path / "buffer", shared_init=True, max_bytes=2**20
+    ),
     "memory": lambda path: LazyTensorStorage(20),
     "memmap": lambda path: LazyMemmapStorage(20),
     "directory": lambda path: LazyMemmapStorage(20, scratch_dir=path / "buffer"),
@@ -151,7 +153,10 @@ HANDED_ON: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "storage"),
-    [*(("fork", storage) for storage in HANDED_ON), ("forkserver", "directory")],
+    [
+        *(("fork", storage) for storage in HANDED_ON),
+        *(("forkserver", storage) for storage in ("directory", *RECORDS)),
+    ],
 )
 def test_a_buffer_is_handed_to_a_process_and_both_go_on(
     start: str, storage: str, tmp_path: Path
@@ -218,12 +223,11 @@ def test_a_top_k_writer_refuses_to_be_handed_on(storage: Any) -> None:
             spawn.Process(target=len, args=(what,)).start()
 
 
-def test_a_top_k_writer_refuses_a_directory(tmp_path: Path) -> None:
-    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", shared_init=True)
+@every_shared_storage
+def test_a_top_k_writer_refuses_a_directory(maker: Maker) -> None:
     writer = TensorDictMaxValueWriter(rank_key="rank")
-    with pytest.raises(RuntimeError, match=r"shared|directory|processes"):
-        TensorDictReplayBuffer(storage=storage, writer=writer, batch_size=2).extend(steps(0, 4))
-    storage.close()
+    with pytest.raises(RuntimeError, match="keeps its ranks in one process"):
+        maker.buffer(10, writer=writer).extend(steps(0, 4))
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
@@ -256,27 +260,36 @@ def test_a_prioritized_buffer_does_not_refuse(tmp_path: Path) -> None:
 # -- directories ----------------------------------------------------------------------------------
 
 
-def test_a_folder_that_holds_a_buffer_is_not_taken_unless_asked(tmp_path: Path) -> None:
-    first = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer"))
-    first.extend(steps(0, 4))
-    second = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer"))
-    with pytest.raises(RuntimeError, match="buffer"):
-        second.extend(steps(0, 4))
-    third = ReplayBuffer(
-        storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", existsok=True)
-    )
-    third.extend(steps(4, 5))
-    assert numbers(third[:]) == [0, 1, 2, 3, 4]
-    for rb in (first, second, third):
-        rb.storage.close()
-
-
-def test_cleanup_removes_the_files_once(tmp_path: Path) -> None:
-    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer")
-    rb = ReplayBuffer(storage=storage)
-    rb.extend(steps(0, 4))
-    assert any((tmp_path / "buffer").iterdir())
-    assert storage.cleanup() is True
+@every_shared_storage
+def test_a_directory_is_made_by_the_first_write_and_has_to_be_free_unless_told(
+    maker: Maker, tmp_path: Path
+) -> None:
+    first = TensorDictReplayBuffer(storage=maker.storage(10, shared_init=False))
     assert not (tmp_path / "buffer").exists()
-    assert storage.cleanup() is False
-    storage.close()
+    first.extend(steps(0, 3))
+    assert (tmp_path / "buffer").is_dir()
+    second = maker.storage(10, shared_init=False)
+    assert len(second) == 0
+    with pytest.raises(BufferExistsError, match="there is a buffer already"):
+        second.set(0, steps(9, 10)[0])
+    third = TensorDictReplayBuffer(storage=maker.storage(10, shared_init=False, existsok=True))
+    assert_are_steps(third[:], [0, 1, 2])
+    assert third.extend(steps(3, 4)).tolist() == [3]
+    assert_are_steps(maker.buffer(10)[:], [0, 1, 2, 3])
+
+
+@every_shared_storage
+def test_a_directory_that_has_no_name_is_temporary_and_cleanup_removes_it_once(
+    maker: Maker,
+) -> None:
+    rb = maker.buffer(10, storage=maker.storage(10, scratch_dir=None))
+    path = path_of(engine_of(rb))
+    rb.extend(steps(0, 3))
+    with pickle.loads(pickle.dumps(rb)) as other:
+        assert_are_steps(other[:], [0, 1, 2])
+    assert path.is_dir()
+    assert rb.storage.cleanup() is True
+    assert not path.exists()
+    assert rb.storage.cleanup() is False
+    rb.close()
+    rb.close()

@@ -188,12 +188,3 @@ def test_priorities_of_trajectories_of_any_length_are_reduced() -> None:
     assert rb.update_tensordict_priority(sample).applied == 20
     raw = ring_of(rb.sampler).tree.priorities()
     assert {at: raw[at] for at in drawn} == {at: 10.0 + at for at in drawn}
-
-
-def test_a_state_brings_items_of_any_shape_back() -> None:
-    rb = rb_of(item(2), item(3))
-    other = ReplayBuffer(storage=LazyStackStorage(10), batch_size=2)
-    other.load_state_dict(rb.state_dict())
-    assert other[:]["text"] == ["2", "3"]
-    rb[0]["a"].fill_(-1)
-    assert other[0]["a"].tolist() == [2.0, 2.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import threading
@@ -14,64 +13,19 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import (
-    BufferExistsError,
     CompressedListStorage,
     LazyStackStorage,
-    ReplayBuffer,
     SpaceError,
-    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     attach,
 )
 from tests.replay.records.items import KINDS, is_item, item, items, shared
-from tests.replay.records.programs import work_on
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
 # -- the table -------------------------------------------------------------------------------------
-
-
-@every_kind
-def test_a_scratch_dir_alone_is_made_by_the_first_write_and_has_to_be_free(
-    kind: type[Any], tmp_path: Path
-) -> None:
-    where = {"scratch_dir": tmp_path / "buffer", "max_bytes": 2**16}
-    first = kind(20, **where)
-    assert first.shared
-    assert first.scratch_dir == tmp_path / "buffer"
-    assert not (tmp_path / "buffer").exists()
-    first.set(0, item(3))
-    assert (tmp_path / "buffer").is_dir()
-    second = kind(20, **where)
-    with pytest.raises(BufferExistsError, match="there is a buffer already"):
-        second.set(0, item(4))
-    third = kind(20, existsok=True, **where)
-    assert is_item(third.get(0), 3)
-    fourth = kind(20, shared_init=True, **where)
-    assert is_item(fourth.get(0), 3)
-    for storage in (first, second, third, fourth):
-        storage.close()
-
-
-@every_kind
-def test_without_a_name_the_directory_is_temporary_and_goes_with_the_storage(
-    kind: type[Any],
-) -> None:
-    storage = shared(kind)
-    path = storage.scratch_dir
-    assert path.is_dir()
-    rb = ReplayBuffer(storage=storage)
-    rb.extend(items(0, 3))
-    other = pickle.loads(pickle.dumps(rb))
-    assert is_item(other[2], 2)
-    assert storage.cleanup() is True
-    assert not path.exists()
-    assert storage.cleanup() is False
-    rb.close()
-    other.close()
-    rb.close()  # idempotent
 
 
 @every_kind
@@ -147,33 +101,6 @@ def test_attach_makes_the_storage_that_was_recorded(tmp_path: Path) -> None:
 # -- processes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@every_kind
-@pytest.mark.parametrize("start", ["fork", "forkserver"])
-def test_a_buffer_is_handed_to_a_process_and_both_go_on(
-    kind: type[Any], start: str, tmp_path: Path
-) -> None:
-    rb = TensorDictReplayBuffer(storage=shared(kind, tmp_path / "buffer"), batch_size=4)
-    rb.extend(items(0, 6))
-    context: Any = multiprocessing.get_context(start)
-    here, there = context.Pipe()
-    process = context.Process(target=work_on, args=(rb, there))
-    process.start()
-    there.close()
-    try:
-        assert here.recv() == ([True] * 6, 9)
-        assert [int(one["id"]) for one in rb[:].unbind(0)] == [70, *range(1, 9)]
-        assert is_item(rb[0], 70, 200)
-        rb.extend(items(9, 11))
-        here.send("written")
-        assert here.recv() == [70, *range(1, 11)]
-    finally:
-        here.close()
-        process.join(50)
-    assert process.exitcode == 0
-    rb.close()
-
-
 @pytest.mark.product(few=1)
 @every_kind
 def test_threads_of_one_handle_read_write_and_change_at_once(
@@ -209,10 +136,3 @@ def test_threads_of_one_handle_read_write_and_change_at_once(
     assert wrong == []
     assert rb.write_count == 8 + 5 * len(range(8, 400, 5))
     rb.close()
-
-
-def test_a_top_k_writer_refuses_records(tmp_path: Path) -> None:
-    storage = shared(path=tmp_path / "buffer")
-    with pytest.raises(RuntimeError, match="keeps its ranks in one process"):
-        TensorDictReplayBuffer(storage=storage, writer=TensorDictMaxValueWriter(rank_key="id"))
-    storage.close()
