@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,11 @@ def ids(items: Any) -> list[int]:
 
 
 @every_storage
-def test_where_nothing_was_written_there_is_nothing(maker: Maker) -> None:
+def test_where_nothing_was_written_there_is_nothing(maker: Maker, tmp_path: Path) -> None:
+    """Also in a directory that the first write would make."""
     rb = maker.buffer(10)
+    if maker.case.shared:
+        rb.set_storage(maker.storage(10, name="later", shared_init=False))
     assert (len(rb), rb.storage.max_size) == (0, 10)
     assert rb.extend([]).tolist() == []
     with pytest.raises(EmptyBufferError):
@@ -50,6 +54,7 @@ def test_where_nothing_was_written_there_is_nothing(maker: Maker) -> None:
     assert 0 not in rb.storage
     rb.empty()
     assert list(rb.storage) == list(rb.iter_in_order(4)) == []
+    assert not (tmp_path / "later").exists()
 
 
 @with_gaps

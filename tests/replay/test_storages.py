@@ -20,19 +20,15 @@ from shmbuffer import (
     Storage,
     TensorStorage,
 )
+from tests.kit.items import items
 from tests.kit.rings import engine_of
 
 pytestmark = pytest.mark.product(few=4)
 
 
-def items(n: int, start: int = 0) -> TensorDict:
-    values = torch.arange(start, start + n)
-    return TensorDict({"a": values.float(), "b": {"c": values[:, None].repeat(1, 3)}}, [n])
-
-
 def test_an_index_of_any_shape_gives_items_in_that_shape(make: Any) -> None:
     storage = make(10)
-    storage.set(range(4), items(4))
+    storage.set(range(4), items(0, 4))
     found = storage.get(torch.tensor([[0, 1, 2], [3, 2, 1]]))
     assert found.batch_size == torch.Size([2, 3])
     assert found["b", "c"].shape == (2, 3, 3)
@@ -46,7 +42,7 @@ def test_an_index_of_any_shape_gives_items_in_that_shape(make: Any) -> None:
 
 def test_an_unshared_item_may_be_changed_through_a_view(make_private: Any) -> None:
     storage = make_private(10)
-    storage.set(range(4), items(4))
+    storage.set(range(4), items(0, 4))
     storage.get(1)["a"].fill_(100)
     storage.get(slice(2, 4))["a"].fill_(200)
     assert storage.get(slice(None))["a"].tolist() == [0, 100, 200, 200]
@@ -54,18 +50,18 @@ def test_an_unshared_item_may_be_changed_through_a_view(make_private: Any) -> No
 
 def test_views_of_a_memmap_storage_are_memory_mapped_tensors() -> None:
     storage = LazyMemmapStorage(10)
-    storage.set(range(4), items(4))
+    storage.set(range(4), items(0, 4))
     assert type(storage.get(0)["a"]) is MemoryMappedTensor
     assert type(storage.get(slice(0, 2))["b", "c"]) is MemoryMappedTensor
     plain = LazyTensorStorage(10)
-    plain.set(range(4), items(4))
+    plain.set(range(4), items(0, 4))
     assert type(plain.get(0)["a"]) is torch.Tensor
 
 
 def test_a_new_key_adds_a_column_where_nobody_else_looks(make_private: Any) -> None:
     storage = make_private(10)
-    storage.set(range(4), items(4))
-    more = items(4).set("target", torch.arange(4) * 10)
+    storage.set(range(4), items(0, 4))
+    more = items(0, 4).set("target", torch.arange(4) * 10)
     storage.set(range(4), more)
     storage.set(5, more[3])
     assert storage.get(slice(None))["target"].tolist() == [0, 10, 20, 30, 30]
@@ -76,9 +72,9 @@ def test_a_new_key_adds_a_column_where_nobody_else_looks(make_private: Any) -> N
 
 def test_a_new_key_is_refused_where_others_look(directory: Any) -> None:
     storage = directory(10)
-    storage.set(range(4), items(4))
+    storage.set(range(4), items(0, 4))
     with pytest.raises(SchemaMismatchError, match="target"):
-        storage.set(range(4), items(4).set("target", torch.arange(4)))
+        storage.set(range(4), items(0, 4).set("target", torch.arange(4)))
 
 
 def test_the_capacity_counts_elements_and_is_rounded_up_to_whole_slots(make: Any) -> None:
@@ -95,7 +91,7 @@ def test_the_capacity_counts_elements_and_is_rounded_up_to_whole_slots(make: Any
 def test_a_state_that_does_not_fit_is_refused(make: Any) -> None:
     storage = make(6)
     rb = ReplayBuffer(storage=storage)
-    rb.extend(items(8))
+    rb.extend(items(0, 8))
     state = storage.state_dict()
     assert state["_len"] == 6
     assert make(6).state_dict() == {"initialized": False, "_len": 0}
@@ -110,13 +106,13 @@ def test_a_state_that_does_not_fit_is_refused(make: Any) -> None:
 
 def test_the_storage_can_be_defined_before_anything_is_written(make: Any) -> None:
     storage = make(10)
-    storage.define(items(1)[0])
+    storage.define(items(0, 1)[0])
     assert storage.initialized
     assert len(storage) == 0
-    storage.define(items(3))
+    storage.define(items(0, 3))
     with pytest.raises(SchemaMismatchError):
         storage.define(torch.zeros(3))
-    storage.set(range(2), items(2))
+    storage.set(range(2), items(0, 2))
     assert len(storage) == 2
 
 
@@ -136,11 +132,11 @@ def test_an_attached_sampler_hears_of_every_write(make: Any) -> None:
     storage, ear = make(4), Ear()
     storage.attach(ear)
     storage.attach(ear)
-    storage.set(range(2), items(2))
+    storage.set(range(2), items(0, 2))
     rb = ReplayBuffer(storage=storage)
-    rb.extend(items(3))
+    rb.extend(items(0, 3))
     storage.detach(ear)
-    rb.extend(items(1))
+    rb.extend(items(0, 1))
     assert heard == [[0, 1], [0, 1, 2]]
 
 
@@ -172,17 +168,17 @@ def LazyBuffer(path: Path, **options: Any) -> ReplayBuffer:  # noqa: N802 - a bu
 
 
 def test_existsok_takes_over_a_bare_tensordict_directory_as_empty(tmp_path: Path) -> None:
-    items(10).memmap(tmp_path)
+    items(0, 10).memmap(tmp_path)
     with LazyBuffer(tmp_path, existsok=True) as rb:
         assert len(rb) == 0
-        rb.extend(items(2, 50))
+        rb.extend(items(50, 52))
         assert rb[:]["a"].tolist() == [50, 51]
     loaded = TensorDict.load_memmap(tmp_path)
     assert loaded["a"].tolist() == [50, 51, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_directory_of_another_size_is_refused(directory: Any) -> None:
-    directory(10).set(range(2), items(2))
+    directory(10).set(range(2), items(0, 2))
     with pytest.raises(SchemaMismatchError, match="max_size 10"):
         directory(11)
     with pytest.raises(SchemaMismatchError, match="ndim 1"):
@@ -191,12 +187,12 @@ def test_a_directory_of_another_size_is_refused(directory: Any) -> None:
 
 def test_a_storage_pickles_to_its_path_and_opens_the_same_items(directory: Any) -> None:
     storage = directory(10)
-    storage.set(range(4), items(4))
+    storage.set(range(4), items(0, 4))
     copied = pickle.dumps(storage)
     assert len(copied) < 2000
     other = pickle.loads(copied)
     assert other.scratch_dir == storage.scratch_dir
-    storage.set(4, items(1, 4)[0])
+    storage.set(4, items(4, 5)[0])
     assert other.get(slice(None))["a"].tolist() == [0, 1, 2, 3, 4]
     other.close()
 
@@ -204,7 +200,7 @@ def test_a_storage_pickles_to_its_path_and_opens_the_same_items(directory: Any) 
 def test_shared_memory_of_a_tensor_storage_is_a_temporary_directory() -> None:
     storage = LazyTensorStorage(10, shared_init=True)
     path = engine_of(storage).path
-    storage.set(range(2), items(2))
+    storage.set(range(2), items(0, 2))
     other = pickle.loads(pickle.dumps(storage))
     assert other.get(1)["a"] == 1
     other.close()
@@ -221,7 +217,7 @@ def test_cleanup_removes_our_files_and_no_others(tmp_path: Path) -> None:
     (path / "notes.txt").write_text("keep")
     storage = LazyMemmapStorage(10, scratch_dir=path)
     assert storage.cleanup() is False
-    storage.set(range(2), items(2))
+    storage.set(range(2), items(0, 2))
     assert storage.cleanup() is True
     assert [entry.name for entry in path.iterdir()] == ["notes.txt"]
     assert storage.cleanup() is False
@@ -232,7 +228,7 @@ def test_cleanup_removes_our_files_and_no_others(tmp_path: Path) -> None:
 def test_cleanup_of_a_directory_removed_elsewhere_says_so(tmp_path: Path, owned: bool) -> None:
     """It said that it had removed it."""
     storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "mine", auto_cleanup=owned)
-    storage.set(range(2), items(2))
+    storage.set(range(2), items(0, 2))
     shutil.rmtree(tmp_path / "mine")
     assert storage.cleanup() is False
     storage.close()
@@ -240,6 +236,6 @@ def test_cleanup_of_a_directory_removed_elsewhere_says_so(tmp_path: Path, owned:
 
 def test_anonymous_memory_has_nothing_to_clean_up(make_private: Any) -> None:
     storage = make_private(10)
-    storage.set(range(2), items(2))
+    storage.set(range(2), items(0, 2))
     assert storage.cleanup() is False
     assert len(storage) == 2

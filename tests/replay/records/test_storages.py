@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import TensorDict
 
 from shmbuffer import (
     CompressedListStorage,
-    EmptyBufferError,
     LazyMemmapStorage,
     LazyStackStorage,
     PrioritizedSampler,
@@ -51,35 +50,6 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name
 
 
 # -- what is written is read -----------------------------------------------------------------------
-
-
-@every_kind
-def test_items_of_any_shape_come_back_one_by_one_and_together(kind: type[Any], make: Make) -> None:
-    rb = ReplayBuffer(storage=make(kind), batch_size=16)
-    assert rb.extend(items(0, 9)).tolist() == list(range(9))
-    assert rb.add(item(9)) == 9
-    assert all(is_item(rb[at], at) for at in range(10))
-    batch = rb[:]
-    assert isinstance(batch, LazyStackedTensorDict)
-    assert [is_item(one, at) for at, one in enumerate(batch.unbind(0))] == [True] * 10
-    assert all(is_item(one) for one in rb.sample().unbind(0))
-    assert [is_item(one, at) for one, at in zip(rb[[3, 1]].unbind(0), (3, 1), strict=True)]
-
-
-@every_kind
-def test_where_nothing_was_written_there_is_nothing(kind: type[Any], make: Make) -> None:
-    for storage in (make(kind), kind(9, scratch_dir="never made", max_bytes=2**16)):
-        rb = ReplayBuffer(storage=storage, batch_size=4)
-        assert len(rb) == 0
-        assert rb.extend([]).tolist() == []
-        with pytest.raises(EmptyBufferError):
-            rb.sample()
-        with pytest.raises(IndexError, match=r"there is no item at|nothing was written"):
-            rb[0]
-        assert 0 not in storage
-        rb.empty()
-        assert list(rb.iter_in_order(4)) == []
-    assert not Path("never made").exists()
 
 
 # -- two capacities --------------------------------------------------------------------------------
