@@ -25,7 +25,7 @@ GROUPS = (
     ("tests/distributed/test_ray.py",),
     tuple(
         f"tests/distributed/test_{name}.py"
-        for name in ("sharded", "sharded_deaths", "sharded_flow", "examples")
+        for name in ("sharded", "sharded_deaths", "sharded_flow", "conformance_shards", "examples")
     ),
     ("tests/distributed/test_rpc.py",),
     ("tests/replay/test_resume.py",),

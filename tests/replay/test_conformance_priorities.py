@@ -141,6 +141,17 @@ def test_an_item_that_is_written_over_takes_its_priority_along(maker: Maker) -> 
     assert_priorities(rb, {4: 4.0, 5: 4.0, 2: 3.0, 3: 4.0})
 
 
+@every_storage
+def test_an_item_that_is_changed_keeps_its_priority(maker: Maker) -> None:
+    rb = learner(maker, 6)
+    rb.extend(steps(0, 4))
+    rb.update_priority(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    rb[1] = steps(20, 21)[0]
+    rb[2:4] = steps(30, 32)
+    assert_priorities(rb, {0: 1.0, 20: 2.0, 30: 3.0, 31: 4.0})
+    assert rb.write_count == 4
+
+
 @every_table
 def test_emptying_forgets_priorities(maker: Maker) -> None:
     rb = learner(maker)

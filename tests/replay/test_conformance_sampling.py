@@ -141,7 +141,7 @@ def test_uniform_means_uniform(maker: Maker) -> None:
 def test_the_batch_size_of_the_call_wins_with_a_warning(maker: Maker) -> None:
     rb = maker.buffer(12, batch_size=4)
     rb.extend(steps(0, 12))
-    with pytest.warns(UserWarning, match="batch"):
+    with pytest.warns(UserWarning, match="7 is taken"):
         assert len(rb.sample(7)) == 7
     with warnings.catch_warnings():
         warnings.simplefilter("error")
