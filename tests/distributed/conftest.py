@@ -20,6 +20,7 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     )
     if request.node.stash.get(_passed, False):
         assert not left, "these processes were left running, and have been killed now"
+        request.node.funcargs.clear()  # pytest keeps what fixtures gave until after their end
         leaked = holdings.gained(files, holdings.open_files_of_buffers)
         assert not leaked, "these files were left open"
 
