@@ -343,26 +343,6 @@ def _say_that_it_waits(engine: Engine, told: int) -> None:
     os.write(told, b".")
 
 
-def test_a_stopped_client_that_could_go_on_is_no_deadlock(engine: Engine) -> None:
-    """A writer that had not woken up for 0.1 s made the sampler say that both wait for ever."""
-    ring = ring_of(engine)
-    engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4, when_no_peer="wait"))
-    write(ring, range(5))
-    path = engine.path
-    assert path is not None
-    hear, told = os.pipe()
-    pid = fork(lambda: waits(path, lambda other: write(other, range(4)), told))
-    assert os.read(hear, 1) == b"."
-    stop(pid, ring)
-    ring.admission.admit(8)  # and now the writer could go on
-    with pytest.raises(RateLimitTimeout), deadline.within(0.35):
-        ring.admission.admit(1)
-    os.kill(pid, signal.SIGCONT)
-    assert ended(pid) == 0
-    os.close(hear)
-    os.close(told)
-
-
 @pytest.mark.parametrize(
     ("limiter", "before", "writes", "draws", "says"),
     [
