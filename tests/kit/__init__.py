@@ -1,7 +1,7 @@
 """What tests of several folders share. Each thing has one home:
 
     rings       the engine and the ring behind a handle: the one place that knows the way to them
-    items       batches and items whose entries follow from their numbers
+    items       items that follow from their numbers, an item of each kind, and when two are alike
     programs    programs in processes of their own, and what they report
 
 `tests/memory/rows.py` writes and reads rings by address, `tests/crash/harness.py` kills processes

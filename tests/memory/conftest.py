@@ -30,6 +30,12 @@ def make_files(fast_path: Path) -> Iterator[Maker]:
 
 
 @pytest.fixture
+def path(fast_path: Path) -> Path:
+    """Where a buffer may be made."""
+    return fast_path / "buffer"
+
+
+@pytest.fixture
 def engine(make: Maker) -> Engine:
     """A prioritized buffer of 8 slots, with nothing in it."""
     return make(alpha=0.5, eps=0.0)

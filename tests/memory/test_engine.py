@@ -75,11 +75,6 @@ from tests.memory.rows import (
 SETTINGS = Settings(capacity=8, alpha=1.0)
 
 
-@pytest.fixture
-def path(fast_path: Path) -> Path:
-    return fast_path / "buffer"
-
-
 def left_behind(path: Path, numbers: int = 5) -> Path:
     """A buffer that its process has closed."""
     with Engine.open(path, SETTINGS) as engine:

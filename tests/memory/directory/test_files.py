@@ -51,11 +51,6 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         yield found
 
 
-@pytest.fixture
-def path(fast_path: Path) -> Path:
-    return fast_path / "buffer"
-
-
 def test_the_control_file_has_its_name_on_the_disk_when_a_buffer_was_made(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,11 +32,6 @@ def engine(fast_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture
-def ring(engine: Engine) -> Ring:
-    return ring_of(engine)
-
-
 def pending(engine: Engine) -> tuple[int, int]:
     runtime = engine.seat.control.runtime[0]
     return int(runtime["pending"]), int(runtime["limited"])

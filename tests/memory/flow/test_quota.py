@@ -28,11 +28,6 @@ def engine(fast_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture
-def ring(engine: Engine) -> Ring:
-    return ring_of(engine)
-
-
 def quota(engine: Engine) -> tuple[int, int] | None:
     return quota_of(engine.seat.control.runtime[0])
 

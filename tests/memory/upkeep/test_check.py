@@ -6,11 +6,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.upkeep.check import CheckReport, check
 from tests.kit.rings import ring_of
 from tests.memory.rows import Maker, Parent, child, files_of, schema, write
+from tests.memory.upkeep.edits import edited
 
 SETTINGS = Settings(capacity=8, alpha=1.0, eps=0.0)
 
@@ -35,14 +34,6 @@ def path(fast_path: Path) -> Path:
         write(engine.define(schema()), range(12), np.arange(12.0))
     time.sleep(0.01)  # more than a tick of the kernel's clock: what is edited now has a later ctime
     return path
-
-
-@contextmanager
-def edited(path: Path, name: str) -> Iterator[Any]:
-    data = np.fromfile(path / name, np.uint8)
-    yield data
-    with (path / name).open("r+b") as file:
-        file.write(data.tobytes())
 
 
 def spoil(path: Path, name: str, at: int, xor: int = 1) -> None:

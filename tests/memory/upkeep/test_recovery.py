@@ -47,14 +47,10 @@ from tests.memory.rows import (
     succeeds,
     write,
 )
+from tests.memory.upkeep.edits import edited
 
 SETTINGS = Settings(capacity=8, alpha=1.0, eps=0.0)
 ALL = {n % 8: n for n in range(4, 12)}
-
-
-@pytest.fixture
-def path(fast_path: Path) -> Path:
-    return fast_path / "buffer"
 
 
 def made(path: Path, settings: Settings = SETTINGS) -> None:
@@ -84,15 +80,6 @@ def dies(path: Path, work: Callable[[Engine], object], point: str | None = None)
 
     with child(lambda parent: victim()) as process:
         assert process.end() == -signal.SIGKILL
-
-
-@contextmanager
-def edited(path: Path, name: str) -> Iterator[Any]:
-    """The bytes of a file, to be changed."""
-    data = np.fromfile(path / name, np.uint8)
-    yield data
-    with (path / name).open("r+b") as file:
-        file.write(data.tobytes())
 
 
 def flip(path: Path, name: str, at: int) -> None:
