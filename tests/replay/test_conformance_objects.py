@@ -29,14 +29,14 @@ compressing = pytest.mark.parametrize(
 )
 
 
-def buffer(maker: Maker, **options: Any) -> ReplayBuffer:
+def rb_of(maker: Maker, **options: Any) -> ReplayBuffer:
     rb: ReplayBuffer = maker.buffer(10, cls="ReplayBuffer", **options)
     return rb
 
 
 def everything(maker: Maker, *items: Any) -> Any:
     """What a buffer makes of all its items."""
-    rb = buffer(maker)
+    rb = rb_of(maker)
     rb.extend(list(items))
     return rb[:]
 
@@ -48,7 +48,7 @@ def everything(maker: Maker, *items: Any) -> Any:
 @every_list
 @pytest.mark.parametrize("name", ITEMS)
 def test_an_item_of_any_kind_comes_back_exactly(maker: Maker, name: str) -> None:
-    rb = buffer(maker)
+    rb = rb_of(maker)
     items = [ITEMS[name](n) for n in (3, 1, 2)]
     rb.extend(items[:2])
     rb.add(items[2])
@@ -70,7 +70,7 @@ def test_a_batch_may_have_items_of_all_kinds(maker: Maker) -> None:
 @private_list
 @pytest.mark.parametrize("item", [3 + 4j, {1, 2}, torch.float16, len], ids=str)
 def test_a_list_of_one_process_keeps_any_object(maker: Maker, item: Any) -> None:
-    rb = buffer(maker, collate_fn=list)
+    rb = rb_of(maker, collate_fn=list)
     rb.extend([{"a": item}, item])
     assert rb[0] == {"a": item}
     assert rb[:] == [{"a": item}, item]
@@ -114,7 +114,7 @@ BATCHES: dict[str, tuple[Any, list[Any]]] = {
 @pytest.mark.parametrize("batch", BATCHES)
 def test_any_batch_of_items_extends_a_list(maker: Maker, batch: str) -> None:
     made, items = BATCHES[batch]
-    rb = buffer(maker, collate_fn=list)
+    rb = rb_of(maker, collate_fn=list)
     assert rb.extend(made()).tolist() == list(range(len(items)))
     assert len(rb) == len(items)
     assert all(alike(rb[at], item) for at, item in enumerate(items))
@@ -139,7 +139,7 @@ def test_any_batch_of_items_extends_a_list(maker: Maker, batch: str) -> None:
 def test_data_without_items_do_not_extend_a_list(
     maker: Maker, batch: Any, error: type[Exception]
 ) -> None:
-    rb = buffer(maker)
+    rb = rb_of(maker)
     with pytest.raises(error, match=r"list\(data\)|one item: use add"):
         rb.extend(batch)
     assert len(rb) == rb.write_count == 0
@@ -147,7 +147,7 @@ def test_data_without_items_do_not_extend_a_list(
 
 @every_list
 def test_a_dict_of_batches_of_different_sizes_is_refused(maker: Maker) -> None:
-    rb = buffer(maker)
+    rb = rb_of(maker)
     with pytest.raises(ValueError, match=r"these differ: \{'a': 3, 'b': 2\}; a list of dicts"):
         rb.extend({"a": torch.arange(3), "b": torch.arange(2)})
     assert len(rb) == 0
@@ -155,7 +155,7 @@ def test_a_dict_of_batches_of_different_sizes_is_refused(maker: Maker) -> None:
 
 @every_list
 def test_a_batch_of_nothing_writes_nothing(maker: Maker) -> None:
-    rb = buffer(maker)
+    rb = rb_of(maker)
     for nothing in ([], torch.zeros(0, 3), iter(())):
         index = rb.extend(nothing)
         assert index.dtype is torch.int64
@@ -168,7 +168,7 @@ def test_a_batch_of_nothing_writes_nothing(maker: Maker) -> None:
 
 @every_list
 def test_tensors_arrays_and_numbers_are_stacked(maker: Maker) -> None:
-    rb = buffer(maker)
+    rb = rb_of(maker)
     for items, expected, dtype in (
         ([torch.tensor([1, 2]), torch.tensor([3, 4])], [[1, 2], [3, 4]], torch.int64),
         ([np.zeros(2, np.float32), np.ones(2, np.float32)], [[0, 0], [1, 1]], torch.float32),
@@ -196,7 +196,7 @@ def test_pytrees_are_stacked_leaf_by_leaf(maker: Maker) -> None:
 
 @every_list
 def test_text_and_other_objects_stay_a_list(maker: Maker) -> None:
-    rb = buffer(maker)
+    rb = rb_of(maker)
     for items, expected in (
         (["a", "b"], ["a", "b"]),
         ([{"t": "a"}, {"t": "b"}], {"t": ["a", "b"]}),
@@ -209,7 +209,7 @@ def test_text_and_other_objects_stay_a_list(maker: Maker) -> None:
 
 @dense_list
 def test_tensordicts_are_stacked_densely_where_that_is_possible(maker: Maker) -> None:
-    rb = buffer(maker)
+    rb = rb_of(maker)
     rb.extend([TensorDict(a=torch.zeros(2), s="x"), TensorDict(a=torch.ones(2), s="y")])
     for batch in (rb[:], rb.sample()):
         assert type(batch) is TensorDict
@@ -256,7 +256,7 @@ def test_items_that_cannot_be_one_batch_say_where_they_differ(
     with pytest.raises(RuntimeError, match=words) as caught:
         everything(maker, *items)
     assert "collate_fn" in str(caught.value)
-    rb = buffer(maker, name="apart", collate_fn=list)
+    rb = rb_of(maker, name="apart", collate_fn=list)
     rb.extend(list(items))
     assert all(map(alike, rb[:], items))
 

@@ -63,15 +63,6 @@ def test_a_pytree_comes_back_as_it_was(make: Any, data: Any) -> None:
     assert type(sample) is type(data)
 
 
-def test_a_list_at_the_root_is_a_stack_of_items(make: Any) -> None:
-    rb = rb_of(make)
-    rb.extend([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])
-    assert rb[:].tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    nested = rb_of(make)
-    nested.extend([{"a": torch.tensor(1), "b": (torch.tensor(2),)} for _ in range(3)])
-    assert nested[:]["b"][0].tolist() == [2, 2, 2]
-
-
 def test_a_nested_tensordict_keeps_its_own_batch_size(make: Any) -> None:
     rb = rb_of(make)
     inner = TensorDict({"x": torch.randn(6, 5, 2)}, [6, 5])
@@ -210,15 +201,6 @@ def test_a_leaf_without_bytes_comes_back_with_its_shape(make: Any) -> None:
     rb.extend(TensorDict({"a": torch.zeros(6), "none": torch.zeros(6, 0)}, [6]))
     assert rb.sample()["none"].shape == (4, 0)
     assert rb[:]["none"].shape == (6, 0)
-
-
-def test_an_empty_batch_writes_nothing_and_returns_no_index(make: Any) -> None:
-    rb = rb_of(make)
-    rb.extend(torch.zeros(2, 3))
-    index = rb.extend(torch.zeros(0, 3))
-    assert index.dtype is torch.int64
-    assert index.numel() == 0
-    assert len(rb) == rb.write_count == 2
 
 
 # -- what does not lie right is made right ---------------------------------------------------------
