@@ -39,12 +39,15 @@ def ids(items: Any) -> list[int]:
     return [int(one["id"]) for one in items]
 
 
+@pytest.mark.product
 @every_storage
 def test_where_nothing_was_written_there_is_nothing(maker: Maker, tmp_path: Path) -> None:
     """Also in a directory that the first write would make."""
     rb = maker.buffer(10)
     if maker.case.shared:
         rb.set_storage(maker.storage(10, name="later", shared_init=False))
+        with pytest.raises(EmptyBufferError):
+            rb.storage.get(slice(None))
     assert (len(rb), rb.storage.max_size) == (0, 10)
     assert rb.extend([]).tolist() == []
     with pytest.raises(EmptyBufferError):
@@ -124,6 +127,8 @@ def test_a_list_has_one_dimension(maker: Maker, index: Any) -> None:
         rb.storage.get(index)
     with pytest.raises(IndexError, match="not an index"):
         rb.storage.get([0.5])
+    with pytest.raises(TypeError, match="contains places"):
+        rb.storage.contains("a")
     assert ids(rb.storage.get((torch.tensor([1, 0]),))) == [1, 0]
     assert ids(rb.storage.get(...)) == [0, 1, 2]
     assert int(rb.storage.get((2,))["id"]) == 2
