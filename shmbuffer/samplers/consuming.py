@@ -89,16 +89,19 @@ class ConsumingSampler(Consumes):
             EmptyBufferError: there is none, and nobody writes.
             ConsumerError: the consumer was removed.
         """
+        if (taking := self._taking) is None:
+            return self._acknowledged(storage, batch_size)
         consumer = self.opened(storage)
         slots = cpu.empty(batch_size, dtype=torch.int64)
         tickets = torch.empty_like(slots)
         where = slots.data_ptr(), tickets.data_ptr()
-        found, lease = consumer.take_at(batch_size, self._lease_s(), *where)
+        lease_s, leases = taking.under
+        found, lease = consumer.take_at(batch_size, lease_s, *where, leases)
         if found < batch_size:
             slots, tickets = slots[:found].clone(), tickets[:found].clone()
-        taken = Taken(slots.numpy(), tickets.numpy(), lease)
+        taking.taken.append((consumer, Taken(slots.numpy(), tickets.numpy(), lease)))
         known = {GENERATION: tickets}
-        if self._took(consumer, [taken]):
+        if taking.lease_s is not None:
             known[LEASE] = torch.full_like(slots, lease)
         return slots, known
 

@@ -13,16 +13,16 @@ from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import Key, path_of
-from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.samplers.claiming import ClaimingSampler, Claims
 from shmbuffer.samplers.labelled import within
 from shmbuffer.samplers.labelled.group_keys import Keys
 from shmbuffer.samplers.labelled.index import LabelIndex
-from shmbuffer.samplers.labelled.item_claims import ItemClaims
+from shmbuffer.samplers.labelled.source import WholeGroups
 from shmbuffer.samplers.sampler import draw_key, lanes_of
-from shmbuffer.samplers.taking import Consumes
 
 _STRATEGIES = ("random", "recency", "reward", "variance")
 _SHOWN = ("num_groups", "samples_per_group", "group_key", "strategy", "group_size")
@@ -41,7 +41,7 @@ class GroupCounts(NamedTuple):
     """That were not whole after ``give_up_after`` seconds, or could not be any more."""
 
 
-class PromptGroupSampler(Consumes):
+class PromptGroupSampler(ClaimingSampler):
     """Batches of whole groups: items that have the same key, such as the prompt.
 
     A batch is one group behind the other. Groups are chosen uniformly, each once in a batch; which
@@ -158,7 +158,7 @@ class PromptGroupSampler(Consumes):
             trim=self._keys.trim,
         )
         self._index.is_claimed = consumer is not None
-        self._claims = ItemClaims(self._index, whole=True)
+        self._claims = Claims()
         self._warned = False
 
     # -- drawing -------------------------------------------------------------------------------
@@ -195,6 +195,12 @@ class PromptGroupSampler(Consumes):
             )
         groups, wanted = self._shape(batch_size)
         if self.consumer is not None:
+            if wanted != self.group_size:
+                raise ValueError(
+                    f"a consumer is given whole groups of group_size={self.group_size}, and a "
+                    f"batch wants {wanted} items of each; draw {groups * (self.group_size or 0)} "
+                    "items"
+                )
             return self._claimed(storage, groups, wanted)
 
         def draw(ring: Ring | None) -> tuple[Ints, Ints | None] | None:
@@ -208,55 +214,31 @@ class PromptGroupSampler(Consumes):
             info[GENERATION] = torch.from_numpy(tickets)
         return torch.from_numpy(elements), info
 
-    def _claimed(
-        self, storage: Any, groups: int, wanted: int
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Groups that no other learner of the consumer has."""
-        if wanted != self.group_size:
-            raise ValueError(
-                f"a consumer is given whole groups of group_size={self.group_size}, and a batch "
-                f"wants {wanted} items of each; draw {groups * (self.group_size or 0)} items"
-            )
-        consumer, index = self.opened(storage), self._index
+    @property
+    def _lock(self) -> Any:
+        return self._index.lock
 
-        def choose(more: int) -> Ints:
-            return index.groups(draw_key(self, storage), more, wanted)
+    def _source(self, storage: Any, consumer: Consumer) -> WholeGroups:
+        ring = self._look(storage)
+        assert ring is not None  # or there was no consumer
+        return WholeGroups(self, self._index, storage, ring)
 
-        def attempt(least: int) -> list[Taken]:
-            asked = (groups, least), lambda: index.table.marked, choose, self._lease_s(), wanted
-            with index.lock:
-                ring = self._look(storage)
-                assert ring is not None  # or there was no consumer
-                while not (parts := self._claims.take(ring, consumer, *asked)):
-                    if not self._claims.unblock(storage, ring, consumer):
-                        return []
-            return parts
-
-        why = "was given every whole group"
-        parts = self._waiting(
-            consumer, attempt, groups, wanted, lambda: f"{why} ({self._others()})"
-        )
-        return self._delivered(consumer, parts)
+    def _exhausted(self) -> str:
+        return f"was given every whole group ({self._others()})"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `Sampler.can_sample`: with ``group_size``, there are whole groups enough."""
         groups, _ = self._shape(batch_size)
         if not len(storage):
             return False
+        if (consumer := self.bind(storage)) is not None:
+            return self._can_claim(storage, consumer, groups)
         with self._index.lock:
             try:
-                ring = self._look(storage)
+                self._look(storage)
             except EmptyBufferError:
                 return False
-            there = int(self._index.table.marked)
-            if self.consumer is None or ring is None:
-                return there >= (1 if self.group_size is None else groups)
-            consumer, size = self.opened(storage), self.group_size or 0
-            some = lambda more: self._index.groups(0, more, size)  # noqa: E731
-            there = self._claims.count(ring, consumer, groups, some)
-            while not there and self._claims.unblock(storage, ring, consumer):
-                pass  # it may be asked until it is true
-            return there >= groups or consumer.cannot_grow(there * size, groups * size)
+            return int(self._index.table.marked) >= (1 if self.group_size is None else groups)
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """Groups of a batch, and items of each."""
@@ -284,8 +266,6 @@ class PromptGroupSampler(Consumes):
         if self.give_up_after is not None:
             before = time.monotonic_ns() - int(self.give_up_after * 1e9)
             self._index.table.give_up(max(0, before))
-        if self.consumer is not None and ring is not None:
-            self._claims.follow(ring, self.opened(storage))
         return ring
 
     def _choose(self, key: int, groups: int, wanted: int) -> Ints:

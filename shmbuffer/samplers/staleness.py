@@ -16,14 +16,13 @@ from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Start
-from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.array_types import Bytes, Flags, Floats, Ints
 from shmbuffer.memory.format.leaf import Key, path_of
-from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.samplers.claiming import ClaimingSampler, Claims, Units
 from shmbuffer.samplers.labelled.index import LabelIndex
-from shmbuffer.samplers.labelled.item_claims import ItemClaims
+from shmbuffer.samplers.labelled.source import LabelSource
 from shmbuffer.samplers.labelled.versions import ConsumerVersion, versions_of
 from shmbuffer.samplers.sampler import draw_key, in_storage
-from shmbuffer.samplers.taking import Consumes
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.samplers import read_integers, write_numbers
@@ -31,7 +30,7 @@ from shmbuffer.torchrl.compat.samplers import read_integers, write_numbers
 _LARGEST = 2**62
 
 
-class StalenessAwareSampler(Consumes):
+class StalenessAwareSampler(ClaimingSampler):
     """Items in proportion to a weight that falls with their staleness, and none that is too stale.
 
     The staleness of an item is `consumer_version` less the version that the item has under
@@ -103,7 +102,7 @@ class StalenessAwareSampler(Consumes):
         self._version = ConsumerVersion()
         self._index = LabelIndex(path_of(version_key), versions_of)
         self._index.is_claimed = consumer is not None
-        self._claims = ItemClaims(self._index, whole=False)
+        self._claims = Claims()
 
     # -- the consumer's version ----------------------------------------------------------------
 
@@ -165,7 +164,7 @@ class StalenessAwareSampler(Consumes):
         """
         self.bind(storage)
         if self.consumer is not None:
-            return self._claimed(storage, batch_size)
+            return self._claimed(storage, batch_size, 1)
         elements, staleness, tickets = self._index.unchanged(
             lambda: self._index.look(storage),
             lambda ring: self._drawn(ring, draw_key(self, storage), batch_size),
@@ -176,38 +175,17 @@ class StalenessAwareSampler(Consumes):
             info[GENERATION] = tickets
         return in_storage(storage, elements), info
 
-    def _claimed(self, storage: Any, count: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Items that no other learner of the consumer has."""
-        consumer, index = self.opened(storage), self._index
-        known: dict[int, int] = {}
+    @property
+    def _lock(self) -> Any:
+        return self._index.lock
 
-        def attempt(least: int) -> list[Taken]:
-            version = self.consumer_version
+    def _source(self, storage: Any, consumer: Consumer) -> FreshItems:
+        ring = self._index.look(storage)
+        assert ring is not None  # or there was no consumer
+        return FreshItems(self, storage, ring)
 
-            def choose(more: int) -> Ints:
-                elements, stale = self._some(draw_key(self, storage), version, more)
-                known.update(zip(elements.tolist(), stale.tolist(), strict=True))
-                return elements
-
-            asked = (count, least), lambda: self._drawable(version), choose, self._lease_s()
-            with index.lock:
-                ring = index.look(storage)
-                assert ring is not None  # or there was no consumer
-                self._claims.follow(ring, consumer)
-                self._drop_stale(ring, consumer, version)
-                return self._claims.take(ring, consumer, *asked)
-
-        why = "was given every item that is fresh enough"
-        parts = self._waiting(consumer, attempt, count, 1, lambda: why)
-        elements, info = self._delivered(consumer, parts)
-        stale = [known[one] for one in elements.tolist()]
-        return elements, {"staleness": cpu.tensor(stale, dtype=torch.float32), **info}
-
-    def _some(self, key: int, version: int, more: int) -> tuple[Ints, Ints]:
-        """So many elements, or all that may be ours, and how stale each is."""
-        if there := min(more, self._drawable(version)):
-            return self._choose(key, version, there)
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+    def _exhausted(self) -> str:
+        return "was given every item that is fresh enough"
 
     def _drawable(self, version: int) -> int:
         """Items that are fresh enough, and weigh anything."""
@@ -217,15 +195,16 @@ class StalenessAwareSampler(Consumes):
             there = self._given_weights(staleness) * there > 0
         return int(counts[there].sum())
 
-    def _drop_stale(self, ring: Ring, consumer: Consumer, version: int) -> None:
-        """What is too stale is given to nobody: it will not become fresher."""
+    def _too_stale(self, version: int) -> Ints:
+        """Elements that are too stale; they will not become fresher."""
         staleness, counts = self._stalenesses(version)
         old = ~self._are_fresh(staleness)
-        if old.any():
-            elements = np.empty(int(counts[old].sum()), np.int64)
-            mask = old.astype(np.float64)
-            count = self._index.table.freshest(address(mask), len(elements), address(elements))
-            self._claims.drop(ring, consumer, elements[:count])
+        if not old.any():
+            return staleness[:0]
+        elements = np.empty(int(counts[old].sum()), np.int64)
+        mask = old.astype(np.float64)
+        count = self._index.table.freshest(address(mask), len(elements), address(elements))
+        return elements[:count]
 
     def _drawn(
         self, ring: Ring | None, key: int, count: int
@@ -249,23 +228,18 @@ class StalenessAwareSampler(Consumes):
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `Sampler.can_sample`: an item is fresh enough."""
-        self.bind(storage)
+        consumer = self.bind(storage)
         if not len(storage):
             return False
+        if consumer is not None:
+            return self._can_claim(storage, consumer, batch_size)
         with self._index.lock:
             try:
-                ring = self._index.look(storage)
+                self._index.look(storage)
             except EmptyBufferError:
                 return False
-            if ring is None or self.consumer is None:
-                staleness, counts = self._stalenesses(self.consumer_version)
-                return bool(counts[self._are_fresh(staleness)].any())
-            consumer, version = self.opened(storage), self.consumer_version
-            self._claims.follow(ring, consumer)
-            self._drop_stale(ring, consumer, version)
-            some = lambda more: self._some(0, version, more)[0]  # noqa: E731
-            there = self._claims.count(ring, consumer, batch_size, some)
-            return there >= batch_size or consumer.cannot_grow(there, batch_size)
+            staleness, counts = self._stalenesses(self.consumer_version)
+            return bool(counts[self._are_fresh(staleness)].any())
 
     def _stalenesses(self, version: int) -> tuple[Ints, Ints]:
         """Of each version that is there, the smallest first, and how many items have it."""
@@ -357,3 +331,53 @@ class StalenessAwareSampler(Consumes):
             f"{type(self).__name__}(consumer_version={self.consumer_version}, "
             f"max_staleness={self._max_staleness})"
         )
+
+
+class FreshItems(LabelSource):
+    """Items that are fresh enough for the consumer's version as it is now."""
+
+    def __init__(self, sampler: StalenessAwareSampler, storage: Any, ring: Ring) -> None:
+        super().__init__(sampler._index, ring, 1)
+        self._sampler, self._storage, self._version = sampler, storage, sampler.consumer_version
+        self._staleness: dict[int, int] = {}  # of elements that were chosen
+
+    def count(self) -> int:
+        """See `Source.count`."""
+        return self._sampler._drawable(self._version)
+
+    def choose(self, most: int) -> Units:
+        """See `Source.choose`."""
+        if not (there := min(most, self.count())):
+            return self.units(np.empty((0, 1), np.int64))
+        key = draw_key(self._sampler, self._storage)
+        elements, stale = self._sampler._choose(key, self._version, there)
+        self._staleness.update(zip(elements.tolist(), stale.tolist(), strict=True))
+        return self.units(elements[:, None])
+
+    def leave_out(self, chosen: Units, which: Flags) -> None:
+        """See `Source.leave_out`."""
+        self._index.leave_out(chosen.elements[which, 0])
+
+    def lost(self) -> Units | None:
+        """See `Source.lost`: items that are too stale."""
+        stale = self._sampler._too_stale(self._version)
+        if not len(stale):
+            return None
+        units = self.units(stale[:, None])
+        self._index.leave_out(stale)
+        return units
+
+    def add(self, elements: Ints) -> None:
+        """See `LabelSource.add`."""
+        if len(back := elements[self._index.kins(elements) < 0]):
+            self._index.tell(self.ring, back)
+
+    def given_out(self, given: Ints, free: Ints, states: Bytes) -> Ints:
+        """See `LabelSource.given_out`."""
+        self._index.leave_out(given[self._index.kins(given) >= 0])
+        return free[:0]
+
+    def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
+        """See `Source.facts`."""
+        stale = [self._staleness[one] for one in elements.tolist()]
+        return {"staleness": cpu.tensor(stale, dtype=torch.float32)}

@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.samplers.claiming import ClaimingSampler, Claims
 from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.samplers.slices import SliceSampler
 from shmbuffer.samplers.slicing.boundaries import Boundaries
 from shmbuffer.samplers.slicing.cuts import Cuts, Side
-from shmbuffer.samplers.slicing.shared_windows import SharedWindows
 from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.samplers.slicing.window_source import WindowSource
 from shmbuffer.samplers.slicing.windows import Used, Windows, as_bits, of_bits
-from shmbuffer.samplers.taking import Consumes
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import make_folder
 from shmbuffer.saves.values import write_state
@@ -38,7 +37,7 @@ _REMEMBERED = 64  # batches that may be on their way
 _UNKNOWN = None, cpu.zeros(0, dtype=torch.int64), 0
 
 
-class StreamingSliceSampler(Consumes, SliceSampler):
+class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     """Every window of ``slice_len`` steps once, when it is complete; then slices at random.
 
     A trajectory is cut from its first step into windows that follow each other without an overlap.
@@ -125,8 +124,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         consumer: str | None = None,
         start: Start = "oldest",
     ) -> None:
-        Consumes.__init__(self, consumer, 1, start)
-        self._in_core = consumer is None
+        ClaimingSampler.__init__(self, consumer, 1, start)
         if isinstance(slice_len, bool) or not isinstance(slice_len, int):
             raise TypeError(f"slice_len has to be an integer, got {slice_len!r}")
         SliceSampler.__init__(
@@ -145,10 +143,10 @@ class StreamingSliceSampler(Consumes, SliceSampler):
             use_gpu=use_gpu,
         )
         self._windows = Windows(slice_len)
-        self._shared = SharedWindows(self._windows)
+        self._claims = Claims()
+        self._units = WindowSource(self._windows, self._marks, pad=self.pad_output)
         self._drawn: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=_REMEMBERED)
         self._taken = 0  # windows of the last choice; the others are slices at random
-        self._wanted = 0, 0  # for a consumer: windows, and how many at least
         self._boundaries = Boundaries(
             end_key=end_key,
             end_keys=end_keys,
@@ -188,58 +186,35 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         """
         ring = self._windows.ring_of(storage)
         if self.consumer is not None:
-            return self._consumed(storage, batch_size)
+            self._asked = batch_size
+            return self._claimed(storage, *self._sizes(batch_size))
         with self._boundaries.lock:
             self._windows.race.begin(ring)
         found = SliceSampler.sample(self, storage, batch_size)
         self._remember(found)
         return found
 
-    def _consumed(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Windows that no other learner of the consumer has."""
-        consumer, shared = self.opened(storage), self._shared
-        count, steps = self._sizes(batch_size)
-        found: list[Any] = []
+    @property
+    def _lock(self) -> Any:
+        return self._boundaries.lock
 
-        def attempt(least: int) -> list[Taken]:
-            with self._boundaries.lock:
-                self._wanted = count, least
-                shared.begin(consumer)
-                try:
-                    found[:] = SliceSampler.sample(self, storage, batch_size)
-                except EmptyBufferError:
-                    return []
-                except BaseException:
-                    shared.release(consumer)
-                    raise
-                return shared.parts()
+    def _source(self, storage: Any, consumer: Consumer) -> WindowSource:
+        self._units.begin(consumer)
+        self._units.look_at(self._windows.ring_of(storage), self._boundaries.of(storage))
+        return self._units
 
-        why = "was given every complete window"
-        parts, (index, info) = self._waiting(consumer, attempt, count, steps, lambda: why), found
-        return index, info | self._delivered(consumer, parts)[1]
+    def _exhausted(self) -> str:
+        return "was given every complete window"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `SliceSampler.can_sample`; for a consumer, whether there are windows enough."""
-        ring, consumer = ring_of(storage), self.bind(storage)
-        if ring is None or consumer is None:
+        if (consumer := self.bind(storage)) is None:
             return super().can_sample(storage, batch_size)
-        with self._boundaries.lock:
-            self._shared.begin(consumer)
-            try:
-                table = self._boundaries.of(storage).table
-            except EmptyBufferError:
-                return False
-            return self._shared.has(ring, consumer, table, self._sizes(batch_size)[0])
+        return self._can_claim(storage, consumer, self._sizes(batch_size)[0])
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """The next windows, and slices for the rest; for a consumer, those that it claims."""
-        if self.consumer is None:
-            return self._with(np.zeros(0, np.int64), storage, table, count, steps)
-        consumer, ring = self.opened(storage), ring_of(storage)
-        assert ring is not None
-        rows = self._shared.take(ring, consumer, table, self._wanted, self._lease_s())
-        trajectories = table.of_rows(rows)
-        return Cuts(trajectories, rows - table.starts(trajectories))
+        """The next windows, and slices for the rest."""
+        return self._with(np.zeros(0, np.int64), storage, table, count, steps)
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
         before = self._windows.position
@@ -287,7 +262,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
         """The slices that are still there, and others for those that were written over."""
         if self.consumer is not None:
-            return Consumes._again(self, storage, index)
+            return super()._again(storage, index)
         count, steps = self._sizes(self._asked)
         elements, ring = ravel(index, lanes_of(storage)), ring_of(storage)
         assert ring is not None
@@ -322,7 +297,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
     def _empty(self) -> None:
         with self._boundaries.lock:
             self._windows.forget()
-            self._shared.forget()
+            self._units.forget()
         super()._empty()
 
     def _position(self) -> Any:
@@ -368,7 +343,7 @@ class StreamingSliceSampler(Consumes, SliceSampler):
         used = Used(of_bits(state_dict.get("_used", ())), int(state_dict.get("_below", 0)))
         with self._boundaries.lock:
             self._boundaries.forget()
-            self._shared.forget()
+            self._units.forget()
             if self.consumer is None:  # else the ledger says it
                 self._windows.load(used)
             else:
@@ -391,4 +366,4 @@ class StreamingSliceSampler(Consumes, SliceSampler):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._shared = SharedWindows(self._windows)
+        self._units = WindowSource(self._windows, self._marks, pad=self.pad_output)

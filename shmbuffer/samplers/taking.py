@@ -1,11 +1,11 @@
-"""What samplers have in common that give each item once among all learners of a consumer."""
+"""The base of samplers that may draw for a consumer: each item once among all its learners."""
 
 from __future__ import annotations
 
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.items.keys import GENERATION, LEASE
-from shmbuffer.memory.flow.consumer import Consumer, given_back_unless_delivered
+from shmbuffer.memory.flow.consumer import Consumer, Leases, given_back_unless_delivered
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.ledger import Acknowledged, Taken
 from shmbuffer.samplers.sampler import NOTHING_THERE, Sampler
@@ -25,20 +24,24 @@ from shmbuffer.storages.storage import ring_of
 
 @dataclass
 class Taking:
-    """What one call to sample takes."""
+    """Items claimed by one `sample` call. They are returned to the consumer unless delivered."""
 
-    lease_s: float | None  # None: it is acknowledged before the call returns
+    lease_s: float | None  # None: they are acknowledged before the call returns
+    leases: Leases
     taken: list[tuple[Consumer, Taken]] = field(default_factory=list)
 
+    @property
+    def under(self) -> tuple[float, Leases]:
+        """The seconds of a lease, and where it is noted; see `Consumer.take`."""
+        return math.inf if self.lease_s is None else self.lease_s, self.leases
+
     def give_back(self) -> None:
-        """It was not delivered: others get it at once."""
-        while self.taken:
-            consumer, taken = self.taken.pop()
-            if taken.lease:
-                consumer.give_back(taken.lease)
+        """Returns the items to the consumer at once, because they are not delivered."""
+        self.taken.clear()
+        self.leases.give_back()
 
     def acknowledge(self) -> None:
-        """It is delivered, and that is all that was asked for."""
+        """Acknowledges the items."""
         while self.taken:
             consumer, taken = self.taken.pop()
             consumer.ack(taken.lease, taken.slots, taken.tickets)
@@ -63,6 +66,8 @@ class Consumes(Sampler):
         self._times = times
         self._found: Consumer | None = None
         self._of: weakref.ref[Any] | None = None  # the ring that it was found in
+        # `sample` has TorchRL's signature, so that a buffer cannot pass a lease to it. Each thread
+        # has its own, because several threads may draw with one sampler.
         self._own = threading.local()
 
     def bind(self, storage: Any) -> Consumer | None:
@@ -101,72 +106,31 @@ class Consumes(Sampler):
 
     @contextmanager
     def taking(self, lease_s: float | None) -> Iterator[Taking]:
-        """What this thread takes in here, is given back where it is not delivered."""
-        before = getattr(self._own, "taking", None)
-        now = self._own.taking = Taking(lease_s)
+        """Items that this thread draws in the block are given back if it ends by an exception."""
+        before = self._taking
         try:
-            with given_back_unless_delivered():
-                yield now
+            with given_back_unless_delivered() as leases:
+                self._own.taking = taking = Taking(lease_s, leases)
+                yield taking
         finally:
             self._own.taking = before
 
-    def _lease_s(self) -> float:
-        taking: Taking | None = getattr(self._own, "taking", None)
-        return math.inf if taking is None or taking.lease_s is None else taking.lease_s
+    @property
+    def _taking(self) -> Taking | None:
+        """The call of a buffer that this thread draws for; None without a buffer."""
+        found: Taking | None = getattr(self._own, "taking", None)
+        return found
 
-    def _took(self, consumer: Consumer, parts: list[Taken]) -> bool:
-        """Notes what was taken; acknowledges it, where nobody will. Whether samples say so."""
-        taking: Taking | None = getattr(self._own, "taking", None)
-        if taking is None:
-            for taken in parts:
-                consumer.ack(taken.lease, taken.slots, taken.tickets)
-            return False
-        taking.taken += [(consumer, taken) for taken in parts]
-        return taking.lease_s is not None
-
-    def _delivered(
-        self, consumer: Consumer, parts: list[Taken]
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Notes what was taken. Returns the index of the items, and their tickets and leases."""
-        none = np.empty(0, np.int64)
-        each = [(part.slots, part.tickets, np.full(len(part.slots), part.lease)) for part in parts]
-        rows = map(np.concatenate, zip(*(each or [(none, none, none)]), strict=True))
-        slots, tickets, leases = map(torch.from_numpy, rows)
-        info = {GENERATION: tickets}
-        if self._took(consumer, parts):
-            info[LEASE] = leases
-        return slots, info
-
-    def _waiting(
-        self,
-        consumer: Consumer,
-        attempt: Callable[[int], list[Taken]],
-        most: int,
-        size: int,
-        why: Callable[[], str],
-    ) -> list[Taken]:
-        """What an attempt takes, under its leases; see `Consumer.wait_for`, which waits for it.
-
-        ``attempt`` is told how many items, groups or windows there have to be at least.
-        """
-        parts: list[Taken] = attempt(0) if not most else []
-
-        def choose(least: int) -> int:
-            parts[:] = attempt(least)
-            return sum(len(part.slots) for part in parts) // size
-
-        try:
-            consumer.wait_for(choose, most, size, why)
-        except BaseException:
-            for part in parts:
-                consumer.give_back(part.lease)
-            raise
-        return parts
+    def _acknowledged(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Draws without a buffer, and acknowledges the items."""
+        with self.taking(None) as taking:
+            found = self.sample(storage, batch_size)
+            taking.acknowledge()
+        return found
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """Other items: the buffer was emptied before these were read."""
-        taking: Taking | None = getattr(self._own, "taking", None)
-        if taking is not None:
+        """Draws other items, because the buffer was emptied before these were read."""
+        if (taking := self._taking) is not None:
             taking.give_back()
         return super()._again(storage, index)
 

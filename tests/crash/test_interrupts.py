@@ -17,7 +17,7 @@ import pytest
 from shmbuffer import RateLimiter, RateLimitTimeout, RingOverrunError, recover
 from shmbuffer.items.limits import taken
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.flow.consumer import given_back_unless_delivered
+from shmbuffer.memory.flow.consumer import Leases, given_back_unless_delivered
 from shmbuffer.memory.system import deadline
 from shmbuffer.service.tenure import hold_lock
 from tests.crash.interrupts import Deed, walk
@@ -180,7 +180,7 @@ class Deeds:
             def works() -> None:
                 assert len(consumer.take(5).slots) == 5
 
-            yield delivering(lambda: consumer.take(3)), works
+            yield delivering(lambda leases: consumer.take(3, leases=leases)), works
 
     @contextmanager
     def claim_groups(self) -> Iterator[Begun]:
@@ -191,7 +191,7 @@ class Deeds:
             def works() -> None:
                 assert len(consumer.take(5).slots) == 5
 
-            yield delivering(lambda: consumer.claim(there, there)), works
+            yield delivering(lambda leases: consumer.claim(there, there, leases=leases)), works
 
     @contextmanager
     def remove(self) -> Iterator[Begun]:
@@ -226,12 +226,12 @@ class Deeds:
             yield act, act
 
 
-def delivering(take: Callable[[], object]) -> Callable[[], None]:
+def delivering(take: Callable[[Leases], object]) -> Callable[[], None]:
     """Takes items of a consumer as a sampler does, which gives them back if it is interrupted."""
 
     def act() -> None:
-        with given_back_unless_delivered():
-            take()
+        with given_back_unless_delivered() as leases:
+            take(leases)
 
     return act
 

@@ -28,7 +28,7 @@ from shmbuffer import (
 )
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.ledger import Standings
-from shmbuffer.samplers.labelled import item_claims
+from shmbuffer.samplers import claiming
 from shmbuffer.samplers.labelled.index import LabelIndex
 from tests.kit.rings import engine_of
 from tests.replay.label_programs import SIZE, items, opened
@@ -177,8 +177,8 @@ def test_what_is_given_up_counts_in_no_version(tmp_path: Path) -> None:
 def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for pause in ("_EVERY_S", "_RARELY"):
-        monkeypatch.setattr(item_claims, pause, 0)
+    for pause in ("_EVERY_S", "_SHORT_S", "_RARELY"):
+        monkeypatch.setattr(claiming, pause, 0)
     now = [10**12]
     monkeypatch.setattr("shmbuffer.samplers.labelled.index.time.monotonic_ns", lambda: now[0])
     with learner(tmp_path / "b", give_up_after=5.0) as one, learner(tmp_path / "b") as other:
@@ -256,9 +256,7 @@ def test_a_group_that_may_be_completed_is_given_up_once_all_writers_have_waited(
     """There is room for its last item, and a writer that wants more waits."""
     path, now = tmp_path / "b", [1000.0]
     with learner(path, 4) as rb, learner(path, 4) as one, learner(path, 4) as other:
-        monkeypatch.setattr(
-            "shmbuffer.samplers.labelled.item_claims.time.monotonic", lambda: now[0]
-        )
+        monkeypatch.setattr("shmbuffer.samplers.claiming.time.monotonic", lambda: now[0])
         one.extend(grouped(1))
         other.extend(grouped(2, 2))
         assert rb.sample(2)["query"].tolist() == [2, 2]
@@ -290,9 +288,7 @@ def test_who_has_room_reserved_may_complete_a_group(
 ) -> None:
     path, now = tmp_path / "b", [1000.0]
     with learner(path, 4) as rb, learner(path, 4) as one, learner(path, 4) as other:
-        monkeypatch.setattr(
-            "shmbuffer.samplers.labelled.item_claims.time.monotonic", lambda: now[0]
-        )
+        monkeypatch.setattr("shmbuffer.samplers.claiming.time.monotonic", lambda: now[0])
         one.extend(grouped(1))
         assert not rb.can_sample(2)
         with one.reserve(1) as room:
@@ -376,7 +372,7 @@ def test_what_others_have_is_looked_at_the_more_rarely_the_longer_it_takes(
 
     monkeypatch.setattr(Consumer, "standings", looked)
     monkeypatch.setattr(LabelIndex, "kins", takes_long)
-    monkeypatch.setattr(item_claims, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(claiming, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     rb = fresh(tmp_path / "buffer")
     rb.extend(versioned(1, 1, 1))
     assert rb.can_sample(1)

@@ -22,6 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.samplers import claiming
 from shmbuffer.samplers.slicing.windows import Windows
 from tests.replay.slice_programs import steps
 from tests.replay.test_streaming_slices import data_of, plain
@@ -141,6 +142,8 @@ def test_what_is_written_during_a_look_comes_in_windows(
             return standings(consumer)
 
         assert one.can_sample(STEPS)
+        for pause in ("_EVERY_S", "_RARELY"):
+            monkeypatch.setattr(claiming, pause, 0)
         monkeypatch.setattr(Consumer, "standings", after_a_write)
         seen = firsts(one.sample(2 * STEPS))
         assert one.can_sample(14 * STEPS)

@@ -33,7 +33,7 @@ from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow import consumer
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format.layout import Side
-from shmbuffer.samplers.slicing import shared_windows
+from shmbuffer.samplers import claiming
 from tests.crash.harness import ended, fork
 from tests.kit.rings import engine_of
 
@@ -210,9 +210,8 @@ def test_a_buffer_that_is_emptied_is_waited_for(tmp_path: Path, kind: str) -> No
 def test_what_came_back_is_found_without_a_look_at_every_item(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slicing, labelled = "slicing.shared_windows", "labelled.item_claims"
-    for name in (f"{slicing}._EVERY_S", f"{slicing}._SHORT_S", f"{labelled}._EVERY_S"):
-        monkeypatch.setattr(f"shmbuffer.samplers.{name}", 1e9)
+    for pause in ("_EVERY_S", "_SHORT_S"):
+        monkeypatch.setattr(claiming, pause, 1e9)
     with learner(tmp_path, kind) as rb, learner(tmp_path, kind) as other:
         other.extend(units(0, 4))
         mine = rb.sample(lease=100.0)
@@ -277,7 +276,7 @@ def test_what_a_killed_learner_held_is_given_before_newer_items(
 ) -> None:
     monkeypatch.setattr(consumer, "LOOK_S", 0.0)
     monkeypatch.setattr(consumer, "_RARELY", 0)
-    monkeypatch.setattr(shared_windows, "LOOK_S", 0.0)
+    monkeypatch.setattr(claiming, "LOOK_S", 0.0)
     with learner(tmp_path, kind, SIZE) as rb:
         rb.extend(units(0, 6))
         assert rb.sample()["number"].tolist() == [0, 1, 2, 3]

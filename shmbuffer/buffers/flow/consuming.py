@@ -117,7 +117,6 @@ class Consuming(Parts):
             batch = draw(count)
             if lease is None:
                 taking.acknowledge()
-            taking.taken.clear()
         return batch
 
 

@@ -12,7 +12,6 @@ happens to the ledger is told in ``_native/ledger.c``; this is who asks for it.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,23 +33,35 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, nanoseconds
 _RARELY = 50
 """A look for dead holders takes at most one part in so many of a learner's time."""
 
-_own = threading.local()
+
+class Leases:
+    """The leases that one call takes."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[Consumer, NDArray[np.uint64]]] = []
+
+    def begin(self, consumer: Consumer) -> NDArray[np.uint64]:
+        """Memory in which the core notes the number of a lease as it begins; 0 until then."""
+        lease = np.zeros(1, np.uint64)
+        self._begun.append((consumer, lease))
+        return lease
+
+    def give_back(self) -> None:
+        """Returns what was taken under these leases to the consumer at once."""
+        while self._begun:
+            consumer, lease = self._begun.pop()
+            consumer.give_back(int(lease[0]))
 
 
 @contextmanager
-def given_back_unless_delivered() -> Iterator[None]:
-    """What this thread takes in the block is given back if that ends by an exception."""
-    before = getattr(_own, "taken", None)
-    taken: list[tuple[Consumer, NDArray[np.uint64]]] = []
-    _own.taken = taken
+def given_back_unless_delivered() -> Iterator[Leases]:
+    """Leases that are given back if the block ends by an exception."""
+    leases = Leases()
     try:
-        yield
+        yield leases
     except BaseException:
-        for consumer, lease in taken:
-            consumer.give_back(int(lease[0]))
+        leases.give_back()
         raise
-    finally:
-        _own.taken = before
 
 
 class Oldest(NamedTuple):
@@ -89,7 +100,7 @@ class Consumer:
         record = ledger.consumers(self._seat.mapped.ledger)[self.which]
         return bool(record["state"] == ledger.CONSUMES and record["number"] == self.number)
 
-    def take(self, count: int, lease_s: float = math.inf) -> Taken:
+    def take(self, count: int, lease_s: float = math.inf, leases: Leases | None = None) -> Taken:
         """The oldest ``count`` items that it was not given, under a lease.
 
         Waits until so many are there. It takes what is left where nobody could write more, or only
@@ -99,16 +110,19 @@ class Consumer:
             count: items.
             lease_s: seconds until they are given to others; inf: until this handle is closed, or
                 its process ends.
+            leases: notes the lease, so that it can be given back after an exception.
 
         Raises:
             EmptyBufferError: nothing is left, and nobody writes.
             RateLimitTimeout, RateLimitError: as a sample of a limited buffer.
         """
         slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-        found, lease = self.take_at(count, lease_s, address(slots), address(tickets))
+        found, lease = self.take_at(count, lease_s, address(slots), address(tickets), leases)
         return Taken(slots[:found], tickets[:found], lease)
 
-    def take_at(self, count: int, lease_s: float, slots: int, tickets: int) -> tuple[int, int]:
+    def take_at(
+        self, count: int, lease_s: float, slots: int, tickets: int, leases: Leases | None = None
+    ) -> tuple[int, int]:
         """`take`, into memory that is there: addresses of slots and tickets.
 
         Returns:
@@ -118,7 +132,7 @@ class Consumer:
         lease_ns = nanoseconds(lease_s)
         self._calls.sides.draws_here()
         self._end_leases_of_the_dead()
-        lease = self._to_be_noted()
+        lease = (leases or Leases()).begin(self)
         where = slots, tickets, address(lease)
 
         def deliver(least: int) -> int:
@@ -180,13 +194,6 @@ class Consumer:
             return result
 
         return call
-
-    def _to_be_noted(self) -> NDArray[np.uint64]:
-        """Where the core notes a lease as it begins; 0 until then."""
-        lease = np.zeros(1, np.uint64)
-        if (taken := getattr(_own, "taken", None)) is not None:
-            taken.append((self, lease))
-        return lease
 
     def _taking(
         self, call: Callable[[], int], lease: NDArray[np.uint64], index: object = None
@@ -286,6 +293,7 @@ class Consumer:
         tickets: Ints,
         sizes: Sequence[int] | Ints | None = None,
         lease_s: float = math.inf,
+        leases: Leases | None = None,
     ) -> tuple[Flags, int]:
         """Takes items that were chosen, under one lease.
 
@@ -296,28 +304,35 @@ class Consumer:
                 where one of its items is gone, done, or held by somebody alive. None: each item by
                 itself.
             lease_s: as for `take`.
+            leases: as for `take`.
 
         Returns:
             Which groups were taken, and the lease; 0: none was.
         """
         self._calls.sides.draws_here()
-        kept, lease = self._claim(index, tickets, sizes, nanoseconds(lease_s))
+        under = nanoseconds(lease_s), (leases or Leases()).begin(self)
+        kept, lease = self._claim(index, tickets, sizes, *under)
         return kept, lease if kept.any() else 0
 
     def could_claim(
         self, index: Ints, tickets: Ints, sizes: Sequence[int] | Ints | None = None
     ) -> Flags:
         """Which groups `claim` would take now."""
-        return self._claim(index, tickets, sizes, 0)[0]
+        return self._claim(index, tickets, sizes, 0, np.zeros(1, np.uint64))[0]
 
     def _claim(
-        self, index: Ints, tickets: Ints, sizes: Sequence[int] | Ints | None, lease_ns: int
+        self,
+        index: Ints,
+        tickets: Ints,
+        sizes: Sequence[int] | Ints | None,
+        lease_ns: int,
+        lease: NDArray[np.uint64],
     ) -> tuple[Flags, int]:
         groups = np.ones(len(index), np.int64) if sizes is None else np.asarray(sizes, np.int64)
         index, tickets = _pair(index, tickets)
         if int(groups.sum()) != len(index) or (groups < 0).any():
             raise ValueError(f"claim: groups of {groups.tolist()} are not {len(index)} items")
-        kept, lease = np.zeros(len(groups), np.uint8), self._to_be_noted()
+        kept = np.zeros(len(groups), np.uint8)
 
         def call() -> int:
             return int(

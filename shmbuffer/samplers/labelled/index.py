@@ -57,6 +57,7 @@ class LabelIndex:
         trim: called behind each look with what gives the labels that are there; None: nobody asks.
 
     Attributes:
+        limit: as given.
         table: the labels; while `lock` is held.
         values: float64 ``[elements]``, where ``value`` is given.
         head: of the ring at the last look: items with tickets from there on are not of it.
@@ -78,7 +79,7 @@ class LabelIndex:
     ) -> None:
         self._paths = (path,) if value is None else (path, value)
         self._to_labels = to_labels
-        self._limit, self._by_age, self._trim = limit, by_age, trim
+        self.limit, self._by_age, self._trim = limit, by_age, trim
         self.is_claimed = False
         self.forget()
 
@@ -122,10 +123,10 @@ class LabelIndex:
         if ring is None:
             self._look_at_foreign(storage)
             return None
-        if self._limit > ring.elements:
+        if self.limit > ring.elements:
             raise ValueError(
                 f"a storage of {ring.elements} items has no room for one group of "
-                f"group_size={self._limit}"
+                f"group_size={self.limit}"
             )
         if not ring.length and not self.is_claimed:
             wait_for_items(storage, ring, NOTHING_THERE)
@@ -179,7 +180,7 @@ class LabelIndex:
         )
 
     def _begin(self, elements: int) -> None:
-        self.table = _core.Labels(max(1, elements), self._limit, self._by_age)
+        self.table = _core.Labels(max(1, elements), self.limit, self._by_age)
         if self.is_claimed:
             self.table.tell()  # of what is lost, from the first look on
         self.values = np.zeros(elements) if len(self._paths) > 1 else None
@@ -203,7 +204,7 @@ class LabelIndex:
         """One look, and after a first one another."""
         columns = self._columns
         if columns is not None:
-            now = time.monotonic_ns() if self._limit else 0
+            now = time.monotonic_ns() if self.limit else 0
             head = self.table.follow(self._follower, *columns, now)
             if head is not None:
                 self.head = head
@@ -226,7 +227,7 @@ class LabelIndex:
         self.head = follower.seen
         parts = [] if restarted else list(self._pieces())
         went = np.frombuffer(gone, np.int64)
-        if self._limit:
+        if self.limit:
             may_be_back = np.ascontiguousarray(self._elements(ring, went[follower.over :]))
             table.away(address(may_be_back), len(may_be_back))
             went = went[: follower.over]
@@ -265,7 +266,7 @@ class LabelIndex:
         labels = np.ascontiguousarray(self._to_labels(columns[0]), np.int64)
         if self.values is not None:
             self.values[elements] = means_of(columns[1])
-        now = time.monotonic_ns() if self._limit else 0
+        now = time.monotonic_ns() if self.limit else 0
         self.table.put(address(at), address(labels), len(at), first, now)
 
     def _drop(self, ring: Ring, slots: Ints) -> None:
@@ -287,8 +288,10 @@ class LabelIndex:
         self.table.kins(address(elements), len(elements), address(found))
         return found
 
-    def settle(self) -> None:
-        """Behind drops that no look has made."""
+    def leave_out(self, elements: Ints) -> None:
+        """Removes items that are still in the storage."""
+        elements = np.ascontiguousarray(elements)
+        self.table.drop(address(elements), len(elements))
         self.table.settle(self._follower)
 
     def labels(self, elements: Ints) -> Ints:

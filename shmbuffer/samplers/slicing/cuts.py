@@ -99,6 +99,14 @@ def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> SliceR
     return SliceRows(rows, count, is_first, is_last, None)
 
 
+def windows_of(elements: Ints, steps: int, *, pad: bool) -> SliceRows:
+    """Rows of windows, one behind the other, all of them of so many steps."""
+    step = np.arange(len(elements)) % steps
+    mask = np.ones(len(elements), np.bool_) if pad else None
+    lengths = np.full(len(elements) // steps, steps)
+    return SliceRows(elements, lengths, step == 0, step == steps - 1, mask)
+
+
 def consecutive(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """Runs of so many numbers from each first one on, and where each run stops."""
     stops = np.cumsum(counts)

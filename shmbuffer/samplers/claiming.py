@@ -1,0 +1,323 @@
+"""Claims: what a learner chooses by itself, and takes so that no other of its consumer has it.
+
+    Source ──choose──▶ units ──Consumer.claim──▶ those that no other learner has
+      ▲                                              ╰──▶ leave_out: all that were chosen
+      ├── put_back    items whose leases have ended
+      ├── look        what other learners have: once a second, and when too few units are there
+      └── lost        items that can never be given, such as those of a group that lost an item
+
+A unit is an item, a group or a window. Lost items are acknowledged without a delivery, so that
+writers do not wait for them. So is a group that blocks all writers and can never be complete.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.items.keys import GENERATION, LEASE
+from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumer import Consumer, Leases, Oldest
+from shmbuffer.memory.flow.sides import ALONE_S
+from shmbuffer.memory.flow.waiting import LOOK_S
+from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.memory.format.ledger import LEASES, Standings, Taken
+from shmbuffer.samplers.taking import Consumes
+
+_EVERY_S = 1.0  # between two looks at what others have
+_SHORT_S = 0.02  # the same, while there are too few units
+_RARELY = 20  # a look takes at most one part in so many of a learner's time
+
+
+Under = tuple[float, Leases]  # see `Consumer.take`
+
+
+class Units(NamedTuple):
+    """Items, groups or windows, int64 ``[units, size]``."""
+
+    elements: Ints
+    tickets: Ints
+    """-1 for an item that is not in the source any more."""
+
+    def some(self, which: Flags | slice) -> Units:
+        """Selects units."""
+        return Units(self.elements[which], self.tickets[which])
+
+    def and_(self, more: Units) -> Units:
+        """Appends other units."""
+        return Units(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
+
+
+class Source(ABC):
+    """The units that one learner chooses from. The caller holds the sampler's lock.
+
+    Attributes:
+        ring: the ring that has the items.
+        size: items of a unit.
+        table: what the units are chosen from; another object once everything was read again.
+        laps: a look is due after the ring was overwritten so many times, even if that is early.
+    """
+
+    ring: Ring
+    size: int
+    table: Any
+    laps: float = math.inf
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many units may be chosen."""
+
+    @abstractmethod
+    def choose(self, most: int) -> Units:
+        """Chooses so many units, or all there are. They stay in the source until `leave_out`."""
+
+    @abstractmethod
+    def leave_out(self, chosen: Units, which: Flags) -> None:
+        """Removes some units of the last choice, because a learner has them."""
+
+    @abstractmethod
+    def put_back(self, slots: Ints, tickets: Ints) -> None:
+        """Lets items be chosen again whose leases have ended."""
+
+    @abstractmethod
+    def look(self, standings: Standings, *, is_new: bool) -> Ints:
+        """Removes what other learners have, and puts back what they have given back.
+
+        Returns:
+            Slots of items that no learner has and that can never be given.
+        """
+
+    def lost(self) -> Units | None:
+        """Items that can never be given and were not returned before, as units of one item."""
+        return None
+
+    def missing(self, oldest: Oldest) -> int:
+        """How many items the group of this item lacks; 0: it is complete, or has no group."""
+        return 0
+
+    def give_up(self, oldest: Oldest) -> None:
+        """Gives up the group of this item, which is `missing` others, so that all are `lost`."""
+        raise NotImplementedError
+
+    def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
+        """Entries of a sample of these elements."""
+        return {}
+
+
+class Claims:
+    """What one learner knows of its consumer's leases. The caller holds the sampler's lock."""
+
+    def __init__(self) -> None:
+        self._table: Any = None
+        self._known = np.zeros(LEASES, np.uint64)  # ended leases whose items were put back
+        self._asked_s = 0.0  # when it last asked for ended leases
+        self._looked_s, self._looked_at, self._took_s = 0.0, 0, 0.0  # time, head, and duration
+        self._held_up: tuple[int, float] | None = None  # the head, and since when it stands
+
+    def __reduce__(self) -> Any:
+        return Claims, ()  # all of it belongs to one handle
+
+    def take(
+        self, source: Source, consumer: Consumer, wanted: tuple[int, int], under: Under
+    ) -> list[Taken]:
+        """Claims units.
+
+        Args:
+            source: where they are chosen from.
+            consumer: whose they are.
+            wanted: how many units, and how many there have to be at least.
+            under: seconds of the leases, and where they are noted; see `Consumer.claim`.
+
+        Returns:
+            The items of each lease. Nothing if there are too few units, unless the others cannot be
+            written before these are acknowledged.
+        """
+        most, least = wanted
+        self._follow(source, consumer)
+        while True:
+            if source.count() < most:
+                self._follow(source, consumer, is_short=True)
+            there = min(source.count(), most)
+            if there and (there >= least or consumer.is_stuck((most - there) * source.size)):
+                taken = self._claim(source, consumer, there, under)
+                if sum(len(part.slots) for part in taken) == there * source.size:
+                    return taken
+                for part in taken:  # the source has not what other learners have by now
+                    consumer.give_back(part.lease)
+            elif not self._unblock(source, consumer):
+                return []
+
+    def can_take(self, source: Source, consumer: Consumer, wanted: int) -> bool:
+        """Whether `take` would give so many units now, or no more can be written."""
+        self._follow(source, consumer, is_short=True)
+        while True:
+            there = self._free(source, consumer, wanted)
+            if there or not self._unblock(source, consumer):
+                break
+        size = source.size
+        return there >= wanted or consumer.cannot_grow(there * size, wanted * size)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _follow(self, source: Source, consumer: Consumer, *, is_short: bool = False) -> None:
+        """Brings the source up to date with the ledger."""
+        if (lost := source.lost()) is not None:
+            there = lost.tickets >= 0
+            consumer.drop(lost.elements[there], lost.tickets[there])
+        now_s, is_new = time.monotonic(), source.table is not self._table
+        if is_new:
+            self._known[:] = 0
+        pause_s = max(_SHORT_S if is_short else _EVERY_S, _RARELY * self._took_s)
+        is_far = source.ring.head - self._looked_at >= source.laps * source.ring.capacity
+        if is_new or is_far or now_s - self._looked_s >= pause_s:
+            self._look(source, consumer, is_new=is_new)
+        elif not is_short and now_s - self._asked_s < LOOK_S:
+            return
+        source.put_back(*consumer.returned(self._known))
+        self._asked_s = now_s
+
+    def _look(self, source: Source, consumer: Consumer, *, is_new: bool) -> None:
+        began_s = time.monotonic()
+        standings = consumer.standings()
+        slots = source.look(standings, is_new=is_new)
+        if len(slots):
+            consumer.drop(slots, standings.tickets[slots])
+        self._table, self._looked_at = source.table, source.ring.head
+        self._looked_s = time.monotonic()
+        self._took_s = self._looked_s - began_s
+
+    def _claim(self, source: Source, consumer: Consumer, wanted: int, under: Under) -> list[Taken]:
+        taken: list[Taken] = []
+
+        def claim(elements: Ints, tickets: Ints, sizes: Ints) -> Flags:
+            kept, lease = consumer.claim(elements, tickets, sizes, *under)
+            if lease:
+                ours = kept.repeat(source.size)
+                taken.append(Taken(elements[ours], tickets[ours], lease))
+            return kept
+
+        while wanted and len((chosen := source.choose(wanted)).elements):
+            wanted -= int(_claimed(chosen, claim).sum())
+            source.leave_out(chosen, np.ones(len(chosen.elements), np.bool_))
+        return taken
+
+    def _free(self, source: Source, consumer: Consumer, wanted: int) -> int:
+        """How many units could be claimed, up to ``wanted``."""
+        while len((chosen := source.choose(wanted)).elements):
+            kept = _claimed(chosen, consumer.could_claim)
+            if kept.all():
+                return len(kept)
+            source.leave_out(chosen, ~kept)
+        return 0
+
+    def _unblock(self, source: Source, consumer: Consumer) -> bool:
+        """Gives up the group of the oldest item if it can never be complete.
+
+        Its other items have no room before this one is acknowledged. Or all writers wait for that,
+        long enough that a writer which died would have been restarted.
+        """
+        oldest = consumer.oldest_to_give()
+        if oldest is None:
+            self._held_up = None
+            return False
+        missing = source.missing(oldest)
+        if not missing:
+            return False
+        if missing <= oldest.room and not self._is_held_up(consumer, oldest):
+            return False
+        source.give_up(oldest)
+        self._follow(source, consumer)
+        return True
+
+    def _is_held_up(self, consumer: Consumer, oldest: Oldest) -> bool:
+        if not (oldest.waits and consumer.all_writers_wait()):
+            self._held_up = None
+            return False
+        now_s = time.monotonic()
+        if self._held_up is None or self._held_up[0] != oldest.head:
+            self._held_up = oldest.head, now_s
+        return now_s - self._held_up[1] >= ALONE_S
+
+
+def _claimed(chosen: Units, claim: Callable[[Ints, Ints, Ints], Flags]) -> Flags:
+    """Which units are there, and claimed."""
+    there = chosen.tickets >= 0
+    if not there.all():
+        kept: Flags = np.all(there, axis=1)
+        if kept.any():
+            kept[kept] = _claimed(chosen.some(kept), claim)
+        return kept
+    sizes = np.full(len(chosen.elements), chosen.elements.shape[1], np.int64)
+    return claim(chosen.elements.ravel(), chosen.tickets.ravel(), sizes)
+
+
+class ClaimingSampler(Consumes):
+    """A sampler that chooses what its consumer is given; with a consumer, each unit once."""
+
+    _claims: Claims
+
+    @property
+    def _lock(self) -> AbstractContextManager[Any]:
+        """Held while the source is used."""
+        raise NotImplementedError
+
+    def _source(self, storage: Any, consumer: Consumer) -> Source:
+        """The units of a storage as they are now. EmptyBufferError if it has no items."""
+        raise NotImplementedError
+
+    def _exhausted(self) -> str:
+        """What the consumer was given, for an error if nothing is left."""
+        raise NotImplementedError
+
+    def _claimed(self, storage: Any, wanted: int, size: int) -> tuple[Any, dict[Any, Any]]:
+        """Claims so many units of ``size`` items; waits as `Consumer.wait_for`."""
+        if (taking := self._taking) is None:
+            return self._acknowledged(storage, wanted * size)
+        consumer = self.opened(storage)
+        parts: list[Taken] = []
+        facts: dict[Any, Any] = {}
+
+        def attempt(least: int) -> int:
+            with self._lock:
+                try:
+                    source = self._source(storage, consumer)
+                except EmptyBufferError:
+                    return 0
+                parts[:] = self._claims.take(source, consumer, (wanted, least), taking.under)
+                if not parts and wanted:
+                    return 0
+                facts.update(source.facts(_joined([part.slots for part in parts])))
+            return sum(len(part.slots) for part in parts) // size
+
+        if wanted:
+            consumer.wait_for(attempt, wanted, size, self._exhausted)
+        else:
+            attempt(0)
+        taking.taken += [(consumer, part) for part in parts]
+        elements, tickets = (_joined([part[at] for part in parts]) for at in (0, 1))
+        facts[GENERATION] = torch.from_numpy(tickets)
+        if taking.lease_s is not None:
+            leases = _joined([np.full(len(part.slots), part.lease) for part in parts])
+            facts[LEASE] = torch.from_numpy(leases)
+        return torch.from_numpy(elements), facts
+
+    def _can_claim(self, storage: Any, consumer: Consumer, wanted: int) -> bool:
+        """Whether `_claimed` would not wait."""
+        with self._lock:
+            try:
+                source = self._source(storage, consumer)
+            except EmptyBufferError:
+                return False
+            return self._claims.can_take(source, consumer, wanted)
+
+
+def _joined(parts: list[Any]) -> Ints:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -1,0 +1,134 @@
+"""The windows that a learner of a consumer chooses; see `Claims`.
+
+windows.c, or what was given back ──▶ choose ──▶ claimed by this learner or by another: `_given`
+items in no window, half a lap old ──▶ acknowledged, so that writers do not wait for them
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.memory import Ring
+from shmbuffer.memory.flow.consumer import Consumer
+from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.memory.format.ledger import DONE, TO_GIVE, Standings
+from shmbuffer.samplers.claiming import Source, Units
+from shmbuffer.samplers.slicing.boundaries import Found
+from shmbuffer.samplers.slicing.cuts import windows_of
+from shmbuffer.samplers.slicing.marks import Marks
+from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.samplers.slicing.windows import Used, Windows
+
+
+class WindowSource(Source):
+    """The windows of one sampler.
+
+    Args:
+        windows: of this process.
+        marks: entries of the steps.
+        pad: whether a sample has a mask.
+    """
+
+    laps = 0.25
+    _bounds: Found
+
+    def __init__(self, windows: Windows, marks: Marks, *, pad: bool) -> None:
+        self._windows, self._marks, self._pad = windows, marks, pad
+        self.size = windows.steps
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets what learners have."""
+        self._none = Units(*np.zeros((2, 0, self.size), np.int64))
+        self._next = self._none  # chosen and not claimed, or given back: first to be chosen
+        self._given: list[Units] = []  # that learners have, until they are acknowledged
+
+    def begin(self, consumer: Consumer) -> None:
+        """Leaves out acknowledged items, before the first item is followed."""
+        if self._windows.is_begun:
+            return
+        self.forget()
+        found = consumer.standings()
+        done = np.flatnonzero(found.states == DONE)
+        below = int(found.tickets[done].max(initial=-1)) + 1  # not what is stored there next
+        self._windows.load(Used(done, below))
+
+    def look_at(self, ring: Ring, bounds: Found) -> None:
+        """Chooses from these trajectories from here on."""
+        self.ring, self._bounds, self.table = ring, bounds, bounds.table
+
+    def count(self) -> int:
+        """See `Source.count`."""
+        return self._windows.waiting + len(self._next.elements)
+
+    def choose(self, most: int) -> Units:
+        """See `Source.choose`."""
+        if (missing := most - len(self._next.elements)) > 0:
+            self._next = self._next.and_(self._new(missing))
+        return self._next.some(slice(most))
+
+    def _new(self, count: int) -> Units:
+        table: Trajectories = self.table
+        firsts = table.rows_of(self._windows.take(count))
+        rows = firsts[:, None] + np.arange(self.size)
+        elements = table.elements_of(rows.ravel()).reshape(rows.shape)
+        tickets = slot_words.tickets(self.ring.live.words[elements])
+        # An item that was overwritten since the window was chosen has the ticket of a later one.
+        return Units(elements, np.where(tickets < (table.head or 0), tickets, -1))
+
+    def leave_out(self, chosen: Units, which: Flags) -> None:
+        """See `Source.leave_out`."""
+        rest = self._next.some(slice(len(which), None))
+        self._next = chosen.some(~which).and_(rest)
+        self._given.append(chosen.some(which))
+
+    def put_back(self, slots: Ints, tickets: Ints) -> None:
+        """See `Source.put_back`: before the other windows."""
+        if len(slots):
+            given = self._all_given()
+            order = np.argsort(slots)
+            at = np.searchsorted(slots, given.elements, sorter=order).clip(max=len(slots) - 1)
+            found = slots[order[at]], tickets[order[at]]
+            is_back = (found[0] == given.elements) & (found[1] == given.tickets)
+            self._take_back(given, is_back.all(1))
+
+    def look(self, standings: Standings, *, is_new: bool) -> Ints:
+        """See `Source.look`."""
+        self._windows.help()
+        given = self._all_given()
+        elements, tickets = given
+        is_same, states = standings.tickets[elements] == tickets, standings.states[elements]
+        is_over = ~is_same.all(1) | (states == DONE).any(1)
+        rest = is_over[:, None] & is_same & (states == TO_GIVE)  # acknowledged in part
+        self._take_back(given.some(~is_over), (states == TO_GIVE).all(1)[~is_over])
+        # What was written since it was followed may be half a lap old by now, and in windows.
+        is_old = standings.tickets < self._windows.followed - self.ring.capacity // 2
+        left = np.flatnonzero(is_old & (standings.states == TO_GIVE))
+        if len(left):
+            # Not all that is used is in a window: a window may have lost its first items.
+            used = (self.table.used(self.ring.elements, waiting=way) for way in (True, False))
+            in_windows = np.not_equal(*used)
+            for some in (self._next, *self._given):
+                in_windows[some.elements] |= standings.tickets[some.elements] == some.tickets
+            left = left[~in_windows[left]]
+        if len(left):
+            self._windows.use(left, int(standings.tickets[left].max()) + 1)
+        return np.concatenate([elements[rest], left])
+
+    def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
+        """See `Source.facts`: the marks of the steps."""
+        rows = windows_of(elements, self.size, pad=self._pad)
+        return self._marks.of_rows(self._bounds.entries, elements, rows)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _all_given(self) -> Units:
+        return Units(*map(np.concatenate, zip(self._none, *self._given, strict=True)))
+
+    def _take_back(self, given: Units, which: Flags) -> None:
+        self._next = given.some(which).and_(self._next)
+        self._given = [given.some(~which)]
