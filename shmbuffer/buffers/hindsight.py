@@ -34,6 +34,7 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.samplers.sampler import ATTEMPTS, Sampler, ask_rank, lanes_of, random_numbers
 from shmbuffer.samplers.slicing.boundaries import Boundaries
+from shmbuffer.samplers.slicing.options import TrajectoryOptions
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.storages.storage import ring_of
@@ -165,11 +166,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self._reached: KeyPath = path_of(achieved_goal_key)
         if self._reached[0] != "next" and beside[:1] == ("next",):
             self._reached = ("next", *self._reached)
-        self._boundaries = Boundaries(
-            end_keys=[end_key, self._terminated],
-            cache_values=True,  # no scan of the flags for each sample
-            others=[self._reached],
-        )
+        ends = [end_key, self._terminated]
+        # With cached values no sample reads the flags again.
+        options = TrajectoryOptions(end_keys=ends, cache_values=True)
+        self._boundaries = Boundaries(options, [self._reached])
         super().__init__(sampler=sampler, **kwargs)
 
     def empty(self, empty_write_count: bool = True) -> None:

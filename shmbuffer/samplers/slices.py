@@ -21,12 +21,11 @@ from shmbuffer.samplers.sampler import (
     in_storage,
     random_numbers,
 )
-from shmbuffer.samplers.slicing.argument_checks import at_least_one, check_together
 from shmbuffer.samplers.slicing.boundaries import DONE, Boundaries
-from shmbuffer.samplers.slicing.cuts import Cuts, Side, Span, places, rows_of
-from shmbuffer.samplers.slicing.flags import Shown
-from shmbuffer.samplers.slicing.marks import Marks
+from shmbuffer.samplers.slicing.cuts import Cuts, Marks, Shown, places, rows_of
+from shmbuffer.samplers.slicing.options import Side, SliceOptions, Span
 from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
+from shmbuffer.samplers.slicing.windows import Windows
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
 
@@ -34,10 +33,6 @@ _SHOWN = (
     *("num_slices", "slice_len", "end_key", "end_keys", "traj_key", "truncated_key"),
     *("strict_length", "pad_output", "span"),
 )
-
-
-class SliceArgumentsError(TypeError, ValueError):
-    """``num_slices`` and ``slice_len``: exactly one of them. A TypeError for TorchRL."""
 
 
 class SliceSampler(Sampler, metaclass=WithOrWithout):
@@ -122,8 +117,21 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     Source: ``torchrl.data.SliceSampler``.
     """
 
+    num_slices: int | None
+    slice_len: int | None
+    end_key: Key | None
+    end_keys: Sequence[Key] | None
+    traj_key: Key | None
     step_key: Key | None = "step_count"  # of the class too, as in TorchRL
     fragmented: bool = False
+    cache_values: bool
+    truncated_key: Key | None
+    init_key: Key | None
+    strict_length: bool
+    pad_output: bool
+    compile: bool | dict[str, Any]
+    span: Span
+    use_gpu: torch.device | bool
     _in_core: bool = True  # slices of full length are cut by the core
 
     def __init__(
@@ -147,40 +155,15 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         span: Side | tuple[Side, Side] = False,
         use_gpu: torch.device | bool = False,
     ) -> None:
-        if (num_slices is None) == (slice_len is None):
-            raise SliceArgumentsError(
-                f"give num_slices or slice_len, one of the two; got num_slices={num_slices} and "
-                f"slice_len={slice_len}"
-            )
-        self.num_slices = at_least_one("num_slices", num_slices)
-        self.slice_len = at_least_one("slice_len", slice_len)
-        self.end_key = end_key
-        self.end_keys = None if end_keys is None else tuple(end_keys)
-        self.traj_key = traj_key
-        self.step_key = step_key
-        self.fragmented = bool(fragmented)
-        self.cache_values = bool(cache_values)
-        self.truncated_key = truncated_key
-        self.init_key = init_key
-        self.strict_length = bool(strict_length)
-        self.pad_output = bool(pad_output)
-        self.compile = compile
-        self.span = Span.of(span)
-        self.use_gpu = use_gpu
-        check_together(self, ends, trajectories)
-        if end_key is None and end_keys is None and ends is None and trajectories is None:
+        self._follow_options(SliceOptions.from_arguments(locals()))
+
+    def _follow_options(self, options: SliceOptions, windows: Windows | None = None) -> None:
+        """Takes the arguments of a constructor over, as attributes and rules."""
+        vars(self).update(options.attributes())
+        if not options.are_given and options.end_key is None and options.end_keys is None:
             self.end_key = DONE
-        self._marks = Marks.of(truncated_key, init_key)
-        self._boundaries = Boundaries(
-            end_key=end_key,
-            end_keys=end_keys,
-            traj_key=traj_key,
-            step_key=step_key if fragmented else None,
-            ends=ends,
-            trajectories=trajectories,
-            cache_values=self.cache_values,
-            others=self._marks.paths,
-        )
+        self._marks = Marks.of(options.truncated_key, options.init_key)
+        self._boundaries = Boundaries(options, self._marks.paths, windows)
         self._asked = 0  # the last batch size, for `_again`
 
     # -- drawing -------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from shmbuffer.memory.format.leaf import Key
 from shmbuffer.samplers.claiming import ClaimingSampler, Claims
 from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.samplers.slices import SliceSampler
-from shmbuffer.samplers.slicing.boundaries import Boundaries
-from shmbuffer.samplers.slicing.cuts import Cuts, Side
+from shmbuffer.samplers.slicing.cuts import Cuts
+from shmbuffer.samplers.slicing.options import Side, SliceOptions
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.samplers.slicing.window_source import WindowSource
 from shmbuffer.samplers.slicing.windows import Used, Windows, as_bits, of_bits
@@ -127,35 +127,14 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         ClaimingSampler.__init__(self, consumer, 1, start)
         if isinstance(slice_len, bool) or not isinstance(slice_len, int):
             raise TypeError(f"slice_len has to be an integer, got {slice_len!r}")
-        SliceSampler.__init__(
-            self,
-            slice_len=slice_len,
-            end_key=end_key,
-            end_keys=end_keys,
-            traj_key=traj_key,
-            cache_values=cache_values,
-            truncated_key=truncated_key,
-            init_key=init_key,
-            strict_length=strict_length,
-            pad_output=pad_output,
-            compile=compile,
-            span=span,
-            use_gpu=use_gpu,
-        )
         self._windows = Windows(slice_len)
+        self._follow_options(
+            SliceOptions.from_arguments({**locals(), "begins": _BEGINS}), self._windows
+        )
         self._claims = Claims()
         self._units = WindowSource(self._windows, self._marks, pad=self.pad_output)
         self._drawn: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=_REMEMBERED)
         self._taken = 0  # windows of the last choice; the others are slices at random
-        self._boundaries = Boundaries(
-            end_key=end_key,
-            end_keys=end_keys,
-            traj_key=traj_key,
-            cache_values=self.cache_values,
-            others=self._marks.paths,
-            begins=[_BEGINS],
-            windows=self._windows,
-        )
 
     # -- what there is -------------------------------------------------------------------------
 

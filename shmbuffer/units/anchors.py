@@ -20,6 +20,7 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath
 from shmbuffer.samplers.sampler import ATTEMPTS, in_storage, lanes_of
 from shmbuffer.samplers.slicing.boundaries import Boundaries, Found
+from shmbuffer.samplers.slicing.options import TrajectoryOptions
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.units.unit import Expanded, SampleUnit
 
@@ -73,9 +74,8 @@ class AnchorTrajectories:
 
     def __init__(self, done_key: Key | None, others: Sequence[KeyPath] = ()) -> None:
         self._done_key = done_key
-        self._boundaries = Boundaries(
-            end_keys=() if done_key is None else (done_key,), others=others
-        )
+        ends = () if done_key is None else (done_key,)
+        self._boundaries = Boundaries(TrajectoryOptions(end_keys=ends), others)
 
     @property
     def lock(self) -> Any:

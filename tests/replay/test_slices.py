@@ -25,7 +25,7 @@ from shmbuffer import (
     TensorStorage,
 )
 from shmbuffer.samplers.slicing import boundaries
-from shmbuffer.samplers.slicing.flags import Shown
+from shmbuffer.samplers.slicing.cuts import Shown
 from shmbuffer.samplers.slicing.single_entries import LeafEntries
 from tests.kit.rings import ring_of
 from tests.replay.slice_model import History, cut_up, drawn, slices
@@ -704,7 +704,7 @@ def test_a_look_reads_what_was_written_since_the_one_before(
         return at(entries, path, slots)
 
     monkeypatch.setattr(LeafEntries, "at", noted)
-    monkeypatch.setattr(boundaries, "cuts_of", lambda *_: None)  # the core reads what it can
+    monkeypatch.setattr(boundaries, "cut_columns", lambda *_: None)  # the core reads what it can
     rb = buffer(make(6), 4, slice_len=2)
     rb.extend(episodes(4))
     rb.sample()
@@ -743,7 +743,7 @@ def test_the_core_gives_the_slices_and_flags_that_are_found_entry_by_entry(
 
     expected = list(batches())
     monkeypatch.setattr(Shown, "of", lambda *_: None)
-    monkeypatch.setattr(boundaries, "cuts_of", lambda *_: None)
+    monkeypatch.setattr(boundaries, "cut_columns", lambda *_: None)
     for one, other in zip(expected, batches(), strict=True):
         if one is not None:
             assert set(one.keys(True, True)) == set(other.keys(True, True))

@@ -9,14 +9,17 @@ import numpy as np
 
 from shmbuffer.memory.format import slots
 from shmbuffer.samplers.slicing.boundaries import Boundaries
+from shmbuffer.samplers.slicing.options import TrajectoryOptions
 from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.samplers.slicing.windows import Windows
 
 Elements = list[list[int]]
 
 
-def boundaries(*others: Any, **keys: Any) -> Boundaries:
+def boundaries(*others: Any, windows: Windows | None = None, **keys: Any) -> Boundaries:
     """What a slice sampler makes of its keys; ``others`` are entries that will be asked for."""
-    return Boundaries(others=others, **keys)
+    options = TrajectoryOptions(fragmented="step_key" in keys, **keys)
+    return Boundaries(options, others, windows)
 
 
 def listed(table: Trajectories, steps: int = 1) -> Elements:

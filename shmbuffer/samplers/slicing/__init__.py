@@ -1,8 +1,8 @@
 """Trajectories of a storage, and slices of them: what every slice sampler is made of.
 
-following           ──▶ trajectories      ──▶ cuts           ──▶ marks
-what was written,       which items           starts, rows       what a sample says of its steps
-since the last look     follow each other
+options      ──▶ boundaries   ──▶ following           ──▶ trajectories      ──▶ cuts
+the user's       where one        what was written        which items           slices, and flags
+arguments        ends             since the last look     follow each other     of their steps
 
-boundaries says where one ends, and given what the user gives for that; single_entries reads one.
+windows are given once each. single_entries reads an entry of items.
 """

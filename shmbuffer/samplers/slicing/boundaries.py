@@ -8,19 +8,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.memory.format.leaf import KeyPath, key_of, path_of
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.samplers.passes import wait_for_items
 from shmbuffer.samplers.sampler import ATTEMPTS, lanes_of
-from shmbuffer.samplers.slicing.flags import cuts_of
 from shmbuffer.samplers.slicing.following import Following, put_in_order
-from shmbuffer.samplers.slicing.given import Given
 from shmbuffer.samplers.slicing.interleaved import Interleaved
+from shmbuffer.samplers.slicing.options import TrajectoryOptions
 from shmbuffer.samplers.slicing.single_entries import (
     Entries,
     LeafEntries,
@@ -28,18 +26,19 @@ from shmbuffer.samplers.slicing.single_entries import (
     RecordEntries,
     any_of,
 )
-from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.samplers.slicing.trajectories import Trajectories, given_trajectories
 from shmbuffer.samplers.slicing.windows import Windows
 from shmbuffer.storages.record_store import RecordStore
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form.tensors import as_numbers
 
 _EMPTY = "the storage is empty: write something before sampling"
 DONE: KeyPath = ("next", "done")
 #: Where trajectory ids are looked for; TorchRL's collectors write the first one.
 USUAL_IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("episode",))
-
+_ENDS, _BEGINS, _IDS = range(3)  # of the core
 
 Keys = tuple[KeyPath | None, tuple[KeyPath, ...]]  # of the id, and of the flags
 
@@ -62,31 +61,29 @@ class Found(NamedTuple):
 
 
 class Boundaries:
-    """Where trajectories end; see `SliceSampler` for the arguments that it has too."""
+    """Where trajectories end.
+
+    Args:
+        options: the user's rules.
+        others: entries that are read as well.
+        windows: that the trajectories of a ring are cut into.
+    """
 
     def __init__(
         self,
-        *,
-        end_key: Key | None = None,
-        end_keys: Sequence[Key] | None = None,
-        traj_key: Key | None = None,
-        step_key: Key | None = None,  # None: items are in order
-        ends: torch.Tensor | None = None,
-        trajectories: torch.Tensor | None = None,
-        cache_values: bool = False,
-        others: Sequence[KeyPath] = (),  # entries that are read as well
-        begins: Sequence[KeyPath] = (),  # flags of first items; those that items lack are ignored
-        windows: Windows | None = None,  # that the trajectories of a ring are cut into
+        options: TrajectoryOptions,
+        others: Sequence[KeyPath] = (),
+        windows: Windows | None = None,
     ) -> None:
-        self._all_ends = end_keys is not None
-        given = () if end_keys is None else tuple(path_of(key) for key in end_keys)
-        self._ends = given if end_key is None else (path_of(end_key),)
-        self._ids = None if traj_key is None else path_of(traj_key)
+        self._options = options
+        self._all_ends = options.end_keys is not None
+        ends = options.end_keys or () if options.end_key is None else (options.end_key,)
+        self._ends = tuple(path_of(key) for key in ends)
+        self._ids = None if options.traj_key is None else path_of(options.traj_key)
+        step_key = options.step_key if options.fragmented else None  # None: items are in order
         self._step = None if step_key is None else path_of(step_key)
-        self._given = Given(ends, trajectories)
-        self._cache_values = cache_values
-        self._others = (*others, *begins)
-        self._begins = tuple(begins)
+        self._begins = tuple(path_of(key) for key in options.begins)
+        self._others = (*others, *self._begins)
         self._windows = windows
         self._interleaved = Interleaved()
         self._seen: Found | None = None
@@ -136,8 +133,8 @@ class Boundaries:
         if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
             seen = None
         lies_open = ring is not None and isinstance(mover, Rows | RecordStore)
-        if seen is not None and (self._given or not lies_open):
-            if self._cache_values and moment is not None and seen.moment == moment:
+        if seen is not None and (self._options.are_given or not lies_open):
+            if self._options.cache_values and moment is not None and seen.moment == moment:
                 return seen
             seen = None
         following: Following | None = None
@@ -145,12 +142,13 @@ class Boundaries:
             count = len(storage)
             entries = self._objects(storage, np.arange(count))
             table = self._of_foreign(entries, count)
-        elif self._given:
+        elif self._options.are_given:
             there = ring.live.committed_slots()
             entries = self._entries(storage, mover, there)
             entries.read(there)
             assert moment is not None
-            table = self._given.trajectories(there, ring.capacity, ring.width, moment[0])
+            room = ring.capacity, ring.width
+            table = given_trajectories(self._options, there, *room, moment[0])
         else:
             following = seen.following if seen is not None else None
             if following is None or following.native is not ring.seat.native:
@@ -162,7 +160,7 @@ class Boundaries:
             table = following.table
             if seen is None and self._step is None and isinstance(mover, Rows):
                 ids, ends = self._keys(entries)
-                following.cut_at(cuts_of(entries, ids, ends, self._begins))
+                following.cut_at(cut_columns(entries, ids, ends, self._begins))
             self._catch_up(following, entries)
             if self._step is None:
                 self._interleaved.look(storage, ring)
@@ -221,8 +219,8 @@ class Boundaries:
 
     def _of_foreign(self, entries: Entries, count: int) -> Trajectories:
         """The trajectories of a storage without a ring, in the order of its indices."""
-        if self._given:
-            return self._given.trajectories(np.arange(count), max(count, 1), 1, None)
+        if self._options.are_given:
+            return given_trajectories(self._options, np.arange(count), max(count, 1), 1, None)
         table, slots = Trajectories(max(count, 1), 1), np.arange(count)
         nothing = np.zeros(count, np.uint64)
         if self._step is not None:
@@ -287,6 +285,24 @@ class Boundaries:
             f"{_names(wanted or USUAL_IDS)} nor a flag under {_names(self._ends or (DONE,))}; name "
             "an entry of theirs with traj_key or end_key"
         )
+
+
+def cut_columns(
+    entries: Entries, ids: KeyPath | None, ends: Sequence[KeyPath], begins: Sequence[KeyPath]
+) -> Ints | None:
+    """Addresses of the columns by which trajectories are cut; None if one is not a column."""
+    if not isinstance(entries, LeafEntries):
+        return None
+    wanted = [(path, _ENDS) for path in ends] + ([] if ids is None else [(ids, _IDS)])
+    wanted += [(path, _BEGINS) for path in begins if entries.has(path)]
+    found = []
+    for path, role in wanted:
+        column = entries.column(path)
+        if column is None or as_numbers(column[:0]).dtype.kind not in "biu":
+            return None
+        elements = max(1, entries.elements)
+        found.append((column.data_ptr(), column.nbytes // elements, role))
+    return np.array(found, np.int64).reshape(-1, 3)
 
 
 def _names(paths: Sequence[KeyPath | None]) -> str:

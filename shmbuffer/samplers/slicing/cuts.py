@@ -1,4 +1,8 @@
-"""Where slices are cut out of trajectories, and which rows they are made of."""
+"""Slices that are cut out of trajectories: their rows, and the flags of their steps in a sample.
+
+Cuts ──rows_of──▶ SliceRows ──Marks──▶ flags, read entry by entry
+elements of whole slices ────Shown──▶ flags in the columns of a ring, which the core reads
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,15 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.samplers.slicing.options import Span
+from shmbuffer.samplers.slicing.single_entries import Entries, LeafEntries
 from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.tensors.form import cpu
 
-Side = bool | int
+MASK: KeyPath = ("collector", "mask")
+"""Where steps are told from padding, as in TorchRL."""
+_AS_STORED, _AND_LAST, _AND_FIRST = range(3)  # of the core
 
 
 class Cuts(NamedTuple):
@@ -37,36 +47,6 @@ class SliceRows(NamedTuple):
     """bool ``[n]``: the last real step of each slice."""
     mask: Flags | None
     """bool ``[n]``: False for padding; None without padding."""
-
-
-class Span(NamedTuple):
-    """How much may be cut off a slice, at the beginning and at the end of a trajectory."""
-
-    left: Side
-    right: Side
-
-    @classmethod
-    def of(cls, span: Side | tuple[Side, Side] | list[Side]) -> Span:
-        """From what the user gives."""
-        sides: tuple[Any, ...] = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
-        if len(sides) != 2 or any(not isinstance(side, int) or side < 0 for side in sides):
-            raise ValueError(
-                f"span is a bool, or an int from 0, or two of them (left, right), got {span!r}"
-            )
-        return cls(*sides)
-
-    def check(self, steps: int) -> None:
-        """ValueError if nothing would be left of a slice of ``steps``."""
-        for name, side in (("left", self.left), ("right", self.right)):
-            if side is not True and side >= steps > 0:
-                raise ValueError(
-                    f"the {name} span of {side} would leave nothing of slices of {steps} steps; "
-                    f"give at most {steps - 1}, or True for as much as possible"
-                )
-
-    def off(self, side: Side, lengths: Ints) -> Ints:
-        """How many steps may be cut off slices of these lengths, int64 ``[slices]``."""
-        return lengths - 1 if side is True else np.minimum(int(side), lengths - 1)
 
 
 def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
@@ -112,3 +92,121 @@ def consecutive(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
     stops = np.cumsum(counts)
     rows = np.arange(counts.sum()) + np.repeat(first - (stops - counts), counts)
     return rows, stops
+
+
+class Marks(NamedTuple):
+    """The entries that are marked."""
+
+    # On the last step of a slice ``truncated`` and ``done`` are true, on the first ``init``, if it
+    # is stored; otherwise, as is ``terminated``, they are as stored. A mark has the shape of the
+    # stored entry, else that of another of the first three, else ``[n, 1]``.
+
+    truncated: KeyPath | None
+    done: KeyPath
+    terminated: KeyPath
+    init: KeyPath | None
+
+    @classmethod
+    def of(cls, truncated_key: Key | None, init_key: Key | None) -> Marks:
+        """With ``done`` and ``terminated`` next to ``truncated_key``."""
+        truncated = None if truncated_key is None else path_of(truncated_key)
+        beside = truncated[:-1] if truncated is not None else ()
+        return cls(
+            truncated,
+            (*beside, "done"),
+            (*beside, "terminated"),
+            None if init_key is None else path_of(init_key),
+        )
+
+    @property
+    def paths(self) -> tuple[KeyPath, ...]:
+        """The entries that have to be read."""
+        flags = () if self.truncated is None else (self.truncated, self.done, self.terminated)
+        return flags if self.init is None else (*flags, self.init)
+
+    def of_rows(
+        self, entries: Entries, elements: Ints, found: SliceRows
+    ) -> dict[Any, torch.Tensor]:
+        """The marks of drawn items, bool ``[n, *shape]``, by string or tuple key."""
+        stored = {
+            path: entries.take(path, elements) != 0 for path in self.paths if entries.has(path)
+        }
+        marks: dict[Any, torch.Tensor] = {}
+        if self.truncated is not None:
+            forms = [stored[path] for path in self.paths[:3] if path in stored]
+            form = forms[0] if forms else cpu.zeros(len(elements), 1, dtype=torch.bool)
+            nothing = torch.zeros_like(form)
+            last = torch.from_numpy(found.last)
+            truncated = stored.get(self.truncated, nothing)
+            if found.mask is not None:  # padding is no step: nothing is cut there
+                truncated = truncated & _each(torch.from_numpy(found.mask), truncated)
+            done, terminated = stored.get(self.done, nothing), stored.get(self.terminated, nothing)
+            marks[key_of(self.truncated)] = truncated | _each(last, truncated)
+            marks[key_of(self.done)] = done | _each(last, done)
+            marks[key_of(self.terminated)] = terminated
+        if self.init is not None and self.init in stored:
+            init = stored[self.init]
+            marks[key_of(self.init)] = init | _each(torch.from_numpy(found.first), init)
+        if found.mask is not None:
+            marks[MASK] = torch.from_numpy(found.mask)
+        return marks
+
+
+class Shown:
+    """The flags of a sample, by where they are stored."""
+
+    # Of each flag: key, address or 0, shape, role.
+    def __init__(self, forms: list[tuple[Key, int, tuple[int, ...], int]]) -> None:
+        self._forms = [(key, shape) for key, _, shape, _ in forms]
+        self._at = np.zeros((len(forms), 4), np.int64)
+        self._address = self._at.ctypes.data
+        for row, (_, base, shape, role) in zip(self._at, forms, strict=True):
+            row[:] = base, int(np.prod(shape, dtype=np.int64)), 0, role
+
+    @classmethod
+    def of(cls, marks: Marks, entries: Entries) -> Shown | None:
+        """None if a flag is not a column of booleans."""
+        if not isinstance(entries, LeafEntries):
+            return None
+        stored: dict[KeyPath, torch.Tensor] = {}
+        for path in marks.paths:
+            column = entries.column(path) if entries.has(path) else None
+            if column is not None and column.dtype is torch.bool:
+                stored[path] = column
+            elif entries.has(path):
+                return None
+        forms: list[tuple[Key, int, tuple[int, ...], int]] = []
+
+        def form(path: KeyPath, shape: tuple[int, ...], role: int) -> None:
+            column = stored.get(path)
+            if column is not None:
+                shape = entries.shape(path)
+            address = 0 if column is None else column.data_ptr()
+            forms.append((key_of(path), address, shape, role))
+
+        if marks.truncated is not None:
+            three = marks.truncated, marks.done, marks.terminated
+            shape = next((entries.shape(path) for path in three if path in stored), (1,))
+            for path, role in zip(three, (_AND_LAST, _AND_LAST, _AS_STORED), strict=True):
+                form(path, shape, role)
+        if marks.init is not None and marks.init in stored:
+            form(marks.init, (), _AND_FIRST)
+        return cls(forms)
+
+    def read(
+        self, follower: Any, elements: torch.Tensor, steps: int
+    ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
+        """The flags of slices, and tickets; None if an item is gone."""
+        count = elements.numel()
+        found: dict[Any, torch.Tensor] = {
+            key: cpu.empty((count, *shape), dtype=torch.bool) for key, shape in self._forms
+        }
+        tickets, at = torch.empty_like(elements), self._at
+        at[:, 2] = [out.data_ptr() for out in found.values()]
+        where = elements.data_ptr(), count, steps, self._address, len(at), tickets.data_ptr()
+        return (found, tickets) if follower.flags(*where) else None
+
+
+def _each(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """``[n]`` in a form that broadcasts with ``[n, *shape]``."""
+    return rows.reshape(-1, *(1,) * (like.dim() - 1))

@@ -28,7 +28,7 @@ from shmbuffer._native import _core
 from shmbuffer.items.indices import elements_of
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.samplers.slicing.flags import Shown
+from shmbuffer.samplers.slicing.cuts import Shown
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 
 _PIECE = 2**15  # items to follow together, so that the arrays stay in the second-level cache
@@ -69,7 +69,7 @@ class Following:
         self.table.cut_by(windows)
 
     def cut_at(self, columns: Ints | None) -> None:
-        """Cut by these columns, see `cuts_of`; None: by what `catch_up` is given."""
+        """Cut by these columns, see `cut_columns`; None: by what `catch_up` is given."""
         self._cuts = None if columns is None else (columns, columns.ctypes.data)
 
     @property

@@ -18,8 +18,7 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import DONE, TO_GIVE, Standings
 from shmbuffer.samplers.claiming import Source, Units
 from shmbuffer.samplers.slicing.boundaries import Found
-from shmbuffer.samplers.slicing.cuts import windows_of
-from shmbuffer.samplers.slicing.marks import Marks
+from shmbuffer.samplers.slicing.cuts import Marks, windows_of
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.samplers.slicing.windows import Used, Windows
 

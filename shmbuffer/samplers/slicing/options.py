@@ -1,0 +1,173 @@
+"""Options of slice samplers, checked once: where trajectories end, and what is cut out of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+
+from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.leaf import Key
+
+Side = bool | int
+
+
+class SliceArgumentsError(TypeError, ValueError):
+    """``num_slices`` and ``slice_len``: exactly one of them. A TypeError for TorchRL."""
+
+
+class Span(NamedTuple):
+    """How much may be cut off a slice, at the beginning and at the end of a trajectory."""
+
+    left: Side
+    right: Side
+
+    @classmethod
+    def of(cls, span: Side | tuple[Side, Side] | list[Side]) -> Span:
+        """From what the user gives."""
+        sides: tuple[Any, ...] = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
+        if len(sides) != 2 or any(not isinstance(side, int) or side < 0 for side in sides):
+            raise ValueError(
+                f"span is a bool, or an int from 0, or two of them (left, right), got {span!r}"
+            )
+        return cls(*sides)
+
+    def check(self, steps: int) -> None:
+        """ValueError if nothing would be left of a slice of ``steps``."""
+        for name, side in (("left", self.left), ("right", self.right)):
+            if side is not True and side >= steps > 0:
+                raise ValueError(
+                    f"the {name} span of {side} would leave nothing of slices of {steps} steps; "
+                    f"give at most {steps - 1}, or True for as much as possible"
+                )
+
+    def off(self, side: Side, lengths: Ints) -> Ints:
+        """How many steps may be cut off slices of these lengths, int64 ``[slices]``."""
+        return lengths - 1 if side is True else np.minimum(int(side), lengths - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryOptions:
+    """Where trajectories end; see `SliceSampler`."""
+
+    end_key: Key | None = None
+    end_keys: Sequence[Key] | None = None
+    traj_key: Key | None = None
+    step_key: Key | None = None
+    fragmented: bool = False
+    ends: torch.Tensor | None = None
+    trajectories: torch.Tensor | None = None
+    cache_values: bool = False
+    begins: Sequence[Key] = ()
+    """Flags of first items; those that the items lack are ignored."""
+
+    @property
+    def are_given(self) -> bool:
+        """Whether the user gives a flag or an id for each item."""
+        return self.ends is not None or self.trajectories is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceOptions(TrajectoryOptions):
+    """The arguments of a `SliceSampler`.
+
+    Raises:
+        SliceArgumentsError, TypeError, ValueError, RuntimeError: see there.
+    """
+
+    num_slices: int | None = None
+    slice_len: int | None = None
+    step_key: Key | None = "step_count"
+    truncated_key: Key | None = ("next", "truncated")
+    init_key: Key | None = "is_init"
+    strict_length: bool = True
+    pad_output: bool = False
+    compile: bool | dict[str, Any] = False
+    span: Side | tuple[Side, Side] = False
+    use_gpu: torch.device | bool = False
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
+        """Options among the arguments of a constructor, such as its ``locals()``, by name."""
+        names = [one.name for one in fields(cls)]
+        return cls(**{name: arguments[name] for name in names if name in arguments})
+
+    def attributes(self) -> dict[str, Any]:
+        """What the sampler shows of them."""
+        inner = ("ends", "trajectories", "begins")
+        return {name: value for name, value in vars(self).items() if name not in inner}
+
+    def __post_init__(self) -> None:
+        if (self.num_slices is None) == (self.slice_len is None):
+            raise SliceArgumentsError(
+                f"give num_slices or slice_len, one of the two; got num_slices={self.num_slices} "
+                f"and slice_len={self.slice_len}"
+            )
+        keys = None if self.end_keys is None else tuple(self.end_keys)
+        numbers = ("num_slices", "slice_len")
+        checked: dict[str, Any] = {one: _at_least_one(one, getattr(self, one)) for one in numbers}
+        checked |= {"end_keys": keys, "span": Span.of(self.span)}
+        for name in ("fragmented", "cache_values", "strict_length", "pad_output"):
+            checked[name] = bool(getattr(self, name))
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        end_key, end_keys, traj_key = self.end_key, self.end_keys, self.traj_key
+        if end_key is not None and end_keys is not None:
+            raise RuntimeError(
+                f"end_key and end_keys exclude each other, got {end_key!r} and {end_keys!r}; "
+                "end_keys takes any number of them"
+            )
+        for name, given in (("ends", self.ends), ("trajectories", self.trajectories)):
+            if given is None:
+                continue
+            if not self.cache_values:
+                raise RuntimeError(
+                    f"{name} never change, so they need cache_values=True; got cache_values=False"
+                )
+            if end_key is not None or end_keys is not None or traj_key is not None:
+                raise RuntimeError(
+                    f"{name} exclude end_key, end_keys and traj_key: they say already where "
+                    f"trajectories end; got end_key={end_key!r}, end_keys={end_keys!r}, "
+                    f"traj_key={traj_key!r}"
+                )
+        if self.ends is not None and self.trajectories is not None:
+            raise RuntimeError("ends and trajectories exclude each other; give one of the two")
+        if self.pad_output and self.strict_length:
+            raise ValueError(
+                "pad_output=True fills up slices of short trajectories, which strict_length=True "
+                "never draws; give strict_length=False"
+            )
+        if self.fragmented and (self.step_key is None or self.are_given):
+            raise ValueError(
+                "fragmented=True puts items in order by traj_key and step_key: it needs a "
+                f"step_key, got {self.step_key!r}, and takes neither ends nor trajectories"
+            )
+        if end_keys is not None and not len(end_keys):
+            raise ValueError("end_keys is empty; give at least one key, or leave it out")
+
+
+def refuse(cls: type, given: dict[str, Any], *names: str) -> None:
+    """TypeError for arguments that a derived class does not have."""
+    for name in names:
+        if name in given:
+            raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}")
+
+
+def _at_least_one(name: str, value: int | None) -> int | None:
+    """The number, as an int; TypeError, ValueError if it is not one."""
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} has to be an integer, got {value!r}") from None
+    if number < 1:
+        raise ValueError(f"{name} has to be at least 1, got {value}")
+    return number
