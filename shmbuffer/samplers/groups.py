@@ -7,11 +7,9 @@ import warnings
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Start
@@ -22,7 +20,8 @@ from shmbuffer.samplers.labelled import within
 from shmbuffer.samplers.labelled.group_keys import Keys
 from shmbuffer.samplers.labelled.index import LabelIndex
 from shmbuffer.samplers.labelled.source import WholeGroups
-from shmbuffer.samplers.sampler import draw_key, lanes_of
+from shmbuffer.samplers.passes import described
+from shmbuffer.samplers.sampler import draw_key, lanes_of, unchanged
 
 _STRATEGIES = ("random", "recency", "reward", "variance")
 _SHOWN = ("num_groups", "samples_per_group", "group_key", "strategy", "group_size")
@@ -203,16 +202,14 @@ class PromptGroupSampler(ClaimingSampler):
                 )
             return self._claimed(storage, groups, wanted)
 
-        def draw(ring: Ring | None) -> tuple[Ints, Ints | None] | None:
+        def draw() -> tuple[Ints, Ints | None] | None:
+            ring = self._look(storage)
             elements = self._choose(draw_key(self, storage), groups, wanted)
             tickets = None if ring is None else self._index.tickets(elements)
             return None if ring is not None and tickets is None else (elements, tickets)
 
-        elements, tickets = self._index.unchanged(lambda: self._look(storage), draw, "groups")
-        info = {}
-        if tickets is not None and storage.shared:
-            info[GENERATION] = torch.from_numpy(tickets)
-        return torch.from_numpy(elements), info
+        with self._index.lock:
+            return described(storage, *unchanged(storage, draw, "groups"))
 
     @property
     def _lock(self) -> Any:

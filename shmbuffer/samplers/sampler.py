@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 
 from shmbuffer.items.indices import unravel
 from shmbuffer.items.raw_priorities import PriorityUpdate
+from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.rank import UNKNOWN, mixed, rank_of_draws
 from shmbuffer.saves.checkpoints import Checkpoints
 from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
+
+_T = TypeVar("_T")
 
 NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
 ATTEMPTS = 16
@@ -170,7 +174,34 @@ def in_storage(storage: Any, elements: torch.Tensor) -> Any:
     return unravel(elements, lanes) if lanes else elements
 
 
-_T = TypeVar("_T")
+def attempts(storage: Any) -> Iterator[int]:
+    """Numbers of attempts at a choice that other processes may overwrite."""
+    ring: Ring | None = ring_of(storage)
+    for attempt in range(ATTEMPTS):
+        if attempt > 1 and ring is not None:
+            ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
+        yield attempt
+
+
+def unchanged(storage: Any, draw: Callable[[], _T | None], what: str) -> _T:
+    """Draws until no chosen item was overwritten meanwhile.
+
+    Args:
+        storage: to draw from.
+        draw: chooses; None: a chosen item was overwritten.
+        what: was chosen, for the message.
+
+    Raises:
+        RuntimeError: items were overwritten in each attempt.
+    """
+    for _ in attempts(storage):
+        if (drawn := draw()) is not None:
+            return drawn
+    raise RuntimeError(
+        f"{what} were written over each of the {ATTEMPTS} times that they were chosen; make the "
+        "buffer larger, or write slower"
+    )
+
 
 _scratch = threading.local()
 _asked: weakref.WeakSet[Sampler] = weakref.WeakSet()

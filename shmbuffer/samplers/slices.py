@@ -14,12 +14,12 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.samplers.sampler import (
-    ATTEMPTS,
     Sampler,
     WithOrWithout,
     ask_rank,
     in_storage,
     random_numbers,
+    unchanged,
 )
 from shmbuffer.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.samplers.slicing.cuts import Cuts, Marks, Shown, places, rows_of
@@ -258,9 +258,8 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         """Choose slices, and read their flags; again if they are overwritten meanwhile."""
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
-        for attempt in range(ATTEMPTS):
-            if attempt > 1 and ring is not None:
-                ring.totals()  # waits for the mutex, so for a writer that is marking slots
+
+        def draw() -> tuple[Any, dict[Any, Any]] | None:
             with self._boundaries.lock:
                 bounds = self._boundaries.of(storage)
                 table = bounds.table
@@ -268,22 +267,18 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
                 found = rows_of(table, cuts, steps, pad=self.pad_output)
                 elements = table.elements_of(found.rows)
             info = self._marks.of_rows(bounds.entries, elements, found)
-            if ring is None:
-                break
-            tickets = table.are_there(ring, elements)
-            if tickets is not None:
+            if ring is not None:
+                tickets = table.are_there(ring, elements)
+                if tickets is None:
+                    self._overtaken(ring, position)
+                    return None
                 info[GENERATION] = torch.from_numpy(tickets)
-                break
-            self._overtaken(ring, position)
-        else:
-            raise RuntimeError(
-                f"slices were written over each of the {ATTEMPTS} times that they were chosen; "
-                "make the buffer larger, or write slower"
-            )
-        if cuts.weights is not None:
-            weights = cuts.weights.repeat_interleave(torch.from_numpy(found.lengths))
-            info = {**dict.fromkeys(WEIGHT_KEYS, weights), **info}
-        return in_storage(storage, torch.from_numpy(elements)), info
+            if cuts.weights is not None:
+                weights = cuts.weights.repeat_interleave(torch.from_numpy(found.lengths))
+                info = {**dict.fromkeys(WEIGHT_KEYS, weights), **info}
+            return in_storage(storage, torch.from_numpy(elements)), info
+
+        return unchanged(storage, draw, "slices")
 
     def _overtaken(self, ring: Ring, position: Any) -> None:
         """What was chosen since that position was overwritten."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Start
@@ -22,7 +22,8 @@ from shmbuffer.samplers.claiming import ClaimingSampler, Claims, Units
 from shmbuffer.samplers.labelled.index import LabelIndex
 from shmbuffer.samplers.labelled.source import LabelSource
 from shmbuffer.samplers.labelled.versions import ConsumerVersion, versions_of
-from shmbuffer.samplers.sampler import draw_key, in_storage
+from shmbuffer.samplers.passes import described
+from shmbuffer.samplers.sampler import draw_key, unchanged
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.samplers import read_integers, write_numbers
@@ -165,15 +166,15 @@ class StalenessAwareSampler(ClaimingSampler):
         self.bind(storage)
         if self.consumer is not None:
             return self._claimed(storage, batch_size, 1)
-        elements, staleness, tickets = self._index.unchanged(
-            lambda: self._index.look(storage),
-            lambda ring: self._drawn(ring, draw_key(self, storage), batch_size),
-            "items",
-        )
-        info = {"staleness": staleness}
-        if tickets is not None and storage.shared:
-            info[GENERATION] = tickets
-        return in_storage(storage, elements), info
+
+        def draw() -> tuple[Ints, NDArray[np.float32], Ints | None] | None:
+            ring = self._index.look(storage)
+            return self._drawn(ring, draw_key(self, storage), batch_size)
+
+        with self._index.lock:
+            elements, staleness, tickets = unchanged(storage, draw, "items")
+        index, info = described(storage, elements, tickets)
+        return index, {"staleness": torch.from_numpy(staleness), **info}
 
     @property
     def _lock(self) -> Any:
@@ -208,7 +209,7 @@ class StalenessAwareSampler(ClaimingSampler):
 
     def _drawn(
         self, ring: Ring | None, key: int, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
+    ) -> tuple[Ints, NDArray[np.float32], Ints | None] | None:
         """Elements, staleness and tickets (None without a ring); None if one was written over."""
         index, version = self._index, self.consumer_version
         chosen, stale = np.empty(count, np.int64), np.empty(count, np.float32)
@@ -223,8 +224,7 @@ class StalenessAwareSampler(ClaimingSampler):
             held = None if ring is None else index.tickets(chosen)
         if there is False or (held is None and ring is not None):
             return None
-        tickets = None if held is None else torch.from_numpy(held)
-        return torch.from_numpy(chosen), torch.from_numpy(stale), tickets
+        return chosen, stale, held
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `Sampler.can_sample`: an item is fresh enough."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.items.indices import elements_of
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Floats, Ints
@@ -37,10 +38,8 @@ from shmbuffer.samplers.labelled.reading import (
     entry_of_items,
 )
 from shmbuffer.samplers.passes import wait_for_items
-from shmbuffer.samplers.sampler import ATTEMPTS, NOTHING_THERE
+from shmbuffer.samplers.sampler import NOTHING_THERE
 from shmbuffer.storages.storage import ring_of
-
-_Drawn = TypeVar("_Drawn")
 
 _PIECE = 2**15  # items that are told of together
 
@@ -151,34 +150,6 @@ class LabelIndex:
             raise EmptyBufferError(NOTHING_THERE)
         return ring
 
-    def unchanged(
-        self,
-        look: Callable[[], Ring | None],
-        draw: Callable[[Ring | None], _Drawn | None],
-        what: str,
-    ) -> _Drawn:
-        """Draws until no chosen item was written over meanwhile.
-
-        Args:
-            look: brings the table up to date, as `look` does.
-            draw: chooses from the table; None: a chosen item was written over.
-            what: was chosen, for the message.
-
-        Raises:
-            RuntimeError: items were written over in each attempt.
-        """
-        with self.lock:
-            for attempt in range(ATTEMPTS):
-                ring = look()
-                if attempt > 1 and ring is not None:
-                    ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
-                if (drawn := draw(ring)) is not None:
-                    return drawn
-        raise RuntimeError(
-            f"{what} were written over each of the {ATTEMPTS} times that they were chosen; make "
-            "the buffer larger, or write slower"
-        )
-
     def _begin(self, elements: int) -> None:
         self.table = _core.Labels(max(1, elements), self.limit, self._by_age)
         if self.is_claimed:
@@ -228,7 +199,7 @@ class LabelIndex:
         parts = [] if restarted else list(self._pieces())
         went = np.frombuffer(gone, np.int64)
         if self.limit:
-            may_be_back = np.ascontiguousarray(self._elements(ring, went[follower.over :]))
+            may_be_back = np.ascontiguousarray(elements_of(went[follower.over :], ring.width))
             table.away(address(may_be_back), len(may_be_back))
             went = went[: follower.over]
         if len(went):
@@ -252,7 +223,7 @@ class LabelIndex:
         found = entries_of(self._mover, self._paths, slots, self.head)
         there = np.logical_and.reduce([entry.there for entry in found])
         columns: list[Column] = [entry.column for entry in found]
-        elements = self._elements(ring, slots)
+        elements = elements_of(slots, ring.width)
         if not there.all():
             kept = there if ring.width == 1 else there.repeat(ring.width)
             elements = elements[kept]
@@ -270,15 +241,8 @@ class LabelIndex:
         self.table.put(address(at), address(labels), len(at), first, now)
 
     def _drop(self, ring: Ring, slots: Ints) -> None:
-        elements = np.ascontiguousarray(self._elements(ring, slots))
+        elements = np.ascontiguousarray(elements_of(slots, ring.width))
         self.table.drop(address(elements), len(elements))
-
-    @staticmethod
-    def _elements(ring: Ring, slots: Ints) -> Ints:
-        if ring.width == 1:
-            return slots
-        found: Ints = (slots[:, None] * ring.width + np.arange(ring.width)).ravel()
-        return found
 
     # -- asking --------------------------------------------------------------------------------
 
