@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shmbuffer.items.mover import Drawn, require_one_each
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
 from shmbuffer.memory.format.array_types import Floats, Ints
+from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.resize import grow
 from shmbuffer.memory.system.fork_lock import ForkLock
@@ -24,6 +25,7 @@ from shmbuffer.storages.mover import (
     last_of_each,
     require_priorities,
 )
+from shmbuffer.tensors.form.nodes import entry_at
 
 _WHOLE = 2**20  # a ring of up to so many slots is made at once; others begin small and grow
 _FIRST = 2**10
@@ -143,6 +145,12 @@ class ObjectStore(ItemStore):
             there = zip(index.tolist(), held, strict=True)
             found = [kept[at] if is_held else None for at, is_held in there]
         return found, torch.from_numpy(tickets), held.count(False)
+
+    def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
+        """Some entries of the items that are there, or None; the tickets of all slots, or -1."""
+        kept, tickets, _ = self.read(torch.from_numpy(slots))
+        items = [self.codec.give(one) for one in self.some(kept, tickets.numpy() >= 0)]
+        return [[entry_at(item, path) for item in items] for path in paths], tickets.numpy()
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
         """See `Mover.build`."""

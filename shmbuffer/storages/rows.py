@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tensordict import is_non_tensor
 
 from shmbuffer.items.arrays import NO_ARRAY
+from shmbuffer.items.indices import elements_of
 from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.mismatch import refuse_leaf
 from shmbuffer.memory import ItemSnapshot, Ring
@@ -31,7 +32,7 @@ from shmbuffer.tensors.form.kit import values_of
 from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
 from shmbuffer.tensors.form.objects import as_objects, objects_in
 from shmbuffer.tensors.form.structure import leaves_of
-from shmbuffer.tensors.form.tensors import dtype_name, like, put_rows, take_rows
+from shmbuffer.tensors.form.tensors import as_numbers, dtype_name, like, put_rows, take_rows
 
 # What is replaced in one claim, and gathered in memory before: slots, and about so many bytes.
 PIECE = 4096
@@ -72,6 +73,39 @@ class Rows(StorageMover):
         """A copy of one leaf of some elements, ``[n, *shape]``; not validated."""
         flat = self.column(at).detach().reshape(self.ring.elements, *self.leaves.leaves[at].shape)
         return take_rows(flat, torch.from_numpy(elements).to(flat.device)).cpu()
+
+    def leaf_at(self, path: KeyPath) -> int | None:
+        """The number of the leaf at a path."""
+        leaves = enumerate(self.leaves.leaves)
+        return next((at for at, leaf in leaves if leaf.path == path), None)
+
+    def contiguous(self, at: int) -> torch.Tensor | None:
+        """A leaf of all elements, if it is contiguous in the memory of this machine."""
+        sharing = self.ring.schema.sharing
+        is_shared = sharing and self.leaves.leaves[at].path in sharing.paths
+        if at in self.leaves.objects or is_shared:
+            return None
+        column = self.column(at).detach()
+        return column if column.is_cpu and column.is_contiguous() and column.numel() else None
+
+    def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
+        """Some entries of the items that are there; the tickets of all slots, or -1.
+
+        Entries are numbers ``[elements, k]``, a list of objects, or None if there is no such leaf.
+        """
+        elements = elements_of(slots, self.ring.width)
+        found: list[Any] = []
+        for at in map(self.leaf_at, paths):
+            if at is None:
+                found.append(None)
+            elif at in self.leaves.objects:
+                held: Any = self.views()[at]  # `Objects`
+                found.append(held.view(self.ring.elements).array[elements])
+            else:
+                found.append(as_numbers(self.take(at, elements)).reshape(len(elements), -1))
+        tickets = tickets_at(self.ring, slots)  # afterwards: what was torn is not there any more
+        which = (tickets >= 0).repeat(self.ring.width)
+        return [None if one is None else one[which] for one in found], tickets
 
     @abstractmethod
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
@@ -31,15 +30,11 @@ from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.samplers.labelled.reading import (
-    Column,
-    columns_of,
-    entries_of,
-    entry_of_items,
-)
+from shmbuffer.samplers.labelled.reading import Column, column_of, columns_of, entries_of
 from shmbuffer.samplers.passes import wait_for_items
 from shmbuffer.samplers.sampler import NOTHING_THERE
 from shmbuffer.storages.storage import ring_of
+from shmbuffer.tensors.form.nodes import entry_at
 
 _PIECE = 2**15  # items that are told of together
 
@@ -166,8 +161,7 @@ class LabelIndex:
             self._storage = weakref.ref(storage)
         self._begin(count)
         data = storage.get(np.arange(count).tolist())
-        there = np.ones(count, np.bool_)
-        found = [entry_of_items(data, path, there).column for path in self._paths]
+        found = [column_of([entry_at(one, path) for one in data], path) for path in self._paths]
         self._put(np.arange(count), found, np.arange(count), 0)
         self.table.settle(None)
 
@@ -220,14 +214,8 @@ class LabelIndex:
 
     def tell(self, ring: Ring, slots: Ints) -> None:
         """Puts the items of these slots, as far as they are still there."""
-        found = entries_of(self._mover, self._paths, slots, self.head)
-        there = np.logical_and.reduce([entry.there for entry in found])
-        columns: list[Column] = [entry.column for entry in found]
-        elements = elements_of(slots, ring.width)
-        if not there.all():
-            kept = there if ring.width == 1 else there.repeat(ring.width)
-            elements = elements[kept]
-            columns = [_some(column, kept) for column in columns]
+        columns, there = entries_of(self._mover, self._paths, slots, self.head)
+        elements = elements_of(slots[there], ring.width)
         if len(elements):
             head = self.head
             first = head % ring.capacity * ring.width if head >= ring.capacity else 0
@@ -291,13 +279,6 @@ def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
     fresh = np.concatenate(parts)
     told = fresh[slot_words.tickets(ring.live.words[fresh]) < before]
     return gone[~np.isin(gone, told)] if len(told) else gone
-
-
-def _some(column: Column, kept: Any) -> Column:
-    if isinstance(column, np.ndarray):
-        chosen: NDArray[Any] = column[kept]
-        return chosen
-    return [value for value, there in zip(column, kept.tolist(), strict=True) if there]
 
 
 def means_of(column: Column) -> Floats:

@@ -70,11 +70,7 @@ class LeafEntries(Entries):
 
     def column(self, path: KeyPath) -> torch.Tensor | None:
         """An entry of all elements; None unless it is contiguous in memory."""
-        at, sharing = self._at[path], self._rows.ring.schema.sharing
-        if at in self._rows.leaves.objects or (sharing and path in sharing.paths):
-            return None
-        column = self._rows.column(at).detach()
-        return column if column.is_cpu and column.is_contiguous() and column.numel() else None
+        return self._rows.contiguous(self._at[path])
 
     def has(self, path: KeyPath) -> bool:
         """See `Entries.has`."""
