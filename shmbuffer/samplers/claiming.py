@@ -26,6 +26,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.keys import GENERATION, LEASE
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer, Leases, Oldest
+from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.flow.sides import ALONE_S
 from shmbuffer.memory.flow.waiting import LOOK_S
 from shmbuffer.memory.format.array_types import Flags, Ints
@@ -47,11 +48,11 @@ class Units(NamedTuple):
     tickets: Ints
     """-1 for an item that is not in the source any more."""
 
-    def some(self, which: Flags | slice) -> Units:
+    def select(self, which: Flags | slice) -> Units:
         """Selects units."""
         return Units(self.elements[which], self.tickets[which])
 
-    def and_(self, more: Units) -> Units:
+    def join(self, more: Units) -> Units:
         """Appends other units."""
         return Units(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
 
@@ -253,7 +254,7 @@ def _claimed(chosen: Units, claim: Callable[[Ints, Ints, Ints], Flags]) -> Flags
     if not there.all():
         kept: Flags = np.all(there, axis=1)
         if kept.any():
-            kept[kept] = _claimed(chosen.some(kept), claim)
+            kept[kept] = _claimed(chosen.select(kept), claim)
         return kept
     sizes = np.full(len(chosen.elements), chosen.elements.shape[1], np.int64)
     return claim(chosen.elements.ravel(), chosen.tickets.ravel(), sizes)
@@ -262,7 +263,9 @@ def _claimed(chosen: Units, claim: Callable[[Ints, Ints, Ints], Flags]) -> Flags
 class ClaimingSampler(Consumes):
     """A sampler that chooses what its consumer is given; with a consumer, each unit once."""
 
-    _claims: Claims
+    def __init__(self, consumer: str | None, start: Start) -> None:
+        super().__init__(consumer, 1, start)
+        self._claims = Claims()
 
     @property
     def _lock(self) -> AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import Key, path_of
-from shmbuffer.samplers.claiming import ClaimingSampler, Claims
+from shmbuffer.samplers.claiming import ClaimingSampler
 from shmbuffer.samplers.labelled import within
 from shmbuffer.samplers.labelled.group_keys import Keys
 from shmbuffer.samplers.labelled.index import LabelIndex
@@ -117,7 +117,7 @@ class PromptGroupSampler(ClaimingSampler):
         consumer: str | None = None,
         start: Start = "oldest",
     ) -> None:
-        super().__init__(consumer, 1, start)
+        super().__init__(consumer, start)
         given = (num_groups is not None) + (samples_per_group is not None)
         if given > 1 or not (given or group_size is not None):
             raise TypeError(
@@ -157,7 +157,6 @@ class PromptGroupSampler(ClaimingSampler):
             trim=self._keys.trim,
         )
         self._index.is_claimed = consumer is not None
-        self._claims = Claims()
         self._warned = False
 
     # -- drawing -------------------------------------------------------------------------------

@@ -155,9 +155,9 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         span: Side | tuple[Side, Side] = False,
         use_gpu: torch.device | bool = False,
     ) -> None:
-        self._follow_options(SliceOptions.from_arguments(locals()))
+        self._apply_options(SliceOptions.from_arguments(locals()))
 
-    def _follow_options(self, options: SliceOptions, windows: Windows | None = None) -> None:
+    def _apply_options(self, options: SliceOptions, windows: Windows | None = None) -> None:
         """Takes the arguments of a constructor over, as attributes and rules."""
         vars(self).update(options.attributes())
         if not options.are_given and options.end_key is None and options.end_keys is None:

@@ -18,7 +18,7 @@ from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.array_types import Bytes, Flags, Floats, Ints
 from shmbuffer.memory.format.leaf import Key, path_of
-from shmbuffer.samplers.claiming import ClaimingSampler, Claims, Units
+from shmbuffer.samplers.claiming import ClaimingSampler, Units
 from shmbuffer.samplers.labelled.index import LabelIndex
 from shmbuffer.samplers.labelled.source import LabelSource
 from shmbuffer.samplers.labelled.versions import ConsumerVersion, versions_of
@@ -95,7 +95,7 @@ class StalenessAwareSampler(ClaimingSampler):
         consumer: str | None = None,
         start: Start = "oldest",
     ) -> None:
-        super().__init__(consumer, 1, start)
+        super().__init__(consumer, start)
         self.max_staleness = max_staleness
         self.staleness_weight_fn = staleness_weight_fn
         self.version_key = version_key
@@ -103,7 +103,6 @@ class StalenessAwareSampler(ClaimingSampler):
         self._version = ConsumerVersion()
         self._index = LabelIndex(path_of(version_key), versions_of)
         self._index.is_claimed = consumer is not None
-        self._claims = Claims()
 
     # -- the consumer's version ----------------------------------------------------------------
 
@@ -348,11 +347,11 @@ class FreshItems(LabelSource):
     def choose(self, most: int) -> Units:
         """See `Source.choose`."""
         if not (there := min(most, self.count())):
-            return self.units(np.empty((0, 1), np.int64))
+            return self.with_tickets(np.empty((0, 1), np.int64))
         key = draw_key(self._sampler, self._storage)
         elements, stale = self._sampler._choose(key, self._version, there)
         self._staleness.update(zip(elements.tolist(), stale.tolist(), strict=True))
-        return self.units(elements[:, None])
+        return self.with_tickets(elements[:, None])
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
         """See `Source.leave_out`."""
@@ -363,7 +362,7 @@ class FreshItems(LabelSource):
         stale = self._sampler._too_stale(self._version)
         if not len(stale):
             return None
-        units = self.units(stale[:, None])
+        units = self.with_tickets(stale[:, None])
         self._index.leave_out(stale)
         return units
 
@@ -372,8 +371,8 @@ class FreshItems(LabelSource):
         if len(back := elements[self._index.kins(elements) < 0]):
             self._index.tell(self.ring, back)
 
-    def given_out(self, given: Ints, free: Ints, states: Bytes) -> Ints:
-        """See `LabelSource.given_out`."""
+    def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
+        """See `LabelSource.remove_taken`."""
         self._index.leave_out(given[self._index.kins(given) >= 0])
         return free[:0]
 

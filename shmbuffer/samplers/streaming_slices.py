@@ -17,7 +17,7 @@ from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.samplers.claiming import ClaimingSampler, Claims
+from shmbuffer.samplers.claiming import ClaimingSampler
 from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.samplers.slices import SliceSampler
 from shmbuffer.samplers.slicing.cuts import Cuts
@@ -124,14 +124,13 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         consumer: str | None = None,
         start: Start = "oldest",
     ) -> None:
-        ClaimingSampler.__init__(self, consumer, 1, start)
+        ClaimingSampler.__init__(self, consumer, start)
         if isinstance(slice_len, bool) or not isinstance(slice_len, int):
             raise TypeError(f"slice_len has to be an integer, got {slice_len!r}")
         self._windows = Windows(slice_len)
-        self._follow_options(
+        self._apply_options(
             SliceOptions.from_arguments({**locals(), "begins": _BEGINS}), self._windows
         )
-        self._claims = Claims()
         self._units = WindowSource(self._windows, self._marks, pad=self.pad_output)
         self._drawn: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=_REMEMBERED)
         self._taken = 0  # windows of the last choice; the others are slices at random

@@ -30,7 +30,7 @@ from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.samplers.labelled.reading import Column, column_of, columns_of, entries_of
+from shmbuffer.samplers.labelled.reading import Column, as_column, columns_of, entries_of
 from shmbuffer.samplers.passes import wait_for_items
 from shmbuffer.samplers.sampler import NOTHING_THERE
 from shmbuffer.storages.storage import ring_of
@@ -161,7 +161,7 @@ class LabelIndex:
             self._storage = weakref.ref(storage)
         self._begin(count)
         data = storage.get(np.arange(count).tolist())
-        found = [column_of([entry_at(one, path) for one in data], path) for path in self._paths]
+        found = [as_column([entry_at(one, path) for one in data], path) for path in self._paths]
         self._put(np.arange(count), found, np.arange(count), 0)
         self.table.settle(None)
 

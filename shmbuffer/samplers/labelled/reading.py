@@ -46,7 +46,7 @@ def entries_of(
         tickets = known.numpy()
         items = mover.codec.decoder.items(mover.some(kept, tickets >= 0))
         found = [[entry_at(item, path) for item in items] for path in paths]
-    columns = [column_of(values, path) for values, path in zip(found, paths, strict=True)]
+    columns = [as_column(values, path) for values, path in zip(found, paths, strict=True)]
     there: Flags = tickets < seen
     if not there.all():
         which = there[tickets >= 0].repeat(mover.ring.width)
@@ -104,7 +104,7 @@ def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
     return 0, dtype.itemsize, kind, 0, 0, 1, "u", 0, steps, form.code, number
 
 
-def column_of(values: Any, path: KeyPath) -> Column:
+def as_column(values: Any, path: KeyPath) -> Column:
     """The entries of some items at a path; KeyError if an item has none."""
     if values is None or (isinstance(values, list) and any(value is None for value in values)):
         name = repr(path[0] if len(path) == 1 else path)

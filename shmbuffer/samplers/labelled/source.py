@@ -24,7 +24,7 @@ class LabelSource(Source):
     def __init__(self, index: LabelIndex, ring: Ring, size: int) -> None:
         self._index, self.ring, self.size, self.table = index, ring, size, index.table
 
-    def units(self, elements: Ints) -> Units:
+    def with_tickets(self, elements: Ints) -> Units:
         """Units of these elements, with the tickets of items that the index knows."""
         words = self.ring.live.words[elements]
         tickets = slot_words.tickets(words)
@@ -45,14 +45,14 @@ class LabelSource(Source):
         given = np.flatnonzero(known & (states > TO_GIVE) & (is_new | ~here))
         if not is_new:  # a new table has all of them
             self.add(free)
-        return self.given_out(given, free, states)
+        return self.remove_taken(given, free, states)
 
     @abstractmethod
     def add(self, elements: Ints) -> None:
         """Lets items be chosen again."""
 
     @abstractmethod
-    def given_out(self, given: Ints, free: Ints, states: Bytes) -> Ints:
+    def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
         """Removes items that learners have or had.
 
         Args:
@@ -79,7 +79,7 @@ class WholeGroups(LabelSource):
     def choose(self, most: int) -> Units:
         """See `Source.choose`."""
         key = draw_key(self._sampler, self._storage)
-        return self.units(self._index.groups(key, most, self.size))
+        return self.with_tickets(self._index.groups(key, most, self.size))
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
         """See `Source.leave_out`."""
@@ -88,7 +88,7 @@ class WholeGroups(LabelSource):
     def lost(self) -> Units | None:
         """See `Source.lost`: items of groups that lost an item, or were given up."""
         lost = np.frombuffer(self.table.lost(), np.int64)
-        return self.units(lost[:, None]) if len(lost) else None
+        return self.with_tickets(lost[:, None]) if len(lost) else None
 
     def missing(self, oldest: Oldest) -> int:
         """See `Source.missing`."""
@@ -104,8 +104,8 @@ class WholeGroups(LabelSource):
         """See `LabelSource.add`."""
         self._take(elements, are_taken=False)
 
-    def given_out(self, given: Ints, free: Ints, states: Bytes) -> Ints:
-        """See `LabelSource.given_out`: what is left of groups that are acknowledged in part."""
+    def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
+        """See `LabelSource.remove_taken`: what is left of groups that are acknowledged in part."""
         self._take(given, are_taken=True)
         done = self._index.kins(given[states[given] == DONE])
         done = done[done >= 0]

@@ -79,7 +79,7 @@ def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> SliceR
     return SliceRows(rows, count, is_first, is_last, None)
 
 
-def windows_of(elements: Ints, steps: int, *, pad: bool) -> SliceRows:
+def window_rows(elements: Ints, steps: int, *, pad: bool) -> SliceRows:
     """Rows of windows, one behind the other, all of them of so many steps."""
     step = np.arange(len(elements)) % steps
     mask = np.ones(len(elements), np.bool_) if pad else None

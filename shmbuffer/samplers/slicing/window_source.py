@@ -18,7 +18,7 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import DONE, TO_GIVE, Standings
 from shmbuffer.samplers.claiming import Source, Units
 from shmbuffer.samplers.slicing.boundaries import Found
-from shmbuffer.samplers.slicing.cuts import Marks, windows_of
+from shmbuffer.samplers.slicing.cuts import Marks, window_rows
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.samplers.slicing.windows import Used, Windows
 
@@ -67,8 +67,8 @@ class WindowSource(Source):
     def choose(self, most: int) -> Units:
         """See `Source.choose`."""
         if (missing := most - len(self._next.elements)) > 0:
-            self._next = self._next.and_(self._new(missing))
-        return self._next.some(slice(most))
+            self._next = self._next.join(self._new(missing))
+        return self._next.select(slice(most))
 
     def _new(self, count: int) -> Units:
         table: Trajectories = self.table
@@ -81,9 +81,9 @@ class WindowSource(Source):
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
         """See `Source.leave_out`."""
-        rest = self._next.some(slice(len(which), None))
-        self._next = chosen.some(~which).and_(rest)
-        self._given.append(chosen.some(which))
+        rest = self._next.select(slice(len(which), None))
+        self._next = chosen.select(~which).join(rest)
+        self._given.append(chosen.select(which))
 
     def put_back(self, slots: Ints, tickets: Ints) -> None:
         """See `Source.put_back`: before the other windows."""
@@ -103,7 +103,7 @@ class WindowSource(Source):
         is_same, states = standings.tickets[elements] == tickets, standings.states[elements]
         is_over = ~is_same.all(1) | (states == DONE).any(1)
         rest = is_over[:, None] & is_same & (states == TO_GIVE)  # acknowledged in part
-        self._take_back(given.some(~is_over), (states == TO_GIVE).all(1)[~is_over])
+        self._take_back(given.select(~is_over), (states == TO_GIVE).all(1)[~is_over])
         # What was written since it was followed may be half a lap old by now, and in windows.
         is_old = standings.tickets < self._windows.followed - self.ring.capacity // 2
         left = np.flatnonzero(is_old & (standings.states == TO_GIVE))
@@ -120,7 +120,7 @@ class WindowSource(Source):
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
         """See `Source.facts`: the marks of the steps."""
-        rows = windows_of(elements, self.size, pad=self._pad)
+        rows = window_rows(elements, self.size, pad=self._pad)
         return self._marks.of_rows(self._bounds.entries, elements, rows)
 
     # -- inside --------------------------------------------------------------------------------
@@ -129,5 +129,5 @@ class WindowSource(Source):
         return Units(*map(np.concatenate, zip(self._none, *self._given, strict=True)))
 
     def _take_back(self, given: Units, which: Flags) -> None:
-        self._next = given.some(which).and_(self._next)
-        self._given = [given.some(~which)]
+        self._next = given.select(which).join(self._next)
+        self._given = [given.select(~which)]
