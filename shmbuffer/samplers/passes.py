@@ -130,4 +130,4 @@ def places_of(storage: Any, ring: Ring | None) -> Ints:
 def described(storage: Any, elements: Ints, tickets: Ints | None) -> tuple[Any, dict[str, Any]]:
     """The answer of a sampler that has chosen these elements."""
     info = {} if tickets is None or not storage.shared else {GENERATION: torch.from_numpy(tickets)}
-    return in_storage(storage, torch.from_numpy(np.array(elements))), info
+    return in_storage(storage, torch.from_numpy(elements)), info

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -174,13 +174,11 @@ def in_storage(storage: Any, elements: torch.Tensor) -> Any:
     return unravel(elements, lanes) if lanes else elements
 
 
-def attempts(storage: Any) -> Iterator[int]:
-    """Numbers of attempts at a choice that other processes may overwrite."""
+def wait_for_marks(storage: Any) -> None:
+    """Waits until no writer is marking slots, because it takes the mutex."""
     ring: Ring | None = ring_of(storage)
-    for attempt in range(ATTEMPTS):
-        if attempt > 1 and ring is not None:
-            ring.totals()  # takes the mutex: who is marking slots is done, or was repaired
-        yield attempt
+    if ring is not None:
+        ring.totals()
 
 
 def unchanged(storage: Any, draw: Callable[[], _T | None], what: str) -> _T:
@@ -194,7 +192,9 @@ def unchanged(storage: Any, draw: Callable[[], _T | None], what: str) -> _T:
     Raises:
         RuntimeError: items were overwritten in each attempt.
     """
-    for _ in attempts(storage):
+    for attempt in range(ATTEMPTS):
+        if attempt > 1:
+            wait_for_marks(storage)
         if (drawn := draw()) is not None:
             return drawn
     raise RuntimeError(

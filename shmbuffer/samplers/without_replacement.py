@@ -143,7 +143,7 @@ class SamplerWithoutReplacement(Sampler):
         self._written = self._loaded = False
         if self._storage is None or self._storage() is not storage:
             self._storage = weakref.ref(storage)
-        return described(storage, drawn.elements, drawn.tickets)
+        return described(storage, drawn.elements.copy(), drawn.tickets)  # not a view of the pass
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """See `Sampler.can_sample`: with ``drop_last`` a batch is whole."""

@@ -18,7 +18,7 @@ from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath
-from shmbuffer.samplers.sampler import attempts, in_storage, lanes_of
+from shmbuffer.samplers.sampler import ATTEMPTS, in_storage, lanes_of, wait_for_marks
 from shmbuffer.samplers.slicing.boundaries import Boundaries, Found
 from shmbuffer.samplers.slicing.options import TrajectoryOptions
 from shmbuffer.storages.storage import ring_of
@@ -120,7 +120,9 @@ class OfTrajectories(SampleUnit):
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
         """See `SampleUnit.expand`; IndexError where an anchor names no item, or another one."""
-        for _ in attempts(storage):
+        for attempt in range(ATTEMPTS):
+            if attempt > 1:
+                wait_for_marks(storage)
             found = self._expand(index, info, storage)
             if found is not None:
                 return found
