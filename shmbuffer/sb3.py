@@ -156,7 +156,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @property
     def full(self) -> bool:
-        """Whether an ``add`` takes the place of an older one."""
+        """True if an ``add`` takes the place of an older one."""
         return self.size() >= self.buffer_size
 
     @full.setter

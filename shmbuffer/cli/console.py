@@ -41,7 +41,7 @@ def tell(value: Mapping[str, Any], *shown: Table | str, as_json: bool) -> None:
 
 
 def has_rich() -> bool:
-    """Whether the output is a terminal, or should have colours, and rich is installed."""
+    """True if the output is a terminal, or should have colours, and rich is installed."""
     wanted = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
     return (sys.stdout.isatty() or wanted) and find_spec("rich") is not None
 

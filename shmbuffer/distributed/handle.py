@@ -63,7 +63,7 @@ class Handle:
 
     @property
     def direct(self) -> bool:
-        """Whether this handle reads, writes and samples in the owner's memory; see `paths`."""
+        """True if this handle reads, writes and samples in the owner's memory; see `paths`."""
         near = self._reach()
         return near is not None and len(near.direct) == len(GROUPS)
 

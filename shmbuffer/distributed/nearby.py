@@ -125,7 +125,7 @@ class LocalHandle:
         self._end.atexit = False  # the engine closes itself then
 
     def is_current(self) -> bool:
-        """Whether the owner's configuration is unchanged: compares two numbers, 0.4 µs."""
+        """True if the owner's configuration is unchanged: compares two numbers, 0.4 µs."""
         return self._control.sequences == self._sequences or self.news() is None
 
     def news(self) -> str | None:

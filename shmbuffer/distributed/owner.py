@@ -121,7 +121,7 @@ class Owner:
             self.announce()
 
     def is_method(self, name: str) -> bool:
-        """Whether an attribute can be called."""
+        """True if an attribute can be called."""
         return callable(getattr(self.buffer, name))
 
     def extent(self) -> int:

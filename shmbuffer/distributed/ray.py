@@ -203,7 +203,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 
     @property
     def is_alive(self) -> bool:
-        """Whether this object was not closed."""
+        """True if this object was not closed."""
         return self._actor is not None
 
     def start(self) -> RayReplayBuffer:

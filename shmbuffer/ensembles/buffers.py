@@ -164,7 +164,7 @@ class Buffers(Changes):
         )
 
     def _can_give(self, at: int, share: int) -> bool:
-        """Whether a buffer has so many rows to give."""
+        """True if a buffer has so many rows to give."""
         rb = self._members[at]
         return rb._is_queue or bool(self._sampler._members[at].can_sample(rb._storage, share))
 

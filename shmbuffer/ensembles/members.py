@@ -106,5 +106,5 @@ def named(index: Any, count: int, what: str) -> int | list[int]:
 
 
 def is_everything(index: Any) -> bool:
-    """Whether an index selects all members in order."""
+    """True if an index selects all members in order."""
     return index is Ellipsis or (isinstance(index, slice) and index == slice(None))

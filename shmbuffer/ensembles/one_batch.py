@@ -87,7 +87,7 @@ class OneBatch:
 
 
 def _is_plain(rb: ReplayBuffer, plan: Plan) -> bool:
-    """Whether a buffer's rows can be gathered in place."""
+    """True if a buffer's rows can be gathered in place."""
     leaves = getattr(plan.payload, "leaves", None)
     return (
         plan.draws

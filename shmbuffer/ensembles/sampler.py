@@ -131,7 +131,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """Whether every buffer that may be chosen can give its share of such a batch."""
+        """True if every buffer that may be chosen can give its share of such a batch."""
         share, rest = divmod(batch_size, self.num_buffer_sampled)
         members = storage._members
         return not rest and self._all_can(
@@ -139,7 +139,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         )
 
     def _all_can(self, storages: Sequence[Any], share: int, can: Callable[[int], bool]) -> bool:
-        """Whether there are buffers to choose, and this is true of all of them."""
+        """True if there are buffers to choose, and this is true of all of them."""
         p = None if self.sample_from_all else self._p
         weights: Sequence[Any] = [1] * len(storages) if p is None else list(p)
         if isinstance(p, str):

@@ -129,12 +129,12 @@ class StorageEnsemble(Ensemble, Storage):
 
     @property
     def shared(self) -> bool:
-        """Whether any of them is shared."""
+        """True if any of them is shared."""
         return any(storage.shared for storage in self._members)
 
     @property
     def initialized(self) -> bool:
-        """Whether each of them knows its leaves."""
+        """True if each of them knows its leaves."""
         return all(storage.initialized for storage in self._members)
 
     def get(self, index: Any) -> list[tuple[int, Any]]:

@@ -40,7 +40,7 @@ class Turns:
         self._kept: dict[tuple[int, int], deque[_Taken]] = {}
 
     def are_needed(self) -> bool:
-        """Whether one of the buffers is limited."""
+        """True if one of the buffers is limited."""
         return any(rb.plan.limits.hold for rb in self._buffers)
 
     def sample(

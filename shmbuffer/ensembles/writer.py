@@ -53,7 +53,7 @@ class WriterEnsemble(Ensemble, Writer):
 
     @property
     def tracks_generations(self) -> bool:
-        """Whether all of them track generations."""
+        """True if all of them track generations."""
         return all(writer.tracks_generations for writer in self._members)
 
     def generations_of(self, index: Any) -> torch.Tensor:

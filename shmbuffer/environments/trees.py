@@ -58,7 +58,7 @@ def _set_row(tree: Tree, row: int, values: Tree) -> None:
 
 
 def has_parts(part: Any) -> bool:
-    """Whether a part of a tuple is a dict or an array, not a number."""
+    """True if a part of a tuple is a dict or an array, not a number."""
     return isinstance(part, Mapping) or np.ndim(part) > 0
 
 

@@ -36,7 +36,7 @@ class Crew:
 
     @property
     def is_whole(self) -> bool:
-        """Whether neither the coordinator nor the learner has ended."""
+        """True if neither the coordinator nor the learner has ended."""
         return not (self._coordinator.has_ended or self._learner.has_ended)
 
     def reports(self, timeout_s: float) -> Iterator[Service | Learning | Evaluation]:

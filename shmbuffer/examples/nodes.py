@@ -99,7 +99,7 @@ class NodesOutcome:
 
     @property
     def returned(self) -> bool:
-        """Whether all that was killed is back, each shard with what had been acknowledged."""
+        """True if all that was killed is back, each shard with what had been acknowledged."""
         return all(kill.back is not None and kill.back >= kill.items for kill in self.kills)
 
     @property

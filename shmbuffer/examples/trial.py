@@ -205,11 +205,11 @@ class Trial:
 
     @property
     def _all_have_joined(self) -> bool:
-        """Whether each process has a handle: one that is still starting has nothing to lose."""
+        """True if each process has a handle: one that is still starting has nothing to lose."""
         return self._outcome.stats.get("clients_alive", 0) >= self._config.collectors + 2
 
     def _is_over(self) -> bool:
-        """Whether the time is over, or an evaluation after all planned kills reached the goal."""
+        """True if the time is over, or an evaluation after all planned kills reached the goal."""
         outcome, plan = self._outcome, self._plan
         outcome.seconds = time.monotonic() - self._began_s
         planned = [plan.kill_collector_at, plan.kill_all_at]

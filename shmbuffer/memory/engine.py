@@ -154,7 +154,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self.seat.closed
 
     @property
@@ -169,12 +169,12 @@ class Engine:
 
     @property
     def on_disk(self) -> bool:
-        """Whether a disk is below the bytes, so that the kernel writes them back."""
+        """True if a disk is below the bytes, so that the kernel writes them back."""
         return not self.seat.ground.in_memory
 
     @property
     def shared(self) -> bool:
-        """Whether it is a directory, which any process may attach to."""
+        """True if it is a directory, which any process may attach to."""
         return self.path is not None
 
     def define(self, schema: Schema, *, timeout: float = 60.0) -> Ring:

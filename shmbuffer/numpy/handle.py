@@ -120,7 +120,7 @@ class Handle:
 
     @property
     def prioritized(self) -> bool:
-        """Whether items are drawn by priority."""
+        """True if items are drawn by priority."""
         ring = self._ring()
         return self._kept_prioritized if ring is None else ring.tree.prioritized
 

@@ -219,7 +219,7 @@ class Coordinator:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` has been called."""
+        """True if ``close`` has been called."""
         return self._closed
 
     def stats(self) -> dict[str, Number]:

@@ -108,7 +108,7 @@ class Spawned:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Whether it runs, as far as its supervisor has noticed."""
+        """True if it runs, as far as its supervisor has noticed."""
         return self._running
 
     def kill(self) -> None:

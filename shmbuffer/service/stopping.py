@@ -115,7 +115,7 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
 
 
 def is_being_stopped(scratch_dir: Path) -> bool:
-    """Whether any process runs `stop` there."""
+    """True if any process runs `stop` there."""
     try:
         with Directory.open(scratch_dir) as directory:
             there = directory.exists(layout.CONTROL)

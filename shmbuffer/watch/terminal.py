@@ -65,7 +65,7 @@ def keys() -> Iterator[Callable[[float], bool]]:
 
 
 def _is_ours(keyboard: int) -> bool:
-    """Whether this process may use a terminal; in the background it would be stopped."""
+    """True if this process may use a terminal; in the background it would be stopped."""
     try:
         return os.tcgetpgrp(keyboard) == os.getpgrp()
     except OSError:

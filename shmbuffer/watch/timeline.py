@@ -85,7 +85,7 @@ class Timeline:
         return float(self.times_s[at[-1]]) if len(at) else None
 
     def has(self, name: str) -> bool:
-        """Whether the field was recorded."""
+        """True if the field was recorded."""
         return name in (self.records.dtype.names or ())
 
     def values(self, name: str) -> Floats:

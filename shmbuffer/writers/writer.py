@@ -45,7 +45,7 @@ class Writer(Checkpoints):
 
     @property
     def tracks_generations(self) -> bool:
-        """Whether samples have ``index_generation``: if the storage is shared, or if asked for."""
+        """True if samples have ``index_generation``: if the storage is shared, or if asked for."""
         return bool(getattr(self._storage, "shared", False))
 
     def generations_of(self, index: Any) -> torch.Tensor:

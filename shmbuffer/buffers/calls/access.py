@@ -262,7 +262,7 @@ class StorageOrder(Parts):
 
 
 def _has_tickets(generation: Any) -> bool:
-    """Whether one of the generations belongs to an item, as of `Storage.tickets`."""
+    """True if one of the generations belongs to an item, as of `Storage.tickets`."""
     return generation is not None and bool((cpu.as_tensor(generation) >= 0).any())
 
 
@@ -284,6 +284,6 @@ def swap_dims(data: Any, dim: int) -> Any:
 
 
 def is_key(index: Any) -> bool:
-    """Whether an index is a key: a string, or a tuple of strings."""
+    """True if an index is a key: a string, or a tuple of strings."""
     parts = index if isinstance(index, tuple) else (index,)
     return bool(parts) and all(isinstance(part, str) for part in parts)

@@ -34,7 +34,7 @@ class Serving(Parts):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is open; `shutdown` and `close` end it."""
+        """True if it is open; `shutdown` and `close` end it."""
         return not self._closed
 
     @property
@@ -77,7 +77,7 @@ class Serving(Parts):
             self.close()
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether ``sample(batch_size)`` would give a batch now, without waiting.
+        """True if ``sample(batch_size)`` would give a batch now, without waiting.
 
         That depends on the sampler (slices long enough, whole batches) and on a `RateLimiter`.
         Others may write and draw before the sample is made.
@@ -138,7 +138,7 @@ class Serving(Parts):
     # -- inside --------------------------------------------------------------------------------
 
     def _admits(self, count: int) -> bool:
-        """Whether the rate limiter admits a sample of so many items now."""
+        """True if the rate limiter admits a sample of so many items now."""
         limits = self._planned().limits
         if not limits.hold:
             return True
@@ -147,7 +147,7 @@ class Serving(Parts):
 
     @property
     def _is_queue(self) -> bool:
-        """Whether samples come out of a queue, without a sampler."""
+        """True if samples come out of a queue, without a sampler."""
         ring = self._plan.limits.ring
         return ring is not None and ring.admission.is_queue
 

@@ -69,7 +69,7 @@ class Reservation:
 
     @property
     def ended(self) -> bool:
-        """Whether this object has committed or aborted it."""
+        """True if this object has committed or aborted it."""
         return bool(self._over)
 
     def commit(
@@ -320,7 +320,7 @@ class _Room:
         return int(self.granted[0]) or None
 
     def is_ours(self) -> bool:
-        """Whether it is of this handle still, which has not gone through fork."""
+        """True if it is of this handle still, which has not gone through fork."""
         seat = self._engine.seat
         return not seat.closed and seat.is_ours() and seat.incarnation == self._incarnation
 

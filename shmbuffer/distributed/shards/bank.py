@@ -189,7 +189,7 @@ class Bank:
                 self._alone.setdefault(side, now)
 
     def is_left(self, side: str, now: float) -> bool:
-        """Whether a side has had no clients for some time."""
+        """True if a side has had no clients for some time."""
         return now - self._alone.get(side, now) >= ALONE_S
 
     # -- the numbers -----------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Bank:
 
     @property
     def somebody_waits(self) -> bool:
-        """Whether a writer or a learner waits for a quota."""
+        """True if a writer or a learner waits for a quota."""
         return bool(self._waits) or any(one.wanted for one in self.learners.values())
 
     def confirm(self, state: BankState) -> None:

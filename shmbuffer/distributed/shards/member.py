@@ -123,7 +123,7 @@ class Member:
         return None if reached is None else reached.buffer
 
     def can_write(self) -> bool:
-        """Whether it can be written to: it is here, or its keeper answers."""
+        """True if it can be written to: it is here, or its keeper answers."""
         return self.lives or self.near(WRITE) is not None
 
     def is_empty(self) -> None:

@@ -112,6 +112,6 @@ class Vault:
 
 
 def has_quota(buffer: ReplayBuffer) -> bool:
-    """Whether writes into the shard may have to wait."""
+    """True if writes into the shard may have to wait."""
     engine: Any = getattr(buffer.storage, "open_engine", None)
     return engine is not None and quota_of(engine.seat.control.runtime[0]) is not None

@@ -191,7 +191,7 @@ class ShardedReplayBuffer(ShardedClient):
 
     @property
     def is_alive(self) -> bool:
-        """Whether this object was not closed."""
+        """True if this object was not closed."""
         return self._map is not None
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ def _read_list(file: Path) -> tuple[Path, list[str]]:
 
 
 def _is_plain(node: Any) -> bool:
-    """Whether a node's name can be the name of a directory that no other file has."""
+    """True if a node's name can be the name of a directory that no other file has."""
     return isinstance(node, str) and node not in ("", ".", "..") and not {"/", "\0"} & set(node)
 
 

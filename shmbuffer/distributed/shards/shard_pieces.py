@@ -98,7 +98,7 @@ def raise_largest(ring: Ring, largest: float) -> None:
 
 
 def is_prioritized(buffer: ReplayBuffer) -> bool:
-    """Whether a shard draws by priority."""
+    """True if a shard draws by priority."""
     return isinstance(buffer.sampler, PrioritizedSampler)
 
 

@@ -100,7 +100,7 @@ class Ownership:
         )
 
     def is_ours(self) -> bool:
-        """Whether it is this process's, and not that of the one that forked it."""
+        """True if it is this process's, and not that of the one that forked it."""
         me = current()
         return (me.pid, me.start_time) == (self.owner.pid, self.owner.start_time)
 

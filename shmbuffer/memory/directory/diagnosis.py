@@ -77,7 +77,7 @@ class Diagnosis:
         return "restored" if verifiable and self._is_restored() else "nobody alive"
 
     def was_left_whole(self) -> bool:
-        """Whether everybody has left in order, so that nobody has died in the middle of anything.
+        """True if everybody has left in order, so that nobody has died in the middle of anything.
 
         Only where a file that somebody else has changed since would have been noticed.
         """
@@ -91,7 +91,7 @@ class Diagnosis:
         )
 
     def _is_restored(self) -> bool:
-        """Whether somebody else has changed the files since the last store; see `restored`."""
+        """True if somebody else has changed the files since the last store; see `restored`."""
         schema: Schema | None = None
         with suppress(BufferNotFoundError, CorruptBufferError):
             schema = self.schema
@@ -99,14 +99,14 @@ class Diagnosis:
         return True  # it may have been damaged on that way; the one who needs it says so
 
     def owner_is_dead(self) -> bool:
-        """Whether the owner is proven dead: a zombie is, once nobody holds a liveness file."""
+        """True if the owner is proven dead: a zombie is, once nobody holds a liveness file."""
         owner = self.superblock.owner
         here = owner.pid_namespace == identity.current().pid_namespace
         here |= identity.is_of_another_boot(owner)  # nobody there holds a lock, or for good
         return identity.prove_dead(owner, lambda: here and not self.registry.alive())
 
     def is_abandoned(self) -> bool:
-        """Whether the directory is temporary, and neither its owner nor a client is alive."""
+        """True if the directory is temporary, and neither its owner nor a client is alive."""
         return (
             bool(self.superblock.flags & Flag.TEMPORARY)
             and self.owner_is_dead()

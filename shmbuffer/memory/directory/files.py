@@ -77,7 +77,7 @@ class Files:
 
     @property
     def in_memory(self) -> bool:
-        """Whether there is no disk below the files."""
+        """True if there is no disk below the files."""
         return self.directory.in_memory
 
     def lock(self, timeout: float, *, creating: bool = False) -> InitLock:
@@ -85,11 +85,11 @@ class Files:
         return InitLock(self.directory, timeout, creating=creating)
 
     def still_there(self) -> bool:
-        """Whether the path still leads to this directory, with a buffer in it."""
+        """True if the path still leads to this directory, with a buffer in it."""
         return self.directory.still_there() and self.has_control()
 
     def has_control(self) -> bool:
-        """Whether the directory is a buffer."""
+        """True if the directory is a buffer."""
         return self.directory.exists(layout.CONTROL)
 
     def require_control(self, otherwise: str = "check the path") -> None:

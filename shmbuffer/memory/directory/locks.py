@@ -95,7 +95,7 @@ class Lock(_core.Descriptor):
 
 
 def is_free(directory: Directory, name: str) -> bool:
-    """Whether nobody holds the lock. A missing file is not free: it proves nothing."""
+    """True if nobody holds the lock. A missing file is not free: it proves nothing."""
     with Lock() as lock:
         try:
             directory.open_file(name, writable=False, into=lock)
@@ -191,7 +191,7 @@ class LivenessFile:
 
     @staticmethod
     def is_free(directory: Directory, entry: int) -> bool:
-        """Whether the client of this entry is dead, as far as its lock tells."""
+        """True if the client of this entry is dead, as far as its lock tells."""
         return is_free(directory, LivenessFile.name(entry))
 
 

@@ -66,7 +66,7 @@ def _noted(directory: Directory) -> list[str]:
 
 
 def _is_ours(name: object) -> bool:
-    """Whether a definition could have made a file of that name beside the private directory."""
+    """True if a definition could have made a file of that name beside the private directory."""
     if not isinstance(name, str):
         return False
     first, last = name.split("/")[0], name.rpartition("/")[2]

@@ -104,7 +104,7 @@ class Registry:
         ]
 
     def is_dead(self, entry: int) -> bool:
-        """Whether the owner of the entry is proven dead. Some 100 µs; never under the mutex."""
+        """True if the owner of the entry is proven dead. Some 100 µs; never under the mutex."""
         who = self.identity(entry)
         incarnation = int(self._control.entries["incarnation"][entry])
         if (self._control.where, incarnation) in _memberships and who == identity.current():
@@ -244,7 +244,7 @@ class Registry:
         return LivenessFile.is_free(self._directory, entry)
 
     def _is_another_program(self, entry: int, who: Identity) -> bool:
-        """Whether a running process called execve: its lock is free, and its map is gone."""
+        """True if a running process called execve: its lock is free, and its map is gone."""
         if self._directory is None:
             return False
         try:
@@ -323,7 +323,7 @@ def _turn(one: Any, now_ns: int) -> dict[str, float] | None:
 
 
 def _has_ended(who: Identity) -> bool:
-    """Whether it is a zombie of which no thread lives: where there is no file that could tell."""
+    """True if it is a zombie of which no thread lives: where there is no file that could tell."""
     seen = identity._state_and_start(who.pid)
     if seen is None or seen[0] not in "ZXx" or not 0 != who.start_time == seen[1]:
         return False

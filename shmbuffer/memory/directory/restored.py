@@ -46,7 +46,7 @@ _HINT = (1).to_bytes(8, "little")  # RWH_WRITE_LIFE_NONE: asks for nothing, and 
 
 
 def is_restored(directory: Directory, control: Control, schema: Schema | None) -> bool:
-    """Whether somebody else has changed the files, as far as it can be told; some µs a file."""
+    """True if somebody else has changed the files, as far as it can be told; some µs a file."""
     last = max(int(control.runtime["touched_ns"][0]), int(control.entries["last_seen_ns"].max()))
     names = [layout.CONTROL, *(schema.mapped_files if schema else ())]
     try:

@@ -144,7 +144,7 @@ class Seat:
         return other
 
     def is_ours(self) -> bool:
-        """Whether this process took it; else it is that of our parent."""
+        """True if this process took it; else it is that of our parent."""
         return os.getpid() == self.membership.pid
 
     def rejoin(self, *, timeout: float = 60.0) -> None:
@@ -252,17 +252,17 @@ class Seat:
             ) from None
 
     def has_its_pages(self) -> bool:
-        """Whether all memory was taken when the files were made."""
+        """True if all memory was taken when the files were made."""
         reserved = self.control.superblock().flags & Flag.RESERVE
         return self.ground.in_memory and bool(reserved)
 
     def is_alone(self) -> bool:
-        """Whether no other handle is there, and none has come since this one did."""
+        """True if no other handle is there, and none has come since this one did."""
         last = int(self.control.runtime["next_incarnation"][0])
         return last == self.incarnation and len(self.registry.live()) == 1
 
     def was_joined(self) -> bool:
-        """Whether another handle has ever been there."""
+        """True if another handle has ever been there."""
         return int(self.control.runtime["next_incarnation"][0]) > 1
 
     def settled(self, head: int) -> int:

@@ -35,7 +35,7 @@ class Admission:
 
     @property
     def is_queue(self) -> bool:
-        """Whether items are handed out first in, first out, each a limited number of times."""
+        """True if items are handed out first in, first out, each a limited number of times."""
         return bool(self.limits & Limit.QUEUE)
 
     @contextmanager

@@ -95,7 +95,7 @@ class Consumer:
 
     @property
     def is_there(self) -> bool:
-        """Whether it was not removed."""
+        """True if it was not removed."""
         assert self._seat.mapped is not None
         record = ledger.consumers(self._seat.mapped.ledger)[self.which]
         return bool(record["state"] == ledger.CONSUMES and record["number"] == self.number)
@@ -226,7 +226,7 @@ class Consumer:
         self._next_look_s = ended_s + max(LOOK_S, _RARELY * (ended_s - began_s))
 
     def is_over(self) -> bool:
-        """Whether nobody writes, and nobody has said that this is to be waited for."""
+        """True if nobody writes, and nobody has said that this is to be waited for."""
         seat = self._seat
         found = seat.control.limits()
         if found is not None and found.alone != Alone.PASS:
@@ -236,7 +236,7 @@ class Consumer:
         return self._calls.sides.are_left(Side.INSERTS, time.monotonic())
 
     def all_writers_wait(self) -> bool:
-        """Whether nobody writes who does not wait for somebody."""
+        """True if nobody writes who does not wait for somebody."""
         return self._calls.sides.all_wait(Side.INSERTS)
 
     def available(self, count: int) -> int:
@@ -245,12 +245,12 @@ class Consumer:
         return there if there >= count or self.cannot_grow(there, count) else 0
 
     def can_give(self, count: int) -> bool:
-        """Whether `take` of ``count`` would not wait. O(count), and what was given back."""
+        """True if `take` of ``count`` would not wait. O(count), and what was given back."""
         there = self._to_give(count)
         return there >= count or self.cannot_grow(there, count)
 
     def cannot_grow(self, there: int, count: int) -> bool:
-        """Whether a batch of ``count`` items has to do with those that are there."""
+        """True if a batch of ``count`` items has to do with those that are there."""
         return there > 0 and (self.is_over() or self.is_stuck(count - there))
 
     def _to_give(self, most: int) -> int:
@@ -283,7 +283,7 @@ class Consumer:
         return Oldest(slot, ticket, head, room, bool(waits))
 
     def is_stuck(self, missing: int) -> bool:
-        """Whether so many items cannot be written before the oldest is done, which nobody holds."""
+        """True if so many items cannot be written before the oldest is done, which nobody holds."""
         is_possible = missing < self._calls.schema.capacity  # else no batch is ever whole
         return is_possible and self._calls.ask("is_stuck", self.which, self.number, missing) > 0
 

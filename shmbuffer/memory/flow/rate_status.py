@@ -145,7 +145,7 @@ def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> lis
 
 
 def may_write(entries: Any, *, excluding: int) -> bool:
-    """Whether any other living client has written, or may be about to write."""
+    """True if any other living client has written, or may be about to write."""
     live = (entries["state"] == EntryState.LIVE) & (np.arange(len(entries)) != excluding)
     writes = (entries["role"] == Role.COLLECTOR) | (entries["role"] == Role.CLIENT)
     draws = (entries["last_sample_ns"] > 0) | (entries["waits_for"] & Side.INSERTS > 0)

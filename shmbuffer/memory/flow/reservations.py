@@ -111,7 +111,7 @@ class Reservations:
         self._calls.ask("note_partial", name, what="append")
 
     def is_done(self, number: int, *, forget: bool = False) -> bool:
-        """Whether the pieces of that number were committed; ``forget``: their file is gone."""
+        """True if the pieces of that number were committed; ``forget``: their file is gone."""
         return self._calls.ask("partial_is_done", number, forget, what="partials") > 0
 
     def refuse(self, elements: int) -> None:

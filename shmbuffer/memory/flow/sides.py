@@ -33,7 +33,7 @@ class Sides:
         self._samplers.add(get_native_id())
 
     def are_left(self, side: Side, now: float) -> bool:
-        """Whether nobody is on a side, and has not been for a while."""
+        """True if nobody is on a side, and has not been for a while."""
         there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
         if there or self.has_thread(side):
             self._alone.pop(side, None)
@@ -63,7 +63,7 @@ class Sides:
         return attendance(directory, set(map(int, pids)))
 
     def all_wait(self, side: Side) -> bool:
-        """Whether everybody on a side waits; also where nobody is on it."""
+        """True if everybody on a side waits; also where nobody is on it."""
         waits = self._seat.control.entries["waits_for"]
         there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
         if self.has_thread(side) and not waits[self._seat.entry] & ~np.uint32(side):
@@ -77,7 +77,7 @@ class Sides:
         return not known
 
     def has_thread(self, side: Side) -> bool:
-        """Whether another thread of this process is on that side, through this handle."""
+        """True if another thread of this process is on that side, through this handle."""
         me = get_native_id()
         native = self._seat.native  # None: nobody has written anything
         writers = {native.last_writer} if native is not None else set()

@@ -153,7 +153,7 @@ class Calls:
         return int(result)
 
     def _is_being_filled(self, limit: deadline.Deadline | None) -> bool:
-        """Whether writers hold slots now, or did a moment ago: an empty ring does not stay so."""
+        """True if writers hold slots now, or did a moment ago: an empty ring does not stay so."""
         self.seat.reap_dead()
         if limit is not None and time.monotonic() >= limit.deadline:
             return False
@@ -336,7 +336,7 @@ class Waiting:
         raise RateLimitError(f"{where}: {problem}", pids=self._pids())
 
     def _is_stuck(self) -> bool:
-        """Whether a queue is full, and still too short for the sample that waits."""
+        """True if a queue is full, and still too short for the sample that waits."""
         runtime = self._seat.control.runtime[0]
         if self._seat.native.queued < self._schema.elements or int(runtime["pending"]):
             self._full = None

@@ -35,12 +35,12 @@ class DType:
 
     @property
     def in_numpy(self) -> bool:
-        """Whether NumPy has this dtype; otherwise, arrays hold its bits as unsigned integers."""
+        """True if NumPy has this dtype; otherwise, arrays hold its bits as unsigned integers."""
         return not self.bits
 
     @property
     def in_hdf5(self) -> bool:
-        """Whether HDF5 has this dtype; h5py stores the dtypes of NumPy, and no others."""
+        """True if HDF5 has this dtype; h5py stores the dtypes of NumPy, and no others."""
         return self.in_numpy
 
     @cached_property

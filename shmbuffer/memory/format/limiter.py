@@ -149,7 +149,7 @@ class RateLimiter:
         return replace(self, **changes)
 
     def says_the_same(self, other: RateLimiter | None) -> bool:
-        """Whether another one limits in just the same way, whatever was left to defaults."""
+        """True if another one limits in just the same way, whatever was left to defaults."""
         return other is not None and self.to_numbers() == other.to_numbers()
 
     def require_fits(self, elements: int, where: str, *, prioritized: bool) -> None:
@@ -228,7 +228,7 @@ def setting(runtime: Any) -> Any:
 
 
 def is_far_apart(runtime: Any, elements: int) -> bool:
-    """Whether one side is so far ahead of the other as no limiter lets it come."""
+    """True if one side is so far ahead of the other as no limiter lets it come."""
     block = active(runtime)
     if block is None:
         return False

@@ -103,7 +103,7 @@ def as_json(values: Mapping[str, Any]) -> bytes:
 
 
 def exponent_fits(alpha: float, eps: float, elements: int) -> bool:
-    """Whether both are numbers from 0 that leave the mass of an ordinary priority finite."""
+    """True if both are numbers from 0 that leave the mass of an ordinary priority finite."""
     try:
         return (
             0 <= alpha < math.inf

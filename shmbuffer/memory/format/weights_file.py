@@ -142,7 +142,7 @@ class WeightsFile:
         self._stamps = page["stamps"].view(layout.STAMP)
 
     def has_its_name(self, directory: Directory) -> bool:
-        """Whether the directory still has this file, and not a newer one, or none."""
+        """True if the directory still has this file, and not a newer one, or none."""
         try:
             found = directory.stat(layout.WEIGHTS)
         except BufferNotFoundError:

@@ -30,7 +30,7 @@ class PriorityTree:
 
     @property
     def prioritized(self) -> bool:
-        """Whether the tree is kept."""
+        """True if the tree is kept."""
         return bool(self._seat.native.prioritized)
 
     @property

@@ -32,7 +32,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def leads_down(name: str) -> bool:
-    """Whether a name, taken for a path, is a way down from a directory: relative, without "..".
+    """True if a name, taken for a path, is a way down from a directory: relative, without "..".
 
     Also refuses ".", empty parts and NUL, so that no two names lead to one file.
     """

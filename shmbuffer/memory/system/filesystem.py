@@ -67,7 +67,7 @@ def filesystem_type(fd: int) -> int:
 
 
 def is_read_only(fd: int) -> bool:
-    """Whether the file system of an open file is mounted read-only."""
+    """True if the file system of an open file is mounted read-only."""
     return bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY)
 
 

@@ -113,7 +113,7 @@ def prove_dead(
     lock_is_free: Callable[[], bool],
     is_another_program: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Whether a process can be proved to be dead. Does not wait; some 100 µs if it is alive."""
+    """True if a process can be proved to be dead. Does not wait; some 100 µs if it is alive."""
     me = current()
     if is_of_another_boot(identity):
         return lock_is_free()
@@ -133,7 +133,7 @@ def prove_dead(
 
 
 def is_of_another_boot(identity: Identity) -> bool:
-    """Whether its boot id is known, and another one: after a reboot, or in another container."""
+    """True if its boot id is known, and another one: after a reboot, or in another container."""
     return UNKNOWN_BOOT != identity.boot_id != current().boot_id != UNKNOWN_BOOT
 
 
@@ -160,7 +160,7 @@ def opened(who: Identity) -> int | None:
 
 
 def maps(pid: int, inode: int) -> bool:
-    """Whether a process of our own pid namespace maps a file; True where /proc does not tell."""
+    """True if a process of our own pid namespace maps a file; True where /proc does not tell."""
     try:
         with open(_PROC / str(pid) / "maps", "rb") as found:
             return any(int(line.split(None, 5)[4]) == inode for line in found)
@@ -226,7 +226,7 @@ def _exists(pid: int) -> bool:
 
 
 def _proc_is_ours() -> bool:
-    """Whether /proc shows the pids of our own namespace, and not of one above (`unshare --pid`)."""
+    """True if /proc shows the pids of our own namespace, and not of one above (`unshare --pid`)."""
     try:
         if os.readlink(_PROC / "self") != str(os.getpid()):
             return False

@@ -54,7 +54,7 @@ class Prefault:
 
     @property
     def waits(self) -> bool:
-        """Whether who creates or opens the buffer waits."""
+        """True if who creates or opens the buffer waits."""
         return self.mode == "full"
 
     def require_memory(self, nbytes: int, where: str) -> None:

@@ -80,7 +80,7 @@ def hearing(on_progress: OnProgress | None) -> Iterator[None]:
 
 
 def is_of_callback(error: BaseException) -> bool:
-    """Whether ``on_progress`` raised it: code that handles our errors leaves it alone."""
+    """True if ``on_progress`` raised it: code that handles our errors leaves it alone."""
     return error is _raised.get()
 
 

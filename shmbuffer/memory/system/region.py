@@ -252,7 +252,7 @@ class Directory:
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
 
     def exists(self, name: str) -> bool:
-        """Whether anything is there, be it a broken link."""
+        """True if anything is there, be it a broken link."""
         with suppress(FileNotFoundError):
             self.stat(name)
             return True
@@ -300,7 +300,7 @@ class Directory:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the file system has no disk below it."""
+        """True if the file system has no disk below it."""
         with explained(self.path):
             return filesystem.filesystem_type(self._root()) in filesystem.IN_MEMORY
 
@@ -322,7 +322,7 @@ class Directory:
                     raise not_durable(str(self.path / name), error) from error
 
     def still_there(self) -> bool:
-        """Whether the path still leads to this directory."""
+        """True if the path still leads to this directory."""
         if not self._has_a_name():
             return False
         try:

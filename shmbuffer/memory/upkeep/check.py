@@ -48,7 +48,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged."""
+        """True if nothing is damaged."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _reached(control: Control, live: SlotsFile) -> int:
 
 
 def _died_in_it(control: Control) -> bool:
-    """Whether somebody died with the mutex, or with a claim, so that recovery has work to do."""
+    """True if somebody died with the mutex, or with a claim, so that recovery has work to do."""
     mutex = control.runtime[0]["mutex"].tobytes()
     return bool((control.entries["phase"] != Phase.IDLE).any() or any(mutex[:4]))
 

@@ -317,5 +317,5 @@ def _parts(looked: Ints, schema: Schema) -> list[tuple[int, int]]:
 
 
 def exists(path: str | PathLike[str]) -> bool:
-    """Whether there is a buffer, without opening it."""
+    """True if there is a buffer, without opening it."""
     return os.path.exists(os.path.join(path, layout.CONTROL))

@@ -213,7 +213,7 @@ class Repair:
         return (alpha, eps) != found
 
     def _may_be_whole(self) -> bool:
-        """Whether the counters can be believed; headers of records are always looked at."""
+        """True if the counters can be believed; headers of records are always looked at."""
         runtime = self.control.runtime[0]
         return (
             not self.schema.record_bytes

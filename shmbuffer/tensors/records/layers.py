@@ -48,7 +48,7 @@ class Tensors:
 
     @property
     def is_plain(self) -> bool:
-        """Whether bytes are all there is to move: on the CPU, and no gradient goes through."""
+        """True if bytes are all there is to move: on the CPU, and no gradient goes through."""
         return all(one.is_cpu and not one.requires_grad for one in self.tensors)
 
     @property
@@ -58,7 +58,7 @@ class Tensors:
 
 
 def has(tree: Any, path: KeyPath) -> bool:
-    """Whether there is anything at a path, or on the way to it what is no TensorDict."""
+    """True if there is anything at a path, or on the way to it what is no TensorDict."""
     for key in path:
         tree = tree[2] if tree[0] == "tensorclass" else tree
         if tree[0] != "tensordict":

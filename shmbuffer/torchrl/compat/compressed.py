@@ -27,7 +27,7 @@ _ZLIB = 0x78  # the first byte of what TorchRL compresses below Python 3.14
 
 
 def is_of_torchrl(path: Path) -> bool:
-    """Whether TorchRL saved a ``CompressedListStorage`` there."""
+    """True if TorchRL saved a ``CompressedListStorage`` there."""
     return exists(path / _METADATA)
 
 

@@ -182,7 +182,7 @@ class TED2Flat(Roles):
         return kept
 
     def _is_usual(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> bool:
-        """Whether the root has the flags that are under next, all False, and no reward."""
+        """True if the root has the flags that are under next, all False, and no reward."""
         flags = {path for path in found if path in self._flags}
         if flags != {path[1:] for path in found if path[0] == NEXT and path[1:] in self._flags}:
             return False
