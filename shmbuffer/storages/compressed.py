@@ -19,7 +19,7 @@ from shmbuffer.memory.format.record_batch import RecordBody
 from shmbuffer.memory.format.recorded import of_storage
 from shmbuffer.saves.checkpointers.list import CompressedListStorageCheckpointer
 from shmbuffer.storages.item_codec import BodyCodec
-from shmbuffer.storages.record_codec import Compress, Decompress, RecordCodec, with_metadata
+from shmbuffer.storages.record_codec import Compress, Decompress, TensorRecordCodec, with_metadata
 from shmbuffer.storages.record_list import RecordList, RecordOptions
 from shmbuffer.tensors.form.batches import collate, stack_lazily
 from shmbuffer.tensors.form.nodes import is_collection
@@ -166,13 +166,13 @@ class CompressedListStorage(RecordList):
         functions = (self.compression_fn, self.decompression_fn) if own else self._functions
         return BodyCodec(self.device, self._record_codec(*functions))
 
-    def _made_record_codec(self) -> RecordCodec:
+    def _made_record_codec(self) -> TensorRecordCodec:
         return self._record_codec(*self._functions)
 
     def _record_codec(
         self, compress: Compress | None, decompress: Decompress | None
-    ) -> RecordCodec:
-        return RecordCodec(
+    ) -> TensorRecordCodec:
+        return TensorRecordCodec(
             level=self.compression_level,
             keys=self._of_records["compress"],
             compress=compress,

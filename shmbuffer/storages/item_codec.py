@@ -12,7 +12,7 @@ from shmbuffer.items.records.forms import RefusedError
 from shmbuffer.memory.format.record_batch import RecordBody, join
 from shmbuffer.memory.record_format import Codec, locate
 from shmbuffer.storages.mover import by_leaf, to_device
-from shmbuffer.storages.record_codec import RecordCodec
+from shmbuffer.storages.record_codec import TensorRecordCodec
 from shmbuffer.tensors.form.batches import is_batch, unbound
 from shmbuffer.tensors.form.containers import take_of
 from shmbuffer.tensors.form.nodes import is_collection
@@ -27,7 +27,7 @@ class ItemCodec:
     ``records`` reads the bodies that a `BodyCodec` has saved.
     """
 
-    def __init__(self, device: torch.device | None, records: RecordCodec) -> None:
+    def __init__(self, device: torch.device | None, records: TensorRecordCodec) -> None:
         self.device = device
         self._records = records
 

@@ -20,7 +20,7 @@ from shmbuffer.storages.indexing import is_int
 from shmbuffer.storages.item_codec import ItemCodec
 from shmbuffer.storages.item_store import ItemStore
 from shmbuffer.storages.object_store import ObjectStore
-from shmbuffer.storages.record_codec import RecordCodec
+from shmbuffer.storages.record_codec import TensorRecordCodec
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.tensors.form.batches import collate
 from shmbuffer.tensors.records.decoder import RawBatch
@@ -75,7 +75,7 @@ class ListStorage(RingBacked):
     ) -> None:
         super().__init__(UNLIMITED if max_size is None else max_size, compilable=compilable)
         self.device = None if device is None else torch.device(device)
-        self._codec: ItemCodec | RecordCodec
+        self._codec: ItemCodec | TensorRecordCodec
         if self.shared:
             self._codec = self._made_record_codec()
         else:
@@ -91,9 +91,9 @@ class ListStorage(RingBacked):
         """What is kept of an item in this process."""
         return ItemCodec(self.device, self._made_record_codec())
 
-    def _made_record_codec(self) -> RecordCodec:
+    def _made_record_codec(self) -> TensorRecordCodec:
         """Items to records and back."""
-        return RecordCodec(device=self.device)
+        return TensorRecordCodec(device=self.device)
 
     def engine(self) -> Engine:
         """The process's handle, opened on first use; RuntimeError where items are objects."""
@@ -270,7 +270,7 @@ class ListStorage(RingBacked):
         kept = [self.codec.keep(item) for part in image.items(codec) for item in part]
         self.copy_in(kept, slots, cursor=cursor, write_count=write_count)
 
-    def codec_for(self, dictionary: bytes | None) -> RecordCodec:
+    def codec_for(self, dictionary: bytes | None) -> TensorRecordCodec:
         """A codec that reads records which were compressed with this dictionary."""
         codec = self._made_record_codec()
         if dictionary is not None:

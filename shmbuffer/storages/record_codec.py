@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from shmbuffer.items.records import codec
-from shmbuffer.tensors.records.decoder import Decoder
-from shmbuffer.tensors.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import TensorDecoder
+from shmbuffer.tensors.records.encoder import TensorEncoder
 
 Compress = Callable[[torch.Tensor], torch.Tensor]
 Decompress = Callable[..., torch.Tensor]
 
 
-class RecordCodec(codec.RecordCodec):
+class TensorRecordCodec(codec.RecordCodec):
     """How items are stored in a byte ring; records of other codecs are read, too.
 
     It pickles as it was told, without what it has learned; `join` finds that again.
@@ -31,7 +31,7 @@ class RecordCodec(codec.RecordCodec):
         self,
         *,
         level: int | None = None,  # of zstd; None: leaves are stored raw
-        keys: Iterable[Any] | None = None,  # which leaves are compressed; see `Encoder`
+        keys: Iterable[Any] | None = None,  # which leaves are compressed; see `TensorEncoder`
         compress: Compress | None = None,  # the user's, in place of zstd
         decompress: Decompress | None = None,  # the user's, for what was compressed with it
         # of the dictionary that is learned from the first items; 0: none is
@@ -47,8 +47,8 @@ class RecordCodec(codec.RecordCodec):
             "device": device,
         }
         super().__init__(level if compress is None else None, dictionary_bytes)
-        self.encoder = Encoder(own=compress, keys=self._config["keys"])
-        self.decoder: Decoder = Decoder(
+        self.encoder = TensorEncoder(own=compress, keys=self._config["keys"])
+        self.decoder: TensorDecoder = TensorDecoder(
             self.expand, device, None if decompress is None else with_metadata(decompress)
         )
 
@@ -58,7 +58,7 @@ class RecordCodec(codec.RecordCodec):
         return self._config["decompress"] is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(RecordCodec, **self._config), ()
+        return partial(TensorRecordCodec, **self._config), ()
 
 
 def with_metadata(function: Decompress) -> Callable[[torch.Tensor, dict[str, Any]], Any]:

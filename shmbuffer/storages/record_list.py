@@ -23,7 +23,7 @@ from shmbuffer.storages.list import ListStorage
 from shmbuffer.storages.location import Location, Place, unmade
 from shmbuffer.storages.mover import whole_or_empty
 from shmbuffer.storages.ragged_output import PadOutput, ragged_output
-from shmbuffer.storages.record_codec import RecordCodec
+from shmbuffer.storages.record_codec import TensorRecordCodec
 from shmbuffer.storages.record_store import RecordStore
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import as_tensor, put_rows
@@ -152,7 +152,7 @@ class RecordList(ListStorage):
         return engine
 
     def _attach_ring(self, ring: Ring) -> RecordStore:
-        assert isinstance(self._codec, RecordCodec)
+        assert isinstance(self._codec, TensorRecordCodec)
         store = RecordStore(type(self).__name__, self.engine(), ring, self._codec)
         self._mover = store
         return store
@@ -232,7 +232,7 @@ class RecordList(ListStorage):
             return
         order = np.argsort((slots - cursor) % self._max_size, kind="stable")  # the oldest first
         codec, batches = self._codec, []
-        assert isinstance(codec, RecordCodec)
+        assert isinstance(codec, TensorRecordCodec)
         with Progress("load", len(order), "items") as progress:
             for start in range(0, len(order), _PIECE):
                 part = order[start : start + _PIECE]
@@ -271,7 +271,7 @@ class RecordList(ListStorage):
                 progress.advance(int(image.sizes[rows].sum()))
         self._require_bytes(int(padded(image.sizes).sum()))
         store, codec = self._records(), self._codec
-        assert isinstance(codec, RecordCodec)
+        assert isinstance(codec, TensorRecordCodec)
         if image.dictionary is not None:
             found = self.engine().seat.publish_dictionary(image.dictionary)
             if found != image.dictionary:

@@ -22,7 +22,7 @@ from shmbuffer.saves.checkpointers.record_image import RecordImage
 from shmbuffer.storages.indexing import slots_of, tickets_at
 from shmbuffer.storages.item_store import Changes, Edit, ItemStore, edits
 from shmbuffer.storages.mover import ATTEMPTS, last_of_each
-from shmbuffer.storages.record_codec import RecordCodec
+from shmbuffer.storages.record_codec import TensorRecordCodec
 from shmbuffer.tensors.form.kit import TENSORS
 from shmbuffer.tensors.records.building import chunks_at
 from shmbuffer.tensors.records.decoder import RawBatch
@@ -31,9 +31,9 @@ from shmbuffer.tensors.records.decoder import RawBatch
 class RecordStore(RecordRows, ItemStore):
     """Items as records."""
 
-    codec: RecordCodec
+    codec: TensorRecordCodec
 
-    def __init__(self, name: str, engine: Engine, ring: Ring, codec: RecordCodec) -> None:
+    def __init__(self, name: str, engine: Engine, ring: Ring, codec: TensorRecordCodec) -> None:
         super().__init__(TENSORS, engine, ring, codec)
         self.name = name
         self.max_size: int = ring.capacity
@@ -121,7 +121,7 @@ class RecordStore(RecordRows, ItemStore):
     def entries(
         self, slots: Ints, paths: Sequence[tuple[str, ...]]
     ) -> tuple[list[Sequence[Any] | NDArray[Any]], Ints]:
-        """Some entries, for each path as `Decoder.entries`; the tickets of all slots, or -1."""
+        """Some entries, for each path as `TensorDecoder.entries`; the tickets of all slots, or -1."""
         drawn = self.records.read(slots)
         held = self.some(drawn.batch, drawn.tickets >= 0)
         return self.codec.decoder.entries(held, paths), drawn.tickets

@@ -44,7 +44,7 @@ from shmbuffer.memory.directory import partials
 from shmbuffer.memory.directory.partials import PartialFile
 from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.tensors.records.encoder import Encoder
+from shmbuffer.tensors.records.encoder import TensorEncoder
 from tests.crash.harness import ended, fork
 from tests.kit.programs import in_a_tmpfs, needs_root
 from tests.kit.rings import engine_of, ring_of
@@ -712,7 +712,7 @@ def write_partial(rb: Any, number: int, rows: int = 2, nbytes: int = 0, version:
     """A file with a head whose checksum is right, and one piece."""
     directory = engine_of(rb).seat.ground.directory
     with PartialFile.make(directory, number, rows, nbytes, version) as file:
-        file.append(Encoder().encode(steps(20, 1), single=True).body(0), 1)
+        file.append(TensorEncoder().encode(steps(20, 1), single=True).body(0), 1)
     return Path(rb.storage.scratch_dir) / f".shmbuffer/partials/{number}"
 
 

@@ -20,8 +20,8 @@ from shmbuffer.memory.format.record_batch import join
 from shmbuffer.memory.system.deadline import within
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.tensors.records.decoder import Decoder
-from shmbuffer.tensors.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import TensorDecoder
+from shmbuffer.tensors.records.encoder import TensorEncoder
 from shmbuffer.writers.round_robin import length_of
 
 
@@ -135,7 +135,7 @@ class Reservation:
             SpaceError: no room for the file; nothing was appended.
         """
         self._require_held("append")
-        batch = Encoder().encode(data, single=True)
+        batch = TensorEncoder().encode(data, single=True)
         partial = self._partial or self._make_partial()
         partial.append(batch.body(0), length_of(data))
 
@@ -145,7 +145,7 @@ class Reservation:
         if self._partial is None:
             return []
         self._require_held("pieces")
-        decoder = Decoder(where=self._engine.where)
+        decoder = TensorDecoder(where=self._engine.where)
         return [decoder.items(join([body]))[0] for _, body in self._partial.read()]
 
     def abort(self) -> None:

@@ -32,7 +32,7 @@ def built(make: Callable[[], Made], where: str) -> Made:
         ) from error
 
 
-class RecordRows:
+class ItemBuilder:
     """Makes one thing for each item. It takes the sizes of batches as it meets them.
 
     Args:

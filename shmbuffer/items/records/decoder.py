@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.items.records import cutting
-from shmbuffer.items.records.building import RecordRows, built
+from shmbuffer.items.records.building import ItemBuilder, built
 from shmbuffer.items.records.table import Column, Own, Table
 from shmbuffer.items.records.transfer import Expand, Transfer, homes
 from shmbuffer.memory import record_format
@@ -73,9 +73,9 @@ class Decoder:
         """A reader for the columns of a batch with these bytes."""
         return Reading(data, self.expand, self.where)
 
-    def rows(self, batch_dims: Ints, leaves: list[Any]) -> RecordRows:
+    def rows(self, batch_dims: Ints, leaves: list[Any]) -> ItemBuilder:
         """A builder that makes items of leaves."""
-        return RecordRows(batch_dims, leaves)
+        return ItemBuilder(batch_dims, leaves)
 
 
 class Reading:

@@ -24,7 +24,7 @@ from shmbuffer.saves.safe_files import create_file, exists, open_file, read_file
 from shmbuffer.saves.values import damaged, read_array, reading, write_array
 
 if TYPE_CHECKING:  # storages import their checkpointers
-    from shmbuffer.storages.record_codec import RecordCodec
+    from shmbuffer.storages.record_codec import TensorRecordCodec
 
 _DATA = "shmbuffer.records.data"
 _TABLE = "shmbuffer.records.npy"
@@ -146,7 +146,7 @@ class RecordImage:
         piece = np.cumsum(self.sizes) // _PIECE_BYTES
         yield from np.split(np.arange(len(self)), np.flatnonzero(np.diff(piece)) + 1)
 
-    def items(self, codec: RecordCodec) -> Iterator[list[Any]]:
+    def items(self, codec: TensorRecordCodec) -> Iterator[list[Any]]:
         """The items in the order of their slots, some megabytes of records at a time."""
         for rows in self.pieces():
             yield codec.decoder.items(self.batch(rows))

@@ -54,7 +54,7 @@ def chunks_at(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], in
     return found
 
 
-class RecordRows(building.RecordRows):
+class TensorItemBuilder(building.ItemBuilder):
     """Makes one thing for each item, with TensorDicts; see `items.records.building`.
 
     Cost: 1 µs an item for each TensorDict in it, 0.1 µs a leaf; 1.5 µs for each text in a
@@ -82,7 +82,7 @@ class RecordRows(building.RecordRows):
         return node, dims
 
 
-class Batch(RecordRows):
+class Batch(TensorItemBuilder):
     """Makes one batch of all items: as `torch.stack` does it, and `collate` what is no TensorDict.
 
     A column is a tensor ``[m, ...]``, or a list of m. All batch sizes of a tree are equal.

@@ -30,7 +30,7 @@ from shmbuffer.tensors.records.building import (
     OBJECTS,
     Batch,
     NotDenseError,
-    RecordRows,
+    TensorItemBuilder,
     chunks_at,
     chunks_under,
 )
@@ -40,7 +40,7 @@ _NOTHING = np.empty(0, np.uint8)
 _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
 
 
-class Decoder(decoder.Decoder):
+class TensorDecoder(decoder.Decoder):
     """Makes items of records, with tensors and TensorDicts; see `items.records.decoder`."""
 
     def __init__(
@@ -57,13 +57,13 @@ class Decoder(decoder.Decoder):
         self.device = device
         self.own = None if own is None else partial(expanded, own)
 
-    def reading(self, data: Bytes) -> Reading:
+    def reading(self, data: Bytes) -> TensorReading:
         """See `items.records.decoder`."""
-        return Reading(self, data)
+        return TensorReading(self, data)
 
-    def rows(self, batch_dims: Ints, leaves: list[Any]) -> RecordRows:
+    def rows(self, batch_dims: Ints, leaves: list[Any]) -> TensorItemBuilder:
         """See `items.records.decoder`."""
-        return RecordRows(batch_dims, leaves, self.device)
+        return TensorItemBuilder(batch_dims, leaves, self.device)
 
     def stack(self, batch: RecordBatch, dim: int = 0) -> LazyStackedTensorDict | None:
         """All records as a lazy stack, which makes its items at the first look at them.
@@ -102,7 +102,7 @@ class Decoder(decoder.Decoder):
         Cost: a copy of the bytes, or their decompression; 25 µs a leaf, and 0.1 to 0.5 µs a record.
         """
         located = record_format.locate(batch := writable(batch), self.where)
-        reading = Reading(self, batch.data)
+        reading = TensorReading(self, batch.data)
         if located and located[0].alike and (dtypes := _dtypes_of(located[0].form)) is not None:
             dims, tree = located[0].batch_dims, located[0].form.tree
             read = reading.alike(located[0], dtypes)
@@ -143,7 +143,7 @@ class Decoder(decoder.Decoder):
             there = _chunks_of(one.form)
             chunks = [there.get(path) for path in paths]
             numbers = sorted({at for at in chunks if at is not None and _is_number(one, at)})
-            reading = Reading(self, batch.data)
+            reading = TensorReading(self, batch.data)
             leaves: dict[int | None, Any] = dict(
                 zip(
                     numbers,
@@ -170,7 +170,7 @@ class Decoder(decoder.Decoder):
 class RawBatch:
     """Several items as they lie in a byte ring, validated; a result may lie in their bytes."""
 
-    def __init__(self, batch: RecordBatch, decoder: Decoder) -> None:
+    def __init__(self, batch: RecordBatch, decoder: TensorDecoder) -> None:
         self.batch = batch
         self.decoder = decoder
 
@@ -214,10 +214,10 @@ def _dtypes_of(form: Form) -> list[Any] | None:
     return None if any(refused) or None in found or _objects_of(form) else found
 
 
-class Reading(decoder.Reading):
+class TensorReading(decoder.Reading):
     """Reads columns: what each of them becomes is said first, and is there after `read`."""
 
-    def __init__(self, of: Decoder, data: Bytes = _NOTHING) -> None:
+    def __init__(self, of: TensorDecoder, data: Bytes = _NOTHING) -> None:
         super().__init__(data, of.expand, of.where)
         self.device = of.device
         self._sent: torch.Tensor | None = None

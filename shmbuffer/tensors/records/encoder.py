@@ -17,7 +17,7 @@ from shmbuffer.tensors.records.columns import of_batch
 from shmbuffer.tensors.records.memory import Compress, compressed
 
 
-class Encoder(encoder.Encoder):
+class TensorEncoder(encoder.Encoder):
     """Makes records of items, tensors and TensorDicts too; see `items.records.encoder`.
 
     Raises:

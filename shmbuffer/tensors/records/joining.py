@@ -16,7 +16,7 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.records.building import APART, Batch, chunks_at, chunks_under
-from shmbuffer.tensors.records.decoder import Reading
+from shmbuffer.tensors.records.decoder import TensorReading
 from shmbuffer.tensors.records.layers import Tensors, name_of
 from shmbuffer.tensors.records.memory import empty, torch_dtype_of
 
@@ -32,7 +32,7 @@ class Joining(Batch):
         KeyError: one of the leaves that are asked for is not there.
     """
 
-    def __init__(self, table: Table, reading: Reading, asked: Collection[KeyPath]) -> None:
+    def __init__(self, table: Table, reading: TensorReading, asked: Collection[KeyPath]) -> None:
         super().__init__(table.batch_dims, list(table.columns), reading.device)
         self.tree = table.tree
         self.reading = reading
@@ -91,7 +91,7 @@ class Joining(Batch):
 class Nesting(Joining):
     """See `densify`."""
 
-    def __init__(self, table: Table, reading: Reading, keys: Collection[Key]) -> None:
+    def __init__(self, table: Table, reading: TensorReading, keys: Collection[Key]) -> None:
         self._keys = {path_of(key) for key in ([keys] if isinstance(keys, str) else keys)}
         super().__init__(table, reading, self._keys)
         self._offsets: dict[tuple[bytes, torch.device], torch.Tensor] = {}

@@ -16,7 +16,7 @@ from shmbuffer.items.records.decoder import writable
 from shmbuffer.items.records.table import Table
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.tensors.records.building import is_layer
-from shmbuffer.tensors.records.decoder import Decoder, RawBatch, Reading
+from shmbuffer.tensors.records.decoder import RawBatch, TensorDecoder, TensorReading
 from shmbuffer.tensors.records.joining import Nesting
 from shmbuffer.tensors.records.layers import items_of, side_by_side
 from shmbuffer.tensors.records.padding import Padding
@@ -105,13 +105,13 @@ def densify(data: Any, keys: Collection[Key] = ()) -> Any:
     return Nesting(*_columns(data), keys).joined()
 
 
-def _columns(data: Any) -> tuple[Table, Reading]:
+def _columns(data: Any) -> tuple[Table, TensorReading]:
     """Items as columns; records as they lie, where they are TensorDicts of one tree."""
-    decoder = Decoder()
+    decoder = TensorDecoder()
     if isinstance(data, RawBatch):
         decoder, batch = data.decoder, writable(data.batch)
         table = decoder.table(batch)
         if table is not None and is_layer(table.tree):
-            return table, Reading(decoder, batch.data)
+            return table, TensorReading(decoder, batch.data)
         data = decoder.items(batch)
-    return side_by_side(items_of(data)), Reading(decoder)
+    return side_by_side(items_of(data)), TensorReading(decoder)

@@ -24,8 +24,8 @@ from shmbuffer.items.records.places import Places
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.tensors.form.batches import collate
-from shmbuffer.tensors.records.decoder import Decoder
-from shmbuffer.tensors.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import TensorDecoder
+from shmbuffer.tensors.records.encoder import TensorEncoder
 from tests.kit.items import ITEMS, Point, Step, alike, large
 from tests.replay.records.batches import as_read, joined, picked
 from tests.replay.records.ways import WAYS, backwards, decoder, forwards, zstd
@@ -37,18 +37,18 @@ DENSE = sorted(ITEMS.keys() - {"odd array", "lazy", "lazy stack", "ragged"})
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Encoder:
+def way(request: pytest.FixtureRequest) -> TensorEncoder:
     """Each way to store."""
     return WAYS[request.param]()
 
 
 @pytest.fixture(name="decoder")
-def make_decoder() -> Decoder:
+def make_decoder() -> TensorDecoder:
     return decoder()
 
 
-def written(items: Sequence[Any], encoder: Encoder | None = None) -> RecordBatch:
-    return as_read((encoder or Encoder()).encode(list(items), single=False))
+def written(items: Sequence[Any], encoder: TensorEncoder | None = None) -> RecordBatch:
+    return as_read((encoder or TensorEncoder()).encode(list(items), single=False))
 
 
 def damaged(batch: RecordBatch, chunk: int, content: bytes) -> RecordBatch:
@@ -62,7 +62,7 @@ def damaged(batch: RecordBatch, chunk: int, content: bytes) -> RecordBatch:
 # -- items -------------------------------------------------------------------------------------
 
 
-def test_batch_sizes_may_differ_between_items(way: Encoder, decoder: Decoder) -> None:
+def test_batch_sizes_may_differ_between_items(way: TensorEncoder, decoder: TensorDecoder) -> None:
     items = [
         TensorDict(
             {"obs": torch.ones(n, 2), "next": TensorDict({"obs": torch.ones(n, 3)}, [n, 3])},
@@ -78,7 +78,7 @@ def test_batch_sizes_may_differ_between_items(way: Encoder, decoder: Decoder) ->
     "shape", [lambda n: (100, 100), lambda n: (3000 + n,), lambda n: (n, 3000)]
 )
 def test_raw_leaves_are_not_copied_where_that_is_cheaper(
-    shape: Callable[[int], tuple[int, ...]], decoder: Decoder
+    shape: Callable[[int], tuple[int, ...]], decoder: TensorDecoder
 ) -> None:
     batch = written([{"frame": torch.full(shape(n), n), "n": n} for n in (1, 2, 3)])
     assert alike(
@@ -94,7 +94,7 @@ def test_raw_leaves_are_not_copied_where_that_is_cheaper(
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2000,), (40, 50)])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_change_of_one_item_reaches_no_other(
-    shape: tuple[int, ...], ragged: bool, way: Encoder, decoder: Decoder
+    shape: tuple[int, ...], ragged: bool, way: TensorEncoder, decoder: TensorDecoder
 ) -> None:
     leaves = [torch.ones(n + 1 if ragged else 2, *shape) for n in range(4)]
     batch = written([{"a": leaf, "b": torch.ones(shape)} for leaf in leaves], way)
@@ -107,7 +107,7 @@ def test_a_change_of_one_item_reaches_no_other(
     ]
 
 
-def test_records_that_lie_on_each_other_become_items_of_their_own(decoder: Decoder) -> None:
+def test_records_that_lie_on_each_other_become_items_of_their_own(decoder: TensorDecoder) -> None:
     batch = written([torch.arange(3000.0), torch.zeros(3000)])
     twice = replace(batch, starts=batch.starts[[0, 0, 1]], sizes=batch.sizes[[0, 0, 1]])
     first, second, _ = decoder.items(twice)
@@ -115,14 +115,14 @@ def test_records_that_lie_on_each_other_become_items_of_their_own(decoder: Decod
     assert torch.equal(second, torch.arange(3000.0))
 
 
-def test_records_may_lie_in_any_order(decoder: Decoder) -> None:
+def test_records_may_lie_in_any_order(decoder: TensorDecoder) -> None:
     items = [{"a": torch.arange(n), "b": torch.full((90, 90), n)} for n in (5, 3, 4)]
     batch = written(items)
     back = replace(batch, starts=batch.starts[::-1].copy(), sizes=batch.sizes[::-1].copy())
     assert alike(decoder.items(back), items[::-1])
 
 
-def test_items_share_no_containers(decoder: Decoder) -> None:
+def test_items_share_no_containers(decoder: TensorDecoder) -> None:
     items = [TensorDict({"n": TensorDict(), "d": NonTensorData([1])}) for _ in range(2)]
     one, other = decoder.items(written(items))
     one["n"]["new"] = torch.ones(1)
@@ -131,7 +131,7 @@ def test_items_share_no_containers(decoder: Decoder) -> None:
     assert alike(other, items[1])
 
 
-def test_a_tensordict_is_as_its_constructor_makes_it(decoder: Decoder) -> None:
+def test_a_tensordict_is_as_its_constructor_makes_it(decoder: TensorDecoder) -> None:
     (found,) = decoder.items(written([TensorDict({"a": torch.ones(2), "t": "text"})]))
     made = TensorDict({"a": torch.ones(2), "t": "text"})
     assert vars(found).keys() == vars(made).keys()
@@ -143,7 +143,7 @@ def test_a_tensordict_is_as_its_constructor_makes_it(decoder: Decoder) -> None:
     assert found.clone()["t"] == "text"
 
 
-def test_read_only_bytes_are_read(decoder: Decoder) -> None:
+def test_read_only_bytes_are_read(decoder: TensorDecoder) -> None:
     batch = written([torch.arange(5000)])
     batch.data.flags.writeable = False
     (found,) = decoder.items(batch)
@@ -153,15 +153,15 @@ def test_read_only_bytes_are_read(decoder: Decoder) -> None:
 
 def test_the_device_is_that_of_the_tensordicts_that_have_one() -> None:
     items = [TensorDict({"a": torch.ones(2)}, device=device) for device in ("cpu", None)]
-    found = Decoder(device=torch.device("meta")).items(written(items))
+    found = TensorDecoder(device=torch.device("meta")).items(written(items))
     assert [item.device for item in found] == [torch.device("meta"), None]
     assert {item["a"].device.type for item in found} == {"meta"}
-    dense = Decoder(device=torch.device("meta")).dense(written(items[:1]))
+    dense = TensorDecoder(device=torch.device("meta")).dense(written(items[:1]))
     assert (dense.device, dense["a"].device) == (torch.device("meta"),) * 2
 
 
 def test_a_class_that_is_not_here_comes_back_as_what_it_holds(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: TensorDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = written([(Step(obs=torch.ones(2), text="x", batch_size=[]), Point(1, 2))])
     for family in ("tensors.form", "items.records"):
@@ -178,14 +178,14 @@ def test_a_class_that_is_not_here_comes_back_as_what_it_holds(
 @pytest.mark.product
 @pytest.mark.parametrize("name", DENSE)
 def test_a_dense_batch_is_what_the_items_are_stacked_to(
-    name: str, way: Encoder, decoder: Decoder
+    name: str, way: TensorEncoder, decoder: TensorDecoder
 ) -> None:
     items = [ITEMS[name](n) for n in (3, 1, 2)]
     stack = torch.stack if is_tensor_collection(items[0]) else collate
     assert alike(decoder.dense(written(items, way)), stack(items))
 
 
-def test_a_dense_batch_has_memory_of_its_own(way: Encoder, decoder: Decoder) -> None:
+def test_a_dense_batch_has_memory_of_its_own(way: TensorEncoder, decoder: TensorDecoder) -> None:
     batch = written([{"a": torch.ones(30, 30), "b": torch.ones(())} for _ in range(3)], way)
     dense = decoder.dense(batch)
     batch.data.fill(0)
@@ -194,7 +194,7 @@ def test_a_dense_batch_has_memory_of_its_own(way: Encoder, decoder: Decoder) -> 
 
 
 @pytest.mark.parametrize("nbytes", [2**22 - 1, 2**22, 2**22 + 1])
-def test_a_large_batch_is_as_a_small_one(nbytes: int, decoder: Decoder) -> None:
+def test_a_large_batch_is_as_a_small_one(nbytes: int, decoder: TensorDecoder) -> None:
     items = [torch.arange(nbytes).byte(), torch.arange(nbytes).flip(0).byte()]
     assert alike(decoder.dense(written(items)), torch.stack(items))
 
@@ -215,19 +215,19 @@ def test_a_large_batch_is_as_a_small_one(nbytes: int, decoder: Decoder) -> None:
     ids=lambda items: str(items)[:20],
 )
 def test_items_that_cannot_be_stacked_are_no_dense_batch(
-    items: list[Any], decoder: Decoder
+    items: list[Any], decoder: TensorDecoder
 ) -> None:
     assert decoder.dense(written(items)) is None
 
 
-def test_an_empty_list_of_records_is_no_dense_batch(decoder: Decoder) -> None:
+def test_an_empty_list_of_records_is_no_dense_batch(decoder: TensorDecoder) -> None:
     none = np.zeros(0, np.int64)
     assert decoder.dense(RecordBatch(np.zeros(0, np.uint8), none, none)) is None
 
 
 @pytest.mark.parametrize("name", DENSE)
 def test_records_that_differ_only_in_how_they_are_stored_are_one_batch(
-    name: str, decoder: Decoder
+    name: str, decoder: TensorDecoder
 ) -> None:
     items = [ITEMS[name](n) for n in (3, 1, 2)]
     parts = [written([one], WAYS[way]()) for one, way in zip(items, WAYS, strict=True)]
@@ -235,7 +235,7 @@ def test_records_that_differ_only_in_how_they_are_stored_are_one_batch(
     assert alike(decoder.dense(joined(*parts)), stack(items))
 
 
-def test_the_rows_of_a_mixed_batch_are_in_their_order(decoder: Decoder) -> None:
+def test_the_rows_of_a_mixed_batch_are_in_their_order(decoder: TensorDecoder) -> None:
     batch = joined(*(written([large(n, 40) for n in (0, 1)], WAYS[way]()) for way in WAYS))
     rows = [3, 0, 5, 2, 1, 4]
     found = decoder.dense(picked(batch, rows))
@@ -247,7 +247,7 @@ def test_the_rows_of_a_mixed_batch_are_in_their_order(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -2])
 def test_records_of_tensordicts_are_a_lazy_stack_along_any_dim(
-    dim: int, way: Encoder, decoder: Decoder
+    dim: int, way: TensorEncoder, decoder: TensorDecoder
 ) -> None:
     items = [ITEMS["of batches"](n) for n in (3, 1, 2)]
     found = decoder.stack(written(items, way), dim)
@@ -255,7 +255,7 @@ def test_records_of_tensordicts_are_a_lazy_stack_along_any_dim(
     assert alike(found.clone(recurse=False), lazy_stack(items, dim))
 
 
-def test_a_lazy_stack_may_hold_items_of_several_forms(decoder: Decoder) -> None:
+def test_a_lazy_stack_may_hold_items_of_several_forms(decoder: TensorDecoder) -> None:
     items = [
         TensorDict({"a": torch.ones(2)}, [2]),
         TensorDict({"b": torch.ones(3)}, [3]),
@@ -281,20 +281,20 @@ def test_a_lazy_stack_may_hold_items_of_several_forms(decoder: Decoder) -> None:
     ],
 )
 def test_other_data_than_a_lazy_stack_are_taken_as_items(
-    items: list[Any], dim: int, decoder: Decoder
+    items: list[Any], dim: int, decoder: TensorDecoder
 ) -> None:
     assert decoder.stack(written(items), dim) is None
 
 
-def test_a_lazy_stack_of_what_is_no_record_is_refused_at_once(decoder: Decoder) -> None:
+def test_a_lazy_stack_of_what_is_no_record_is_refused_at_once(decoder: TensorDecoder) -> None:
     batch = written([TensorDict({"a": torch.ones(2)})])
     batch.data[24] = 99
     with pytest.raises(CorruptBufferError, match=r"^run/buffer: record 0"):
         decoder.stack(batch)
 
 
-def test_damage_in_a_compressed_leaf_is_seen_at_the_first_look(decoder: Decoder) -> None:
-    batch = written([TensorDict({"a": large(0, 900)})], Encoder(zstd=zstd))
+def test_damage_in_a_compressed_leaf_is_seen_at_the_first_look(decoder: TensorDecoder) -> None:
+    batch = written([TensorDict({"a": large(0, 900)})], TensorEncoder(zstd=zstd))
     found = decoder.stack(damaged(batch, 0, b"no frame"))
     for _ in range(2):
         with pytest.raises(CorruptBufferError, match=r"^run/buffer"):
@@ -304,7 +304,7 @@ def test_damage_in_a_compressed_leaf_is_seen_at_the_first_look(decoder: Decoder)
 # -- some entries ------------------------------------------------------------------------------
 
 
-def test_some_entries_are_read_without_the_others(way: Encoder) -> None:
+def test_some_entries_are_read_without_the_others(way: TensorEncoder) -> None:
     steps = [
         TensorDict(
             {
@@ -325,14 +325,14 @@ def test_some_entries_are_read_without_the_others(way: Encoder) -> None:
         asked.append(about["shape"].numel())
         return forwards(chunk, about)
 
-    found = Decoder(expand, own=own).entries(written(steps, way), [("done",), ("next", "id")])
+    found = TensorDecoder(expand, own=own).entries(written(steps, way), [("done",), ("next", "id")])
     assert found[0].tolist() == [False, False, True]
     assert found[1].tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
     assert 900 not in asked
     assert sum(asked) <= 6 + 3
 
 
-def test_an_entry_that_an_item_does_not_have_is_none(decoder: Decoder) -> None:
+def test_an_entry_that_an_item_does_not_have_is_none(decoder: TensorDecoder) -> None:
     items = [
         {"a": 1, "b": {1: np.arange(2)}},
         TensorDict({"a": torch.ones(2), "b": TensorDict()}),
@@ -358,7 +358,7 @@ def test_a_users_function_is_told_what_it_compressed() -> None:
         return forwards(chunk, about)
 
     items = [{"a": torch.ones(2, 3), "b": b"abc", "c": np.array(["x"])}]
-    assert alike(Decoder(own=own).items(written(items, Encoder(own=backwards))), items)
+    assert alike(TensorDecoder(own=own).items(written(items, TensorEncoder(own=backwards))), items)
     assert {(one["type"], str(one["device"])) for one in told} == {("tensor", "cpu")}
     assert [(list(one["shape"]), one["dtype"]) for one in told] == [
         ([2, 3], torch.float32),
@@ -369,35 +369,35 @@ def test_a_users_function_is_told_what_it_compressed() -> None:
 
 def test_a_users_function_may_give_the_bytes_of_a_tensor() -> None:
     items = [torch.ones(2, 3, dtype=torch.float64)]
-    batch = written(items, Encoder(own=backwards))
-    assert alike(Decoder(own=lambda chunk, _: chunk[:-2].flip(0)).items(batch), items)
+    batch = written(items, TensorEncoder(own=backwards))
+    assert alike(TensorDecoder(own=lambda chunk, _: chunk[:-2].flip(0)).items(batch), items)
 
 
 def test_a_users_function_that_gives_something_else_is_refused() -> None:
-    batch = written([torch.ones(2, 3)], Encoder(own=backwards))
+    batch = written([torch.ones(2, 3)], TensorEncoder(own=backwards))
     with pytest.raises(RuntimeError, match="gives the tensor that was compressed, got list"):
-        Decoder(own=lambda chunk, _: [1]).items(batch)
+        TensorDecoder(own=lambda chunk, _: [1]).items(batch)
     words = r"gave int64\[7\] for what was float32\[2, 3\] when it was compressed"
     with pytest.raises(RuntimeError, match=words):
-        Decoder(own=lambda chunk, _: torch.ones(7, dtype=torch.int64)).dense(batch)
+        TensorDecoder(own=lambda chunk, _: torch.ones(7, dtype=torch.int64)).dense(batch)
 
 
 def test_a_users_compression_needs_the_users_decompression() -> None:
-    batch = written([torch.ones(2, 3)], Encoder(own=backwards))
+    batch = written([torch.ones(2, 3)], TensorEncoder(own=backwards))
     with pytest.raises(RuntimeError, match="with the decompression_fn that belongs to it"):
-        Decoder().items(batch)
+        TensorDecoder().items(batch)
 
 
 def test_zstd_needs_its_decompressor() -> None:
-    batch = written([large(0, 90)], Encoder(zstd=zstd))
+    batch = written([large(0, 90)], TensorEncoder(zstd=zstd))
     with pytest.raises(RuntimeError, match=r"run/b: its records are compressed with zstd"):
-        Decoder(where="run/b").dense(batch)
+        TensorDecoder(where="run/b").dense(batch)
 
 
 # -- damage ------------------------------------------------------------------------------------
 
 
-def test_an_invalid_record_is_refused_by_name(decoder: Decoder) -> None:
+def test_an_invalid_record_is_refused_by_name(decoder: TensorDecoder) -> None:
     batch = written([torch.ones(2)])
     batch.data[24] = 99
     for read in (decoder.items, decoder.dense, lambda one: decoder.entries(one, [()])):
@@ -405,8 +405,8 @@ def test_an_invalid_record_is_refused_by_name(decoder: Decoder) -> None:
             read(batch)
 
 
-def test_a_damaged_frame_is_refused_by_name(decoder: Decoder) -> None:
-    batch = damaged(written([large(0, 900)], Encoder(zstd=zstd)), 0, b"no frame")
+def test_a_damaged_frame_is_refused_by_name(decoder: TensorDecoder) -> None:
+    batch = damaged(written([large(0, 900)], TensorEncoder(zstd=zstd)), 0, b"no frame")
     for read in (decoder.items, decoder.dense):
         with pytest.raises(CorruptBufferError, match=r"^run/buffer"):
             read(batch)
@@ -417,7 +417,7 @@ def test_a_damaged_frame_is_refused_by_name(decoder: Decoder) -> None:
     [("text", b"\xff", "can't decode byte 0xff"), (True, b"\2", "a bool is 0 or 1, found 2")],
 )
 def test_bytes_that_are_no_value_are_refused(
-    item: Any, content: bytes, words: str, decoder: Decoder
+    item: Any, content: bytes, words: str, decoder: TensorDecoder
 ) -> None:
     batch = damaged(written([item]), 0, content)
     for read in (decoder.items, decoder.dense):
@@ -427,7 +427,7 @@ def test_bytes_that_are_no_value_are_refused(
 
 
 def test_a_class_that_has_other_fields_now_is_an_error_that_says_so(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: TensorDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = written([Point(1, 2)])
     other = namedtuple("Point", ["x", "y", "z"])
@@ -446,7 +446,7 @@ def test_a_record_with_other_bytes_is_refused_or_read_and_nothing_else(data: st.
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(24, len(batch.data) - 1))
         batch.data[at] = data.draw(st.integers(0, 255))
-    for read in (Decoder(zstd.expand).items, Decoder(zstd.expand).dense):
+    for read in (TensorDecoder(zstd.expand).items, TensorDecoder(zstd.expand).dense):
         try:
             repr(read(batch))
         except CorruptBufferError as error:

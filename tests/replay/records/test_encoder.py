@@ -27,8 +27,8 @@ from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec
 from shmbuffer.tensors.form.batches import unbound
-from shmbuffer.tensors.records.decoder import Decoder
-from shmbuffer.tensors.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import TensorDecoder
+from shmbuffer.tensors.records.encoder import TensorEncoder
 from tests.frames import sequences, transitions
 from tests.kit.items import ITEMS, Point, Step, alike, raw
 from tests.replay.records.batches import as_read
@@ -44,16 +44,16 @@ class Color(enum.IntEnum):
     RED = 1
 
 
-ENCODERS: dict[str, Callable[[], Encoder]] = {
+ENCODERS: dict[str, Callable[[], TensorEncoder]] = {
     "raw": WAYS["raw"],
     "zstd": WAYS["zstd"],
-    "zstd of all": lambda: Encoder(zstd=zstd, keys=["a", "obs", "next", "text", "tokens"]),
+    "zstd of all": lambda: TensorEncoder(zstd=zstd, keys=["a", "obs", "next", "text", "tokens"]),
 }
 EVERY_WAY = {**ENCODERS, "own": WAYS["own"]}
 
 
 @pytest.fixture(params=ENCODERS)
-def encoder(request: pytest.FixtureRequest) -> Encoder:
+def encoder(request: pytest.FixtureRequest) -> TensorEncoder:
     return ENCODERS[request.param]()
 
 
@@ -86,31 +86,31 @@ def test_a_list_of_items_comes_back_exactly(name: str, way: str) -> None:
 
 @pytest.mark.product
 @pytest.mark.parametrize("name", ITEMS)
-def test_single_items_come_back_exactly(name: str, encoder: Encoder) -> None:
+def test_single_items_come_back_exactly(name: str, encoder: TensorEncoder) -> None:
     for n in range(1, 4):
         (found,) = read(encoder.encode(ITEMS[name](n), single=True))
         assert alike(found, ITEMS[name](n))
 
 
-def test_items_of_many_kinds_come_back_in_their_order(encoder: Encoder) -> None:
+def test_items_of_many_kinds_come_back_in_their_order(encoder: TensorEncoder) -> None:
     items = [ITEMS[name](n) for n in range(1, 5) for name in ITEMS]
     batch = encoder.encode(items)
     assert all(map(alike, read(batch), items))
     assert (np.diff(batch.starts) > 0).all()
 
 
-def test_nothing_gives_no_records(encoder: Encoder) -> None:
+def test_nothing_gives_no_records(encoder: TensorEncoder) -> None:
     for nothing in ([], torch.zeros(0, 3), TensorDict({"a": torch.zeros(0, 2)}, [0]), iter(())):
         batch = encoder.encode(nothing)
         assert len(batch) == len(batch.sizes) == len(batch.data) == 0
         assert read(batch) == []
 
 
-def test_a_generator_gives_its_items(encoder: Encoder) -> None:
+def test_a_generator_gives_its_items(encoder: TensorEncoder) -> None:
     assert read(encoder.encode(n for n in range(3))) == [0, 1, 2]
 
 
-def test_the_items_are_copied_and_not_kept(encoder: Encoder) -> None:
+def test_the_items_are_copied_and_not_kept(encoder: TensorEncoder) -> None:
     data = TensorDict({"a": torch.ones(4, 100)}, [4])
     batch = encoder.encode(data)
     data["a"].zero_()
@@ -118,7 +118,7 @@ def test_the_items_are_copied_and_not_kept(encoder: Encoder) -> None:
 
 
 @pytest.mark.product(few=2)
-def test_many_threads_use_one_encoder(encoder: Encoder) -> None:
+def test_many_threads_use_one_encoder(encoder: TensorEncoder) -> None:
     items = [ITEMS[name](n) for n in range(1, 4) for name in ITEMS]
     failed: list[int] = []
 
@@ -205,7 +205,9 @@ BATCHES: dict[str, Callable[[int], Any]] = {
 @pytest.mark.product("encoder name", few=16)
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_gives_the_records_of_its_items(name: str, count: int, encoder: Encoder) -> None:
+def test_a_batch_gives_the_records_of_its_items(
+    name: str, count: int, encoder: TensorEncoder
+) -> None:
     data = BATCHES[name](count)
     items = unbound(data)
     batch, listed = encoder.encode(data), encoder.encode(items)
@@ -216,7 +218,7 @@ def test_a_batch_gives_the_records_of_its_items(name: str, count: int, encoder: 
 
 
 def test_a_dense_batch_is_not_taken_apart(
-    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+    encoder: TensorEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = transitions(20, seed=1)
     items = list(data.unbind(0))
@@ -227,7 +229,7 @@ def test_a_dense_batch_is_not_taken_apart(
     assert all(map(alike, read(batch), items))
 
 
-def test_games_and_sequences_come_back_exactly(encoder: Encoder) -> None:
+def test_games_and_sequences_come_back_exactly(encoder: TensorEncoder) -> None:
     game = transitions(64, seed=1)
     assert all(map(alike, read(encoder.encode(game)), game.unbind(0)))
     spoken = sequences(60, seed=1, text=True)
@@ -321,23 +323,23 @@ def test_leaves_from_64_bytes_on_are_compressed_where_they_get_smaller() -> None
         },
         [40],
     )
-    batch = Encoder(zstd=Zstd()).encode(data)
+    batch = TensorEncoder(zstd=Zstd()).encode(data)
     assert codecs(batch) == {tuple(range(40)): ["ZSTD", "RAW", "RAW", "ZSTD", "RAW"]}
 
 
 def test_a_decision_on_the_first_items_holds_for_later_ones() -> None:
-    encoder = Encoder(zstd=Zstd())
+    encoder = TensorEncoder(zstd=Zstd())
     zeros, noise = torch.zeros(40, 400).byte(), torch.randint(0, 256, (40, 400)).byte()
     assert codecs(encoder.encode(zeros)) == codecs(encoder.encode(noise))
     batch = encoder.encode(noise)
     assert codecs(batch) == {tuple(range(40)): ["ZSTD"]}
     assert all(map(alike, read(batch), noise))
-    encoder = Encoder(zstd=Zstd())
+    encoder = TensorEncoder(zstd=Zstd())
     assert codecs(encoder.encode(noise)) == codecs(encoder.encode(zeros)) != codecs(batch)
 
 
 def test_a_first_item_alone_decides_nothing() -> None:
-    encoder = Encoder(zstd=Zstd())
+    encoder = TensorEncoder(zstd=Zstd())
     noise = torch.randint(0, 256, (400,)).byte()
     assert codecs(encoder.encode(noise, single=True)) == {(0,): ["RAW"]}
     found = [encoder.encode(torch.zeros(400).byte(), single=True) for _ in range(40)]
@@ -345,7 +347,7 @@ def test_a_first_item_alone_decides_nothing() -> None:
 
 
 def test_a_leaf_that_grows_is_looked_at_when_it_is_large_enough() -> None:
-    encoder = Encoder(zstd=Zstd())
+    encoder = TensorEncoder(zstd=Zstd())
     for _ in range(50):
         assert codecs(encoder.encode(torch.zeros(63).byte(), single=True)) == {(0,): ["RAW"]}
     assert codecs(encoder.encode(torch.zeros(64).byte(), single=True)) == {(0,): ["ZSTD"]}
@@ -363,14 +365,14 @@ def test_named_leaves_and_all_that_is_in_them_are_compressed_and_no_others() -> 
             "deep": TensorDict({"obs": torch.zeros(200), "rest": torch.zeros(200)}),
         }
     )
-    encoder = Encoder(zstd=Zstd(), keys=["tiny", "next", ("deep", "obs")])
+    encoder = TensorEncoder(zstd=Zstd(), keys=["tiny", "next", ("deep", "obs")])
     assert codecs(encoder.encode([item])) == {
         (0,): ["RAW", "ZSTD", "RAW", "ZSTD", "ZSTD", "RAW", "JOINED", "RAW"]
     }
 
 
 def test_unknown_keys_are_named() -> None:
-    encoder = Encoder(zstd=Zstd(), keys=["obz", ("next", "obs")])
+    encoder = TensorEncoder(zstd=Zstd(), keys=["obz", ("next", "obs")])
     item = TensorDict({"obs": torch.zeros(9), "next": TensorDict({"obz": torch.zeros(9)})})
     with pytest.warns(
         UserWarning, match=r"no leaf under \[\('next', 'obs'\), \('obz',\)\]"
@@ -382,11 +384,11 @@ def test_unknown_keys_are_named() -> None:
 
 def test_keys_are_a_list() -> None:
     with pytest.raises(TypeError, match=r"for the one key 'obs' give \['obs'\]"):
-        Encoder(zstd=Zstd(), keys="obs")
+        TensorEncoder(zstd=Zstd(), keys="obs")
 
 
 def test_without_zstd_nothing_is_compressed() -> None:
-    batch = Encoder().encode(transitions(8, seed=0))
+    batch = TensorEncoder().encode(transitions(8, seed=0))
     assert set(codecs(batch)[tuple(range(8))]) == {"RAW"}
 
 
@@ -395,22 +397,22 @@ def test_without_zstd_nothing_is_compressed() -> None:
 
 def test_samples_are_what_would_be_compressed() -> None:
     data = TensorDict({"obs": torch.arange(300).reshape(3, 100), "r": torch.zeros(3)}, [3])
-    encoder = Encoder(zstd=Zstd())
+    encoder = TensorEncoder(zstd=Zstd())
     assert encoder.samples(data) == [raw(one) for one in data["obs"]]
     assert encoder.samples(data[0], single=True) == [raw(data["obs"][0])]
-    assert Encoder(zstd=Zstd(), keys=["r"]).samples(data) == [bytes(4)] * 3
-    assert Encoder().samples(data) == []
+    assert TensorEncoder(zstd=Zstd(), keys=["r"]).samples(data) == [bytes(4)] * 3
+    assert TensorEncoder().samples(data) == []
 
 
 def test_a_dictionary_can_be_put_in_at_any_time() -> None:
     spoken = [one.to_dict() for one in sequences(200, seed=3, shortest=20, longest=60)]
-    encoder = Encoder(zstd=Zstd())
+    encoder = TensorEncoder(zstd=Zstd())
     before = encoder.encode(spoken)
     encoder.zstd = zstd = Zstd(dictionary=Zstd.train(encoder.samples(spoken), 2048))
     after = encoder.encode(spoken)
     assert after.data.nbytes < before.data.nbytes
     for batch in (before, after):
-        assert all(map(alike, Decoder(zstd.expand).items(batch), spoken))
+        assert all(map(alike, TensorDecoder(zstd.expand).items(batch), spoken))
 
 
 # -- the user's functions ----------------------------------------------------------------------
@@ -433,7 +435,7 @@ def test_the_users_function_is_called_with_each_tensor_and_its_result_is_stored(
         "text": "text" * 30,
         "int": 1,
     }
-    encoder = Encoder(own=compress)
+    encoder = TensorEncoder(own=compress)
     batch = encoder.encode([item])
     assert [(one.dtype, tuple(one.shape)) for one in asked] == [
         (torch.int64, (3,)),
@@ -453,13 +455,13 @@ def test_the_users_function_is_called_with_each_tensor_and_its_result_is_stored(
 
 
 def test_the_users_function_is_called_with_named_tensors_only() -> None:
-    encoder = Encoder(own=backwards, keys=["a"])
+    encoder = TensorEncoder(own=backwards, keys=["a"])
     data = TensorDict({"a": torch.zeros(5, 3), "b": torch.zeros(5, 3)}, [5])
     assert codecs(encoder.encode(data)) == {tuple(range(5)): ["OWN", "RAW"]}
 
 
 def test_batches_of_the_users_function_are_those_of_their_items() -> None:
-    encoder, data = Encoder(own=backwards), BATCHES["one object"](4)
+    encoder, data = TensorEncoder(own=backwards), BATCHES["one object"](4)
     assert (
         encoder.encode(data).data.tobytes() == encoder.encode(list(data.unbind(0))).data.tobytes()
     )
@@ -467,14 +469,16 @@ def test_batches_of_the_users_function_are_those_of_their_items() -> None:
 
 def test_the_users_function_may_make_nothing_of_something() -> None:
     data = torch.arange(5)
-    batch = Encoder(own=lambda tensor: torch.zeros(0 if tensor == 0 else 9).byte()).encode(data)
+    batch = TensorEncoder(own=lambda tensor: torch.zeros(0 if tensor == 0 else 9).byte()).encode(
+        data
+    )
     asked: list[int] = []
 
     def expand(chunk: torch.Tensor, _: Any) -> torch.Tensor:
         asked.append(chunk.numel())
         return torch.tensor(chunk.numel())
 
-    found = Decoder(own=expand).items(as_read(batch))
+    found = TensorDecoder(own=expand).items(as_read(batch))
     assert asked == [0, 9, 9, 9, 9] == [int(one) for one in found]
 
 
@@ -483,18 +487,18 @@ def test_the_users_function_may_make_nothing_of_something() -> None:
 )
 def test_a_function_that_gives_no_bytes_is_refused(gives: Any, found: str) -> None:
     with pytest.raises(TypeError, match=f"compression_fn gives a uint8 tensor, got {found}"):
-        Encoder(own=lambda _: gives).encode([torch.zeros(3)])
+        TensorEncoder(own=lambda _: gives).encode([torch.zeros(3)])
 
 
 def test_the_users_function_excludes_zstd() -> None:
     with pytest.raises(ValueError, match="compression_fn replaces zstd"):
-        Encoder(own=backwards, zstd=Zstd())
+        TensorEncoder(own=backwards, zstd=Zstd())
 
 
 # -- refusals ----------------------------------------------------------------------------------
 
 
-def test_an_unsupported_value_is_refused_by_its_place(encoder: Encoder) -> None:
+def test_an_unsupported_value_is_refused_by_its_place(encoder: TensorEncoder) -> None:
     for data, words in (
         ([1, {"a": 1j}], "entry 'a' is a builtins.complex"),
         (TensorDict({"x": NonTensorData({"k": Color.RED}, [3])}, [3]), "entry 'x' -> 'k' is a "),
@@ -512,7 +516,7 @@ def test_an_unsupported_value_is_refused_by_its_place(encoder: Encoder) -> None:
 
 
 @pytest.mark.parametrize("tree", [{"a": 1}, (torch.zeros(3),), "text"], ids=str)
-def test_a_pytree_is_not_a_batch(tree: Any, encoder: Encoder) -> None:
+def test_a_pytree_is_not_a_batch(tree: Any, encoder: TensorEncoder) -> None:
     with pytest.raises(TypeError, match="a list of items is what a list storage can be extended"):
         encoder.encode(tree)
 
@@ -522,33 +526,33 @@ def test_a_batch_of_one_is_laid_out_as_that_item(monkeypatch: pytest.MonkeyPatch
     steps["note"] = NonTensorStack("a", "b", "c")
     steps.names = ["time"]
     item = steps[1]
-    expected = Encoder().encode(item, single=True)
-    assert expected.body(0).tobytes() == Encoder().encode(steps).body(1).tobytes()
+    expected = TensorEncoder().encode(item, single=True)
+    assert expected.body(0).tobytes() == TensorEncoder().encode(steps).body(1).tobytes()
 
-    def apart(self: Encoder, data: Any) -> Any:
+    def apart(self: TensorEncoder, data: Any) -> Any:
         raise AssertionError("columns of one item")
 
-    monkeypatch.setattr(Encoder, "columns", apart)
+    monkeypatch.setattr(TensorEncoder, "columns", apart)
     for batch in (steps[1:2], [item], iter([item]), lazy_stack([item])):
-        found = Encoder().encode(batch)
+        found = TensorEncoder().encode(batch)
         assert found.data.tobytes() == expected.data.tobytes(), type(batch)
         assert found.sizes.tolist() == expected.sizes.tolist()
 
 
-def test_data_without_a_dimension_are_no_batch(encoder: Encoder) -> None:
+def test_data_without_a_dimension_are_no_batch(encoder: TensorEncoder) -> None:
     for data in (torch.tensor(1), np.array(1), TensorDict({"a": torch.zeros(3)})):
         with pytest.raises(RuntimeError, match="without a batch dimension is one item"):
             encoder.encode(data)
 
 
-def test_a_tensor_that_only_stands_for_one_is_refused(encoder: Encoder) -> None:
+def test_a_tensor_that_only_stands_for_one_is_refused(encoder: TensorEncoder) -> None:
     stand_in = torch._efficientzerotensor((100,))
     for data, single in (([{"a": stand_in}], False), ({"a": stand_in}, True)):
         with pytest.raises(TypeError, match=r"the leaf \('a',\) has no memory"):
             encoder.encode(data, single)
 
 
-def test_an_item_larger_than_a_record_may_be_is_refused(encoder: Encoder) -> None:
+def test_an_item_larger_than_a_record_may_be_is_refused(encoder: TensorEncoder) -> None:
     with pytest.raises(ValueError, match="5000 leaves, 4096 are the limit"):
         encoder.encode([list(range(5000))])
     deep: Any = 1
@@ -570,7 +574,7 @@ def test_an_item_larger_than_a_record_may_be_is_refused(encoder: Encoder) -> Non
     ],
     ids=["complex", "void", "leaves", "dim", "volume"],
 )
-def test_a_single_item_is_refused_in_the_same_words(item: Any, encoder: Encoder) -> None:
+def test_a_single_item_is_refused_in_the_same_words(item: Any, encoder: TensorEncoder) -> None:
     with pytest.raises((TypeError, ValueError)) as listed:
         encoder.encode([item])
     with pytest.raises(listed.type) as alone:

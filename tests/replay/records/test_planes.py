@@ -15,12 +15,12 @@ from shmbuffer.items.records.compression import Zstd
 from shmbuffer.items.records.planes import Planes, turned, turned_one
 from shmbuffer.memory import RecordBatch, record_format
 from shmbuffer.memory.record_format import Chunk, Codec
-from shmbuffer.tensors.records.decoder import Decoder
-from shmbuffer.tensors.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import TensorDecoder
+from shmbuffer.tensors.records.encoder import TensorEncoder
 from tests.frames import transitions
 
 zstd = Zstd()
-DECODER = Decoder(zstd.expand)
+DECODER = TensorDecoder(zstd.expand)
 
 
 def steps(count: int, *, last: bool, seed: int = 0) -> TensorDict:
@@ -32,7 +32,7 @@ def steps(count: int, *, last: bool, seed: int = 0) -> TensorDict:
     return TensorDict({**stacks, "action": made["action"]}, batch_size=[count])
 
 
-def written(encoder: Encoder, data: Any, single: bool = False) -> RecordBatch:
+def written(encoder: TensorEncoder, data: Any, single: bool = False) -> RecordBatch:
     batch = encoder.encode(data, single)
     return RecordBatch(batch.data.copy(), batch.starts, batch.sizes)
 
@@ -64,7 +64,7 @@ def test_planes_are_split_and_joined_byte_by_byte(planes: int) -> None:
 def test_stacks_along_the_last_dim_take_as_many_bytes_as_along_the_first(single: bool) -> None:
     found = []
     for last in (False, True):
-        encoder, data = Encoder(zstd=zstd), steps(96, last=last)
+        encoder, data = TensorEncoder(zstd=zstd), steps(96, last=last)
         for _ in range(2):
             encoder.encode(data)  # so that it is known what pays
         for item in data:
@@ -79,7 +79,7 @@ def test_stacks_along_the_last_dim_take_as_many_bytes_as_along_the_first(single:
 
 
 def test_what_was_stored_as_planes_comes_back_as_it_was() -> None:
-    encoder, data = Encoder(zstd=zstd), steps(64, last=True)
+    encoder, data = TensorEncoder(zstd=zstd), steps(64, last=True)
     encoder.encode(data)
     batch = written(encoder, data)
     assert [chunk.planar for chunk in chunks_of(batch)] == [True, True, False]
@@ -93,7 +93,7 @@ def test_what_was_stored_as_planes_comes_back_as_it_was() -> None:
 
 def test_records_of_both_ways_make_one_batch() -> None:
     data = steps(40, last=True)
-    raw, planes = Encoder(), Encoder(zstd=zstd)
+    raw, planes = TensorEncoder(), TensorEncoder(zstd=zstd)
     parts = []
     for encoder, rows in ((raw, slice(0, 5)), (planes, slice(5, 40))):
         parts.append(written(encoder, data[rows]))
@@ -114,7 +114,7 @@ def test_planes_that_zstd_makes_no_smaller_are_stored_as_they_were(
 ) -> None:
     monkeypatch.setattr(Planes, "pays", lambda *_: True)
     data = torch.from_numpy(_noise(np.random.default_rng(0)))
-    encoder = Encoder(zstd=zstd)
+    encoder = TensorEncoder(zstd=zstd)
     batch = written(encoder, data[0] if single else data, single)
     assert [(chunk.codec, chunk.planar) for chunk in chunks_of(batch)] == [(Codec.RAW, False)]
     assert torch.equal(torch.stack(DECODER.items(batch)), data[:1] if single else data)
@@ -135,7 +135,7 @@ def _words(rng: np.random.Generator) -> Any:
 @pytest.mark.parametrize("made", [_noise, _wide, _words])
 def test_leaves_that_gain_nothing_by_it_stay_as_they_are(made: Callable[..., Any]) -> None:
     data = torch.from_numpy(made(np.random.default_rng(0)))
-    encoder = Encoder(zstd=zstd)
+    encoder = TensorEncoder(zstd=zstd)
     batch = written(encoder, data)
     assert not any(chunk.planar for chunk in chunks_of(batch))
     assert torch.equal(DECODER.dense(batch), data)

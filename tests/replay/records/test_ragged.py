@@ -26,8 +26,8 @@ from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
-from shmbuffer.tensors.records.decoder import Decoder, RawBatch
-from shmbuffer.tensors.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import RawBatch, TensorDecoder
+from shmbuffer.tensors.records.encoder import TensorEncoder
 from tests.frames import sequences
 from tests.kit.items import Step, alike
 from tests.replay.records.batches import as_read, joined
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.product(few=4)
 Make = Callable[..., Any]
 
 zstd = Zstd(threads=1)
-decoder = Decoder(zstd.expand, where="run/buffer")
+decoder = TensorDecoder(zstd.expand, where="run/buffer")
 
 
 def item(length: int, seed: int = 0) -> TensorDict:
@@ -66,21 +66,21 @@ def episode(length: int) -> TensorDict:
     )
 
 
-def written(items: Sequence[Any], encoder: Encoder | None = None) -> RecordBatch:
-    return as_read((encoder or Encoder()).encode(list(items), single=False))
+def written(items: Sequence[Any], encoder: TensorEncoder | None = None) -> RecordBatch:
+    return as_read((encoder or TensorEncoder()).encode(list(items), single=False))
 
 
 def of_items(make: Make) -> Make:
     return lambda items, **how: make(items, **how)
 
 
-def of_records(make: Make, encoder: Callable[[], Encoder]) -> Make:
+def of_records(make: Make, encoder: Callable[[], TensorEncoder]) -> Make:
     return lambda items, **how: make(RawBatch(written(items, encoder()), decoder), **how)
 
 
-ENCODERS: dict[str, Callable[[], Encoder]] = {
-    "raw": Encoder,
-    "zstd": lambda: Encoder(zstd=zstd, keys=["tokens", "logp", "a", "obs", "next", "text"]),
+ENCODERS: dict[str, Callable[[], TensorEncoder]] = {
+    "raw": TensorEncoder,
+    "zstd": lambda: TensorEncoder(zstd=zstd, keys=["tokens", "logp", "a", "obs", "next", "text"]),
 }
 SOURCES = ["list", "stack", *ENCODERS]
 
@@ -482,7 +482,7 @@ def test_gradients_go_through_where_the_items_have_some() -> None:
 
 
 def test_the_device_of_a_decoder_is_that_of_its_batches() -> None:
-    meta = Decoder(device=torch.device("meta"))
+    meta = TensorDecoder(device=torch.device("meta"))
     items = [TensorDict({"a": torch.ones(n), "t": "x"}, device="cpu") for n in (1, 2)]
     batch = pad(RawBatch(written(items), meta))
     assert batch.device == torch.device("meta")

@@ -12,8 +12,8 @@ from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch, join
 from shmbuffer.memory.record_format import Codec
-from shmbuffer.tensors.records.decoder import Decoder
-from shmbuffer.tensors.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import TensorDecoder
+from shmbuffer.tensors.records.encoder import TensorEncoder
 from tests.frames import transitions
 from tests.kit.items import alike
 from tests.replay.records.batches import as_read
@@ -37,12 +37,12 @@ def chunks(batch: RecordBatch) -> list[tuple[str, int | None]]:
     return [(chunk.codec.name, chunk.joined) for chunk in one.form.chunks]
 
 
-def encoder() -> Encoder:
-    return Encoder(zstd=Zstd())
+def encoder() -> TensorEncoder:
+    return TensorEncoder(zstd=Zstd())
 
 
-def decoder() -> Decoder:
-    return Decoder(Zstd().expand)
+def decoder() -> TensorDecoder:
+    return TensorDecoder(Zstd().expand)
 
 
 def pairs(count: int) -> TensorDict:
@@ -123,7 +123,7 @@ def test_sizes_may_differ_between_items_and_between_the_joined() -> None:
 
 def test_records_that_are_joined_and_others_are_one_batch() -> None:
     data = pairs(24)
-    plain = Encoder(zstd=Zstd(), keys=["obs"]).encode(data[:9])
+    plain = TensorEncoder(zstd=Zstd(), keys=["obs"]).encode(data[:9])
     joined = encoder().encode(data[9:])
     rows = [batch.body(row).tobytes() for batch in (plain, joined) for row in range(len(batch))]
     assert alike(decoder().dense(join(rows)), data)

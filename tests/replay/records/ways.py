@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from shmbuffer.items.records.compression import Zstd
-from shmbuffer.tensors.records.decoder import Decoder
-from shmbuffer.tensors.records.encoder import Encoder
+from shmbuffer.tensors.records.decoder import TensorDecoder
+from shmbuffer.tensors.records.encoder import TensorEncoder
 
 zstd = Zstd(threads=1)
 
@@ -25,13 +25,13 @@ def forwards(chunk: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
     return chunk[:-2].flip(0).view(about["dtype"]).reshape(about["shape"])
 
 
-WAYS: dict[str, Callable[[], Encoder]] = {
-    "raw": Encoder,
-    "zstd": lambda: Encoder(zstd=zstd),
-    "own": lambda: Encoder(own=backwards),
+WAYS: dict[str, Callable[[], TensorEncoder]] = {
+    "raw": TensorEncoder,
+    "zstd": lambda: TensorEncoder(zstd=zstd),
+    "own": lambda: TensorEncoder(own=backwards),
 }
 
 
-def decoder() -> Decoder:
+def decoder() -> TensorDecoder:
     """Returns a decoder of a buffer that is named in its errors."""
-    return Decoder(zstd.expand, own=forwards, where="run/buffer")
+    return TensorDecoder(zstd.expand, own=forwards, where="run/buffer")
