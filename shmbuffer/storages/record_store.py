@@ -121,7 +121,7 @@ class RecordStore(RecordRows, ItemStore):
     def entries(
         self, slots: Ints, paths: Sequence[tuple[str, ...]]
     ) -> tuple[list[Sequence[Any] | NDArray[Any]], Ints]:
-        """Some entries, for each path as `TensorDecoder.entries`; the tickets of all slots, or -1."""
+        """Some entries, as `TensorDecoder.entries`, and the ticket of each slot, or -1."""
         drawn = self.records.read(slots)
         held = self.some(drawn.batch, drawn.tickets >= 0)
         return self.codec.decoder.entries(held, paths), drawn.tickets
