@@ -24,7 +24,7 @@ LIMIT = layout.VERSIONS
 
 
 class _Change(IntEnum):
-    """As in ``ring.h``."""
+    """The changes of a version, numbered as in ``ring.h``."""
 
     SET = 0
     ADD = 1

@@ -164,7 +164,7 @@ class Engine:
 
     @property
     def settings(self) -> Settings:
-        """As recorded."""
+        """The recorded settings of the buffer."""
         return Settings.recorded(self.superblock.settings, self.where)
 
     @property
@@ -246,7 +246,7 @@ class Engine:
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """What limits writes and samples; None: nothing does."""
+        """The limiter of writes and samples; None if there is none."""
         self.seat.require_open()
         return self.seat.control.limits()
 

@@ -74,7 +74,7 @@ class Anonymous:
         return ()
 
     def passed(self) -> Any:
-        """What pickles as the file, for a process that is being spawned."""
+        """An object that pickles as the file, for a process that is being spawned."""
         from multiprocessing import context, reduction
 
         if context.get_spawning_popen() is None:

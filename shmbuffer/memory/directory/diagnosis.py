@@ -39,7 +39,7 @@ class Diagnosis:
 
     @classmethod
     def of_control(cls, files: Files, control: Control) -> Diagnosis:
-        """The same, where the control file is mapped already."""
+        """Diagnose a directory whose control file is mapped already."""
         return cls(files, control, control.superblock(), Registry(control, files.directory))
 
     def settings(self) -> Settings:

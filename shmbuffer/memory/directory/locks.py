@@ -60,7 +60,7 @@ class Lock(_core.Descriptor):
         super().__init__(inherited=False)
 
     def take(self, open: Callable[..., int], /, *args: Any, **kwargs: Any) -> int:
-        """As of any descriptor; no fork gets in between the opening and the owning."""
+        """Open and own a descriptor, without a fork in between."""
         with _gate:
             super().take(open, *args, **kwargs)
         return self.fd

@@ -38,7 +38,7 @@ def remove(directory: Directory) -> None:
 
 
 def unlink(directory: Directory, name: str) -> None:
-    """Of what is written as a whole also what a writer that was killed has left."""
+    """Remove a file, and the temporary files that a killed writer of it has left."""
     directory.unlink(name)
     if not (name.endswith(".json") or name == layout.DICTIONARY):
         return

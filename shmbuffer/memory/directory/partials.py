@@ -130,7 +130,7 @@ class PartialFile:
         self._write(front + struct.pack("<I", crc) + bytes(body), at)
 
     def told(self) -> Partial | None:
-        """What the head says, and how many pieces follow it; None: there is no head."""
+        """The head, and the number of pieces behind it; None if there is no head."""
         return _told(self._lock.fd, self.number, self._where)
 
     def read(self) -> Iterator[tuple[int, bytes]]:
@@ -180,7 +180,7 @@ class PartialFile:
 
 
 def numbers(directory: Directory) -> list[int]:
-    """Of all files that are there."""
+    """The numbers of all files."""
     if not directory.exists(layout.PARTIALS):
         return []
     names = directory.listdir(layout.PARTIALS)
@@ -188,7 +188,7 @@ def numbers(directory: Directory) -> list[int]:
 
 
 def orphans(directory: Directory) -> list[int]:
-    """Of those that no process holds, also of files that `look` refuses."""
+    """The numbers of files that no process holds, also of those that `look` refuses."""
     return [number for number in numbers(directory) if not _is_held(directory, number)]
 
 
@@ -297,7 +297,7 @@ def _pieces(fd: int, where: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _checksum(fd: int, at: int, size: int, front: bytes) -> int:
-    """Of a piece, without having all of it in memory; of what is there, if the file was cut."""
+    """The checksum of a piece, read in parts; of the bytes that are there, if the file was cut."""
     crc, end = _core.crc32c(front), at + size
     while at < end and (chunk := read_at(fd, min(_CHUNK_BYTES, end - at), at)):
         crc = _core.crc32c(chunk, crc)

@@ -39,7 +39,7 @@ from shmbuffer.memory.system.region import Directory
 
 @dataclass(frozen=True)
 class Client:
-    """One handle on the buffer, as the registry tells of it."""
+    """A handle on the buffer, as the registry describes it."""
 
     entry: int  # its place in the registry
     incarnation: int  # unique in the directory; the source of the items that it writes
@@ -61,7 +61,7 @@ class Client:
     counters: dict[str, int]  # see `layout.COUNTERS`; of all clients that ever had this entry
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of plain values."""
+        """Convert to a dict of plain values."""
         return asdict(self)
 
 

@@ -68,7 +68,7 @@ class LivingProcess:
 
 @dataclass(frozen=True)
 class LastWords:
-    """What a process wrote at its end."""
+    """The last entry of a process in its file."""
 
     exitcode: int | None = None  # None if it was killed before, or the file is damaged
     failed: str = ""  # hash of the place of its exception, if any
@@ -199,7 +199,7 @@ def check_out(scratch_dir: Path, file: str, words: LastWords) -> None:
 
 
 def last_words(scratch_dir: Path, file: str) -> LastWords:
-    """What a process that has ended wrote."""
+    """Read the last entry of a process that has ended."""
     with (
         suppress(BufferNotFoundError, ValueError, RecursionError),
         Directory.open(scratch_dir) as directory,

@@ -133,7 +133,7 @@ class Seat:
         self.intakes.clear()
 
     def unmapped(self) -> Seat:
-        """The same place, for another definition: rings of the old one say that it is gone."""
+        """This place, for another definition: rings of the old one say that it is gone."""
         other = copy.copy(self)
         other.mapped, other.intakes = None, {}
         self._finalizer.detach()

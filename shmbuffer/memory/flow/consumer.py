@@ -70,11 +70,11 @@ class Oldest(NamedTuple):
     slot: int
     ticket: int
     head: int
-    """Of the ring; nothing below is being written."""
+    """The head of the ring; no slot below it is being written."""
     room: int
     """Items that can be written before it is done."""
     waits: bool
-    """Whether a writer waits to write over it, and nobody has room reserved."""
+    """True if a writer waits to overwrite the item, and no client has reserved room."""
 
 
 class Consumer:
@@ -198,7 +198,7 @@ class Consumer:
     def _taking(
         self, call: Callable[[], int], lease: NDArray[np.uint64], index: object = None
     ) -> int:
-        """What it has taken is given back if it is interrupted."""
+        """Take items in ``call``; they are given back if it is interrupted."""
         try:
             return self._calls.run(call, "sample", index=index)
         except BaseException:
@@ -370,12 +370,12 @@ class Consumer:
         return Acknowledged(applied, count - applied)
 
     def give_back(self, lease: int) -> None:
-        """What was taken under a lease, and is not acknowledged, is given to others; 0: nothing."""
+        """Give the unacknowledged items of a lease to others; does nothing for lease 0."""
         if lease:
             self._calls.ask("return_lease", self.which, self.number, lease, what="give_back")
 
     def standings(self) -> Standings:
-        """What each slot's item is to it, all of one moment. O(capacity)."""
+        """The state of each slot's item for this consumer, all of one moment. O(capacity)."""
         capacity = self._calls.schema.capacity
         found = Standings(
             np.empty(capacity, np.uint8),

@@ -22,9 +22,9 @@ class HeldItems(NamedTuple):
     ends_in_s: float
     """inf: when its holder is closed or dies; 0: it has ended, and the next sample gets them."""
     entry: int
-    """Of the handle that holds them, in the registry."""
+    """The registry entry of the handle that holds the items."""
     lease: int
-    """As ``"index_lease"`` of a batch has it."""
+    """The lease, as in ``"index_lease"`` of a batch."""
 
 
 class ConsumerStatus(NamedTuple):
@@ -34,7 +34,7 @@ class ConsumerStatus(NamedTuple):
     max_sample_count: int
     """How often each item is acknowledged."""
     holds: bool
-    """Whether writers wait for it."""
+    """True if writers wait for the consumer."""
     position: int
     """Ticket of the next item that nobody was given."""
     floor: int
@@ -58,7 +58,7 @@ class ConsumerStatus(NamedTuple):
         return sum(lease.items for lease in self.leases)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of plain values; a lease without an end has None."""
+        """Convert to a dict of plain values; a lease without an end has None."""
         leases = [
             {
                 **lease._asdict(),
@@ -73,7 +73,7 @@ COUNTS = ("delivered", "acked", "redelivered", "refused", "dropped")
 
 
 def status(content: Any, capacity: int, head: int, entries: Any) -> list[ConsumerStatus]:
-    """Of every consumer that there is; looked at without a lock."""
+    """Read the status of every consumer, without a lock."""
     if memoryview(content).nbytes < ledger.HEAD.itemsize:
         return []  # something else has cut the file off
     found = []
@@ -98,7 +98,7 @@ def status(content: Any, capacity: int, head: int, entries: Any) -> list[Consume
 
 
 def of(mapped: Mapped, control: Control) -> list[ConsumerStatus]:
-    """The same, of a buffer that is mapped."""
+    """Read the status of every consumer of a mapped buffer."""
     head = int(control.runtime["head"][0])
     return status(mapped.ledger, mapped.schema.capacity, head, control.entries)
 
@@ -115,7 +115,7 @@ def _held(lease: Any, entries: Any) -> HeldItems:
 
 
 def consumer_stats(seat: Seat) -> dict[str, int | float]:
-    """Of all consumers together; zeros where there is none."""
+    """Sum the counts of all consumers; zeros if there is none."""
     found = [] if seat.mapped is None else of(seat.mapped, seat.control)
     return {
         "consumers": len(found),

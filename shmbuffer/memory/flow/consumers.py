@@ -35,7 +35,7 @@ class Consumers:
         return bool(self._seat.control.runtime["consumers"][0])
 
     def status(self) -> list[ConsumerStatus]:
-        """Those that there are, as they are now."""
+        """The status of every consumer."""
         assert self._seat.mapped is not None
         return consumer_status.of(self._seat.mapped, self._seat.control)
 

@@ -16,7 +16,7 @@ from shmbuffer.memory.format.ledger import ReservationState
 
 @dataclass(frozen=True)
 class Holder:
-    """One client that holds reservations."""
+    """A client that holds reservations."""
 
     entry: int  # in the registry
     pid: int

@@ -48,7 +48,7 @@ class RateStatus:
     refused: int = 0  # items that were too old
 
     def why(self, side: Side, count: int) -> Why | None:
-        """What a call for ``count`` items would have to wait for now; None if it would not."""
+        """The reason for which a call for ``count`` items would wait now; None if it would not."""
         if side == Side.SAMPLES:
             if self.queued is not None and self.queued + self.reserved + count > self.room:
                 return Why.FULL
@@ -70,7 +70,7 @@ class RateStatus:
 
 
 def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
-    """Of a runtime page."""
+    """Read the status of a limited buffer from its runtime page."""
     size, pending = int(runtime["length"]) * width, int(runtime["pending"])
     reserved = int(runtime["reserved"]) * width
     head = int(runtime["head"])

@@ -1,4 +1,4 @@
-"""Whether anybody is on a side of a limited buffer, for those who wait for it."""
+"""The clients on each side of a limited buffer, for the calls that wait for them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from shmbuffer.memory.system.identity import process_of, process_state
 
 
 class TooOld(Exception):  # noqa: N818 - no error: what is too old is left out, and the rest written
-    """Of a write from a reservation: some items would be too old at their turn."""
+    """Raised inside a write from a reservation, if items would be too old at their turn."""
 
 
 def require_linked(seat: Seat) -> None:

@@ -208,7 +208,7 @@ class _Blocked(NamedTuple):
 
 
 class Waiting:
-    """One call that is limited."""
+    """The wait of one limited call."""
 
     def __init__(self, seat: Seat, schema: Schema, sides: Sides, what: str) -> None:
         self._seat = seat
@@ -250,7 +250,7 @@ class Waiting:
             native.wait(min(SLICE_NS, left))
 
     def _passes(self, why: Why, count: int, now: float) -> bool:
-        """What to do while the other side has no client."""
+        """Decide what a call does while the other side has no client; True if it goes on."""
         found = self._seat.control.limits()
         alone = Alone.WAIT if found is None else found.alone
         seat = self._seat

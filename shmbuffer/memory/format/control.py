@@ -194,7 +194,7 @@ class Control:
         _core.reached("limit.published")
 
     def limits(self) -> RateLimiter | None:
-        """What limits writes and samples; None: nothing does."""
+        """The limiter of writes and samples; None if there is none."""
         return limiter.read(self.runtime[0])
 
     def limiter_block(self, version: int) -> np.ndarray[Any, Any]:

@@ -31,7 +31,7 @@ class DType:
     assigned: str = ""
     """Torch's dtype of the same size that ``tensor[index] = rows`` accepts; empty if it is this."""
     tensordict: bool = True
-    """Whether ``TensorDict.load_memmap`` reads it; false for float8 up to tensordict 0.15."""
+    """True if ``TensorDict.load_memmap`` reads it; false for float8 up to tensordict 0.15."""
 
     @property
     def in_numpy(self) -> bool:

@@ -134,7 +134,7 @@ class Limit(IntFlag):
 
 
 class Alone(IntEnum):
-    """What a limited call does while the other side has no client."""
+    """The behaviour of a limited call while the other side has no client."""
 
     PASS = 0
     WAIT = 1

@@ -12,7 +12,7 @@ from shmbuffer.memory.format.dtypes import DTYPES
 MAX_DEPTH = 64
 
 Key = str | tuple[str, ...]
-"""Of a TensorDict; nested as a tuple."""
+"""The key of a TensorDict; a nested key is a tuple."""
 KeyPath = tuple[str, ...]
 
 
@@ -58,7 +58,7 @@ class Leaf:
         return f"{self.dtype}{list(self.shape)}"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON says it."""
+        """Convert to JSON."""
         return {"path": list(self.path), "dtype": self.dtype, "shape": list(self.shape)}
 
     @classmethod

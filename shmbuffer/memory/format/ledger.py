@@ -62,7 +62,7 @@ class Acknowledged(NamedTuple):
 
 
 class Standings(NamedTuple):
-    """What each slot's item is to a consumer; see ``enum shmb_standing``."""
+    """The state of each slot's item for a consumer; see ``enum shmb_standing``."""
 
     states: Bytes
     tickets: Ints

@@ -166,7 +166,7 @@ class RateLimiter:
             )
 
     def to_numbers(self) -> Numbers:
-        """As ``_core.Ring.limit`` takes them, in the order of `NUMBERS`."""
+        """The arguments of ``_core.Ring.limit``, in the order of `NUMBERS`."""
         return (
             int(self.limits),
             float(self.samples_per_insert or 0.0),
@@ -185,7 +185,7 @@ NUMBERS = (
     *("when_no_peer", "max_staleness", "items_per_version"),
 )
 NO_LIMIT: Numbers = (0, 0.0, 0.0, 0, 0, 0, 0, 0)
-"""Of ``_core.Ring.limit``: it is gone."""
+"""The arguments of ``_core.Ring.limit`` that remove a limiter."""
 
 
 class Quota(NamedTuple):
@@ -202,7 +202,7 @@ class Quota(NamedTuple):
         """Any ring will do."""
 
     def to_numbers(self) -> Numbers:
-        """As those of `RateLimiter`."""
+        """See `RateLimiter.to_numbers`."""
         return int(Limit.QUOTA), 0.0, float(self.room), 0, 0, int(Alone.WAIT), 0, 0
 
 
@@ -222,7 +222,7 @@ def active(runtime: Any) -> Any:
 
 
 def setting(runtime: Any) -> Any:
-    """The same with the ages beside it, as a `SETTING`."""
+    """The limiter and the ages beside it, as a `SETTING`."""
     found = _core.limiter(runtime)
     return None if found is None else np.frombuffer(found, SETTING)[0]
 
@@ -260,7 +260,7 @@ def read(runtime: Any) -> RateLimiter | None:
 
 
 def signed(number: int) -> int:
-    """Of a difference of two unsigned counters."""
+    """Convert the difference of two unsigned counters to a signed number."""
     return int(np.int64(np.uint64(number % 2**64)))
 
 

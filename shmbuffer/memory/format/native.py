@@ -17,7 +17,7 @@ class Mapped(NamedTuple):
     schema: Schema
     slots: _core.Map
     leaves: list[_core.Map]
-    """Of each leaf; where items are records, the byte ring alone."""
+    """The map of each leaf; for records, that of the byte ring alone."""
     ledger: _core.Map
     """Who was given what; longer than its file, so that its pages are not made ahead."""
 
@@ -28,7 +28,7 @@ class Mapped(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """The bytes of all maps."""
         return sum(one.nbytes for one in self.maps)
 
     def ring(self, control: Control, *, entry: int, folder: int | None = None) -> _core.Ring:
@@ -61,5 +61,5 @@ class Mapped(NamedTuple):
 
 
 def _leaf(mapped: _core.Map, nbytes: int, root: int | None) -> tuple[Any, ...]:
-    """As the core takes it: with the number of the observation's leaf where it is stored once."""
+    """A leaf as the core takes it, with the leaf that stores its bytes if it has no column."""
     return (mapped, nbytes) if root is None else (mapped, nbytes, root)

@@ -35,7 +35,7 @@ def mass_of(raw: Floats, alpha: float, eps: float) -> Floats:
 
 
 def largest_mass(elements: int) -> float:
-    """Of one element, and its largest priority: their sum stays finite with every one full."""
+    """The largest mass, and priority, of an element: the sum over all elements stays finite."""
     return 1e300 / elements
 
 

@@ -39,7 +39,7 @@ def to_record(settings: Settings, where: object) -> dict[str, Any]:
 
 
 def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
-    """What is recorded of the buffer, by the names of its arguments; see `buffers.description`."""
+    """The recorded arguments of the buffer, by name; see `buffers.description`."""
     return _checked(settings.extra, _OF_BUFFERS, "", where)
 
 

@@ -30,7 +30,7 @@ MAX_ELEMENTS = 2**40
 MAX_RECORD_BYTES = 2**46
 
 NEW_BUFFER = 'create a new buffer, in its directory with Coordinator(..., on_existing="overwrite")'
-"""What to do about data of another form, in an error."""
+"""Advice in the error for data of another form."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Settings:
 
     @property
     def flags(self) -> Flag:
-        """As the superblock has them."""
+        """The flags of the superblock."""
         checksum = Flag.CHECKSUM if self.checksum else Flag(0)
         return checksum | (Flag.RESERVE if self.reserve else Flag(0))
 
@@ -92,7 +92,7 @@ def wrong(found: Mapping[str, Any], known: Mapping[str, Callable[[Any], bool]]) 
 
 
 def as_json(values: Mapping[str, Any]) -> bytes:
-    """As they are in the superblock; ValueError where it has no room for them."""
+    """The JSON of the superblock; ValueError if it has no room for it."""
     found, room = json.dumps(values, sort_keys=True).encode(), SUPERBLOCK["settings"].itemsize
     if len(found) > room:
         raise ValueError(

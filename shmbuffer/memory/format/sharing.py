@@ -75,7 +75,7 @@ class Sharing:
         return "/".join(quote(part, safe="") for part in leaf.path) + "+wholes.memmap"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON says it."""
+        """Convert to JSON."""
         return {"paths": [list(path) for path in self.paths], "wholes": self.wholes}
 
     @classmethod
@@ -142,7 +142,7 @@ class Asked:
         return Sharing(tuple(named), room)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is recorded."""
+        """Convert to the recorded JSON."""
         return {"keys": [list(key) for key in self.keys], "room": self.room}
 
     @classmethod

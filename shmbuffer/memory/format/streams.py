@@ -15,7 +15,7 @@ from shmbuffer.memory.format.layout import STREAMS
 
 Streams = NDArray[np.uint32]
 GivenStreams = int | Streams | None
-"""One for all items, one for each, or None: 0."""
+"""A stream for all items, one for each, or None for stream 0."""
 
 
 def checked(streams: Any) -> int | Streams:

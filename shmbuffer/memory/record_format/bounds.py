@@ -11,9 +11,9 @@ from shmbuffer.memory.format.array_types import Flags
 
 MAX_U32 = 2**32 - 1
 MAX_RAW_BYTES = 2**32
-"""Of one record, when its chunks are expanded."""
+"""The largest size of a record whose chunks are expanded."""
 MAX_VOLUME = 2**40
-"""Of a shape that has a zero in it: what its other sizes may come to; strides must fit an int64."""
+"""The largest product of the other sizes of a shape with a zero; strides must fit an int64."""
 MAX_NUMBERS = 2**16 - 1
 MAX_CHUNKS = 4096
 MAX_RANK = 32
@@ -28,7 +28,7 @@ may become."""
 
 
 def plausible(raw_bytes: Any, stored_bytes: Any) -> Any:
-    """Whether so many bytes can come out of so many that zstd has stored.
+    """True where zstd can have stored ``raw_bytes`` in ``stored_bytes``.
 
     Its densest block says 128 KiB in 4 bytes.
     """

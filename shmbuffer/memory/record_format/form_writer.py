@@ -26,7 +26,7 @@ _HOLDS = {
     "lazy": (_STACKED, "stacked as lazy"),
     "objects": (_OBJECTS, "stacked as objects"),
 }
-"""What may be in them, and what it is there."""
+"""For each container, the kinds of nodes that it may hold, and a name for them."""
 
 
 class FormWriter:

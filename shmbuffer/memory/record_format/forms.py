@@ -19,7 +19,7 @@ from shmbuffer.memory.record_format.numbers import NumberColumns, columns_of
 
 @dataclass(frozen=True)
 class Form:
-    """What items of one kind are made of. Two are equal if their code is.
+    """The form of items of one kind. Two forms are equal if their codes are.
 
     Attributes:
         code: the bytes in the record.

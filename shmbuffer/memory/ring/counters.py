@@ -35,7 +35,7 @@ def of_snapshot(snapshot: bytes) -> tuple[Any, Any]:
 
 
 def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str, int | float]:
-    """What the buffer counts, over all clients that it ever had.
+    """Sum the counters of all clients that the buffer ever had.
 
     Returns:
         ``length``, ``elements``, ``write_count`` (elements), ``head`` (ticket), ``prioritized``,

@@ -37,7 +37,7 @@ class ItemSnapshot(NamedTuple):
 
 
 class _Living:
-    """Of which there is one."""
+    """The class of `LIVE_READS`."""
 
     def __repr__(self) -> str:
         return "LIVE_READS"

@@ -155,7 +155,7 @@ class Ring(HasTotals):
             raise
 
     def refused(self, status: int, what: str = "write") -> None:
-        """Of a fast call that answered with a status, before the same is tried in another way.
+        """Handle the status of a fast call, before the call is repeated in a slower way.
 
         Raises LockTimeout: that it has waited for once is enough.
         """

@@ -1,4 +1,4 @@
-"""What all items of a ring weigh together: for one draw from several rings.
+"""The total weight of the items of a ring, for one draw from several rings.
 
 A draw notes it in the locked section in which it draws its first rows, so that shares of several
 rings can be made from numbers of the moments in which they were drawn from.
@@ -31,7 +31,7 @@ class Totals(NamedTuple):
     length: int
     """Elements that hold an item."""
     is_uniform: bool = False
-    """Whether each item weighs 1."""
+    """True if each item weighs 1."""
 
 
 class HasTotals:
@@ -45,7 +45,7 @@ class HasTotals:
         return _told(self._calls.answer(lambda: seat.native.totals(LOCK_TIMEOUT_NS), "totals"))
 
     def drawn_from(self) -> Totals | None:
-        """What this thread's last draw was made from; None before its first one. No lock.
+        """The totals of this thread's last draw; None before its first one. No lock.
 
         That is any draw of `sample`, `draw`, ``records.sample`` or the core's ``Outtake``, from any
         ring: ask before the next. A draw of nothing, or one that raises because there is nothing

@@ -1,1 +1,1 @@
-"""What the operating system gives: files, pages, time, processes. Nothing here knows a buffer."""
+"""The operating system: files, pages, time, processes. Nothing here knows a buffer."""

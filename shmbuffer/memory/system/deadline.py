@@ -42,7 +42,7 @@ class Deadline(NamedTuple):
 
 
 def ends(usual: float | None) -> Deadline | None:
-    """Of a wait that begins now; None: it may take for ever."""
+    """The deadline of a wait that begins now; None if it may take for ever."""
     if _own.limit is not None or usual is None:
         return _own.limit
     return Deadline(usual, time.monotonic() + usual)

@@ -168,7 +168,7 @@ def explained(
 
 
 def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:
-    """Of a file that was changed from outside."""
+    """Make the error for a file that was changed from outside."""
     return CorruptBufferError(
         f"{where}: {expected} bytes were expected, {found} found; it was changed from outside:"
         " restore it from a copy, or remove the buffer",

@@ -91,7 +91,7 @@ def require_callable(on_progress: object) -> None:
 
 
 class Progress:
-    """One piece of work; ``with`` reports its end. By default the listener is that of `hearing`."""
+    """Reports the progress and the end of some work, by default to the listener of `hearing`."""
 
     def __init__(
         self, what: str, total: int, unit: str = "bytes", on_progress: OnProgress | None = None

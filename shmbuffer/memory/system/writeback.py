@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 THROTTLE = "balance_dirty_pages"
-"""What the kernel calls it; a compiler may have added something."""
+"""The kernel's name of the function; a compiler may have added a suffix."""
 
 PRESSURE = Path("/proc/pressure/io")
 VMSTAT = Path("/proc/vmstat")

@@ -52,7 +52,7 @@ class CheckReport:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of plain values."""
+        """Convert to a dict of plain values."""
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:

@@ -48,7 +48,7 @@ FINE, FINE_S = 3600, 1.0
 """Records of the fine ring, and the seconds between two of them: an hour."""
 
 COARSE, COARSE_S = 7 * 24 * 60, 60.0
-"""The same of the coarse ring: a week."""
+"""Records of the coarse ring, and the seconds between two of them: a week."""
 
 EVENTS = 2048
 
@@ -134,7 +134,7 @@ class Event:
         return self.name or (f"{self.role} {self.pid}" if self.pid else self.role)
 
     def to_row(self) -> dict[str, Any]:
-        """As the fields of `EVENT`."""
+        """The fields of `EVENT`."""
         code = UNKNOWN_EXITCODE if self.exitcode is None else self.exitcode
         return {
             **asdict(self),
@@ -161,7 +161,7 @@ class History:
 
 
 def recorded_fields() -> dict[str, str]:
-    """What this version records, by name, with the type; counters by the names that they have."""
+    """The fields that this version records, by name, with their types; counters by their names."""
     names = (
         *("epoch", "head", "write_count", "length", "limited"),
         *layout.COUNTERS,

@@ -12,7 +12,7 @@ from shmbuffer.memory.format.control import Control
 
 @dataclass(frozen=True)
 class RecoveryReport:
-    """What a recovery found and did.
+    """The findings and the actions of a recovery.
 
     Attributes:
         path: the directory.
@@ -44,7 +44,7 @@ class RecoveryReport:
     duration_ms: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of plain values."""
+        """Convert to a dict of plain values."""
         return asdict(self)
 
     def __str__(self) -> str:
