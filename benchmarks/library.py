@@ -44,6 +44,13 @@ UNIFORM, BY_PRIORITY, FRAGMENTED = "uniform", "prioritized", "fragmented"
 #: Of `Operation.form` for labelled and beside: by the version of items, by their groups, or as
 #: they come.
 BY_STALENESS, IN_GROUPS, IN_STREAMS = "by staleness", "in groups", "in windows as they come"
+#: Of `Operation.form` for loop and step: what is drawn, and the work of a learner between samples.
+LOOPS, WORK_MS = (
+    ("small, uniform", "small, prioritized", "frames", "records", "transforms"),
+    (0, 2, 20),
+)
+#: Of `Operation.form` for loop and step: batches that are made ahead.
+AHEAD = (None, 3)
 #: As many sets of indices that updates take turns with: their part of the tree is not in the cache.
 COLD_SETS = 2000
 

@@ -73,12 +73,16 @@ class ShmBuffer(TorchLike):
         self._shared = shared
         self._others: list[shmbuffer.ReplayBuffer] = []
 
-    def make(self, directory: Path, capacity: int, prioritized: bool) -> shmbuffer.ReplayBuffer:
+    def make(
+        self, directory: Path, capacity: int, prioritized: bool, **options: Any
+    ) -> shmbuffer.ReplayBuffer:
         """See `Local.make`."""
         storage = shmbuffer.LazyMemmapStorage(capacity, scratch_dir=directory)
         if not prioritized:
-            return shmbuffer.TensorDictReplayBuffer(storage=storage)
-        return shmbuffer.TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage)
+            return shmbuffer.TensorDictReplayBuffer(storage=storage, **options)
+        return shmbuffer.TensorDictPrioritizedReplayBuffer(
+            alpha=ALPHA, beta=BETA, storage=storage, **options
+        )
 
     def make_for_records(
         self, directory: Path, capacity: int, storage: str

@@ -89,7 +89,7 @@ class TorchRL(TorchLike):
         """See `Local.make`."""
         storage = LazyMemmapStorage(capacity, scratch_dir=str(directory))
         if not prioritized:
-            return TensorDictReplayBuffer(storage=storage)
+            return TensorDictReplayBuffer(storage=storage, **options)
         return TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage, **options)
 
     def make_for_records(self, directory: Path, capacity: int, storage: str) -> Any:

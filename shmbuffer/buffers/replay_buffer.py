@@ -155,7 +155,9 @@ class ReplayBuffer(
         self.compilable = bool(compilable)
         self._weight_key = weight_key
         self._weight_keys = WEIGHT_KEYS if weight_key is None else (weight_key,)
-        self._prefetcher = Prefetcher(prefetch, self._order, self._go_to) if prefetch else None
+        self._prefetcher = (
+            Prefetcher(prefetch, self._order, self._draws, self._go_to) if prefetch else None
+        )
         self._iterator = None
         self._makers = {
             "storage": storage,
@@ -223,7 +225,7 @@ class ReplayBuffer(
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if (depth := state["_prefetcher"]) is not None:
-            self._prefetcher = Prefetcher(depth, self._order, self._go_to)
+            self._prefetcher = Prefetcher(depth, self._order, self._draws, self._go_to)
         if self._makers is None:
             self._join()
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,13 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from shmbuffer.buffers.data_path import priority_entry
 from shmbuffer.buffers.data_path.fast_read import NO_OUT
 from shmbuffer.buffers.data_path.prefetch import Batch
-from shmbuffer.buffers.data_path.sample_info import stack_dim_of, stacks_items, with_info
+from shmbuffer.buffers.data_path.sample_info import (
+    has_info,
+    stack_dim_of,
+    stacks_items,
+    with_info,
+    without_info,
+)
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.items.batches import one_of_each
 from shmbuffer.items.keys import GENERATION, INDEX, OWN_KEYS
@@ -167,8 +173,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if count is None:
             count = self._count(batch_size)
         plan, found = self._plan, None
+        fast = plan.fast
         if (
-            plan.fast_read is not None
+            fast is not None
             and out is None
             and include_info is None
             and not plan.transforms
@@ -177,7 +184,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
             and timeout is None
             and lease is None
         ):
-            found = plan.fast_read.sample(count)
+            if plan.fast_read is not None:
+                found = fast.sample(count)
+            elif plan.draws and count == self._batch_size and plan.prefetcher is not None:
+                found = plan.prefetcher.next_of_one_call(fast.sample, count)
+                found = found and self._shown(None, None, found)
         if found is None:
             draw = self._delivering(lease, partial(self._sampled, include_info, out))
             shown = partial(self._shown, include_info, out)
@@ -187,28 +198,35 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _sampled(self, include_info: bool | None, out: TensorDict | None, count: int) -> Batch:
         """`sample`, now."""
         plan = self._planned()
-        fast = plan.fast_read
-        if fast is not None and include_info is None and not plan.transforms:
-            found = fast.sample(count) if out is None else fast.refill(out, count)
-            if found is not None:
-                return found
-        if out is not None and not (
-            plan.payload is None and isinstance(self._storage, TensorStorage)
-        ):
-            raise ValueError(NO_OUT)
-        choice = plan.fast_choice
-        if choice is not None and include_info is None and not plan.transforms:
-            chosen = self._choose(count)
-            found = choice.read(*chosen)
-            return found or self._shown(None, None, self._gathered(*chosen))
+        if out is not None:
+            if plan.fast_read is not None and include_info is None and not plan.transforms:
+                found = plan.fast_read.refill(out, count)
+                if found is not None:
+                    return found
+            if not (plan.payload is None and isinstance(self._storage, TensorStorage)):
+                raise ValueError(NO_OUT)
         return self._shown(include_info, None, self._next(count))
+
+    def _draw_batch(self, count: int) -> Callable[[], Batch]:
+        """See `Sampling._draw_batch`; the batch may have its index and weights already."""
+        plan = self._plan
+        if plan.transforms or plan.fast is None:
+            return super()._draw_batch(count)
+        if plan.draws:
+            whole = plan.fast.sample(count)
+            return super()._draw_batch(count) if whole is None else partial(tuple, whole)
+        chosen = self._choose(count)
+        read = plan.fast.read(*chosen)
+        return partial(self._gathered, *chosen) if read is None else partial(tuple, read)
 
     def _shown(self, include_info: bool | None, out: TensorDict | None, batch: Batch) -> Batch:
         """A batch as `sample` gives it."""
         if out is not None:
             raise ValueError(NO_OUT)
         data, info = batch
-        if include_info is not False:
+        if include_info is False:
+            data = without_info(data, info)
+        elif not has_info(data, info):
             data = with_info(data, info, stack_dim=stack_dim_of(self._storage))
         return data, info
 

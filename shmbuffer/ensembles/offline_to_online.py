@@ -285,14 +285,17 @@ class OfflineToOnlineReplayBuffer(TwoParts):
             return rb._finished(*drawing.drawn(plan, share, pins=False))
         return rb._gathered(*self._sampler._draw(at, rb._storage, share))
 
-    def _order(self) -> Order:
+    def _order(self, at_once: bool) -> Order:
         """See `Sampling._order`."""
         assert self._batch_size is not None
         with self._planned().choosing():
-            before = self._draws()
+            before, shares = self._draws(), [*self._shares(self._batch_size)]
+            if at_once and (one := self._as_one()) is not None:
+                data, info = one.sample(shares, (0, self._start))
+                return Order(partial(self._finished, [data], info), False, before)
             drawn = [
                 (at, *self._sampler._draw(at, self._members[at]._storage, share))
-                for at, share in self._shares(self._batch_size)
+                for at, share in shares
             ]
             return Order(partial(self._gathered, drawn, None), False, before)
 

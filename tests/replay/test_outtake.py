@@ -97,7 +97,7 @@ def test_items_that_were_chosen_are_not_those_that_lie_there_when_they_are_read(
     rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=4)
     rb.extend(data(8))
     index, known = sampler.sample(storage, 4)
-    choice: Any = rb.plan.fast_choice
+    choice: Any = rb.plan.fast
     found, info = choice.read(index, known)
     assert found["scalar"].tolist() == index.tolist() == info["index"].tolist()
     assert torch.equal(found["staleness"], known["staleness"])

@@ -6,7 +6,6 @@ import os
 import pickle
 import threading
 import time
-from concurrent.futures import wait
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -106,26 +105,6 @@ def test_it_needs_to_know_the_batch_size() -> None:
     assert warned[0].filename == __file__
     assert len(rb.sample()) == 2
     assert rb.stats()["prefetch_queue_size"] == 3
-
-
-def test_batches_are_made_in_other_threads_and_transformed_there() -> None:
-    threads = set()
-
-    def note(data: Any) -> Any:
-        threads.add(threading.current_thread().name)
-        return data + 100
-
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(4),
-        prefetch=2,
-        batch_size=2,
-        transform=note,
-        collate_fn=lambda x: x,
-    )
-    rb.extend(torch.arange(4))
-    assert all((rb.sample() >= 100).all() for _ in range(10))
-    assert threads
-    assert all(name.startswith("shmbuffer-sample") for name in threads)
 
 
 def test_an_error_in_a_transform_reaches_the_caller_and_the_next_batch_comes() -> None:
@@ -245,7 +224,7 @@ def test_a_batch_that_waited_is_of_items_that_were_there_and_says_so(tmp_path: P
     rb.extend(numbered(0, 8))
     rb.sample()  # the next one is ordered with it
     assert rb._prefetcher is not None
-    wait([batch for _, batch in rb._prefetcher._queue])
+    rb._prefetcher.settle()
     rb.extend(numbered(100, 8))  # over all of them
     late = rb.sample()
     assert (late["number"] < 8).all()

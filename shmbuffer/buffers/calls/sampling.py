@@ -249,18 +249,25 @@ class Sampling(Consuming):
     def _next(self, count: int) -> Batch:
         if self._prefetcher is not None and count == self._batch_size:
             return self._prefetcher.next()
-        plan = self._planned()
-        if plan.draws:
-            return self._finished(*drawn(plan, count, pins=self._pin_memory))
-        return self._gathered(*self._choose(count))
+        self._planned()
+        return self._draw_batch(count)()
 
-    def _order(self) -> Order:
-        """Draw the next batch for the prefetcher: indices now, rows and transforms in a thread."""
+    def _order(self, at_once: bool) -> Order:
+        """Draw the next batch for the prefetcher, and read its items unless a thread does that."""
         assert self._batch_size is not None
         with self._planned().choosing():
             before = self._draws()
-            index, known = self._choose(self._batch_size)
-            return Order(partial(self._gathered, index, known), self._sampler.ran_out, before)
+            if at_once:
+                make = self._draw_batch(self._batch_size)
+            else:
+                make = partial(self._gathered, *self._choose(self._batch_size))
+            return Order(make, self._sampler.ran_out, before)
+
+    def _draw_batch(self, count: int) -> Callable[[], Batch]:
+        """Draw by the shortest way; returns the call that makes the batch in this thread."""
+        if self._plan.draws:
+            return partial(self._finished, *drawn(self._plan, count, pins=self._pin_memory))
+        return partial(self._gathered, *self._choose(count))
 
     def _choose(self, count: int) -> Choice:
         """Choose the next batch, by the plan that the caller has looked at."""

@@ -162,7 +162,7 @@ class Saving(Saves, Parts):
             now = self._draws()
             if made and write_prefetched(directory, made, now, self._sampler):
                 beside.append(_AHEAD)
-                self._go_to(made[0].order.before)
+                self._go_to(made[0].before)
             else:
                 self._drop_prefetched()
                 now = self._draws()
@@ -263,6 +263,7 @@ class Saving(Saves, Parts):
         self._sampler._loaded_into(self._storage)
         self._transform.load_state_dict(state_dict["_transforms"])
         self._batch_size = state_dict["_batch_size"]
+        self._measure_hand_over()
         if state_dict["_rng"] is not None:
             state, device = state_dict["_rng"]
             self._seed_with(state, torch.device(device))
@@ -305,6 +306,7 @@ class Saving(Saves, Parts):
                 self._transform.load_state_dict(transforms)
         if batch_size is not None:
             self._batch_size = batch_size
+        self._measure_hand_over()
         if self._prefetcher is not None and ahead and fits(ahead, loaded):
             made, draws = restored(ahead, self._draws(), self._sampler)
             self._prefetcher.put_back(made)

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.buffers.data_path.refilled import OutputReuse
-from shmbuffer.buffers.data_path.sample_info import SampleInfo, with_info
+from shmbuffer.buffers.data_path.sample_info import SampleInfo
 from shmbuffer.items.keys import GENERATION
 from shmbuffer.items.mover import draw_into
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
@@ -76,9 +76,10 @@ class FastRead:
         return node.wrap(source, size, device), info
 
     def read(self, index: Any, known: dict[Any, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """What a sampler chose, as `sample` gives it; None: take the longer way.
+        """Read what a sampler chose, as `sample` does; None: take the longer way.
 
-        That is so where it gave no tickets, and where an item was written over since.
+        This is the case if the sampler gave no tickets, or if an item was overwritten since. The
+        TensorDict has all entries of the info, or none if they have to be expanded.
         """
         rows = self._rows
         tickets: Any = known.get(GENERATION)
@@ -95,8 +96,7 @@ class FastRead:
         source = node.children(iter(tensors), size, device)
         if all(type(key) is str and _has_rows(value, size) for key, value in info.items()):
             source.update(info)
-            return node.wrap(source, size, device), info
-        return with_info(node.wrap(source, size, device), info), info
+        return node.wrap(source, size, device), info
 
     def refill(self, out: TensorDict, count: int) -> tuple[Any, dict[str, Any]] | None:
         """`sample` into ``out``."""

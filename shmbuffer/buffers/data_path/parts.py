@@ -231,11 +231,13 @@ class Parts:
             The buffer.
         """
         self._transform.append(transform, invert=invert)
+        self._measure_hand_over()
         return self
 
     def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> Self:
         """Add a transform before the one at ``index``; see `append_transform`."""
         self._transform.insert(index, transform, invert=invert)
+        self._measure_hand_over()
         return self
 
     # -- all of them at once -------------------------------------------------------------------
@@ -335,6 +337,11 @@ class Parts:
         if self._prefetcher is not None:
             self._prefetcher.drop()
 
+    def _measure_hand_over(self) -> None:
+        """Measure again where the next batches are made, because they have changed."""
+        if self._prefetcher is not None:
+            self._prefetcher.hand_over.restart()
+
     def _join(self) -> None:
         """Make the parts know each other."""
         storage = self._storage
@@ -352,6 +359,7 @@ class Parts:
         if isinstance(self._sampler, PrioritizedSampler | Consumes):
             self._sampler.bind(self._storage)
         self._plan = Plan(self)
+        self._measure_hand_over()
         return self._plan
 
     def _planned(self) -> Plan:

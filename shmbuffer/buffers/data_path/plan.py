@@ -45,8 +45,8 @@ class Plan:
     """The ways of one buffer; see the module."""
 
     fast_write: FastWrite | None
-    fast_read: FastRead | None
-    fast_choice: FastRead | None  # the same where the sampler draws
+    fast: FastRead | None  # also where the sampler draws, or batches are made ahead
+    fast_read: FastRead | None  # of a whole sample
     appends: bool  # whether a batch is written whole
     draws: bool  # whether a batch is drawn whole
     why_write: str  # why there is no shorter way in; empty if there is none
@@ -145,12 +145,12 @@ class Plan:
             (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
             (buffer._collate_fn is not None, "there is a collate_fn"),
             (buffer._pin_memory, "samples are in pinned memory"),
-            (prefetcher is not None, "samples are made ahead"),
             (device is not None and device.type != "cpu", f"samples are on {device}"),
             (self.payload is None, _NOT_YET),
             (not (leaves is None or leaves.is_flat), "items are no plain TensorDicts"),
         )
-        self.why_sample = by_parts or why
+        ahead = _first((prefetcher is not None, "samples are made ahead"))
+        self.why_sample = by_parts or why or ahead
         tracked = storage.tracks_generations and (
             isinstance(writer, RoundRobinWriter) and writer.track_generations
         )
@@ -161,10 +161,10 @@ class Plan:
         dtype = None if by_priority is None else by_priority.dtype
         self.info = SampleInfo(buffer._weight_keys, dtype, tracked or self.shared or is_consumed)
         self.draws = not by_parts
-        fast = None
+        self.fast = None
         if not why and isinstance(storage, TensorStorage):
-            fast = FastRead(storage, self.payload, sampler, by_priority, self.info)
-        self.fast_read, self.fast_choice = (None, fast) if own_draw else (fast, None)
+            self.fast = FastRead(storage, self.payload, sampler, by_priority, self.info)
+        self.fast_read = None if own_draw or ahead else self.fast
         chooses = "prefetch" if prefetcher is not None else buffer._also_chooses
         chooses = chooses or ("" if self.unit is None else f"a {_name(self.unit)}")
         chooses = chooses or ("" if uniform else f"a {_name(sampler)}")
@@ -188,6 +188,8 @@ class Plan:
         if self.info.generation:
             said.append("index_generation")
         lines = [*(f"{name}: {way}" for name, way in ways.items()), f"info: {', '.join(said)}"]
+        if self.prefetcher is not None:
+            lines.append(f"made ahead: {self.prefetcher.hand_over}")
         if self.limits.hold:
             lines.append("samples wait for the rate limiter")
         return "Plan(\n    " + "\n    ".join(lines) + "\n)"

@@ -1,17 +1,30 @@
-"""Batches that threads make ahead, delivered in the order in which they were drawn.
+"""Batches that are made ahead, delivered in the order in which they were drawn.
 
-    sample()  ◀── oldest batch ◀── gather, collate, transform ◀── draw
-                                   in a worker                    in the caller's thread
+                                   ┌─ at once, in the caller's thread ─┐
+    sample()  ◀── oldest batch ◀── ┤ gather, collate, transform        ├ ◀── draw, in the
+                                   └─ in a worker ─────────────────────┘     caller's thread
 
-The caller's thread draws when a batch is ordered, so a seed gives the same batches with and without
-prefetching. Orders stop at the end of a pass, so that items written before the next pass are part
-of it. Draws that were never delivered can be taken back: a checkpoint, or another sampler, starts
-from the last delivered batch.
+`HandOver` measures which way is faster. The way changes neither draws nor saves:
+
+  * A call orders batches until ``depth`` of them wait besides the one that it delivers, and it
+    draws each when it orders it. So a batch is drawn at the same call in both ways: from the same
+    state of the generator and of the sampler's pass, and with the same priorities. A batch that is
+    made at once is therefore not newer than one from a worker.
+  * A save takes the batches that wait, and the positions before and after each draw. These are the
+    same in both ways. A batch that failed waits as well, and its error is raised when it is due.
+  * A resumed run thus begins with the same batches, and draws the next one at the same call as the
+    run that was not interrupted, even if each of them measures other times.
+
+The only difference is when the items of a drawn batch are read: at once, or soon after. This
+matters only for items that are overwritten in between.
+
+Orders stop at the end of a pass, so that items written before the next pass are part of it. Draws
+that were never delivered can be taken back: a checkpoint, or another sampler, starts from the last
+delivered batch.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,6 +33,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shmbuffer.buffers.data_path.hand_over import HandOver
 from shmbuffer.memory.system.fork_lock import ForkLock
 
 Batch = tuple[Any, dict[str, Any]]
@@ -42,46 +56,95 @@ class Order(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A batch that was made ahead."""
+    """A batch that was made ahead; or its error, or the future of a worker that makes it."""
 
-    batch: Batch
-    order: Order
+    batch: Batch | Exception | Future[Batch]
+    ends_pass: bool
+    before: Draws
+
+    def result(self) -> Batch:
+        """The batch, once it is made; raises its error."""
+        if isinstance(self.batch, Future):
+            return self.batch.result()
+        if isinstance(self.batch, Exception):
+            raise self.batch
+        return self.batch
+
+
+def _in_child(prefetcher: Prefetcher, _: bool) -> None:
+    prefetcher._is_inherited = True
 
 
 class Prefetcher:
-    """A queue of ``depth`` batches that are being made, in as many threads."""
+    """A queue of ``depth`` batches, made at once or in as many threads."""
 
-    _lock = ForkLock()
+    _lock = ForkLock(_in_child)
+    _is_inherited = False  # by a child that has not used it yet
 
     #: Held while the sampler draws: a worker may draw again while the next batch is drawn.
     choosing = ForkLock()
 
     def __init__(
-        self, depth: int, order: Callable[[], Order], go_to: Callable[[Draws], None]
+        self,
+        depth: int,
+        order: Callable[[bool], Order],
+        draws: Callable[[], Draws],
+        go_to: Callable[[Draws], None],
     ) -> None:
         self.depth = depth
+        self.hand_over = HandOver(depth)
         self._order = order
+        self._draws = draws
         self._go_to = go_to
-        self._queue: deque[tuple[Order, Future[Batch]]] = deque()
+        self._queue: deque[Made] = deque()
         self._executor: ThreadPoolExecutor | None = None
-        self._pid = os.getpid()
         self._change: Future[Any] | None = None  # the last one, which new orders wait for
         self.ran_out = False  # the last delivered batch has ended a pass
 
     def next(self) -> Batch:
         """Order the next batches, then wait for the oldest one."""
         self._own()
+        hand_over = self.hand_over
+        began = hand_over.clock()
         with self._lock:
-            self._fill()
-            order, future = self._queue.popleft()
-            self.ran_out = order.ends_pass
-        return future.result()
+            orders = self._fill()
+            oldest = self._queue.popleft()
+            self.ran_out = oldest.ends_pass
+        batch = oldest.result()
+        with self._lock:
+            hand_over.took(hand_over.clock() - began, orders)
+        return batch
+
+    def next_of_one_call(self, draw: Callable[[int], Batch | None], count: int) -> Batch | None:
+        """`next`, where one native call draws and makes a batch at once; None: call `next`.
+
+        It is the same without the intermediate objects, for samplers without a position.
+        """
+        hand_over, queue = self.hand_over, self._queue
+        if not hand_over.at_once or self._is_inherited or not torch.is_grad_enabled():
+            return None
+        began = hand_over.clock()
+        with self._lock:
+            if len(queue) != self.depth or queue[-1].ends_pass or self._change is not None:
+                return None
+            oldest = queue[0].batch
+            if not isinstance(oldest, tuple):
+                return None
+            before = self._draws()
+            batch = draw(count)
+            if batch is None:
+                self._go_to(before)
+                return None
+            queue.append(Made(batch, False, before))
+            queue.popleft()
+            hand_over.took(hand_over.clock() - began, 1)
+        return oldest
 
     def submit(self, change: Callable[[], Any]) -> Future[Any]:
         """Make a change after the batches ordered so far; later ones wait, and raise its error."""
         self._own()
         with self._lock:
-            before = [future for _, future in self._queue]
+            before = self._futures()
             before += [] if self._change is None else [self._change]
             # The threads take calls in order: the futures that it waits for have begun before it.
             self._change = self._threads().submit(_behind, before, change)
@@ -97,19 +160,19 @@ class Prefetcher:
         """Return when all batches and changes are done; raises their errors."""
         self._own()
         with self._lock:
-            futures = [future for _, future in self._queue]
-            futures += [] if self._change is None else [self._change]
-            self._change = None
-            wait(futures)
-            for future in futures:
-                future.result()
+            change, self._change = self._change, None
+            changes = [] if change is None else [change]
+            wait(self._futures() + changes)
+            for made in self._queue:
+                made.result()
+            for change in changes:
+                change.result()
 
     def drop(self) -> None:
         """Drop batches that were not delivered; returns when no worker makes one."""
         self._own()
         with self._lock:
-            futures = [future for _, future in self._queue]
-            wait([future for future in futures if not future.cancel()])
+            wait([future for future in self._futures() if not future.cancel()])
             self.wait_for_changes()
             self._forget(0)
             self.ran_out = False
@@ -119,20 +182,21 @@ class Prefetcher:
         """Hold orders and deliveries; yields the next batches, up to one that has failed."""
         self._own()
         with self._lock:
-            for at, (_, future) in enumerate(self._queue):
-                if future.exception() is not None:
+            wait(self._futures())
+            made = []
+            for at, waiting in enumerate(self._queue):
+                try:
+                    made.append(waiting._replace(batch=waiting.result()))
+                except BaseException:
                     self._forget(at)
                     break
-            yield [Made(future.result(), order) for order, future in self._queue]
+            yield made
 
     def put_back(self, made: list[Made]) -> None:
         """Deliver these batches next; there are no orders."""
         self._own()
         with self._lock:
-            for batch, order in made:
-                future: Future[Batch] = Future()
-                future.set_result(batch)
-                self._queue.append((order, future))
+            self._queue.extend(made)
 
     def close(self) -> None:
         """Drop everything and end the threads. The next batch would start them again."""
@@ -148,14 +212,14 @@ class Prefetcher:
 
     def _own(self) -> None:
         """After a fork, begin without the threads and batches, which are the parent's."""
-        if self._pid != os.getpid():
-            self._executor, self._change, self._pid = None, None, os.getpid()
+        if self._is_inherited:
+            self._executor, self._change, self._is_inherited = None, None, False
             self._forget(0)
 
     def _forget(self, first: int) -> None:
         """Take back the orders from ``first`` on."""
         if len(self._queue) > first:
-            self._go_to(self._queue[first][0].before)
+            self._go_to(self._queue[first].before)
         while len(self._queue) > first:
             self._queue.pop()
 
@@ -164,16 +228,45 @@ class Prefetcher:
             self._executor = ThreadPoolExecutor(self.depth, thread_name_prefix="shmbuffer-sample")
         return self._executor
 
-    def _fill(self) -> None:
-        threads = self._threads()
+    def _futures(self) -> list[Future[Any]]:
+        """Of the batches that workers make."""
+        return [one.batch for one in self._queue if isinstance(one.batch, Future)]
+
+    def _fill(self) -> int:
+        """Order the batches that are missing; returns how many."""
         change, self._change = self._change, None
         if change is not None:
             change.result()
+        if not self.hand_over.at_once:
+            return self._ordered(self._by_a_worker)
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            return self._ordered(self._at_once)
+        # A later call delivers the batch, perhaps in another mode. Workers have the default one.
+        with torch.inference_mode(False), torch.enable_grad():
+            return self._ordered(self._at_once)
+
+    def _ordered(self, begin: Callable[[], Made]) -> int:
+        before = len(self._queue)
         while len(self._queue) <= self.depth:
-            if self._queue and self._queue[-1][0].ends_pass:
-                return
-            order = self._order()
-            self._queue.append((order, threads.submit(order.make)))
+            if self._queue and self._queue[-1].ends_pass:
+                break
+            self._queue.append(begin())
+        return len(self._queue) - before
+
+    def _by_a_worker(self) -> Made:
+        order = self._order(False)
+        return Made(self._threads().submit(order.make), order.ends_pass, order.before)
+
+    def _at_once(self) -> Made:
+        order = self._order(True)
+        try:
+            made: Batch | Exception = order.make()
+        except Exception as error:
+            made = error
+        except BaseException:  # Ctrl-C belongs to this call
+            self._go_to(order.before)
+            raise
+        return Made(made, order.ends_pass, order.before)
 
 
 def _behind(before: list[Future[Any]], change: Callable[[], Any]) -> Any:

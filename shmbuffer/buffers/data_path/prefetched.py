@@ -9,14 +9,14 @@ batches and draw them again. It has to if the items have other places or tickets
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from shmbuffer.buffers.data_path.prefetch import Draws, Made, Order
+from shmbuffer.buffers.data_path.prefetch import Draws, Made
+from shmbuffer.buffers.data_path.sample_info import without_info
 from shmbuffer.items.keys import GENERATION
 from shmbuffer.samplers import Sampler
 from shmbuffer.saves.checkpoints import Loaded
@@ -30,10 +30,12 @@ def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sam
     """Write batches and positions; False: they hold objects, GPU tensors, or foreign positions."""
     values, before = [], None
     try:
-        for at, (batch, order) in enumerate(made):
-            after = made[at + 1].order.before if at + 1 < len(made) else now
+        for at, one in enumerate(made):
+            data, info = one.result()
+            after = made[at + 1].before if at + 1 < len(made) else now
             position = sampler._to_plain(after.position, before)
-            values.append((batch, order.ends_pass, position, after.state))
+            batch = without_info(data, info), info  # as a worker makes it
+            values.append((batch, one.ends_pass, position, after.state))
             before = after.position
         write_values(directory, _AHEAD, values, allow_pickle=False, what="batch", cpu_only=True)
     except TypeError:
@@ -69,7 +71,7 @@ def restored(saved: list[Any], draws: Draws, sampler: Sampler) -> tuple[list[Mad
     """The batches of `read_prefetched`, and the position after them; ``draws`` is that before."""
     made, position = [], None
     for batch, ends_pass, plain, state in saved:
-        made.append(Made(batch, Order(partial(tuple, batch), ends_pass, draws)))
+        made.append(Made((batch[0], batch[1]), ends_pass, draws))
         position = sampler._of_plain(plain, position)
         draws = Draws(position, draws.generator, state)
     return made, draws

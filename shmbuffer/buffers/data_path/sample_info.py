@@ -94,6 +94,16 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
     return data
 
 
+def has_info(data: Any, info: dict[Any, Any]) -> bool:
+    """Whether a sample of one native call has index and weights as entries already."""
+    return type(data) is TensorDict and data._tensordict.get(INDEX) is info[INDEX]
+
+
+def without_info(data: Any, info: dict[Any, Any]) -> Any:
+    """The data of a sample without index and weights."""
+    return data.exclude(*info) if has_info(data, info) else data
+
+
 def _places(
     data: TensorDict, info: dict[Any, Any]
 ) -> list[tuple[TensorDict, str, torch.Tensor]] | None:

@@ -1,0 +1,104 @@
+"""Decides where the next batch of a prefetcher is made, from measured times.
+
+    at once     the caller's thread makes the batch that it orders
+    by threads  a thread makes it, which costs the caller a hand-over and perhaps a wait
+
+Both are measured as the caller sees them: the time of a call, for each batch that it ordered. A
+measurement is the median of a few calls. Calls that still deliver batches of the other way do not
+count. Threads come first, because the first call orders several batches, which may be large.
+
+Threads also hold up the caller's own code, which is not measured. They are therefore used only if
+they save a quarter of the time. The other way is measured again when the buffer has changed, when
+the way in use has become slower than the other one was, and now and then: first after `_SOONEST`
+batches, and each time that it has lost after twice as many, up to `_LATEST`. A wrong choice on a
+busy machine is thus corrected soon, and a right one costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+_CALLS = 5  # of a measurement
+_CLEAR = 3  # calls that end a measurement if each of them is slower than the other way
+_SAVED = 0.75  # of the time at once, which threads have to fall below
+_SOONEST, _LATEST = 50, 1600  # batches until the other way is measured again
+
+
+class HandOver:
+    """Chooses between making batches at once and handing them over to threads."""
+
+    at_once: bool  # how the next batch is made
+
+    def __init__(self, depth: int, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.clock = clock  # nanoseconds
+        self._settling = depth + 1  # calls that deliver batches of the other way, or fill the queue
+        self._times: deque[float] = deque(maxlen=_CALLS)  # of the way in use
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure both ways again: the buffer has changed."""
+        self._measured: dict[bool, float] = {}
+        self._interval = _SOONEST
+        self._in_use: bool | None = None  # the way that was chosen
+        self._go(at_once=False)
+
+    def took(self, nanoseconds: int, orders: int) -> None:
+        """Count a call that has ordered so many batches."""
+        self._calls += 1
+        if self._calls <= self._settling:
+            return
+        if orders:
+            self._times.append(nanoseconds / orders)
+        if self._in_use is not self.at_once:
+            if len(self._times) == _CALLS or self._has_lost():
+                self._choose()
+        elif self._calls >= self._interval or not self._calls % _SOONEST:
+            self._look_again()
+
+    def _choose(self) -> None:
+        """End a measurement, and use the faster way."""
+        self._measured[self.at_once] = median(self._times)
+        if len(self._measured) < 2:
+            self._go(at_once=not self.at_once)
+            return
+        best = self._best()
+        self._interval = min(_LATEST, 2 * self._interval) if best is self._in_use else _SOONEST
+        self._in_use = best
+        self._go(at_once=best)
+
+    def _look_again(self) -> None:
+        """Measure the other way, if it is time to, or if the one in use seems slower now."""
+        if self._times:
+            self._measured[self.at_once] = median(self._times)
+        if self._calls >= self._interval or self._best() is not self._in_use:
+            self._go(at_once=not self.at_once)
+
+    def _best(self) -> bool:
+        return self._measured[False] > _SAVED * self._measured[True]
+
+    def _has_lost(self) -> bool:
+        """Whether each call so far was slower than the other way."""
+        if len(self._times) < _CLEAR or (other := self._measured.get(not self.at_once)) is None:
+            return False
+        return min(self._times) * (_SAVED if self.at_once else 1.0) > other
+
+    def _go(self, *, at_once: bool) -> None:
+        self.at_once = at_once
+        self._calls = 0
+        self._times.clear()
+
+    def __str__(self) -> str:
+        if self._in_use is None:
+            return "by threads, until both ways are measured"
+        at_once, handed_over = (_time(self._measured[way]) for way in (True, False))
+        way = "at once" if self._in_use else "by threads"
+        return f"{way}: {at_once} a batch at once, hand-over {handed_over}"
+
+
+def _time(nanoseconds: float) -> str:
+    if nanoseconds < 999_500:
+        return f"{nanoseconds / 1e3:.3g} µs"
+    return f"{nanoseconds / 1e6:.3g} ms"
