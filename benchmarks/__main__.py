@@ -29,6 +29,7 @@ from benchmarks import (
     lives,
     mixed,
     plots,
+    prefetch,
     records,
     recover,
     report,
@@ -67,13 +68,14 @@ BENCHMARKS: dict[str, ModuleType] = {
     "latency": latency,
     "contention": contention,
     "records": records,
+    "prefetch": prefetch,
     "sharded": sharded,
     "whole": whole,
     "large": large,
     "crowd": crowd,
     "lives": lives,
 }
-ON_REQUEST = ("records", "sharded", "whole", "crowd", "lives", "large")
+ON_REQUEST = ("records", "prefetch", "sharded", "whole", "crowd", "lives", "large")
 SCALE = ("whole", "large", "writers", "crowd")
 _TOY = {"rounds": 2, "blocks": 2, "block_s": 1e-4, "contest_s": 0.02, "calls": 20, "records": 16}
 _REAL = {"rounds": 5, "blocks": 30, "block_s": 1e-3, "contest_s": 0.5, "calls": 5000}

@@ -44,15 +44,28 @@ UNIFORM, BY_PRIORITY, FRAGMENTED = "uniform", "prioritized", "fragmented"
 #: Of `Operation.form` for labelled and beside: by the version of items, by their groups, or as
 #: they come.
 BY_STALENESS, IN_GROUPS, IN_STREAMS = "by staleness", "in groups", "in windows as they come"
-#: Of `Operation.form` for loop and step: what is drawn, and the work of a learner between samples.
-LOOPS, WORK_MS = (
-    ("small, uniform", "small, prioritized", "frames", "records", "transforms"),
-    (0, 2, 20),
-)
-#: Of `Operation.form` for loop and step: batches that are made ahead.
-AHEAD = (None, 3)
+#: Of `Loop.what`: small items, uniform or by priority; others; small items that are transformed.
+FRAMES, RECORDS, TRANSFORMED = "frames", "records", "transforms"
 #: As many sets of indices that updates take turns with: their part of the tree is not in the cache.
 COLD_SETS = 2000
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The form of a learner's loop."""
+
+    what: str  # is drawn: BY_PRIORITY, TRANSFORMED or anything else
+    work_ms: int  # between two samples
+    prefetch: int
+
+    def __str__(self) -> str:
+        return f"{self.what} / {self.work_ms} / {self.prefetch}"
+
+    @classmethod
+    def parse(cls, form: str) -> Loop:
+        """From the form of an `Operation`."""
+        what, work_ms, prefetch = form.split(" / ")
+        return cls(what, int(work_ms), int(prefetch))
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,8 @@ class Operation:
     Attributes:
         call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
             ``"save"``, ``"hindsight"``, ``"mixed"``, ``"windows"``,
-            ``"slices"``, ``"labelled"``, ``"beside"`` or ``"reserve"``.
+            ``"slices"``, ``"labelled"``, ``"beside"``, ``"reserve"``, ``"loop"`` (a sample in a
+            learner's loop, which works in between) or ``"step"`` (a sample and the work).
         count: items of a call.
         form: how the data come or go.
     """

@@ -37,7 +37,9 @@ from benchmarks.library import (
     QUIET,
     READ,
     TENSORDICT,
+    TRANSFORMED,
     WINDOW,
+    Loop,
     Operation,
 )
 from benchmarks.local import Call, Local
@@ -119,6 +121,13 @@ class TorchLike(Local):
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
         """See `Library.prepare`."""
+        if operation.call in ("loop", "step"):
+            sample, work = self._in_loop(operation)
+            timed = (sample, [()], block_s, work)
+            if operation.call == "step":
+                timed = (lambda: work(sample()), [()], block_s, None)
+            self._timed[operation] = Timed(*timed)
+            return True
         if operation.call not in ("attach", "save"):
             return super().prepare(operation, block_s)
         if operation.form not in self.forms:
@@ -202,6 +211,28 @@ class TorchLike(Local):
         """See `Library.shrinks`: of items that are all equally large."""
         assert self._recording is not None
         return len(self._buffer) * self._recording.mean_bytes / float(self._buffer.storage.bytes())
+
+    def _in_loop(self, operation: Operation) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+        """What draws a batch in a learner's loop, and the work on it."""
+        loop = Loop.parse(operation.form)
+        options: dict[str, Any] = {"batch_size": operation.count, "prefetch": loop.prefetch or None}
+        if loop.what == BY_PRIORITY:
+            directory = self._directory.parent / f"loop-{len(self._timed)}"
+            buffer = self.make(directory, self._capacity, True, **options)
+            self.fill(buffer, self._capacity)
+        else:
+            if loop.what == TRANSFORMED:
+                options["transform"] = _normalized
+            buffer = self.windowed[0](storage=self._buffer.storage, **options)
+        learn = _work(loop.work_ms / 1000)
+
+        def work(batch: Any) -> None:
+            if loop.what == BY_PRIORITY:
+                batch["td_error"] = batch["reward"]
+                buffer.update_tensordict_priority(batch)
+            learn()
+
+        return buffer.sample, work
 
     def _in_hindsight(self, count: int, form: str) -> Call:
         buffer = self._in_episodes()
@@ -410,6 +441,30 @@ def _reserve(buffer: Any, count: int, data: Any) -> object:
 def _achieved(rows: Any) -> torch.Tensor:
     """A reward."""
     return torch.eq(rows["obs"], rows["next_obs"]).all(-1).float()
+
+
+def _normalized(batch: Any) -> Any:
+    """A transform of some hundred operations of torch, as one of several steps would be."""
+    for _ in range(20):
+        batch["obs"] = (batch["obs"] - batch["obs"].mean()) / (batch["obs"].std() + 1e-6)
+    return batch
+
+
+def _work(seconds: float) -> Callable[[], None]:
+    """Always the same operations of torch, which take so long on a processor of their own."""
+    matrix = torch.rand(64, 64)
+
+    def work(count: int) -> None:
+        found = matrix
+        for _ in range(count):
+            found = (found @ matrix).clamp(0, 1)
+
+    def took() -> float:
+        began = time.perf_counter()
+        work(100)
+        return (time.perf_counter() - began) / 100
+
+    return partial(work, round(seconds / min(took() for _ in range(30))))
 
 
 def _nothing(_: Any) -> None:

@@ -51,9 +51,10 @@ class ReplayBuffer(
         pin_memory: gather samples in pinned memory. It is reused once no part of a sample is held
             and the transfers from it have ended; see docs/memory.md. Without a GPU there is a
             warning, and ordinary memory.
-        prefetch: make so many batches ahead, in as many threads, also on a shared buffer; needs
-            ``batch_size``. The items of a batch are drawn when it is ordered, in the caller's
-            thread; they may be overwritten while the batch waits.
+        prefetch: draw and make so many batches ahead, also on a shared buffer; needs
+            ``batch_size``. As many threads make them, or the caller's thread if that is measured to
+            be faster; ``print(buffer.plan)`` says which. Batches are always drawn in the caller's
+            thread, so both ways give the same ones. Items may be overwritten while a batch waits.
         transform: called with every sample and every ``rb[i]``; one, several, or a `Compose`. See
             `append_transform`.
         transform_factory: makes the transform when the buffer is first used, instead of

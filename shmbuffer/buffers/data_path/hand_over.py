@@ -35,11 +35,10 @@ class HandOver:
     def __init__(self, depth: int, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock  # nanoseconds
         self._settling = depth + 1  # calls that deliver batches of the other way, or fill the queue
-        self._times: deque[float] = deque(maxlen=_CALLS)  # of the way in use
         self.restart()
 
     def restart(self) -> None:
-        """Measure both ways again: the buffer has changed."""
+        """Measure both ways again: the buffer has changed. Another thread may be in `took`."""
         self._measured: dict[bool, float] = {}
         self._interval = _SOONEST
         self._in_use: bool | None = None  # the way that was chosen
@@ -50,52 +49,52 @@ class HandOver:
         self._calls += 1
         if self._calls <= self._settling:
             return
+        times, measured = self._times, self._measured
         if orders:
-            self._times.append(nanoseconds / orders)
+            times.append(nanoseconds / orders)
         if self._in_use is not self.at_once:
-            if len(self._times) == _CALLS or self._has_lost():
-                self._choose()
+            if len(times) == _CALLS or self._has_lost(times, measured):
+                measured[self.at_once] = median(times)
+                self._choose(measured)
         elif self._calls >= self._interval or not self._calls % _SOONEST:
-            self._look_again()
+            if times:
+                measured[self.at_once] = median(times)
+            if self._calls >= self._interval or _best(measured) is not self._in_use:
+                self._go(at_once=not self.at_once)
 
-    def _choose(self) -> None:
-        """End a measurement, and use the faster way."""
-        self._measured[self.at_once] = median(self._times)
-        if len(self._measured) < 2:
+    def _choose(self, measured: dict[bool, float]) -> None:
+        """Use the faster way, once both are measured."""
+        if len(measured) < 2:
             self._go(at_once=not self.at_once)
             return
-        best = self._best()
+        best = _best(measured)
         self._interval = min(_LATEST, 2 * self._interval) if best is self._in_use else _SOONEST
         self._in_use = best
         self._go(at_once=best)
 
-    def _look_again(self) -> None:
-        """Measure the other way, if it is time to, or if the one in use seems slower now."""
-        if self._times:
-            self._measured[self.at_once] = median(self._times)
-        if self._calls >= self._interval or self._best() is not self._in_use:
-            self._go(at_once=not self.at_once)
-
-    def _best(self) -> bool:
-        return self._measured[False] > _SAVED * self._measured[True]
-
-    def _has_lost(self) -> bool:
+    def _has_lost(self, times: deque[float], measured: dict[bool, float]) -> bool:
         """Whether each call so far was slower than the other way."""
-        if len(self._times) < _CLEAR or (other := self._measured.get(not self.at_once)) is None:
+        if len(times) < _CLEAR or (other := measured.get(not self.at_once)) is None:
             return False
-        return min(self._times) * (_SAVED if self.at_once else 1.0) > other
+        return min(times) * (_SAVED if self.at_once else 1.0) > other
 
     def _go(self, *, at_once: bool) -> None:
         self.at_once = at_once
         self._calls = 0
-        self._times.clear()
+        self._times: deque[float] = deque(maxlen=_CALLS)  # of the last calls in this way
 
     def __str__(self) -> str:
-        if self._in_use is None:
+        measured = self._measured
+        if len(measured) < 2:
             return "by threads, until both ways are measured"
-        at_once, handed_over = (_time(self._measured[way]) for way in (True, False))
+        at_once, handed_over = (_time(measured[way]) for way in (True, False))
         way = "at once" if self._in_use else "by threads"
         return f"{way}: {at_once} a batch at once, hand-over {handed_over}"
+
+
+def _best(measured: dict[bool, float]) -> bool:
+    """Whether making batches at once is the faster way."""
+    return len(measured) < 2 or measured[False] > _SAVED * measured[True]
 
 
 def _time(nanoseconds: float) -> str:

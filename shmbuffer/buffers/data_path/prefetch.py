@@ -70,8 +70,15 @@ class Made(NamedTuple):
             raise self.batch
         return self.batch
 
+    def error(self) -> BaseException | None:
+        """Why the batch could not be made, once a worker has tried."""
+        if isinstance(self.batch, Future):
+            return self.batch.exception()
+        return self.batch if isinstance(self.batch, Exception) else None
+
 
 def _in_child(prefetcher: Prefetcher, _: bool) -> None:
+    """Note that threads and batches are the parent's."""
     prefetcher._is_inherited = True
 
 
@@ -182,15 +189,11 @@ class Prefetcher:
         """Hold orders and deliveries; yields the next batches, up to one that has failed."""
         self._own()
         with self._lock:
-            wait(self._futures())
-            made = []
-            for at, waiting in enumerate(self._queue):
-                try:
-                    made.append(waiting._replace(batch=waiting.result()))
-                except BaseException:
+            for at, made in enumerate(self._queue):
+                if made.error() is not None:
                     self._forget(at)
                     break
-            yield made
+            yield [made._replace(batch=made.result()) for made in self._queue]
 
     def put_back(self, made: list[Made]) -> None:
         """Deliver these batches next; there are no orders."""
