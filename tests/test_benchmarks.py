@@ -23,6 +23,7 @@ from benchmarks import (
     once,
     peer,
     plots,
+    prefetch,
     report,
     scaling,
     table,
@@ -189,6 +190,11 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
     assert ("sample(256), prioritized, of 1,000", "TensorDict") in ours["capacity"]
     hindsight = {(f"sample(256), {how}", form) for how, form in HINDSIGHT}
     assert ours["hindsight"] == hindsight
+    loops = {
+        f"{what}: sample, {work} ms of work" for what in prefetch.COUNTS for work in (0, 2, 20)
+    }
+    steps = {f"{what}: step, {work} ms of work" for what in prefetch.COUNTS for work in (2, 20)}
+    assert ours["prefetch"] == {(operation, "prefetch=3") for operation in loops | steps}
     assert ours["mixed"] == {(f"sample(256), {how}", form) for how, form in MIXED}
     assert ours["slices"] == {
         (f"extend(32), sample(256) in slices, of {capacity:,}", form)

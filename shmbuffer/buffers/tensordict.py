@@ -188,7 +188,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 found = fast.sample(count)
             elif plan.draws and count == self._batch_size and plan.prefetcher is not None:
                 found = plan.prefetcher.next_of_one_call(fast.sample, count)
-                found = found and self._shown(None, None, found)
+                if found is not None and not has_info(*found):
+                    found = self._shown(None, None, found)
         if found is None:
             draw = self._delivering(lease, partial(self._sampled, include_info, out))
             shown = partial(self._shown, include_info, out)
