@@ -182,14 +182,14 @@ def assert_same(found: list[dict[str, torch.Tensor]], expected: Any) -> None:
 
 
 @pytest.mark.product(few=6)
-@pytest.mark.parametrize("case", [case for case in CASES if case.prefetch], ids=lambda c: c.name)
+@pytest.mark.parametrize("setup", [case for case in CASES if case.prefetch], ids=lambda c: c.name)
 def test_every_way_draws_and_saves_the_same_and_is_resumed_by_any(
-    case: Case, tmp_path: Path
+    setup: Case, tmp_path: Path
 ) -> None:
     runs, saves = {}, {}
     for way in WAYS:
         (tmp_path / way).mkdir()
-        loop = Loop(case, tmp_path / way)
+        loop = Loop(setup, tmp_path / way)
         force(loop.rb, way)
         loop.begin()
         steps = [loop.next() for _ in range(SAVED_AT)]
@@ -203,7 +203,7 @@ def test_every_way_draws_and_saves_the_same_and_is_resumed_by_any(
     assert saves["at once"] == saves["threads"] == saves["mixed"]
     for way, saved_by in (("at once", "threads"), ("threads", "at once"), ("mixed", "mixed")):
         (tmp_path / way / "again").mkdir()
-        loop = Loop(case, tmp_path / way / "again")
+        loop = Loop(setup, tmp_path / way / "again")
         force(loop.rb, way)
         loop.load(tmp_path / saved_by / "save")
         assert_same(loop.rest(), expected[SAVED_AT:])
