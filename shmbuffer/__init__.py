@@ -149,6 +149,7 @@ _HOMES = {
     ),
     "shmbuffer.torchrl.transforms": ("Compose",),
     "shmbuffer.units": (
+        "FrameStack",
         "NStep",
         "SampleUnit",
         "Sequence",

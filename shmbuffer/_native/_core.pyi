@@ -520,9 +520,30 @@ class Intake:
     def extend(self, batch: Any, streams: Any, /) -> Any: ...
 
 class Outtake:
-    def __init__(self, ring: Ring, examples: tuple[Any, ...], tensors: type) -> None: ...
+    def __init__(
+        self,
+        ring: Ring,
+        examples: tuple[Any, ...],
+        tensors: type,
+        steps: int = 1,
+        stacks: tuple[int, ...] = ...,
+    ) -> None: ...
     def sample(self, count: int, key: int, beta: float | None, timeout_ns: int, /) -> Any: ...
     def take(self, index: int, tickets: int, count: int, timeout_ns: int, /) -> Any: ...
+    def draw(
+        self,
+        count: int,
+        key: int,
+        beta: float | None,
+        timeout_ns: int,
+        trajectories: Trajectories,
+        follower: Follower,
+        addresses: tuple[int, ...] = ...,
+        /,
+    ) -> Any: ...
+    def fill(
+        self, index: int, tickets: int, count: int, timeout_ns: int, addresses: tuple[int, ...], /
+    ) -> Any: ...
 
 class Follower:
     def __init__(self, ring: Ring, /) -> None: ...
@@ -628,6 +649,17 @@ class Trajectories:
     def windows(self, count: int, newest: int, out: int, /) -> int: ...
     def slices(
         self, which: int, begins: int, count: int, steps: int, from_: int, out: int, /
+    ) -> bool: ...
+    def histories(
+        self,
+        follower: Follower | None,
+        elements: int,
+        drawn: int,
+        count: int,
+        steps: int,
+        out: int,
+        tickets: int,
+        /,
     ) -> bool: ...
     def used(self, tickets: int, waiting: bool, /) -> None: ...
 

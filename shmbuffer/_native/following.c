@@ -465,6 +465,8 @@ static PyMethodDef trajectories_methods[] = {
     {"windows", shmb_trajectories_windows, METH_VARARGS, "windows(count, newest, out): take(), with all elements of each."},
     {"slices", shmb_trajectories_slices, METH_VARARGS,
      "slices(which, begins, count, steps, from, out): elements of slices, by two numbers each; False: no trajectory is as long."},
+    {"histories", shmb_trajectories_histories, METH_VARARGS,
+     "histories(follower or None, elements, drawn, count, steps, out, tickets): the steps up to each element, see slicing.c."},
     {"take", trajectories_take, METH_VARARGS, "take(count, newest, firsts): the next windows that are whole, of so many slots: their first elements."},
     {"used", trajectories_used, METH_VARARGS, "used(tickets, waiting): of each element whose item needs no window, or is in one; -1."},
     {NULL, NULL, 0, NULL},

@@ -443,7 +443,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "_core", .m_doc = "The C core of shmbuffer.", .m_size = -1, .m_methods = methods};
 
-PyTypeObject *shmb_follower_type;
+PyTypeObject *shmb_follower_type, *shmb_trajectories_type;
 
 PyMODINIT_FUNC PyInit__core(void) {
     shmb_crc32c_init();
@@ -470,6 +470,7 @@ PyMODINIT_FUNC PyInit__core(void) {
         PyObject *type = PyType_FromSpec(types[i].spec);
         if (type == NULL || PyModule_AddObjectRef(module, types[i].name, type) < 0) Py_CLEAR(module);
         if (types[i].spec == &shmb_follower_spec) shmb_follower_type = (PyTypeObject *)type; /* the module keeps it */
+        if (types[i].spec == &shmb_trajectories_spec) shmb_trajectories_type = (PyTypeObject *)type;
         Py_XDECREF(type);
     }
 #define STATUS(name) if (module && PyModule_AddIntConstant(module, #name, SHMB_##name) < 0) Py_CLEAR(module);

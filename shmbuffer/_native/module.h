@@ -48,7 +48,7 @@ struct shmb_windows;
 struct shmb_windows *shmb_windows_in(PyObject *windows);
 
 struct shmb_ring *shmb_binding_ring(PyObject *ring);
-extern PyTypeObject *shmb_follower_type;
+extern PyTypeObject *shmb_follower_type, *shmb_trajectories_type;
 struct shmb_follower *shmb_binding_follower(PyObject *follower);
 /* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */
 int shmb_binding_write(PyObject *ring, const unsigned char *const *from, uint64_t count, const double *priorities,
@@ -61,5 +61,9 @@ int shmb_binding_sample(PyObject *ring, uint64_t count, uint64_t key, unsigned c
 /* Copy by index, validate. */
 int shmb_binding_read(PyObject *ring, const int64_t *index, uint64_t count, unsigned char *const *out, int64_t *tickets,
                       uint64_t *missing, int64_t timeout_ns);
+/* Copy stacks by index, validate. SHMB_LAPPED: one of the items is another one by now. */
+struct shmb_stacks;
+int shmb_binding_stacks(PyObject *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t bytes,
+                        int64_t timeout_ns);
 
 #endif

@@ -478,6 +478,8 @@ struct shmb_moment {
     double max_priority;
 };
 
+/* stacks.c: samples of consecutive steps, without the mutex: see stacks.h */
+
 /* snapshot.c */
 uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
                          int64_t *tickets);

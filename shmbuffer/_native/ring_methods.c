@@ -7,6 +7,7 @@
 #include "ledger.h"
 #include "methods.h"
 #include "reserve.h"
+#include "stacks.h"
 
 #define ROOM_PRIORITIES 256 /* more do not go onto the stack */
 
@@ -160,6 +161,17 @@ int shmb_binding_read(PyObject *object, const int64_t *index, uint64_t count, un
                       uint64_t *missing, int64_t timeout_ns) {
     struct python_call python = shmb_python_begin(timeout_ns);
     int status = read_rows((struct ring_object *)object, &python, index, count, out, tickets, missing);
+    shmb_python_end(&python);
+    return status;
+}
+
+int shmb_binding_stacks(PyObject *object, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t bytes,
+                        int64_t timeout_ns) {
+    struct shmb_ring *ring = &((struct ring_object *)object)->ring;
+    struct python_call python = shmb_python_begin(timeout_ns);
+    shmb_release_for(&python, stacks->count * bytes);
+    int status = shmb_indices_in_order(ring, stacks->index, stacks->count * stacks->steps, ring->elements);
+    if (status == SHMB_OK && !shmb_read_stacks(ring, stacks, out, bytes)) status = SHMB_LAPPED;
     shmb_python_end(&python);
     return status;
 }

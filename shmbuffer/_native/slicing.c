@@ -156,6 +156,47 @@ PyObject *shmb_trajectories_slices(PyObject *trajectories, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
+/* The tickets of items that were seen. False: an item is not there any more. */
+static bool seen_tickets(const struct shmb_follower *f, const int64_t *elements, uint64_t count, int64_t *tickets) {
+    bool there = true;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t word = atomic_load_explicit(&f->ring->words[(uint64_t)elements[i] / f->ring->lanes], memory_order_relaxed);
+        tickets[i] = (int64_t)SHMB_TICKET(word);
+        there = there && SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < f->seen;
+    }
+    return there;
+}
+
+bool shmb_histories(const struct shmb_trajectories *all, const struct shmb_follower *f, const int64_t *at, const int64_t *drawn,
+                    uint64_t count, uint64_t steps, int64_t *out, int64_t *tickets) {
+    int64_t *elements = out;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t element = (uint64_t)at[i];
+        if (element >= all->elements || all->where[element].run == 0) return false;
+        const struct shmb_run *run = &all->runs[all->where[element].run - 1];
+        uint32_t number = all->where[element].index - run->front;
+        for (uint64_t back = steps; back-- > 0;) *elements++ = element_in(run, number > back ? number - (uint32_t)back : 0);
+    }
+    if (f == NULL) return true;
+    if (!seen_tickets(f, out, count * steps, tickets)) return false;
+    for (uint64_t i = 0; drawn && i < count; i++)
+        if (tickets[(i + 1) * steps - 1] != drawn[i]) return false;
+    return true;
+}
+
+PyObject *shmb_trajectories_histories(PyObject *trajectories, PyObject *args) {
+    const struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
+    PyObject *follower;
+    unsigned long long at, drawn, count, steps, out, tickets;
+    if (!PyArg_ParseTuple(args, "OKKKKKK:histories", &follower, &at, &drawn, &count, &steps, &out, &tickets)) return NULL;
+    if (all->failed) return PyErr_NoMemory();
+    if (follower != Py_None && !PyObject_TypeCheck(follower, shmb_follower_type))
+        return PyErr_Format(PyExc_TypeError, "histories: a Follower or None is needed");
+    return PyBool_FromLong(shmb_histories(all, follower == Py_None ? NULL : shmb_binding_follower(follower),
+                                          (const int64_t *)(uintptr_t)at, (const int64_t *)(uintptr_t)drawn, count, steps,
+                                          (int64_t *)(uintptr_t)out, (int64_t *)(uintptr_t)tickets));
+}
+
 static void show(const struct showing *one, const int64_t *elements, uint64_t count, uint64_t steps) {
     const unsigned char *base = (const unsigned char *)(uintptr_t)one->base;
     unsigned char *out = (unsigned char *)(uintptr_t)one->out;
@@ -178,11 +219,5 @@ PyObject *shmb_follower_flags(PyObject *follower, PyObject *args) {
         if ((uint64_t)elements[i] >= ring->elements) Py_RETURN_FALSE;
     for (uint64_t i = 0; i < n_shown; i++) show(&((const struct showing *)(uintptr_t)shown)[i], elements, count, steps);
     atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-    bool there = true;
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t word = atomic_load_explicit(&ring->words[(uint64_t)elements[i] / ring->lanes], memory_order_relaxed);
-        tickets[i] = (int64_t)SHMB_TICKET(word);
-        there = there && SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < f->seen;
-    }
-    return PyBool_FromLong(there);
+    return PyBool_FromLong(seen_tickets(f, elements, count, tickets));
 }

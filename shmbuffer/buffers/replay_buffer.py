@@ -76,8 +76,9 @@ class ReplayBuffer(
             ``"priority_weight"``, one tensor under both.
         rate_limiter: keeps writers and samplers in step, or makes a queue of the buffer; see
             `RateLimiter`. It belongs to the directory. None keeps its present limiter.
-        sample_unit: what a batch has for each item drawn: a `Sequence` of steps, or one transition
-            over n of them (`NStep`); None is the item. Batch sizes count the draws.
+        sample_unit: what a batch has for each item drawn: a `Sequence` of steps, one transition
+            over n of them (`NStep`), or the item with the frames before it (`FrameStack`); None is
+            the item. Batch sizes count the draws.
         consume_after_n_samples: a `ConsumingSampler` with that ``max_sample_count``; not with
             ``prefetch``, or another sampler.
         **later: ``service_backend``, ``service_backend_options``, ``transport``,

@@ -10,9 +10,11 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shmbuffer.buffers.data_path import priority_entry
-from shmbuffer.buffers.data_path.fast_read import NO_OUT
+from shmbuffer.buffers.data_path.drawing import written_over
+from shmbuffer.buffers.data_path.fast_read import NO_OUT, FastRead
 from shmbuffer.buffers.data_path.prefetch import Batch
 from shmbuffer.buffers.data_path.sample_info import (
+    ANCHORS,
     has_info,
     stack_dim_of,
     stacks_items,
@@ -26,7 +28,7 @@ from shmbuffer.items.mismatch import no_names
 from shmbuffer.items.raw_priorities import check_raw, reduced
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.samplers import PrioritizedSampler, PriorityUpdate
-from shmbuffer.samplers.sampler import lanes_of
+from shmbuffer.samplers.sampler import ATTEMPTS, lanes_of
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.eager import eager
 from shmbuffer.tensors.form.batches import as_tensordict
@@ -164,8 +166,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             TypeError: ``out`` is no TensorDict.
             ValueError: ``out`` has another batch size, or the sample takes more than one native
                 call: ``out`` works for TensorDicts of tensors of one shape in the ring's own
-                memory, one storage dimension, and no ``include_info=False``, ``sample_unit``,
-                ``collate_fn``, transform, ``pin_memory`` or ``prefetch``.
+                memory, one storage dimension, and no ``include_info=False``, ``sample_unit`` (but a
+                `FrameStack`), ``collate_fn``, transform, ``pin_memory`` or ``prefetch``.
 
         Cost: one native call; 0.4 µs a leaf for new tensors, nothing with ``out``.
         """
@@ -202,11 +204,23 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if out is not None:
             if plan.fast_read is not None and include_info is None and not plan.transforms:
                 found = plan.fast_read.refill(out, count)
+                if found is None and plan.fast_read.reader is not None:
+                    found = self._refilled(plan.fast_read, out, count)
                 if found is not None:
                     return found
             if not (plan.payload is None and isinstance(self._storage, TensorStorage)):
                 raise ValueError(NO_OUT)
         return self._shown(include_info, None, self._next(count))
+
+    def _refilled(self, fast: FastRead, out: TensorDict, count: int) -> Batch:
+        """`sample` into ``out``, of steps that are drawn before their stacks are read."""
+        index, known = self._choose(count)
+        for _ in range(ATTEMPTS):
+            found = fast.refill_chosen(out, count, index, known)
+            if found is not None:
+                return found
+            index, known = self._choose_again(known.get(ANCHORS, index))
+        raise written_over(self._plan)
 
     def _draw_batch(self, count: int) -> Callable[[], Batch]:
         """See `Sampling._draw_batch`; the batch may have its index and weights already."""

@@ -21,21 +21,9 @@ from shmbuffer.memory.format.leaf import Key, KeyPath
 from shmbuffer.samplers.sampler import ATTEMPTS, in_storage, lanes_of, wait_for_marks
 from shmbuffer.samplers.slicing.boundaries import Boundaries, Found
 from shmbuffer.samplers.slicing.options import TrajectoryOptions
+from shmbuffer.samplers.slicing.trajectories import TrajectoryItems
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.units.unit import Expanded, SampleUnit
-
-
-class AnchorItems(NamedTuple):
-    """Items around anchors."""
-
-    elements: Ints
-    """int64 ``[n]``."""
-    tickets: Ints | None
-    """int64 ``[n]``; None where there is no ring."""
-
-    def some(self, at: Ints) -> AnchorItems:
-        """Those at some positions."""
-        return AnchorItems(self.elements[at], None if self.tickets is None else self.tickets[at])
 
 
 class Anchors(NamedTuple):
@@ -55,14 +43,18 @@ class Anchors(NamedTuple):
     tickets: Ints | None
     """Theirs; None where there is no ring."""
 
-    def items(self, rows: Ints) -> AnchorItems | None:
+    def items(self, rows: Ints) -> TrajectoryItems | None:
         """What these rows hold, any of their trajectories; None: one has been written over."""
         table = self.found.table
         elements = table.elements_of(rows)
         tickets = None if self.ring is None else table.are_there(self.ring, elements)
-        return None if self.ring is not None and tickets is None else AnchorItems(elements, tickets)
+        return (
+            None
+            if self.ring is not None and tickets is None
+            else TrajectoryItems(elements, tickets)
+        )
 
-    def named(self, items: AnchorItems, info: dict[Any, Any]) -> Expanded:
+    def named(self, items: TrajectoryItems, info: dict[Any, Any]) -> Expanded:
         """Items as a unit gives them out, with what is known of them."""
         if items.tickets is not None:
             info = {**info, GENERATION: torch.from_numpy(items.tickets)}
@@ -86,13 +78,7 @@ class AnchorTrajectories:
         """Where anchors lie; None: one of them is not there, or not the item that was drawn."""
         elements = ravel(index, lanes_of(storage))
         ring: Ring | None = ring_of(storage)
-        try:
-            found = self._boundaries.of(storage)
-        except KeyError as error:
-            raise KeyError(
-                f"the items have no entry {self._done_key!r}, which says where an episode ends; "
-                "name the entry that does with done_key, or give done_key=None"
-            ) from error
+        found = self.found(storage)
         table = found.table
         rows = table.rows_of(elements)
         if (rows < 0).any():
@@ -108,15 +94,35 @@ class AnchorTrajectories:
         last = first + table.lengths(trajectories) - 1
         return Anchors(storage, ring, found, elements, rows, first, last, held)
 
+    def histories(
+        self, index: Any, info: dict[Any, Any], storage: Any, steps: int
+    ) -> TrajectoryItems | None:
+        """The ``steps`` items up to each anchor, one history behind the other.
+
+        The first step of a trajectory is repeated if there are fewer. None: an item is not there,
+        or an anchor is not the item that was drawn.
+        """
+        elements = ravel(index, lanes_of(storage))
+        found, drawn = self.found(storage), info.get(GENERATION)
+        tickets = None if drawn is None else drawn.numpy().reshape(-1)
+        follower = None if found.following is None else found.following.follower
+        return found.table.histories(follower, elements, tickets, steps)
+
+    def found(self, storage: Any) -> Found:
+        """The trajectories of a storage now."""
+        try:
+            return self._boundaries.of(storage)
+        except KeyError as error:
+            raise KeyError(
+                f"the items have no entry {self._done_key!r}, which says where an episode ends; "
+                "name the entry that does with done_key, or give done_key=None"
+            ) from error
+
 
 class OfTrajectories(SampleUnit):
     """A unit whose items are of the trajectory of their anchor."""
 
     _trajectories: AnchorTrajectories
-
-    @abstractmethod
-    def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """The items of each anchor; None: one has been written over."""
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
         """See `SampleUnit.expand`; IndexError where an anchor names no item, or another one."""
@@ -130,6 +136,18 @@ class OfTrajectories(SampleUnit):
             f"{type(self).__name__}: an anchor names no item of this storage, or another one by "
             "now; draw it again"
         )
+
+    @abstractmethod
+    def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
+        """See `SampleUnit._expand`."""
+
+
+class AroundAnchors(OfTrajectories):
+    """A unit that chooses rows of the trajectory of each anchor."""
+
+    @abstractmethod
+    def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
+        """The items of each anchor; None: one has been written over."""
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
         """See `SampleUnit._expand`."""

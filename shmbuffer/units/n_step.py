@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch.utils._pytree import tree_map
 
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.memory.format.leaf import Key, path_of
-from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.units.anchors import Anchors, AnchorTrajectories, OfTrajectories, at_least
+from shmbuffer.units.anchors import Anchors, AnchorTrajectories, AroundAnchors, at_least
+from shmbuffer.units.batch_entries import get_entry, own_node, rows_of, set_entry
 from shmbuffer.units.unit import Expanded
 
 _GAMMA, _STEPS = "gamma", "steps_to_next_obs"
 _REWARD = "n_step_reward"  # from `_around` to `assemble`
 
 
-class NStep(OfTrajectories):
+class NStep(AroundAnchors):
     """One transition over up to n steps, for each single step that is drawn.
 
     What is stored are single steps, whatever n is: it may be changed, or two learners may have two.
@@ -139,49 +139,20 @@ class NStep(OfTrajectories):
         said = {key: value for key, value in info.items() if key not in made}
         count = len(made[_REWARD])
         *inside, name = self._reward
-        first = _rows(data, slice(count), inside[0])
+        first = rows_of(data, slice(count), inside[0])
         into, last = first, data
         for at, key in enumerate(inside):
-            last = _get(last, key)
-            last = _copied(last) if at else _rows(last, slice(count, None))
-            into = _set(into, key, last)
-        device = getattr(_get(last, name), "device", None)
-        _set(into, name, made[_REWARD].to(device))
+            last = get_entry(last, key)
+            last = own_node(last) if at else rows_of(last, slice(count, None))
+            into = set_entry(into, key, last)
+        device = getattr(get_entry(last, name), "device", None)
+        set_entry(into, name, made[_REWARD].to(device))
         for key in (_GAMMA, _STEPS):
             if isinstance(first, (TensorDictBase, dict)) or hasattr(first, key):
-                _set(first, key, made[key].to(device))
+                set_entry(first, key, made[key].to(device))
             else:
                 said[key] = made[key]  # the fields of a tensorclass are what they are
         for key in (INDEX, GENERATION):
             if key in said:
                 said[key] = tree_map(lambda one: one[:count], said[key])
         return first, said
-
-
-def _rows(data: Any, some: slice, but: str | None = None) -> Any:
-    """Some rows of a batch in nodes of their own (2 µs a leaf), without one entry."""
-    if type(data) is TensorDict:
-        kept = {key: _rows(one, some) for key, one in data._tensordict.items() if key != but}
-        size = torch.Size((len(range(*some.indices(len(data)))), *data.batch_size[1:]))
-        return TensorDict._new_unsafe(kept, size, data.device, nested=False)
-    if isinstance(data, dict):
-        return {key: _rows(one, some) for key, one in data.items() if key != but}
-    return _copied(data[some])
-
-
-def _copied(data: Any) -> Any:
-    """The same tensors in a node of its own."""
-    return data.copy() if is_collection(data) else data
-
-
-def _get(data: Any, key: str) -> Any:
-    return data.get(key) if is_collection(data) else data[key]
-
-
-def _set(data: Any, key: str, value: Any) -> Any:
-    """Set an entry and return it as it is there."""
-    if is_collection(data):
-        data.set(key, value)
-        return data.get(key)
-    data[key] = value
-    return value

@@ -22,7 +22,7 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.tensors.form import cpu
-from shmbuffer.units.anchors import Anchors, AnchorTrajectories, OfTrajectories, at_least
+from shmbuffer.units.anchors import Anchors, AnchorTrajectories, AroundAnchors, at_least
 from shmbuffer.units.unit import Expanded
 
 _BOUNDARIES = ("pad", "stop", "include_reset")
@@ -31,7 +31,7 @@ _NUMBER, _STEP = "sequence_id", "step_in_sequence"
 _SHOWN = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation", "eta")
 
 
-class Sequence(OfTrajectories):
+class Sequence(AroundAnchors):
     """A window of steps around each item that is drawn.
 
     The item is the anchor. Its window has ``burn_in`` steps before it, ``length`` steps from it on,
@@ -128,7 +128,7 @@ class Sequence(OfTrajectories):
         return f"{type(self).__name__}({shown})"
 
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """See `OfTrajectories._around`."""
+        """See `AroundAnchors._around`."""
         steps = np.arange(self.burn_in + self.length + self.bootstrap)
         begins = anchors.rows
         if self.episode_boundary == "stop":

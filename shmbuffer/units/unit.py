@@ -17,7 +17,8 @@ class SampleUnit(ABC):
 
     A sampler decides which items are drawn: the anchors. A unit decides what each of them becomes.
     `Transition` is the item itself, `Sequence` a window of steps, `NStep` one transition over n
-    steps. Any sampler goes with any unit: ``ReplayBuffer(sampler=..., sample_unit=...)``.
+    steps, `FrameStack` the item with the frames before it. Any sampler goes with any unit:
+    ``ReplayBuffer(sampler=..., sample_unit=...)``.
 
     A unit of your own needs `expand`. On a shared buffer each item that it names is read as one
     piece. That all of them are of one moment is known where it says their tickets, as
@@ -58,6 +59,13 @@ class SampleUnit(ABC):
             return items, found
         now = storage.tickets(items)
         return None if (now < 0).any() else (items, {**found, GENERATION: now})
+
+    def _reader(self, rows: Any) -> Any:
+        """Reads whole samples of this unit out of rows, see `StackReader`.
+
+        None: the items that `expand` names are read, and `assemble` makes the sample.
+        """
+        return None
 
     def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:
         """A sample that comes back with priorities, as one row for each item that they are of."""

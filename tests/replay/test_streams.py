@@ -17,6 +17,7 @@ from shmbuffer import (
     CompressedListStorage,
     CorruptBufferError,
     FlatStorageCheckpointer,
+    FrameStack,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
@@ -174,16 +175,26 @@ def test_rows_of_a_vector_environment_without_streams_are_warned_of_once(
         {"sampler": lambda: SliceSamplerWithoutReplacement(slice_len=2)},
         {"sampler": lambda: StreamingSliceSampler(slice_len=2)},
         {"sampler": lambda: PrioritizedSliceSampler(1_000, 0.7, 0.9, slice_len=2)},
-        {"sample_unit": Sequence(length=3)},
-        {"sample_unit": NStep(2, 0.9)},
+        {"sample_unit": lambda: Sequence(length=3)},
+        {"sample_unit": lambda: NStep(2, 0.9)},
+        {"sample_unit": lambda: FrameStack(3, keys=("obs",))},
     ],
-    ids=["slices", "without replacement", "streaming", "prioritized", "windows", "n steps"],
+    ids=[
+        "slices",
+        "without replacement",
+        "streaming",
+        "prioritized",
+        "windows",
+        "n steps",
+        "stacks",
+    ],
 )
 def test_whatever_follows_the_items_of_a_stream_warns_of_mixed_rows(
     options: dict[str, Any],
 ) -> None:
     for mixed in (False, True):
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=8, **options)
+        made = {name: make() for name, make in options.items()}
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=8, **made)
         for step in steps_of_environments(8, 40):
             step["next", "reward"] = torch.ones(8)
             rb.extend(step, streams=None if mixed else range(8))

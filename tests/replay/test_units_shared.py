@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from shmbuffer import NStep, RandomSampler, Sequence, TensorDictReplayBuffer
+from shmbuffer import FrameStack, NStep, RandomSampler, Sequence, TensorDictReplayBuffer
 from shmbuffer.memory.upkeep.check import check
 from shmbuffer.samplers.slicing.single_entries import LeafEntries
 from tests.kit.rings import engine_of, ring_of
@@ -48,7 +48,14 @@ class Overtaken(RandomSampler):
         return index, info
 
 
-@pytest.mark.parametrize("make", [lambda: Sequence(2, burn_in=1), lambda: NStep(2, 1.0)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Sequence(2, burn_in=1),
+        lambda: NStep(2, 1.0),
+        lambda: FrameStack(2, keys=("number",)),
+    ],
+)
 def test_an_anchor_is_the_item_that_was_drawn_and_not_the_next_one_of_its_slot(
     directory: Any, make: Any
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import (
+    FrameStack,
     LazyMemmapStorage,
     NStep,
     SampleUnit,
@@ -25,6 +26,7 @@ UNITS: dict[str, Callable[[], SampleUnit]] = {
     "windows": lambda: Sequence(3, burn_in=2, bootstrap=1, eta=0.9),
     "stopping windows": lambda: Sequence(4, "stop", dilation=2),
     "n steps": lambda: NStep(4, 0.5),
+    "stacks": lambda: FrameStack(3, keys=("payload", "number")),
 }
 
 
@@ -93,6 +95,9 @@ def learn(buffer: Any, unit: SampleUnit, sample: Any) -> None:
 
 def require_right(unit: SampleUnit, sample: Any) -> None:
     """What was drawn is whole, of one life and environment, and what the definition says."""
+    if isinstance(unit, FrameStack):
+        require_right_stacks(sample)
+        return
     number, life, env = sample["number"], sample["life"], sample["env"]
     assert torch.equal(sample["payload"], number[:, None].expand(-1, WIDTH))
     length = length_of(life, env)
@@ -122,3 +127,18 @@ def require_right(unit: SampleUnit, sample: Any) -> None:
     assert (number.diff(dim=1) >= 0).all()
     assert valid[:, unit.burn_in].all()
     assert not (done[:, :-1] & follow).any()
+
+
+def require_right_stacks(sample: Any) -> None:
+    """Stacks are of one episode of one life, and begin with its first, or oldest, step."""
+    frames, after = sample["number"], sample["next", "number"]
+    assert torch.equal(sample["payload"], frames[:, :, None].expand(-1, -1, WIDTH))
+    length = length_of(sample["life"], sample["env"])[:, None]
+    number = frames[:, -1:]
+    assert torch.equal(frames // length, (number // length).expand_as(frames))
+    moves = frames.diff(dim=1)
+    assert ((moves == 0) | (moves == 1)).all()
+    assert (moves.diff(dim=1) >= 0).all()  # what is repeated is the first one
+    assert torch.equal(after, torch.cat([frames[:, 1:], number + 1], 1))
+    done = number % length == length - 1
+    assert torch.equal(sample["next", "done"], done)

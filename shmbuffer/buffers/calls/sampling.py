@@ -278,9 +278,12 @@ class Sampling(Consuming):
         return expanded(self._plan, *self._sampler._again(self._storage, index))
 
     def _gathered(self, index: Any, known: dict[Any, Any]) -> Batch:
+        plan = self._planned()
         with pinned.gathering(self._pin_memory):
-            batch = chosen(self._planned(), index, known, self._choose_again)
-        return self._finished(*batch)
+            data, info = chosen(plan, index, known, self._choose_again)
+        if plan.reader is not None:
+            return self._passed_on(data, plan.reader.of_anchors(info))
+        return self._finished(data, info)
 
     def _finished(self, data: Any, info: dict[str, Any]) -> Batch:
         """The user's batch: items collated, assembled, transformed, in pinned memory."""

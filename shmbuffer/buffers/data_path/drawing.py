@@ -46,13 +46,13 @@ def chosen(
     for _ in range(ATTEMPTS):
         if plan.info.generation:
             known = _tracked(plan, index, known)
-        data = _held(plan, index, known)
+        data = _held(plan, index, known) if plan.reader is None else _read(plan, index, known)
         if data is not None:
             return data, plan.info.of_choice(index, known)
         with plan.choosing():
             drawn = known.get(ANCHORS, index)
             index, known = again(drawn) if again else plan.sampler._again(plan.storage, drawn)
-    raise _written_over(plan)
+    raise written_over(plan)
 
 
 def expanded(plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
@@ -64,10 +64,11 @@ def expanded(plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
         if found is not None:
             return found[0], {**found[1], ANCHORS: index}
         index, known = plan.sampler._again(plan.storage, index)
-    raise _written_over(plan)
+    raise written_over(plan)
 
 
-def _written_over(plan: Plan) -> IndexError:
+def written_over(plan: Plan) -> IndexError:
+    """The error of a sample that was overwritten each time that it was read."""
     return IndexError(
         f"what the {type(plan.sampler).__name__} chose was written over each of the "
         f"{ATTEMPTS} times that it was read; make the buffer larger, or write slower"
@@ -93,6 +94,13 @@ def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
         return known
     tickets = backed.tickets(index)
     return known if (tickets < 0).any() else {**known, GENERATION: tickets}
+
+
+def _read(plan: Plan, index: Any, known: dict[Any, Any]) -> Any:
+    """The sample of the unit; None if one of its items was overwritten."""
+    assert plan.ring_backed is not None
+    found = plan.reader.read(index, known[GENERATION])
+    return None if found is None else plan.ring_backed.to_device(plan.reader.build(found))
 
 
 def _held(plan: Plan, index: Any, known: dict[Any, Any]) -> Any:

@@ -3,6 +3,7 @@
     sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict of the filled tensors
        │            └─ with out=: into the tensors of an old sample
        └─ a sampler that draws ──▶ FastRead.read ──▶ one call that gathers and validates
+            └─ a unit that reads whole samples ──▶ the same; with out=: `FastRead.refill_chosen`
 
 For TensorDicts of tensors that need no further step.
 """
@@ -16,7 +17,7 @@ from tensordict import TensorDict
 
 from shmbuffer.buffers.data_path.refilled import OutputReuse
 from shmbuffer.buffers.data_path.sample_info import SampleInfo
-from shmbuffer.items.keys import GENERATION
+from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.items.mover import draw_into
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.samplers import PrioritizedSampler, Sampler
@@ -30,15 +31,24 @@ from shmbuffer.tensors.form.nodes import TensorDictNode
 NO_OUT = (
     "sample(out=...) needs a sample that one native call can make: items are TensorDicts of "
     "tensors of one shape in the ring's own memory, with one storage dimension, and there is no "
-    "sample_unit, collate_fn, transform, pin_memory, prefetch or include_info; call sample() "
-    "without out="
+    "sample_unit (but a FrameStack), collate_fn, transform, pin_memory, prefetch or include_info; "
+    "call sample() without out="
 )
 
 
 class FastRead:
     """The first way to a sample of TensorDicts."""
 
-    __slots__ = ("_by_priority", "_info", "_node", "_rows", "_sampler", "_storage", "refills")
+    __slots__ = (
+        "_by_priority",
+        "_info",
+        "_node",
+        "_rows",
+        "_sampler",
+        "_storage",
+        "reader",
+        "refills",
+    )
 
     def __init__(
         self,
@@ -47,21 +57,30 @@ class FastRead:
         sampler: Sampler,
         by_priority: PrioritizedSampler | None,  # the sampler, if it draws by priority
         info: SampleInfo,
+        reader: Any,  # of the samples of a unit; None: a sample has the items as they are
     ) -> None:
         assert type(rows.leaves.node) is TensorDictNode
         self._storage, self._rows, self._node = storage, rows, rows.leaves.node
         self._sampler, self._by_priority, self._info = sampler, by_priority, info
+        self.reader = reader
         self.refills = OutputReuse()
 
     def sample(self, count: int) -> tuple[Any, dict[str, Any]] | None:
-        """Draw; a TensorDict ``[count]`` and its info. None: the storage has other rows."""
+        """Draw; a TensorDict ``[count]`` and its info.
+
+        None: the storage has other rows, or a unit needs a longer way.
+        """
         rows, by_priority = self._rows, self._by_priority
         if self._storage._mover is not rows:
             return None
         key = draw_key(self._sampler, self._storage)
         beta = None if by_priority is None else by_priority._beta
-        if isinstance(rows, NativeRows) and (core := rows.ring.seat.outtake) is not None:
-            drawn: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
+        if self.reader is not None:
+            drawn: Any = self.reader.draw(self._storage, (count, key, beta))
+            if drawn is None:
+                return None
+        elif isinstance(rows, NativeRows) and (core := rows.ring.seat.outtake) is not None:
+            drawn = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
             if type(drawn) is not tuple:
                 drawn = rows.sample_patiently(count, key, beta)
         else:
@@ -87,12 +106,16 @@ class FastRead:
             return None
         if not (is_plain(index) and is_plain(tickets) and len(index) == len(tickets)):
             return None
-        rows.ring.require_linked()
-        tensors = rows.held(index, tickets)
+        info = self._info.of_choice(index, known)
+        if self.reader is None:
+            rows.ring.require_linked()
+            tensors = rows.held(index, tickets)
+        else:
+            tensors = self.reader.read(index, tickets)
+            info = self.reader.of_anchors(info)
         if tensors is None:
             return None
-        info = self._info.of_choice(index, known)
-        node, size, device = self._node, index.shape, rows.leaves.device
+        node, size, device = self._node, info[INDEX].shape, rows.leaves.device
         source = node.children(iter(tensors), size, device)
         if all(type(key) is str and _has_rows(value, size) for key, value in info.items()):
             source.update(info)
@@ -105,15 +128,44 @@ class FastRead:
             return None
         if not isinstance(rows, NativeRows):
             raise ValueError(NO_OUT)
-        into = self.refills.of(out, count, rows.leaves, self._info)
+        leaves = rows.leaves if self.reader is None else self.reader.leaves
+        into = self.refills.of(out, count, leaves, self._info)
         index, weights, shown = into.index, into.weights, into.shown
         beta = None if by_priority is None else by_priority._beta
         key = draw_key(self._sampler, self._storage)
-        draw_into(rows.ring, into.addresses, (index, into.tickets, weights), key, beta)
+        if self.reader is None:
+            draw_into(rows.ring, into.addresses, (index, into.tickets, weights), key, beta)
+        else:
+            others = (
+                0 if one is None else one.data_ptr() for one in (index, into.tickets, weights)
+            )
+            addresses = *into.addresses, *others
+            if self.reader.draw(self._storage, (count, key, beta), addresses) is None:
+                return None
         if by_priority is not None and shown is not None and shown is not weights:
             shown.copy_(by_priority._weights(index, weights))
         into.changed()
         return out, self._info.entries(index, shown, into.tickets)
+
+    def refill_chosen(
+        self, out: TensorDict, count: int, index: Any, known: dict[Any, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """`read` into ``out``, for a unit that reads whole samples."""
+        reader = self.reader
+        if self._storage._mover is not self._rows:
+            return None
+        into = self.refills.of(out, count, reader.leaves, self._info)
+        if not reader.fill(index, known[GENERATION], into.addresses):
+            return None
+        info = reader.of_anchors(self._info.of_choice(index, known))
+        for key, value in info.items():
+            kept = out.get(key, None)
+            if type(kept) is torch.Tensor and kept.shape == value.shape:
+                info[key] = kept.copy_(value)
+            else:
+                out.set(key, value)
+        into.changed()
+        return out, info
 
 
 def _has_rows(value: Any, size: torch.Size) -> bool:

@@ -31,6 +31,7 @@ from shmbuffer.samplers import PrioritizedSampler, RandomSampler, Sampler
 from shmbuffer.samplers.taking import consumes
 from shmbuffer.storages import Storage
 from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.torchrl.transforms import Transform
@@ -55,6 +56,7 @@ class Plan:
     tells_sampler: bool  # whether the sampler is told of writes
     updates: PrioritizedSampler | None  # whose ring takes the priorities of a sample as they come
     rewrites: bool  # whether data are changed before they are written, apart from transforms
+    reader: Any  # of whole samples of the unit; None: their items are read and assembled
     info: SampleInfo  # entries of samples besides their items
     limits: Limits  # that samples wait for
 
@@ -69,6 +71,7 @@ class Plan:
         self.payload: Any = None if backed is None else backed._mover or backed.mover()
         unit = buffer._sample_unit
         self.unit: SampleUnit | None = None if type(unit) is Transition else unit
+        self.reader = self._reader_of(buffer)
         self.by_priority = by = sampler if isinstance(sampler, PrioritizedSampler) else None
         plain = type(sampler).update_priority is PrioritizedSampler.update_priority
         as_they_come = plain and self.unit is None and not buffer.dim_extend
@@ -79,6 +82,13 @@ class Plan:
         self._choose_write(buffer._writer, buffer.dim_extend, buffer._priority_key)
         self._choose_sample(buffer)
         self.limiter_version = self.limits.version
+
+    def _reader_of(self, buffer: Any) -> Any:
+        """What reads whole samples of the unit; see `SampleUnit._reader`."""
+        storage, rows = self.storage, self.payload
+        if self.unit is None or buffer._collate_fn is not None or not storage.draws_natively:
+            return None
+        return self.unit._reader(rows) if isinstance(rows, Rows) else None
 
     def _choose_write(
         self, writer: Writer, dim_extend: int, priority_key: str | tuple[str, ...] | None
@@ -135,12 +145,15 @@ class Plan:
         more = _first(
             (not storage.draws_natively, f"a {_name(storage)} does not draw by itself"),
             (bool(buffer._also_chooses), f"{buffer._also_chooses} chooses, too"),
-            (self.unit is not None, f"a {_name(self.unit)} makes more of what is drawn"),
+        )
+        makes_more = (
+            "" if self.unit is None else f"a {_name(self.unit)} makes more of what is drawn"
         )
         device = getattr(storage, "device", None)
         leaves = getattr(self.payload, "leaves", None)
-        by_parts = own_draw or more
+        by_parts = own_draw or more or makes_more
         why = more or _first(
+            (bool(makes_more) and self.reader is None, makes_more),
             (not self._samples_tensordicts, "samples do not have index and weights as entries"),
             (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
             (buffer._collate_fn is not None, "there is a collate_fn"),
@@ -150,7 +163,7 @@ class Plan:
             (not (leaves is None or leaves.is_flat), "items are no plain TensorDicts"),
         )
         ahead = _first((prefetcher is not None, "samples are made ahead"))
-        self.why_sample = by_parts or why or ahead
+        self.why_sample = own_draw or why or ahead
         tracked = storage.tracks_generations and (
             isinstance(writer, RoundRobinWriter) and writer.track_generations
         )
@@ -163,7 +176,9 @@ class Plan:
         self.draws = not by_parts
         self.fast = None
         if not why and isinstance(storage, TensorStorage):
-            self.fast = FastRead(storage, self.payload, sampler, by_priority, self.info)
+            self.fast = FastRead(
+                storage, self.payload, sampler, by_priority, self.info, self.reader
+            )
         self.fast_read = None if own_draw or ahead else self.fast
         chooses = "prefetch" if prefetcher is not None else buffer._also_chooses
         chooses = chooses or ("" if self.unit is None else f"a {_name(self.unit)}")

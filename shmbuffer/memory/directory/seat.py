@@ -59,6 +59,8 @@ class Seat:
         # ways in for batches that lie as they have to, by what becomes the priorities
         self.intakes: dict[int | str | None, _core.Intake] = {}
         self.outtake: _core.Outtake | None = None  # the way out for batches
+        # ways out for batches of stacks, by the steps of a stack and what is stacked
+        self.stack_outtakes: dict[tuple[int, tuple[int, ...]], _core.Outtake] = {}
         # the file of the weights, once it was mapped here; see `weights`
         self.weights: WeightsFile | None = None
         # of rollouts that were begun here: others may go on with them once we have left
@@ -130,12 +132,13 @@ class Seat:
         """Goes on with another native ring: that of the child of a fork, or that of nobody."""
         self.native = native
         self.outtake = None
+        self.stack_outtakes.clear()
         self.intakes.clear()
 
     def unmapped(self) -> Seat:
         """This place, for another definition: rings of the old one say that it is gone."""
         other = copy.copy(self)
-        other.mapped, other.intakes = None, {}
+        other.mapped, other.intakes, other.stack_outtakes = None, {}, {}
         self._finalizer.detach()
         self.membership.native = None
         self.use(Closed(self.where))
@@ -226,6 +229,21 @@ class Seat:
         made = self.outtake = _core.Outtake(ring=native, examples=examples, tensors=tensors)
         if native is not self.native:  # closed meanwhile: what is kept keeps the maps, too
             self.outtake = None
+        return made
+
+    def take_stacks_out(
+        self, examples: tuple[Any, ...], tensors: type, steps: int, stacks: tuple[int, ...]
+    ) -> _core.Outtake | None:
+        """Makes the way out for batches of stacks; None once the handle is closed."""
+        native = self.native
+        if isinstance(native, Closed):
+            return None
+        made = _core.Outtake(
+            ring=native, examples=examples, tensors=tensors, steps=steps, stacks=stacks
+        )
+        self.stack_outtakes[steps, stacks] = made
+        if native is not self.native:  # closed meanwhile: what is kept keeps the maps, too
+            self.stack_outtakes.clear()
         return made
 
     # What the control file says now.

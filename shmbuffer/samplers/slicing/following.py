@@ -52,7 +52,7 @@ class Following:
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
         self.native = ring.seat.native
-        self._follower = _core.Follower(self.native)
+        self.follower = _core.Follower(self.native)
         self.table = Trajectories(ring.capacity, ring.width)
         self._again = False
         self._is_mixed = False  # steps arrive unordered
@@ -61,11 +61,11 @@ class Following:
 
     def forget(self) -> None:
         """Look at everything again the next time."""
-        self._follower.forget()
+        self.follower.forget()
 
     def cut_by(self, windows: _core.Windows) -> None:
         """Cut new items into windows, in ticket order: none beyond an unfinished write."""
-        self._follower.in_turn()
+        self.follower.in_turn()
         self.table.cut_by(windows)
 
     def cut_at(self, columns: Ints | None) -> None:
@@ -75,14 +75,14 @@ class Following:
     @property
     def pending(self) -> int:
         """Writes in progress at the last look."""
-        return self._follower.pending
+        return self.follower.pending
 
     def catch_up(self, cuts: Callable[[Ints, Ints], Flags]) -> None:
         """Follow items in write order; ``cuts(slots, before)`` says where a trajectory begins."""
         table, seen = self.table, None
         if self._cuts is not None:
             columns, at = self._cuts
-            told = table.follow(self._follower, at, len(columns))
+            told = table.follow(self.follower, at, len(columns))
             if isinstance(told, int):
                 self._seen(told)
                 return
@@ -93,17 +93,17 @@ class Following:
                 if table.windows is None:
                     around = table.around(changed, self.ring.live.sources[changed])
                 if around is None:  # another source's item, or a lap of them: begin again
-                    self._follower.forget()
+                    self.follower.forget()
                     self._again = True
                     continue
                 items, before = around
                 reach = np.empty_like(items)
-                self._follower.reach(items.ctypes.data, len(items), reach.ctypes.data)
+                self.follower.reach(items.ctypes.data, len(items), reach.ctypes.data)
                 apart = (items - before) % self.ring.capacity > reach
                 table.cut(items, cuts(items, np.where(apart, -1, before)))
             for slots, sources, reach in fresh:
                 follows = table.before(slots, sources, reach)
-                table.append(slots, sources, cuts(slots, follows), self._follower.settled)
+                table.append(slots, sources, cuts(slots, follows), self.follower.settled)
 
     def catch_up_by_step(self, steps_of: Callable[[Ints], tuple[Ints, Ints, str]]) -> None:
         """Follow items by ``steps_of(slots)``: ids, steps, and the names of both."""
@@ -129,7 +129,7 @@ class Following:
                 too_much = _MOVED * (table.rows - before) + _PIECE
                 if not self._is_mixed and table.moved - moved > too_much:
                     self._is_mixed = True
-                    self._follower.forget()
+                    self.follower.forget()
                     self._again = True
                     break
 
@@ -145,13 +145,13 @@ class Following:
     ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
         """The flags of slices; see `Shown.read`."""
         assert self.shown is not None
-        return self.shown.read(self._follower, elements, steps)
+        return self.shown.read(self.follower, elements, steps)
 
     def _looks(
         self, seen: tuple[bool, bytes, bytes] | None = None
     ) -> Iterator[tuple[Ints, Iterator[Fresh]]]:
         """Changes until there are none, from ``seen`` on; after an error all is looked at again."""
-        follower, table = self._follower, self.table
+        follower, table = self.follower, self.table
         try:
             while True:
                 if seen is None:
@@ -176,7 +176,7 @@ class Following:
 
     def _fresh(self) -> Iterator[Fresh]:
         slots, reach = np.empty((2, _PIECE), np.int64)
-        while count := self._follower.next(slots.ctypes.data, reach.ctypes.data, _PIECE):
+        while count := self.follower.next(slots.ctypes.data, reach.ctypes.data, _PIECE):
             new = slots[:count]
             yield Fresh(new.copy(), self.ring.live.sources[new], reach[:count].copy())
 

@@ -7,13 +7,14 @@ trajectories    numbers in no order; those that are long enough are counted by a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.samplers.slicing.options import TrajectoryOptions
@@ -22,6 +23,21 @@ from shmbuffer.storages.indexing import tickets_at
 from shmbuffer.tensors.form.tensors import as_numbers, as_tensor
 
 _ROWS = np.int64(32)  # bits of a row below the trajectory
+
+
+class TrajectoryItems(NamedTuple):
+    """Items of trajectories."""
+
+    elements: Ints
+    """int64 ``[n]``."""
+    tickets: Ints | None
+    """int64 ``[n]``; None where there is no ring."""
+
+    def some(self, at: Ints) -> TrajectoryItems:
+        """Those at some positions."""
+        return TrajectoryItems(
+            self.elements[at], None if self.tickets is None else self.tickets[at]
+        )
 
 
 class Trajectories:
@@ -123,6 +139,31 @@ class Trajectories:
     def slices_at(self, which: Ints, begins: Ints, steps: int, out: int) -> bool:
         """The elements of slices, by two numbers each; False: no trajectory is as long."""
         return self._all.slices(_at(which), _at(begins), len(which), steps, self.first, out)
+
+    def histories(
+        self,
+        follower: _core.Follower | None,  # of the ring; None: there is none
+        elements: Ints,
+        drawn: Ints | None,  # the tickets that the elements have to have
+        steps: int,
+    ) -> TrajectoryItems | None:
+        """The ``steps`` items up to each element, the first of a trajectory repeated if necessary.
+
+        None: one of the items is not there.
+        """
+        elements = np.ascontiguousarray(elements, np.int64)
+        drawn = None if drawn is None else np.ascontiguousarray(drawn, np.int64)
+        count = len(elements)
+        out, tickets = np.empty(count * steps, np.int64), np.empty(count * steps, np.int64)
+        given = address(elements), 0 if drawn is None else address(drawn), count, steps
+        if not self._all.histories(follower, *given, address(out), address(tickets)):
+            return None
+        return TrajectoryItems(out, None if follower is None else tickets)
+
+    @property
+    def native(self) -> _core.Trajectories:
+        """For native calls that look up histories by themselves."""
+        return self._all
 
     def cut_by(self, windows: _core.Windows) -> None:
         """Cut what comes from here on into windows."""

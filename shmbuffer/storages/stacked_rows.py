@@ -1,0 +1,92 @@
+"""Reads stacks of consecutive steps out of rows, in one native call a batch.
+
+    index, tickets [n * steps] ──▶ observation [n, steps, ...], next observation [n, steps, ...],
+                                   other leaves [n, ...] of the last step
+
+The core copies each step to its place in the sample, and makes the stack of next observations of
+the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from shmbuffer.items.leaves import Leaves
+from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.storages.native_rows import NativeRows
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.tensors import reads_elsewhere
+
+ONE_ROW, STACK = -2, -1  # of the core; from 0 on the number of the leaf whose stack is moved on
+
+
+class StackedRows:
+    """Reads samples of one form; ``forms`` says what a sample has of each leaf."""
+
+    def __init__(self, rows: NativeRows, steps: int, forms: tuple[int, ...]) -> None:
+        self.rows, self.steps, self._forms = rows, steps, forms
+        leaves = rows.leaves
+        stacked = tuple(
+            leaf if form == ONE_ROW else replace(leaf, shape=(steps, *leaf.shape))
+            for leaf, form in zip(leaves.leaves, forms, strict=True)
+        )
+        self.leaves = Leaves(leaves.kit, leaves.node, stacked, (), leaves.where)  # of a sample
+
+    @classmethod
+    def of(cls, rows: NativeRows, steps: int, forms: tuple[int, ...]) -> StackedRows | None:
+        """None if the core cannot make tensors of these leaves for this torch."""
+        made = cls(rows, steps, forms)
+        try:
+            made._core()
+        except (ValueError, RuntimeError, BufferError):
+            return None
+        return made
+
+    def read(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
+        """New tensors, one a leaf; None if an item is another one by now, or the handle closed."""
+        if reads_elsewhere():
+            tensors, addresses = self.leaves.outputs((index.numel() // self.steps,))
+            return tensors if self.fill(index, tickets, tuple(addresses)) else None
+        core = self._core()
+        found: Any = None if core is None else core.take(*self._given(index, tickets))
+        return found if type(found) is list else None
+
+    def draw(self, given: tuple[int, int, float | None], known: Any, *into: tuple[int, ...]) -> Any:
+        """Draws steps and reads their stacks, a `Drawn`, by what is known of the trajectories.
+
+        ``given`` is count, key and beta. ``into``: True instead, into the memory at the addresses
+        of the leaves, the index, the tickets and the weights. None: an item is newer than what is
+        known, or was overwritten, or the shortest way is not open.
+        """
+        core = None if reads_elsewhere() else self._core()
+        if core is None:
+            return None
+        found: Any = core.draw(*given, LOCK_TIMEOUT_NS, *known, *into)
+        return None if type(found) is int else found
+
+    def fill(self, index: torch.Tensor, tickets: torch.Tensor, addresses: tuple[int, ...]) -> bool:
+        """`read` into memory that is there, an address a leaf."""
+        core = self._core()
+        given = self._given(index, tickets)
+        return core is not None and core.fill(*given, addresses) is True
+
+    def _given(self, index: torch.Tensor, tickets: torch.Tensor) -> tuple[int, int, int, int]:
+        self.rows.ring.require_linked()
+        count = index.numel() // self.steps
+        return index.data_ptr(), tickets.data_ptr(), count, LOCK_TIMEOUT_NS
+
+    def _core(self) -> Any:
+        """The native way out; None once the handle is closed."""
+        seat = self.rows.ring.seat
+        found = seat.stack_outtakes.get((self.steps, self._forms))
+        if found is not None:
+            return found
+        with cpu.lasting():
+            examples = tuple(
+                cpu.empty(leaf.shape, dtype=dtype)
+                for leaf, dtype in zip(self.leaves.leaves, self.leaves.dtypes, strict=True)
+            )
+        return seat.take_stacks_out(examples, torch.Tensor, self.steps, self._forms)

@@ -1,0 +1,253 @@
+"""Stacks of the last frames, made at the draw from steps that hold one frame each.
+
+stored      ... o1    o2    o3    o4    o5 ...      one frame a step
+sample of step 4
+  observation         o1    o2    o3    o4
+  next observation          o2    o3    o4    o5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shmbuffer.items.keys import GENERATION, INDEX
+from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.samplers.sampler import in_storage
+from shmbuffer.storages.native_rows import NativeRows
+from shmbuffer.storages.stacked_rows import ONE_ROW, STACK, StackedRows
+from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
+from shmbuffer.units.anchors import AnchorTrajectories, OfTrajectories, at_least
+from shmbuffer.units.batch_entries import get_entry, rows_of, set_entry
+from shmbuffer.units.unit import Expanded
+
+
+class FrameStack(OfTrajectories):
+    """Gives each sampled step the stack of its last frames, and the next stack.
+
+    Each step is stored with one frame under each of ``keys``, and with the next frame under
+    ``("next", key)``. A sample has stacks instead:
+
+    | entry | shape, dtype | content |
+    |---|---|---|
+    | ``key`` | ``[n, stack, *frame]``, dtype of the frame | the frames of the step and of the
+      ``stack - 1`` steps before it, oldest first |
+    | ``("next", key)`` | the same | the last ``stack - 1`` of these frames, then the next frame |
+    | any other entry | ``[n, ...]`` | that of the step itself |
+
+    If ``("next", key)`` is not stored, only ``key`` is stacked. ``index``, weights, priorities and
+    ``index_generation`` are those of the step, so `update_priority` works as without a unit.
+
+    - A stack never crosses the start of an episode: the first frame of the episode is repeated
+      instead, as in gymnasium's ``FrameStackObservation`` with its default
+      ``padding_type="reset"``. An episode ends where ``done_key`` is true.
+    - A stack has frames of one collector, one life of that collector and one stream only.
+    - The oldest steps of the ring lose their history when the ring overwrites it. The oldest frame
+      that is still there is repeated for them, as `Sequence` does with ``burn_in``. The same holds
+      after a slot that a crash left without an item. At most ``stack - 1`` steps of a trajectory
+      are affected.
+    - All frames of a sample are validated against the tickets of their items. A step is drawn again
+      if one of its frames was overwritten while it was read.
+
+    With ``share_next=True`` of the storage, each frame is stored once.
+
+    Args:
+        stack: frames in a stack, from 1.
+        keys: entries that hold one frame each, of any shape and dtype.
+        done_key: flag of the last step of an episode, terminated or truncated. None: only the end
+            of a stream ends an episode.
+
+    Raises:
+        ValueError: ``stack`` is below 1; ``keys`` is empty, names an entry twice, or an entry below
+            ``"next"``.
+        TypeError: a key is not a string or a tuple of strings.
+        KeyError: on sampling, if the items have no tensor under one of ``keys``, or no
+            ``done_key``.
+
+    Cost: that of `SliceSampler` for the boundaries, and one native call that copies ``stack + 1``
+        frames of each step out of the buffer. Items that are no rows of tensors in the ring's own
+        memory (`ListStorage`, records, GPU storages), several storage dimensions and a
+        ``collate_fn`` take a slower way: ``n * stack`` items are read and then stacked. The client
+        without torch (``shmbuffer.numpy``) has no sample units.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import FrameStack, LazyTensorStorage
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(10),
+        ...     sample_unit=FrameStack(4, keys=("frame",)),
+        ...     batch_size=32,
+        ... )
+        >>> film, done = torch.arange(11), torch.arange(10) == 9
+        >>> after = TensorDict({"frame": film[1:], "done": done}, [10])
+        >>> index = rb.extend(TensorDict({"frame": film[:-1], "next": after}, [10]))
+        >>> sample = rb.sample(400)
+        >>> at = sample["index"].tolist().index(6)
+        >>> sample["frame"][at].tolist(), sample["next", "frame"][at].tolist()
+        ([3, 4, 5, 6], [4, 5, 6, 7])
+        >>> sample["frame"][sample["index"].tolist().index(1)].tolist()
+        [0, 0, 0, 1]
+
+    Source: Mnih et al., Human-level control through deep reinforcement learning, Nature 2015,
+    Methods ("Preprocessing"); ``gymnasium.wrappers.FrameStackObservation``.
+    """
+
+    def __init__(
+        self,
+        stack: int,
+        *,
+        keys: Sequence[Key] = ("observation",),
+        done_key: Key | None = ("next", "done"),
+    ) -> None:
+        self.stack = at_least("stack", stack, 1)
+        self.keys = _checked(keys)
+        self.done_key = done_key if done_key is None or isinstance(done_key, str) else (*done_key,)
+        self._paths = tuple(map(path_of, self.keys))
+        self._trajectories = AnchorTrajectories(self.done_key)
+
+    def __repr__(self) -> str:
+        shown = f"{self.stack}, keys={self.keys!r}, done_key={self.done_key!r}"
+        return f"{type(self).__name__}({shown})"
+
+    def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
+        """See `SampleUnit._expand`: the frames of each step, one stack behind the other."""
+        with self._trajectories.lock:
+            items = self._trajectories.histories(index, info, storage, self.stack)
+        if items is None:
+            return None
+        if items.tickets is not None:
+            info = {**info, GENERATION: torch.from_numpy(items.tickets)}
+        return in_storage(storage, torch.from_numpy(items.elements)), info
+
+    def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
+        """See `SampleUnit.assemble`."""
+        sample = rows_of(data, slice(self.stack - 1, None, self.stack))
+        for path in self._paths:
+            frames = _tensor_at(data, path)
+            if frames is None:
+                raise KeyError(
+                    f"{type(self).__name__}: the items have no tensor under {key_of(path)!r}; name "
+                    "the entries that hold frames with keys"
+                )
+            stacks = frames.reshape(-1, self.stack, *frames.shape[1:])
+            _put(sample, path, stacks)
+            newest = _tensor_at(sample, ("next", *path))
+            if newest is not None:
+                _put(sample, ("next", *path), torch.cat((stacks[:, 1:], newest[:, None]), 1))
+        return sample, self._of_anchors(info)
+
+    def _of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
+        """What is known of the steps that were drawn, without the other frames of each."""
+        found = dict(info)
+        for key in (INDEX, GENERATION):
+            of_frames = found.get(key)
+            if isinstance(of_frames, tuple):  # of several storage dimensions
+                found[key] = tuple(map(self._newest, of_frames))
+            elif of_frames is not None:
+                found[key] = self._newest(of_frames)
+        return found
+
+    def _newest(self, of_frames: torch.Tensor) -> torch.Tensor:
+        return of_frames[self.stack - 1 :: self.stack].contiguous()
+
+    def _reader(self, rows: Any) -> StackReader | None:
+        """See `SampleUnit._reader`."""
+        leaves = rows.leaves
+        if type(self).assemble is not FrameStack.assemble or not isinstance(rows, NativeRows):
+            return None
+        number = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
+        if leaves.lanes or any(path not in number for path in self._paths):
+            return None
+        forms = [ONE_ROW] * len(leaves.leaves)
+        for path in self._paths:
+            after, root = number.get(("next", *path)), number[path]
+            forms[root] = STACK
+            if after is not None:
+                one, other = leaves.leaves[after], leaves.leaves[root]
+                if (one.dtype, one.shape) != (other.dtype, other.shape):
+                    return None
+                forms[after] = root
+            if not (_is_flat(leaves.node, path) and _is_flat(leaves.node, ("next", *path))):
+                return None
+        stacked = StackedRows.of(rows, self.stack, tuple(forms))
+        return None if stacked is None else StackReader(self, stacked)
+
+
+class StackReader:
+    """Reads the samples of a `FrameStack` in one native call."""
+
+    def __init__(self, unit: FrameStack, stacked: StackedRows) -> None:
+        self._unit, self._stacked = unit, stacked
+        self.leaves = stacked.leaves  # of a sample
+        self.read, self.fill = stacked.read, stacked.fill
+
+    def draw(
+        self, storage: Any, given: tuple[int, int, float | None], *into: tuple[int, ...]
+    ) -> Any:
+        """Draws a sample in one native call, see `StackedRows.draw`; None: take the longer way."""
+        trajectories = self._unit._trajectories
+        with trajectories.lock:
+            found = trajectories.found(storage)
+            if found.following is None:
+                return None
+            known = found.table.native, found.following.follower
+            return self._stacked.draw(given, known, *into)
+
+    def build(self, tensors: list[torch.Tensor]) -> Any:
+        """The data of a sample in their own form."""
+        return self.leaves.build(tensors, (len(tensors[0]),))
+
+    def of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
+        """What a sample says of the steps that were drawn."""
+        return self._unit._of_anchors(info)
+
+
+def _checked(keys: Any) -> tuple[Key, ...]:
+    """Keys of frames; ValueError or TypeError if they cannot be."""
+    if isinstance(keys, str) or not isinstance(keys, Sequence):
+        raise TypeError(f"keys is a sequence of keys such as ('observation',), got {keys!r}")
+    if not keys:
+        raise ValueError("keys is empty; name the entries that hold frames, as in ('observation',)")
+    for key in keys:
+        path = (key,) if isinstance(key, str) else key
+        if not (isinstance(path, tuple) and path and all(isinstance(one, str) for one in path)):
+            raise TypeError(f"keys has {key!r}, which is not a string or a tuple of strings")
+        if path[0] == "next":
+            raise ValueError(
+                f"keys has {key!r}: next frames are stacked with the frames before them; name "
+                f"{key_of(path[1:]) if path[1:] else 'observation'!r} alone"
+            )
+    if len(set(map(path_of, keys))) < len(keys):
+        raise ValueError(f"keys names an entry twice: {tuple(keys)!r}; name each entry once")
+    return tuple(keys)
+
+
+def _is_flat(node: Any, path: KeyPath) -> bool:
+    """Whether no TensorDict above an entry has a batch size of its own for each item."""
+    for key in path:
+        if isinstance(node, TensorDictNode) and node.batch:
+            return False
+        node = getattr(node, "items", {}).get(key)
+    return True
+
+
+def _tensor_at(data: Any, path: KeyPath) -> torch.Tensor | None:
+    """The tensor of an entry; None if there is none."""
+    for key in path:
+        if is_collection(data):
+            data = data.get(key, None)
+        else:
+            data = data.get(key) if isinstance(data, dict) else None
+    return data if isinstance(data, torch.Tensor) else None
+
+
+def _put(data: Any, path: KeyPath, value: torch.Tensor) -> None:
+    """Set an entry of a batch whose nodes are its own."""
+    *inside, name = path
+    for key in inside:
+        data = get_entry(data, key)
+    set_entry(data, name, value)
