@@ -23,6 +23,7 @@ from benchmarks import (
     crowd,
     cycle,
     extend,
+    frames,
     hindsight,
     large,
     latency,
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "hindsight": hindsight,
     "mixed": mixed,
     "windows": windows,
+    "frames": frames,
     "slices": slices,
     "asynchronous": asynchronous,
     "writers": writers,
@@ -75,7 +77,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "crowd": crowd,
     "lives": lives,
 }
-ON_REQUEST = ("records", "prefetch", "sharded", "whole", "crowd", "lives", "large")
+ON_REQUEST = ("frames", "records", "prefetch", "sharded", "whole", "crowd", "lives", "large")
 SCALE = ("whole", "large", "writers", "crowd")
 _TOY = {"rounds": 2, "blocks": 2, "block_s": 1e-4, "contest_s": 0.02, "calls": 20, "records": 16}
 _REAL = {"rounds": 5, "blocks": 30, "block_s": 1e-3, "contest_s": 0.5, "calls": 5000}

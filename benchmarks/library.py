@@ -75,8 +75,9 @@ class Operation:
     Attributes:
         call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
             ``"save"``, ``"hindsight"``, ``"mixed"``, ``"windows"``,
-            ``"slices"``, ``"labelled"``, ``"beside"``, ``"reserve"``, ``"loop"`` (a sample in a
-            learner's loop, which works in between) or ``"step"`` (a sample and the work).
+            ``"frames"``, ``"slices"``, ``"labelled"``, ``"beside"``, ``"reserve"``, ``"loop"`` (a
+            sample in a learner's loop, which works in between) or ``"step"`` (a sample and the
+            work).
         count: items of a call.
         form: how the data come or go.
     """

@@ -15,10 +15,14 @@ import pytest
 
 pytest.importorskip("matplotlib")  # the plots are drawn with it
 
+import itertools
+
 from benchmarks import __main__ as benchmarks
 from benchmarks import (
     contention,
     crowd,
+    film,
+    frames,
     lives,
     once,
     peer,
@@ -36,7 +40,7 @@ from benchmarks.comparison import Setting
 from benchmarks.held import Held
 from benchmarks.items import KINDS, priorities
 from benchmarks.library import ALPHA, ARRAYS, BETA, INDEX, LAZY_STACK, TENSORDICT, Operation
-from benchmarks.measure import Timed
+from benchmarks.measure import Load, Timed
 from benchmarks.peer import PEERS, Peer, PeerError, why_not
 
 ROOT = Path(__file__).parents[1]
@@ -75,8 +79,9 @@ class ReplayBuffer:
 
 PrioritizedReplayBuffer = MPPrioritizedReplayBuffer = ReplayBuffer
 """
-# Contention has tests of its own, without a process that imports torch; so has what needs Ray.
-MEASURED = [name for name in BENCHMARKS if name not in ("contention", "sharded")]
+# Contention has tests of its own, without a process that imports torch; so have frames, and what
+# needs Ray.
+MEASURED = [name for name in BENCHMARKS if name not in ("contention", "frames", "sharded")]
 #: Without `--full`: what the table of targets needs.
 FEW = ["add", "sample", "recover"]
 BOUNDED = {"extend", "sample", "cycle", "capacity", "latency"}
@@ -615,3 +620,32 @@ def test_the_law_of_a_row_is_how_it_grows_over_its_last_two_capacities(
     assert table.startswith("| | | 600 | 1,000 | law |")
     assert whole.law({100: 7.0, 1000: 2.0, 10_000: 20.0}) == pytest.approx(1)
     assert whole.law({100: 7.0, 1000: 2.0, 10_000: 2.0}) == pytest.approx(0)
+
+
+def test_stacks_of_frames_are_measured_beside_a_ring_in_numpy(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"rounds": 2, "blocks": 1, "block_s": 1e-4, "contest_s": 0.02}
+    setting = Setting(
+        [], KINDS["S"], 300, records=0, calls=0, directory=tmp_path, load=Load(), **sizes
+    )
+    found = {(one.operation, one.library, one.form): one for one in frames.run(setting)}
+    who = [("shmbuffer", "TensorDict"), ("shmbuffer", "TensorDict, out=")]
+    who.append(("numpy ring", "as it comes"))
+    assert found.keys() == {
+        *((f"{count} stacks of 4", *one) for count in (32, 256) for one in who),
+        ("frames a step", "shmbuffer", "TensorDict"),
+    }
+    assert all(len(one.rounds) == 2 for one in found.values())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_ring_in_numpy_gives_the_stacks_of_the_definition() -> None:
+    ring, at, wanted = film.FrameRing(600), 0, []
+    for one in film.episodes(600):
+        ring.extend(one, at)
+        at += len(one) - 1
+        stacks = film.stacked(one)
+        wanted += itertools.pairwise(stacks)
+    for stack, after in zip(*ring.sample(50), strict=True):
+        step = next(at for at, frame in enumerate(ring.frames) if np.array_equal(frame, stack[-1]))
+        assert np.array_equal(stack, wanted[step][0])
+        assert np.array_equal(after, wanted[step][1])

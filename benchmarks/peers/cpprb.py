@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import cpprb  # type: ignore[import-not-found, unused-ignore]
+import numpy as np
 
+from benchmarks import film
 from benchmarks.items import Arrays
 from benchmarks.library import ALPHA, ARRAYS, BETA, ELSEWHERE, LOADS, Operation
 from benchmarks.local import Call, Local
@@ -66,6 +68,8 @@ class Cpprb(Local):
             case "cycle", "index" | "arrays":
                 cycle = functools.partial(_cycle, buffer, count)
                 return cycle, [(raw,) for raw in self.raw_priorities(count)]
+            case "frames", _:
+                return _stacks(self._capacity).sample, [(count,)]
         return None
 
     def share(self, writers: int, count: int) -> int:
@@ -88,6 +92,22 @@ class Cpprb(Local):
         buffer = self.make(self._directory, self._capacity, self._prioritized)
         buffer.load_transitions(path)
         return buffer
+
+
+def _stacks(capacity: int) -> Any:
+    """A full buffer of which the frames of a stack, and of the next one, are stored once."""
+    fields = {"obs": {"shape": (*film.SHAPE, film.STACK), "dtype": np.uint8}}
+    fields |= {"act": {"dtype": np.int64}, "rew": {}, "done": {}}
+    buffer = cpprb.ReplayBuffer(capacity, fields, next_of="obs", stack_compress="obs")
+    for frames in film.episodes(capacity):
+        stacks = np.ascontiguousarray(np.moveaxis(film.stacked(frames), 1, -1))
+        count = len(stacks) - 1
+        last = np.arange(count) == count - 1
+        for step in range(count):
+            after = {"obs": stacks[step], "next_obs": stacks[step + 1]}
+            buffer.add(**after, act=0, rew=0.0, done=last[step])
+        buffer.on_episode_end()
+    return buffer
 
 
 def _write(buffer: Any, prioritized: bool, batch: Arrays) -> None:

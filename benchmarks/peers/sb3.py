@@ -16,6 +16,7 @@ from stable_baselines3.common.buffers import (  # type: ignore[import-not-found,
     ReplayBuffer,
 )
 
+from benchmarks import film
 from benchmarks.items import Arrays
 from benchmarks.library import ARRAYS, Operation
 from benchmarks.local import Call, Local
@@ -56,7 +57,24 @@ class StableBaselines3(Local):
                 return self._buffer.add, [_arguments(one) for one in self._kind.batches(1, ARRAYS)]
             case "sample", "arrays":
                 return self._buffer.sample, [(operation.count,)]
+            case "frames", _:
+                return _stacks(self._capacity).sample, [(operation.count,)]
         return None
+
+
+def _stacks(capacity: int) -> Any:
+    """A full buffer of stacks, of which the next one is the following step's."""
+    space = spaces.Box(0, 255, (film.STACK, *film.SHAPE), np.uint8)
+    memory = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    buffer = ReplayBuffer(capacity, space, spaces.Discrete(4), device="cpu", **memory)
+    at = 0
+    for frames in film.episodes(capacity):
+        stacks = film.stacked(frames)[:-1]
+        buffer.observations[at : at + len(stacks), 0] = stacks
+        at += len(stacks)
+        buffer.dones[at - 1] = 1.0
+    buffer.full = True
+    return buffer
 
 
 def _arguments(items: Arrays) -> tuple[Any, ...]:
