@@ -114,7 +114,7 @@ class Source(ABC):
 
 
 class Claims:
-    """What one learner knows of its consumer's leases. The caller holds the sampler's lock."""
+    """One learner's view of its consumer's leases. The caller holds the sampler's lock."""
 
     def __init__(self) -> None:
         self._table: Any = None
@@ -157,7 +157,7 @@ class Claims:
                 return []
 
     def can_take(self, source: Source, consumer: Consumer, wanted: int) -> bool:
-        """Whether `take` would give so many units now, or no more can be written."""
+        """True if `take` would give so many units now, or no more can be written."""
         self._follow(source, consumer, is_short=True)
         while True:
             there = self._free(source, consumer, wanted)
@@ -277,7 +277,7 @@ class ClaimingSampler(Consumes):
         raise NotImplementedError
 
     def _exhausted(self) -> str:
-        """What the consumer was given, for an error if nothing is left."""
+        """Describe what the consumer was given, for the error if nothing is left."""
         raise NotImplementedError
 
     def _claimed(self, storage: Any, wanted: int, size: int) -> tuple[Any, dict[Any, Any]]:
@@ -313,7 +313,7 @@ class ClaimingSampler(Consumes):
         return torch.from_numpy(elements), facts
 
     def _can_claim(self, storage: Any, consumer: Consumer, wanted: int) -> bool:
-        """Whether `_claimed` would not wait."""
+        """True if `_claimed` would not wait."""
         with self._lock:
             try:
                 source = self._source(storage, consumer)

@@ -122,7 +122,7 @@ class ConsumingSampler(Consumes):
 
     @classmethod
     def of(cls, count: Any) -> Self:
-        """What ``consume_after_n_samples`` stands for; TypeError, ValueError where it is none."""
+        """Convert ``consume_after_n_samples``; TypeError or ValueError if it is invalid."""
         try:
             return cls(count)
         except (TypeError, ValueError) as error:

@@ -31,11 +31,11 @@ class GroupCounts(NamedTuple):
     """The groups of a buffer, as one sampler has seen them."""
 
     whole: int
-    """That may be drawn."""
+    """Groups that may be drawn."""
     open: int
-    """Of which items are still to come."""
+    """Groups whose last items are still to come."""
     withdrawn: int
-    """That lost an item: it was written over, or evicted."""
+    """Groups that lost an item: it was overwritten, or evicted."""
     given_up: int
     """That were not whole after ``give_up_after`` seconds, or could not be any more."""
 

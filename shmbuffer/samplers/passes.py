@@ -85,7 +85,7 @@ def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
 
 
 def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
-    """Whether fewer than ``count`` items are left of a pass."""
+    """True if fewer than ``count`` items are left of a pass."""
     assert now.order is not None
     if len(now.order) - now.at < count:
         return True

@@ -124,7 +124,7 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def max_size(self) -> int:
-        """The same, under TorchRL's name."""
+        """The capacity, under TorchRL's name."""
         return self._max_capacity
 
     @property
@@ -134,7 +134,7 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def max_priority_within_buffer(self) -> bool:
-        """Whether a new item gets the largest priority in the buffer, not the largest ever."""
+        """True if a new item gets the largest priority in the buffer, not the largest ever."""
         return self._within
 
     @property
@@ -309,6 +309,6 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def _min_tree(self) -> torch.Tensor:
-        """The same, with the largest number of the dtype without an item."""
+        """The masses, with the largest number of the dtype where there is no item."""
         mass = self._sum_tree
         return torch.where(mass > 0, mass, torch.finfo(self.dtype).max)

@@ -176,7 +176,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.where(lengths < self._shortest(steps), 0, room)
 
     def _shortest(self, steps: int) -> int:
-        """As in TorchRL: slices that may be cut off may be of a trajectory that short."""
+        """The shortest trajectory to draw from: 1 if slices may be cut off, as in TorchRL."""
         return 1 if self.span.right else super()._shortest(steps)
 
     def _wanted(self, table: Trajectories, trajectories: Ints, steps: int) -> Flags:
@@ -188,7 +188,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.logical_or.reduceat(some, stops - lengths)[at]
 
     def _or_all(self, table: Trajectories, wanted: Flags, steps: int) -> Flags:
-        """The same; all of them if no trajectory to draw from has one. O(items)."""
+        """The wanted trajectories, or all if none can be drawn from. O(items)."""
         if wanted.any():
             return wanted
         allowed = self._allowed(table, steps)

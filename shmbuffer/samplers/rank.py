@@ -60,7 +60,7 @@ def mixed(key: int, rank: int) -> int:
 
 
 def _scrambled(bits: Any) -> Any:
-    """Of an int, or of uint64s."""
+    """Scramble the bits of an int, or of uint64s."""
     bits &= _BITS
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS
@@ -68,14 +68,14 @@ def _scrambled(bits: Any) -> Any:
 
 
 class Share(NamedTuple):
-    """One learner's share of a pass: one of every ``world_size`` places in a row."""
+    """A learner's share of a pass: one of every ``world_size`` successive places."""
 
     # Which one differs from pass to pass. It depends on the place, not on their number.
     rank: int
     world_size: int
     seed: int
     number: int
-    """Of the pass, from 0."""
+    """The number of the pass, from 0."""
 
     def of(self, places: Ints, *, shuffle: bool, even: bool) -> Ints:
         """Our share of some places, in order; ``even``: as many as every learner has."""

@@ -62,7 +62,7 @@ class Sampler(Checkpoints):
     _own_rank: int | None = None
     """The sampler's own ``rank``."""
     _state_keys: tuple[str, ...] = ()
-    """What `load_state_dict` needs."""
+    """The keys that `load_state_dict` needs."""
 
     @property
     def _given_rank(self) -> int | None:
@@ -85,7 +85,7 @@ class Sampler(Checkpoints):
         raise NotImplementedError(f"{type(self).__name__} has no sample()")
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """Whether `sample` would give a batch now."""
+        """True if `sample` would give a batch now."""
         return len(storage) > 0
 
     def _sampleable_count(self, storage: Any, batch_size: int) -> int:
@@ -114,11 +114,11 @@ class Sampler(Checkpoints):
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last draw ended a pass; can be set to False if the sampler has passes."""
+        """True if the last draw ended a pass; can be set to False if the sampler has passes."""
         return False
 
     def _position(self) -> Any:
-        """What `_rewind` needs to take back later draws; cheap. None if draws change nothing."""
+        """The position to which `_rewind` takes back draws; cheap. None if draws change nothing."""
         return None
 
     def _rewind(self, position: Any) -> None:
@@ -216,7 +216,7 @@ def between_forks(call: Callable[..., _T], *arguments: Any, **options: Any) -> _
 
 
 def draw_key(sampler: Sampler, storage: Any) -> int:
-    """One key of 63 bits for a draw, from the sampler's generator and the `rank`; 0.5 µs."""
+    """Draw a key of 63 bits from the sampler's generator and the `rank`; 0.5 µs."""
     # The tensor that torch fills is kept, one a thread, and read in place.
     if rank := sampler._rank_in_draws:
         rank = ask_rank(sampler, storage)

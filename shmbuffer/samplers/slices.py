@@ -218,7 +218,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return int(np.maximum(lengths - steps + 1, 1).sum())
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """Whether these trajectories make a batch."""
+        """True if these trajectories make a batch."""
         return len(allowed) > 0
 
     def _from_columns(
@@ -281,7 +281,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return unchanged(storage, draw, "slices")
 
     def _overtaken(self, ring: Ring, position: Any) -> None:
-        """What was chosen since that position was overwritten."""
+        """Take back draws since that position: their items were overwritten."""
         self._rewind(position)
 
     def _sizes(self, batch_size: int) -> tuple[int, int]:

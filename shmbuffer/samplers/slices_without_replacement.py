@@ -21,7 +21,7 @@ from shmbuffer.tensors.form import cpu
 
 
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
-    """One slice of every trajectory that is long enough, then the next pass.
+    """Draws one slice of every trajectory that is long enough, then begins the next pass.
 
     Each pass draws other slices. The last batch of a pass may be short; after it `ran_out` is True,
     which ends an iteration over the buffer.
@@ -113,7 +113,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return len(self._ours(np.arange(len(allowed)))) >= self._least(count)
 
     def _left(self, ring: Ring | None, table: Trajectories, steps: int) -> Ints | None:
-        """What is left of the pass, as trajectories of ``table``; None: it is over."""
+        """The trajectories of ``table`` that are left of the pass; None if it is over."""
         now = self._pass
         if now.order is None or self._written:
             return None
@@ -129,7 +129,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return left
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
-        """As many slices, of different trajectories; the pass does not change."""
+        """Draw as many slices of different trajectories; the pass does not change."""
         steps = self._sizes(self._asked)[1]
         count = -(-len(index[0] if isinstance(index, tuple) else index) // steps)
 

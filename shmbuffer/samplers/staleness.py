@@ -241,7 +241,7 @@ class StalenessAwareSampler(ClaimingSampler):
             return bool(counts[self._are_fresh(staleness)].any())
 
     def _stalenesses(self, version: int) -> tuple[Ints, Ints]:
-        """Of each version that is there, the smallest first, and how many items have it."""
+        """The staleness of each version, the smallest first, and the number of its items."""
         labels, counts = self._index.table.order()
         return version - np.frombuffer(labels, np.int64), np.frombuffer(counts, np.int64)
 
@@ -268,7 +268,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return elements, version - labels
 
     def _weights(self, staleness: Ints, counts: Ints, version: int) -> Floats:
-        """What an item of each version weighs; 0 where it is not to be drawn."""
+        """The weight of an item of each version; 0 if it is not drawn."""
         if self.staleness_weight_fn is None:
             weights = 1.0 / (np.maximum(staleness, 0) + 1.0)
         else:
@@ -284,7 +284,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return weights
 
     def _given_weights(self, staleness: Ints) -> Floats:
-        """What the user's function says of each, checked."""
+        """Call the user's function, and check the weights that it returns."""
         assert self.staleness_weight_fn is not None
         given = self.staleness_weight_fn(torch.from_numpy(staleness.astype(np.float32)))
         weights: Floats = cpu.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
@@ -309,7 +309,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return {"consumer_version": self.consumer_version, "max_staleness": self._max_staleness}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave, here or in TorchRL."""
+        """Load the result of `state_dict`, of this class or of TorchRL's."""
         self.max_staleness = int(state_dict["max_staleness"])
         self.consumer_version = int(state_dict["consumer_version"])
 

@@ -228,7 +228,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         )
 
     def _remember(self, found: tuple[Any, dict[Any, Any]]) -> None:
-        """What was drawn, until it has been read."""
+        """Remember a draw until its items have been read."""
         index, info = found
         self._drawn.append((index, info[GENERATION], self._taken))
 
@@ -307,7 +307,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         return self._state(None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave. Of TorchRL's, whose slots have other numbers, only the length.
+        """Load the result of `state_dict`; of TorchRL's, which numbers slots otherwise, only the length.
 
         Raises:
             RuntimeError: it is of windows of another length; nothing was changed.

@@ -94,7 +94,7 @@ class Consumes(Sampler):
         return self._found
 
     def opened(self, storage: Any) -> Consumer:
-        """The same; EmptyBufferError before the first write."""
+        """The open consumer; EmptyBufferError before the first write."""
         found = Consumes.bind(self, storage)
         if found is None:
             raise EmptyBufferError(NOTHING_THERE)
@@ -141,7 +141,7 @@ class Consumes(Sampler):
         return self.opened(storage).ack(under.view(np.uint64), slots, theirs)
 
     def ack_rows(self, storage: Any, rows: list[torch.Tensor]) -> Acknowledged:
-        """The same of index, tickets and leases, int64 ``[n]`` each and contiguous."""
+        """Acknowledge items by index, tickets and leases, int64 ``[n]`` each and contiguous."""
         index, tickets, leases = (row.data_ptr() for row in rows)
         return self.opened(storage).ack_at(leases, index, tickets, rows[0].numel(), rows[0])
 

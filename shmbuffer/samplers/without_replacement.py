@@ -157,7 +157,7 @@ class SamplerWithoutReplacement(Sampler):
         return max(1, wanted if self.drop_last else 1)
 
     def _has_changed(self, storage: Any, ring: Ring | None, now: Pass) -> bool:
-        """Whether the storage has changed so that a new pass begins."""
+        """True if the storage has changed so that a new pass begins."""
         assert now.order is not None
         if self._storage is not None and self._storage() is not storage:
             return True
@@ -217,7 +217,7 @@ class SamplerWithoutReplacement(Sampler):
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last draw ended a pass."""
+        """True if the last draw ended a pass."""
         return self._pass.ran_out
 
     @ran_out.setter

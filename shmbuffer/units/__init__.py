@@ -1,4 +1,4 @@
-"""What a drawn item becomes in a batch: itself, a window of steps around it, n steps in one."""
+"""Sample units: they turn a drawn item into a window of steps, n steps in one, or a stack."""
 
 from shmbuffer.units.frame_stack import FrameStack
 from shmbuffer.units.n_step import NStep

@@ -35,16 +35,16 @@ class Anchors(NamedTuple):
     elements: Ints
     """int64 ``[n]``, as are the next four."""
     rows: Ints
-    """Of the table."""
+    """Rows of the table."""
     first: Ints
     """The first row of its trajectory."""
     last: Ints
     """The last one."""
     tickets: Ints | None
-    """Theirs; None where there is no ring."""
+    """Their tickets; None if there is no ring."""
 
     def items(self, rows: Ints) -> TrajectoryItems | None:
-        """What these rows hold, any of their trajectories; None: one has been written over."""
+        """The items in these rows of the table; None if one was overwritten."""
         table = self.found.table
         elements = table.elements_of(rows)
         tickets = None if self.ring is None else table.are_there(self.ring, elements)

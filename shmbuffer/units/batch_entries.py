@@ -22,12 +22,12 @@ def rows_of(data: Any, some: slice, but: str | None = None) -> Any:
 
 
 def own_node(data: Any) -> Any:
-    """The same tensors in a node of its own."""
+    """A node of its own with the same tensors."""
     return data.copy() if is_collection(data) else data
 
 
 def get_entry(data: Any, key: str) -> Any:
-    """One entry of a node."""
+    """An entry of a node."""
     return data.get(key) if is_collection(data) else data[key]
 
 

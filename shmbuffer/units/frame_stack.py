@@ -141,7 +141,7 @@ class FrameStack(OfTrajectories):
         return sample, self._of_anchors(info)
 
     def _of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
-        """What is known of the steps that were drawn, without the other frames of each."""
+        """Reduce the info of all frames to that of the drawn steps."""
         found = dict(info)
         for key in (INDEX, GENERATION):
             of_frames = found.get(key)
@@ -202,7 +202,7 @@ class StackReader:
         return self.leaves.build(tensors, (len(tensors[0]),))
 
     def of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
-        """What a sample says of the steps that were drawn."""
+        """Reduce the info of all frames to that of the drawn steps."""
         return self._unit._of_anchors(info)
 
 
@@ -227,7 +227,7 @@ def _checked(keys: Any) -> tuple[Key, ...]:
 
 
 def _is_flat(node: Any, path: KeyPath) -> bool:
-    """Whether no TensorDict above an entry has a batch size of its own for each item."""
+    """True if no TensorDict above an entry has a batch size of its own for each item."""
     for key in path:
         if isinstance(node, TensorDictNode) and node.batch:
             return False

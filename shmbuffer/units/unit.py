@@ -1,4 +1,4 @@
-"""What every sample unit offers: the items of a batch, from those that a sampler has drawn."""
+"""The base class of sample units, which make the items of a batch from drawn items."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory.format.leaf import Key
 
 Expanded = tuple[Any, dict[Any, Any]]
-"""The index of what is read, and what is known of it."""
+"""The index of the items to read, and the info about them."""
 
 
 class SampleUnit(ABC):
-    """What a batch has of each item that is drawn.
+    """Makes the part of a batch that belongs to a drawn item.
 
     A sampler decides which items are drawn: the anchors. A unit decides what each of them becomes.
     `Transition` is the item itself, `Sequence` a window of steps, `NStep` one transition over n

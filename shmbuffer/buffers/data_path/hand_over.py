@@ -73,7 +73,7 @@ class HandOver:
         self._go(at_once=best)
 
     def _has_lost(self, times: deque[float], measured: dict[bool, float]) -> bool:
-        """Whether each call so far was slower than the other way."""
+        """True if each call so far was slower than the other way."""
         if len(times) < _CLEAR or (other := measured.get(not self.at_once)) is None:
             return False
         return min(times) * (_SAVED if self.at_once else 1.0) > other
@@ -93,7 +93,7 @@ class HandOver:
 
 
 def _best(measured: dict[bool, float]) -> bool:
-    """Whether making batches at once is the faster way."""
+    """True if making batches at once is the faster way."""
     return len(measured) < 2 or measured[False] > _SAVED * measured[True]
 
 

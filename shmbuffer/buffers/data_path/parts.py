@@ -153,7 +153,7 @@ class Parts:
 
     @property
     def shared(self) -> bool:
-        """Whether reads are validated, and samples have ``index_generation``."""
+        """True if reads are validated, and samples have ``index_generation``."""
         return self._shared or self._storage.shared
 
     def share(self, shared: bool = True) -> Self:
@@ -171,7 +171,7 @@ class Parts:
 
     @property
     def initialized(self) -> bool:
-        """Whether the parts are made: always, unless ``delayed_init`` was asked for."""
+        """True if the parts are made: always, unless ``delayed_init`` was asked for."""
         return self._makers is None
 
     @property

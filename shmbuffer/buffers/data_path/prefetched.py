@@ -58,7 +58,7 @@ def read_prefetched(directory: Path) -> list[Any]:
 
 
 def fits(saved: list[Any], loaded: Loaded | list[Loaded | None] | None) -> bool:
-    """Whether batches are of the present items of one storage, or of several."""
+    """True if batches are of the present items of one storage, or of several."""
     if isinstance(loaded, list):
         return all(fits(saved, one) for one in loaded)
     if loaded is None or loaded.shift:

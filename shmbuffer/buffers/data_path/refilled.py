@@ -75,7 +75,7 @@ class Refilled:
             self._tensors.append(self.shown)
 
     def fits(self, out: TensorDict, leaves: Leaves, info: SampleInfo) -> bool:
-        """Whether it is this sample, of this form, with the noted entries."""
+        """True if it is this sample, of this form, with the noted entries."""
         if self._out() is not out or self._form != (leaves, info):
             return False
         for entries, size, noted in self._noted:

@@ -52,7 +52,7 @@ def stack_dim_of(storage: Any) -> int | None:
 
 
 def stacks_items(data: Any, stack_dim: int | None) -> bool:
-    """Whether a batch is a lazy stack of items, and not of what they are stacks of themselves."""
+    """True if a batch is a lazy stack of items, and not of what they are stacks of themselves."""
     lazy = stack_dim is not None and isinstance(data, LazyStackedTensorDict)
     return lazy and bool(data.stack_dim == stack_dim % data.batch_dims)
 
@@ -95,7 +95,7 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
 
 
 def has_info(data: Any, info: dict[Any, Any]) -> bool:
-    """Whether a sample of one native call has index and weights as entries already."""
+    """True if a sample of one native call has index and weights as entries already."""
     return type(data) is TensorDict and data._tensordict.get(INDEX) is info[INDEX]
 
 

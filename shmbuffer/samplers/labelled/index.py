@@ -166,7 +166,7 @@ class LabelIndex:
         self.table.settle(None)
 
     def _catch_up(self, ring: Ring) -> None:
-        """One look, and after a first one another."""
+        """Look for new items once, and once more after the first look."""
         columns = self._columns
         if columns is not None:
             now = time.monotonic_ns() if self.limit else 0
@@ -179,7 +179,7 @@ class LabelIndex:
             pass
 
     def _look_once(self, ring: Ring) -> bool:
-        """Whether it was a first one: it takes a while, and others have written meanwhile."""
+        """True if it was a first one: it takes a while, and others have written meanwhile."""
         follower, table = self._follower, self.table
         before = follower.seen
         seen = follower.look()
@@ -282,7 +282,7 @@ def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
 
 
 def means_of(column: Column) -> Floats:
-    """One number an item: the mean of what it has."""
+    """The mean of each item's numbers."""
     if not isinstance(column, np.ndarray):
         kind = type(column[0]).__name__ if column else "nothing"
         raise TypeError(

@@ -1,4 +1,4 @@
-"""One entry of some items, of whatever form they are, and the tickets that they had then.
+"""Reads one entry of items of any form, and the tickets that the items had then.
 
 What is read is copied first and compared with the words behind it, so that what a writer has torn
 meanwhile is left out: it is told of again at the next look.
@@ -86,7 +86,7 @@ def columns_of(
 
 
 def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
-    """The same of records, where the number is not compressed."""
+    """Where the number of a label lies in records; None if it is compressed."""
     found = store.form_and_chunk(path)
     if found is None:
         return None

@@ -15,7 +15,7 @@ from shmbuffer.storages.ring_backed import RingBacked
 
 
 def versions_of(column: Column) -> Ints:
-    """What items say of their versions, as int64; TypeError or ValueError where that is none."""
+    """Convert the versions of items to int64; TypeError or ValueError if they are invalid."""
     if not isinstance(column, np.ndarray) or column.shape[1] != 1:
         what = (
             f"{column.shape[1]} numbers"
@@ -50,7 +50,7 @@ class ConsumerVersion:
         self._storage: weakref.ref[Any] | None = None
 
     def bind(self, storage: Any) -> None:
-        """Of this storage from now on."""
+        """Belong to this storage from now on."""
         if self._storage is None or self._storage() is not storage:
             self._storage = weakref.ref(storage)
 

@@ -15,13 +15,13 @@ def last(members: Ints, wanted: int) -> Ints:
 
 
 def best(members: Ints, rewards: Floats, wanted: int) -> Ints:
-    """Those of the largest rewards, the largest first; of equal ones the oldest."""
+    """The members with the largest rewards, the largest first; among equal ones the oldest."""
     order = np.argsort(-rewards, axis=1, kind="stable")[:, :wanted]
     return np.take_along_axis(members, order, 1)
 
 
 def most_different(members: Ints, rewards: Floats, wanted: int) -> Ints:
-    """Those whose rewards have the largest variance, the smallest first.
+    """The members whose rewards have the largest variance, the smallest reward first.
 
     They are some of the smallest and some of the largest. Of equal variances the one with the
     largest sum.

@@ -136,7 +136,7 @@ class PriorityStore(Sampler):
         return self._ring
 
     def _agrees(self, storage: Any) -> bool:
-        """Whether the storage's alpha and eps are accepted: in a pickled copy, or if equal."""
+        """True if the storage's alpha and eps are accepted: in a pickled copy, or if equal."""
         if self._follows or not storage.shared:
             return self._follows
         settings = storage.engine().settings

@@ -67,7 +67,7 @@ class TrajectoryOptions:
 
     @property
     def are_given(self) -> bool:
-        """Whether the user gives a flag or an id for each item."""
+        """True if the user gives a flag or an id for each item."""
         return self.ends is not None or self.trajectories is not None
 
 
@@ -97,7 +97,7 @@ class SliceOptions(TrajectoryOptions):
         return cls(**{name: arguments[name] for name in names if name in arguments})
 
     def attributes(self) -> dict[str, Any]:
-        """What the sampler shows of them."""
+        """The options that are attributes of the sampler."""
         inner = ("ends", "trajectories", "begins")
         return {name: value for name, value in vars(self).items() if name not in inner}
 

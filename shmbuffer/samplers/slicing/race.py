@@ -15,7 +15,7 @@ from shmbuffer.memory import Ring
 
 
 class Race:
-    """One sampler's margin. The caller holds the lock of the trajectories."""
+    """The margin of a sampler. The caller holds the lock of the trajectories."""
 
     def __init__(self) -> None:
         self._margin = 0  # slots

@@ -34,7 +34,7 @@ class Entries(ABC):
 
     @abstractmethod
     def has(self, path: KeyPath) -> bool:
-        """Whether the items have a tensor there."""
+        """True if the items have a tensor there."""
 
     @abstractmethod
     def read(self, slots: Ints) -> None:
@@ -161,7 +161,7 @@ class RecordEntries(Entries):
 
 
 class _Column:
-    """One entry of all slots."""
+    """An entry of all slots."""
 
     def __init__(self, path: KeyPath, capacity: int) -> None:
         self._path = path
@@ -202,12 +202,12 @@ class _Column:
         self.values[slots[there]] = numbers
 
     def is_in_all(self) -> bool:
-        """Whether every item that was read has it."""
+        """True if every item that was read has it."""
         return self.shape is not None and not self._without
 
 
 def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
-    """One entry of a batch, or of a list of items; None if it is missing or not a tensor."""
+    """An entry of a batch, or of a list of items; None if it is missing or not a tensor."""
     if isinstance(data, (list, tuple)):
         parts = [pick(item, path) for item in data]
         there = [part for part in parts if part is not None]

@@ -34,7 +34,7 @@ class TrajectoryItems(NamedTuple):
     """int64 ``[n]``; None where there is no ring."""
 
     def some(self, at: Ints) -> TrajectoryItems:
-        """Those at some positions."""
+        """The items at these positions."""
         return TrajectoryItems(
             self.elements[at], None if self.tickets is None else self.tickets[at]
         )
@@ -187,7 +187,7 @@ class Trajectories:
         return self._all.moved
 
     def around(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
-        """These slots, their followers, and what each follows; None if a source has changed."""
+        """Find the followers of slots, and what each follows; None if a source has changed."""
         items, before = np.empty((2, 2 * len(slots)), np.int64)
         found = self._all.around(_at(slots), _at(sources), len(slots), _at(items), _at(before))
         return None if found is None else (items[:found], before[:found])
@@ -252,7 +252,7 @@ def _cut_behind(options: TrajectoryOptions, slots: int, capacity: int, width: in
 
 
 def _checked(name: str, given: torch.Tensor, slots: int, capacity: int, width: int) -> NDArray[Any]:
-    """One number an item, ``[slots, width, 1]``."""
+    """Check an array of one number an item; ``[slots, width, 1]``."""
     values = as_numbers(as_tensor(given)).reshape(-1)
     count, rest = divmod(len(values), width)
     if rest or not slots <= count <= capacity:

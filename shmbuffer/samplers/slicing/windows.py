@@ -112,7 +112,7 @@ class Windows:
         return table.windows_at(count, self.race.newest(ring), out)
 
     def are_ahead(self, firsts: Ints) -> Flags:
-        """Of which of these first elements the slots are not written over next."""
+        """True for first elements whose slots are not overwritten next."""
         ring, table = self._ring, self._table
         assert ring is not None
         assert table is not None
@@ -144,11 +144,11 @@ class Windows:
 
     @property
     def is_begun(self) -> bool:
-        """Whether items are followed."""
+        """True if items are followed."""
         return self._native is not None
 
     def use(self, elements: Ints, below: int) -> None:
-        """These items, where they have tickets below that, come in no window any more."""
+        """Put items with tickets below ``below`` into no window any more."""
         if self._native is not None:
             elements = np.ascontiguousarray(elements)
             self._native.use(elements.ctypes.data, len(elements), below)
@@ -160,11 +160,11 @@ class Windows:
 
     @property
     def position(self) -> tuple[int, int] | None:
-        """What `rewind` needs; and, second, how many were lost."""
+        """The position for `rewind`, and the number of lost items."""
         return None if self._native is None else self._native.position
 
     def rewind(self, position: tuple[int, int] | None) -> None:
-        """As if none had been taken since."""
+        """Take back the windows since that position."""
         if self._native is not None:
             self._native.back(*(position or (0, 0)))
 
@@ -192,7 +192,7 @@ class Windows:
         self._loaded = used
 
     def loaded_into(self, ring: Ring) -> None:
-        """What was loaded is of the items that this ring has now, whose tickets are others."""
+        """Apply the loaded state to the items of this ring, whose tickets are others."""
         self._loaded = self._loaded._replace(below=ring.head)
 
     def __getstate__(self) -> dict[str, Any]:
