@@ -50,7 +50,7 @@ class Prioritized(ReplayBuffer):
 
     @property
     def prioritized_sampler(self) -> Sampler:
-        """The same as `ReplayBuffer.sampler`."""
+        """`ReplayBuffer.sampler`, under TorchRL's name."""
         return self._sampler
 
 

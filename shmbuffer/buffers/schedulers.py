@@ -92,7 +92,7 @@ class ParameterScheduler(ABC):
         return {name: value for name, value in vars(self).items() if name not in _NOT_STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave. The parameter itself is the sampler's, and loaded with it.
+        """Load the result of `state_dict`. The parameter itself is loaded with the sampler.
 
         Raises:
             ValueError: it is the state of another kind of schedule; nothing was changed.
@@ -249,7 +249,7 @@ class SchedulerList:
         self.schedulers.append(scheduler)
 
     def step(self) -> None:
-        """One step of each."""
+        """Step every scheduler."""
         for scheduler in self.schedulers:
             scheduler.step()
 
@@ -258,7 +258,7 @@ class SchedulerList:
         return {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave.
+        """Load the result of `state_dict`.
 
         Raises:
             ValueError: another number of schedules, or schedules of another kind.

@@ -37,7 +37,7 @@ from shmbuffer.storages.read_only import report_losses
 from shmbuffer.torchrl.compat.folders import require_nameable
 
 _FORMAT = 1
-"""Of the conversion; another number converts every source again."""
+"""The version of the conversion; another number converts every source again."""
 _RECORD = "shmbuffer.conversion.json"
 _RECORD_BYTES = 2**24
 _LOCK = ".lock"

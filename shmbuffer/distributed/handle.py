@@ -37,14 +37,14 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 LIFECYCLE = frozenset(
     {"as_remote", "client", "clients", "close", "is_alive", "service_backend", "shutdown", "start"}
 )
-"""What only the creator of the buffer may do."""
+"""Methods that only the creator of the buffer may call."""
 
 
 class Handle:
     """The common part of the handles; a derived class defines how the owner is asked."""
 
     owner_is_gone: tuple[type[Exception], ...] = ()
-    """What `_ask` raises if the owner is dead."""
+    """The errors that `_ask` raises if the owner is dead."""
 
     _looking = ForkLock()
 

@@ -75,7 +75,7 @@ class Address:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What identifies the memory."""
+        """The identity of the memory."""
         return (self.boot_id, self.path, self.uuid, self.file, self.storage)
 
     @classmethod

@@ -260,7 +260,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             ray_use.release()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """The same as `close`.
+        """Call `close`.
 
         Args:
             timeout: accepted, as in TorchRL.

@@ -62,7 +62,7 @@ def own_node() -> str:
 
 
 class RayUse:
-    """One user of Ray in this process. If it was started here, the last release shuts it down."""
+    """A user of Ray in this process. The last release shuts Ray down if it was started here."""
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         global _uses

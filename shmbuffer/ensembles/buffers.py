@@ -172,7 +172,7 @@ class Buffers(Changes):
 
     @property
     def generator(self) -> torch.Generator | None:
-        """Of the choice of buffers, and, once it is set, of all draws."""
+        """The generator of the choice of buffers and, once it is set, of all draws."""
         return self._generator
 
     @generator.setter

@@ -305,7 +305,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         )
 
     def _joined(self, rows: list[Row]) -> Batch:
-        """One batch of the rows of both parts."""
+        """Join the rows of both parts into a batch."""
         fillings, infos = self._fillings(), []
         for at, _, known in rows:
             where = known[INDEX] + at * self._start

@@ -187,7 +187,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         return drawn_by(self, torch.multinomial, p, count, True).tolist()
 
     def _draw(self, at: int, storage: Any, count: int) -> tuple[torch.Tensor, dict[Any, Any]]:
-        """One row; if a pass of its sampler ends in it, the next pass fills it."""
+        """Draw one row; if a pass of its sampler ends in it, the next pass fills it."""
         if not len(storage):
             raise EmptyBufferError(
                 f"buffer {at} of the ensemble is empty: write into ensemble[{at}] before sampling, "

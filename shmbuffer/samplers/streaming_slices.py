@@ -307,7 +307,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         return self._state(None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`; of TorchRL's, which numbers slots otherwise, only the length.
+        """Load the result of `state_dict`; of TorchRL's, with other slot numbers, only the length.
 
         Raises:
             RuntimeError: it is of windows of another length; nothing was changed.

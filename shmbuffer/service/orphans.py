@@ -14,7 +14,7 @@ from shmbuffer.memory.system import identity
 from shmbuffer.service.stopping import end, why_left
 
 Orphans = Literal["stop", "adopt", "leave"]
-"""What to do with them when their name is spawned again; see ``Coordinator.spawn``."""
+"""The treatment of orphans whose name is spawned again; see ``Coordinator.spawn``."""
 
 log = logging.getLogger("shmbuffer.service")
 

@@ -104,7 +104,7 @@ class Spawned:
 
     @property
     def exitcode(self) -> int | None:
-        """As of ``multiprocessing``: None while it runs (and if it was adopted, then killed)."""
+        """The exit code; None while it runs, or if it was adopted and then killed."""
         return self._exitcode
 
     def is_alive(self) -> bool:

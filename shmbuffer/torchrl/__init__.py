@@ -1,1 +1,1 @@
-"""What TorchRL has beside its buffers: the files that it writes, TED, transforms, functions."""
+"""The rest of TorchRL's family: the files that it writes, TED, transforms, functions."""

@@ -95,7 +95,7 @@ class Compose:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave."""
+        """Load the result of `state_dict`."""
         for at, state in state_dict.items():
             self.transforms[int(at)].load_state_dict(state)  # type: ignore[attr-defined]
 

@@ -47,7 +47,7 @@ QUIET_S = 30.0
 environment or learner that we know, but an evaluation or a reset may take longer."""
 
 SILENT_S = 60.0
-"""The same for one collector, while others write."""
+"""Seconds after which one collector counts as silent, while others write."""
 
 SOME_DEATHS = 3
 """Deaths of one process: it may be killed once by hand or for lack of memory, but after three

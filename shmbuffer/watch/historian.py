@@ -39,7 +39,7 @@ log = logging.getLogger("shmbuffer.service")
 
 @dataclass(frozen=True)
 class Death:
-    """One client that ended without leaving."""
+    """A client that ended without leaving."""
 
     pid: int  # of the dead process
     role: str  # in the registry; "collector" for a spawned process without an entry

@@ -16,7 +16,7 @@ from shmbuffer.watch.tables import Table
 
 
 class BufferWatch:
-    """What `top` shows of one buffer: the last look, and what led to it."""
+    """The last look of `top` at a buffer, and the changes that led to it."""
 
     footnote = ""
 

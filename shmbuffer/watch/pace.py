@@ -55,7 +55,7 @@ class Pace:
         return self.rates["items_sampled"] / written if written else None
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of plain values."""
+        """Convert to a dict of plain values."""
         return {**asdict(self), "ratio": self.ratio}
 
 

@@ -46,7 +46,7 @@ def state(found: Mapping[str, Any]) -> Styled:
 
 
 def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: bool) -> Table:
-    """What it holds; ``histogram``: with a line for the priorities, which else have a table."""
+    """Show the content of a buffer; ``histogram``: priorities get a line instead of a table."""
     if "error" in found:
         assert watch.last is not None  # the first look raises its error
         counters = watch.last["counters"]

@@ -97,7 +97,7 @@ def _by_node(
 
 
 class ShardsWatch:
-    """What `top` shows of the shards below a directory; see `BufferWatch`."""
+    """The shards below a directory, for `top`; see `BufferWatch`."""
 
     footnote = ELSEWHERE
 

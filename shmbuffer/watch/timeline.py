@@ -17,7 +17,7 @@ from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.upkeep.history import Event, EventKind, History
 
 MOST_POINTS = 400
-"""Of a line in a picture; more would not be visible."""
+"""The most points of a line in a picture; more would not be visible."""
 
 UNRECORDED_S = 5.0
 """Time between two recorders that counts as a gap."""
@@ -109,7 +109,7 @@ class Timeline:
         return times, grown
 
     def rates(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """The same per second, by the clock since boot."""
+        """`lines` per second, by the clock since boot."""
         times, grown = self.lines(*names)
         at = self._shown()
         boot_s = self.records["boottime_ns"][at].astype(np.float64) / 1e9

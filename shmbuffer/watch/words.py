@@ -1,4 +1,4 @@
-"""What `inspect` found, in the words that the verbs of the command line share."""
+"""The result of `inspect` in words, which the verbs of the command line share."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Writing(Parts):
         return data
 
     def _inverted(self, item: Any) -> Any:
-        """One new item, transformed with an additional dimension of size 1."""
+        """Transform one new item, with an additional dimension of size 1."""
         if not is_collection(item):
             return self._transform.inv(item)
         with item.unsqueeze(-1) as batch:

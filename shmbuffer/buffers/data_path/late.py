@@ -58,7 +58,7 @@ def made(buffer: Any) -> None:
 
 
 def in_child(buffer: Any, abandoned: bool) -> None:
-    """What another thread was making has nobody here who goes on."""
+    """Forget the parts that another thread was making: that thread is not in this process."""
     if abandoned:
         _unmade(buffer)
 

@@ -132,12 +132,12 @@ class Parts:
 
     @property
     def batch_size(self) -> int | None:
-        """Of ``sample()`` and of iteration."""
+        """The batch size of ``sample()`` and of iteration."""
         return self._batch_size
 
     @property
     def generator(self) -> torch.Generator | None:
-        """Of the draws; None is torch's default one."""
+        """The generator of the draws; None is torch's default one."""
         return self._generator
 
     @generator.setter
@@ -148,7 +148,7 @@ class Parts:
         self._ask_rank()
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """The same as setting `generator`."""
+        """Set `generator`."""
         self.generator = generator
 
     @property

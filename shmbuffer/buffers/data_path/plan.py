@@ -84,7 +84,7 @@ class Plan:
         self.limiter_version = self.limits.version
 
     def _reader_of(self, buffer: Any) -> Any:
-        """What reads whole samples of the unit; see `SampleUnit._reader`."""
+        """The reader of whole samples of the unit; see `SampleUnit._reader`."""
         storage, rows = self.storage, self.payload
         if self.unit is None or buffer._collate_fn is not None or not storage.draws_natively:
             return None

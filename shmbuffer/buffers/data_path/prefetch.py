@@ -232,7 +232,7 @@ class Prefetcher:
         return self._executor
 
     def _futures(self) -> list[Future[Any]]:
-        """Of the batches that workers make."""
+        """The futures of the batches that workers make."""
         return [one.batch for one in self._queue if isinstance(one.batch, Future)]
 
     def _fill(self) -> int:

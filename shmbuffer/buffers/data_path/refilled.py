@@ -30,7 +30,7 @@ _Form = tuple[torch.dtype, torch.Size]
 
 
 class Refilled:
-    """One sample, and the tensors in it."""
+    """A sample that is filled again, and its tensors."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What a buffer gives to whom: items to consumers, room to rollouts, weights to collectors."""
+"""Items for consumers, room for rollouts, weights for collectors."""

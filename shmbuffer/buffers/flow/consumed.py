@@ -56,7 +56,7 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> bool:
 
 
 def read_consumed(directory: Path) -> list[dict[str, Any]]:
-    """What `write_consumed` wrote."""
+    """Read the file of `write_consumed`."""
     with reading(directory / f"{_CONSUMERS}.jsonl"):
         (found,) = read_values(directory, _CONSUMERS, allow_pickle=False)
         for one in found:

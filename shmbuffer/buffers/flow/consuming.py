@@ -162,7 +162,7 @@ def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor]
 
 
 def _first_of_item(batch: Any, key: str) -> torch.Tensor:
-    """One row an item, the first if items have dimensions."""
+    """The first row of each item, for items with dimensions."""
     try:
         found = batch[key]
     except (KeyError, TypeError, IndexError):

@@ -249,7 +249,7 @@ class Reservation:
         return partial
 
     def _kept(self, partial: PartialFile) -> PartialFile:
-        """It is for others once the handle is closed."""
+        """Leave a partial rollout to others once the handle is closed."""
         self._engine.seat.partial_files.add(partial)
         return partial
 
@@ -303,7 +303,7 @@ class Reservation:
 
 
 class _Room:
-    """What names a reservation, and gives its room back.
+    """Names a reservation, and gives its room back.
 
     Its finalizer comes behind that of the reservation: Ctrl-C ends one of them at most.
     """
@@ -316,7 +316,7 @@ class _Room:
 
     @property
     def name(self) -> int | None:
-        """What names it; None: nothing was written yet, and nothing is reserved."""
+        """The name of the reservation; None before the first write, when nothing is reserved."""
         return int(self.granted[0]) or None
 
     def is_ours(self) -> bool:

@@ -70,7 +70,7 @@ class Update:
 
 
 class Member:
-    """One shard."""
+    """A shard, as a client uses it."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class KeeperReply(NamedTuple):
 
 
 class Vault:
-    """One keeper's part."""
+    """The quota of one keeper."""
 
     def __init__(self, node: str) -> None:
         self._node = node

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 NAMESPACE = "shmbuffer"
-"""Of the actors' names."""
+"""The namespace of the actors' names."""
 
 
 def map_name(name: str) -> str:

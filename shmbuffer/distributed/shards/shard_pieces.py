@@ -39,7 +39,7 @@ def identity_of(node: str, uuid: bytes) -> int:
 
 
 def identity_in(buffer: ReplayBuffer, node: str) -> int:
-    """The same of the shard of a buffer; EmptyBufferError before the first write."""
+    """The identity of a buffer's shard; EmptyBufferError before the first write."""
     ring = ring_in(buffer)
     uuid = _uuids.get(ring)
     if uuid is None:

@@ -42,9 +42,9 @@ class ShardIndex(NamedTuple):
     """Where items were written."""
 
     shard: int
-    """As in the entry ``"shard"`` of a sample."""
+    """The number of the shard, as in the entry ``"shard"`` of a sample."""
     index: Any
-    """As the buffer of the shard returns it."""
+    """The index that the buffer of the shard returned."""
 
 
 class Options(NamedTuple):

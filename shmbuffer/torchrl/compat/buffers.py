@@ -1,4 +1,4 @@
-"""What TorchRL saves of a buffer beside its storage, sampler and writer.
+"""The files that TorchRL saves of a buffer beside its storage, sampler and writer.
 
     buffer_metadata.json    {"batch_size": <int or null>, ...}
     rng_state/              tensordict's files of the generator's state, on its device
@@ -81,7 +81,7 @@ def write_states(file: Path, chain: Compose) -> None:
 
 
 def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
-    """What `write_states`, or TorchRL, wrote, for ``load_state_dict``; None without a file."""
+    """Read the states that `write_states` or TorchRL wrote; None without a file."""
     if not exists(file):
         return None
     content = load_plainly(file)
@@ -112,7 +112,7 @@ def save_plainly(content: Any, file: Path) -> None:
 
 
 def load_plainly(file: Path) -> Any:
-    """What torch.save wrote."""
+    """Read a file of torch.save."""
     with located(file):
         content = io.BytesIO(read_file(file))
     try:

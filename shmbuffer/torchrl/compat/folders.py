@@ -59,7 +59,7 @@ _NORESERVE = 0x4000  # MAP_NORESERVE of Linux: nothing is ever written to these 
 
 @dataclass
 class TensorDictFolder:
-    """What a directory of tensordict holds, with all that is nested in it."""
+    """The content of a directory of tensordict, with all that is nested in it."""
 
     path: Path  # of the directory
     shape: tuple[int, ...] = ()  # batch size
@@ -138,7 +138,7 @@ def _add_nested(
 
 
 def described(entry: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...]]:
-    """What JSON says of a tensor."""
+    """Read dtype and shape of a tensor from JSON."""
     dtype = torch_dtype(str(entry["dtype"]).removeprefix("torch."))
     return dtype, tuple(int(size) for size in entry["shape"])
 

@@ -119,7 +119,7 @@ def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: 
 
 
 def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> torch.Tensor:
-    """What the priorities were before TorchRL made masses of them; 1 where alpha is 0."""
+    """The priorities of which TorchRL has made masses; 1 if alpha is 0."""
     mass = mapped(directory / _TREES[0], torch.float64, (capacity,)).numpy()
     held = mass > 0
     raw = np.full(capacity, np.nan)
@@ -149,7 +149,7 @@ def write_numbers(directory: Path, state: dict[str, Any]) -> None:
 
 
 def read_pass(directory: Path) -> dict[str, Any]:
-    """What a `SamplerWithoutReplacement`, here or in TorchRL, wrote."""
+    """Read the state of a `SamplerWithoutReplacement`, from here or from TorchRL."""
     with _reading_numbers(directory) as state:
         int(state["len_storage"]), bool(state["drop_last"]), bool(state["_ran_out"])
         for key in _ELEMENTS:
@@ -159,7 +159,7 @@ def read_pass(directory: Path) -> dict[str, Any]:
 
 
 def read_integers(directory: Path, names: Sequence[str]) -> dict[str, Any]:
-    """What `write_numbers`, or TorchRL, wrote: whole numbers by name."""
+    """Read the whole numbers, by name, that `write_numbers` or TorchRL wrote."""
     with _reading_numbers(directory) as state:
         return {name: int(state[name]) for name in names}
 

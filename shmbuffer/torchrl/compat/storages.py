@@ -68,7 +68,7 @@ def _pytree_name(path: tuple[str, ...]) -> str:
 
 
 def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
-    """What TorchRL's ``storage_metadata.json`` says of a PyTree's tensors."""
+    """The entries of TorchRL's ``storage_metadata.json`` for a PyTree's tensors."""
     return {
         name.replace("/", "."): {
             "dtype": str(dtype),

@@ -58,7 +58,7 @@ class Cursor(NamedTuple):
     """Where a writer that goes round was, and how much it had written."""
 
     slot: int
-    """Of the next item."""
+    """The slot of the next item."""
     written: int | None
     """Elements, or slots where TorchRL wrote it; None in files of TorchRL before 0.14."""
     is_ours: bool
@@ -69,7 +69,7 @@ class Cursor(NamedTuple):
 
 
 def read_cursor(directory: Path) -> Cursor:
-    """What `write_cursor`, or TorchRL, wrote."""
+    """Read the cursor that `write_cursor`, or TorchRL, wrote."""
     found = read_json(directory / _METADATA, missing=_MISSING)
     with reading(directory / _METADATA):
         ours = find_ours(found, directory / _METADATA)

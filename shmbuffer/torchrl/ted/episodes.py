@@ -36,7 +36,7 @@ Bytes = NDArray[np.void]
 """``[rows]``; each value is all of a row."""
 
 CHUNK_BYTES = 1 << 24
-"""What a copy holds in memory beside source and target."""
+"""Bytes that a copy holds in memory beside source and target."""
 
 
 class Episodes:

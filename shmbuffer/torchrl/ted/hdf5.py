@@ -18,7 +18,7 @@ from shmbuffer.torchrl.ted.episodes import rows_of
 from shmbuffer.torchrl.ted.flat import TED2Flat
 
 PREFIX = "traj_"
-"""What the name of a trajectory starts with; its number follows, padded with zeros."""
+"""The start of a trajectory's name; its number follows, padded with zeros."""
 
 
 class H5Split(TED2Flat):

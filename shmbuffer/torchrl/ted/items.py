@@ -138,7 +138,7 @@ class Flat2TED(Roles):
         return plan
 
     def _others(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
-        """What is no tensor, in the order and shape of the ring."""
+        """The entries that are no tensors, in the order and shape of the ring."""
         others: dict[KeyPath, Any] = {}
         for path, value in found.items():
             if path in self._taken or not is_non_tensor(value):
