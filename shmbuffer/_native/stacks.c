@@ -36,11 +36,10 @@ static bool are_held(const struct shmb_ring *ring, const struct shmb_stacks *sta
     return true;
 }
 
-/* Where the last row of a leaf lies in a row of the sample. */
-static inline unsigned char *last_row(const struct shmb_stacks *stacks, unsigned char *const *out, unsigned leaf, uint64_t bytes,
-                                      uint64_t row) {
+/* Where the last row of a leaf lies in a row of the sample, from the beginning of the leaf. */
+static inline uint64_t last_row(const struct shmb_stacks *stacks, unsigned leaf, uint64_t bytes, uint64_t row) {
     uint64_t rows = shmb_rows_of(stacks->forms[leaf], stacks->steps);
-    return out[leaf] + (row * rows + rows - 1) * bytes;
+    return (row * rows + rows - 1) * bytes;
 }
 
 static void copy_columns(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t row) {
@@ -55,7 +54,7 @@ static void copy_columns(const struct shmb_ring *ring, const struct shmb_stacks 
                 fetch_row(base + (uint64_t)steps[step + 1] * bytes, bytes);
                 memcpy(out[leaf] + (row * stacks->steps + step) * bytes, base + (uint64_t)steps[step] * bytes, bytes);
             }
-        memcpy(last_row(stacks, out, leaf, bytes, row), base + drawn * bytes, bytes);
+        memcpy(out[leaf] + last_row(stacks, leaf, bytes, row), base + drawn * bytes, bytes);
     }
 }
 
@@ -64,7 +63,8 @@ static void copy_nexts_of(const struct shmb_ring *ring, const struct shmb_stacks
                           uint64_t slot, uint64_t next) {
     for (unsigned which = 0; which < ring->n_once; which++) {
         const struct shmb_once *once = &ring->once[which];
-        memcpy(last_row(stacks, out, once->leaf, once->bytes, row), shmb_next_at(ring, which, slot, next), once->bytes);
+        const uint64_t at = last_row(stacks, once->leaf, once->bytes, row);
+        memcpy(out[once->leaf] + at, shmb_next_at(ring, which, slot, next), once->bytes);
     }
 }
 

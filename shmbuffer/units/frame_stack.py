@@ -80,12 +80,12 @@ class FrameStack(OfTrajectories):
         >>> rb = TensorDictReplayBuffer(
         ...     storage=LazyTensorStorage(10),
         ...     sample_unit=FrameStack(4, keys=("frame",)),
-        ...     batch_size=32,
+        ...     batch_size=400,
         ... )
         >>> film, done = torch.arange(11), torch.arange(10) == 9
         >>> after = TensorDict({"frame": film[1:], "done": done}, [10])
         >>> index = rb.extend(TensorDict({"frame": film[:-1], "next": after}, [10]))
-        >>> sample = rb.sample(400)
+        >>> sample = rb.sample()
         >>> at = sample["index"].tolist().index(6)
         >>> sample["frame"][at].tolist(), sample["next", "frame"][at].tolist()
         ([3, 4, 5, 6], [4, 5, 6, 7])

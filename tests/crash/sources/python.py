@@ -57,8 +57,8 @@ CORE = {"_core", "native", "_native"}
 #: Arrays and dicts of the process's own, by the name of the variable.
 PRIVATE = {
     *("page", "numbers", "settings", "_memberships", "least", "data", "kept"),
-    *("sources", "raw", "extents", "what", "folders", "wrong", "self.intakes", "intakes"),
-    *("folder",),
+    *("sources", "raw", "extents", "what", "folder", "folders", "wrong"),
+    *("self.intakes", "intakes", "self.stack_outtakes"),
 }
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shmbuffer import CorruptBufferError
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.format import layout
+from shmbuffer.memory.format import layout, ledger
 from tests.memory.rows import schema, write
 
 
@@ -47,3 +51,21 @@ def test_one_that_is_shorter_than_it_says_is_refused(path: Path) -> None:
         file.write((8192).to_bytes(8, "little"))
     with pytest.raises(CorruptBufferError, match=r"ledger: at least 8192 bytes .* 4096 found"):
         Engine.open(path, None)
+
+
+def test_leases_are_read_while_another_process_takes_and_ends_them() -> None:
+    parts = _core.parts(64)
+    content = mmap.mmap(-1, parts["consumers"] + parts["each"])
+    np.frombuffer(content, ledger.HEAD, 1)["bytes"][0] = len(content)
+    ids = np.frombuffer(content, ledger.LEASE, ledger.LEASES, parts["consumers"])["id"]
+    pid = os.fork()
+    if not pid:
+        while True:
+            ids[:] = 1
+            ids[:] = 0
+    try:
+        for _ in range(5000):
+            assert len(ledger.open_leases(content, 0, 64)) <= ledger.LEASES
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
