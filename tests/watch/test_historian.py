@@ -75,7 +75,11 @@ def records(path: Path) -> int:
 
 
 def events(path: Path) -> list[tuple[str, str, int]]:
-    return [(event.kind.name, event.role.upper(), event.pid) for event in read(path).events]
+    try:
+        found = read(path).events
+    except BufferNotFoundError:  # the historian makes the file a moment after the coordinator began
+        found = ()
+    return [(event.kind.name, event.role.upper(), event.pid) for event in found]
 
 
 def test_the_counters_are_recorded_second_by_second(scratch_dir: Path) -> None:
