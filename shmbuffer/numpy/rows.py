@@ -10,7 +10,6 @@ import numpy as np
 from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.rows import RingRows, intake_form, priority_of
 from shmbuffer.memory import Ring
-from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.streams import GivenStreams
 
 _NO_CLASS = type(None)  # of containers that are no dicts: there is none
@@ -28,8 +27,7 @@ class ArrayRows(RingRows):
         super().__init__(ring, leaves)
         self._priority = priority_of([leaf.path for leaf in leaves.leaves], leaves.optional, key)
         arrays = [np.zeros((2, 3), dtype) for dtype in leaves.dtypes]
-        dtypes = [DTYPES[leaf.dtype] for leaf in leaves.leaves]
-        numbers = [dtype.array.type() if dtype.in_numpy else None for dtype in dtypes]
+        numbers = [None if dtype is None else dtype.type() for dtype in leaves.arrays]
         examples = zip(arrays, numbers, repeat(None), strict=False)
         self._form = intake_form(ring, leaves, examples, tensors=False, box=_NO_CLASS, inside="")
 
