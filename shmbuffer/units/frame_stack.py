@@ -18,7 +18,7 @@ from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.samplers.sampler import in_storage
 from shmbuffer.storages.native_rows import NativeRows
 from shmbuffer.storages.stacked_rows import ONE_ROW, STACK, StackedRows
-from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
+from shmbuffer.tensors.form.nodes import TensorDictNode, entry_at
 from shmbuffer.units.anchors import AnchorTrajectories, OfTrajectories, at_least
 from shmbuffer.units.batch_entries import get_entry, rows_of, set_entry
 from shmbuffer.units.unit import Expanded
@@ -237,12 +237,8 @@ def _is_flat(node: Any, path: KeyPath) -> bool:
 
 def _tensor_at(data: Any, path: KeyPath) -> torch.Tensor | None:
     """The tensor of an entry; None if there is none."""
-    for key in path:
-        if is_collection(data):
-            data = data.get(key, None)
-        else:
-            data = data.get(key) if isinstance(data, dict) else None
-    return data if isinstance(data, torch.Tensor) else None
+    found = entry_at(data, path)
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def _put(data: Any, path: KeyPath, value: torch.Tensor) -> None:
