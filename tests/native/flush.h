@@ -1,5 +1,7 @@
 /* Read before every source (-include) where branches are counted: a process that kills itself at a crash point, or ends
- * without the functions of atexit, would take its counters with it. */
+ * without the functions of atexit, would take its counters with it. Some sources define _GNU_SOURCE before they include
+ * anything, and this file comes before them. */
+#define _GNU_SOURCE
 #include <signal.h>
 
 void __gcov_dump(void);
