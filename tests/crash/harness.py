@@ -18,9 +18,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
 from shmbuffer.memory.system import deadline
 from tests.memory.numbered import number_of, records
 
+T = TypeVar("T")
 CAPACITY = 8
 LEAVES = (
     Leaf(("number",), "int64", ()),
@@ -312,6 +314,88 @@ def mends(path: Path, point: str, after: int = 0) -> bool:
     return status == -signal.SIGKILL
 
 
+def dies_after(path: Path, work: Callable[[Engine], None]) -> None:
+    """Kills a process when it has done the work; its entry in the registry stays."""
+
+    def body() -> None:
+        engine = Engine.open(path, None)
+        work(engine)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(fork(body)) == -signal.SIGKILL
+
+
+def each_death(
+    folder: Path,
+    begin: Callable[[Path], AbstractContextManager[T]],
+    kill: Callable[[Path, int], bool],
+    passings: Iterable[int],
+) -> Iterator[T]:
+    """Yields what is left beside a survivor by each of several victims.
+
+    A victim is killed when it passes its point for the first time, the next one when it passes the
+    point again. The first victim that is not killed ends the loop.
+
+    Args:
+        folder: each victim has a buffer of its own here.
+        begin: makes a buffer that somebody uses.
+        kill: runs a victim, as `dies` does; returns whether it was killed.
+        passings: how often the victims have passed the point before.
+    """
+    for passing in passings:
+        path = folder / str(passing)
+        with begin(path) as survivor:
+            if not kill(path, passing):
+                assert passing, "the point was never reached"
+                return
+            yield survivor
+
+
+def each_recovery(
+    folder: Path,
+    begin: Callable[[Path], AbstractContextManager[object]],
+    kill: Callable[[Path, int], bool],
+    passings: Iterable[int],
+) -> Iterator[Engine]:
+    """Yields each buffer that is opened by its next user after the last one was killed.
+
+    Args:
+        folder, begin, kill, passings: as for `each_death`; nobody uses the buffer besides a victim.
+    """
+    for passing in passings:
+        path = folder / str(passing)
+        with begin(path):
+            pass
+        if not kill(path, passing):
+            assert passing, "the point was never reached"
+            return
+        with Engine.open(path, None) as found:
+            assert found.report is not None
+            yield found
+
+
+def waits_for_the_mutex_of(
+    path: Path, point: str, victim: Callable[[Engine], None], act: Callable[[Engine], None]
+) -> None:
+    """Has a process begin to act while a victim stands still at the point, then kills the victim.
+
+    The victim may hold the mutex there. Fails unless the process comes to its end.
+    """
+    started, start = os.pipe()
+
+    def waits() -> None:
+        with Engine.open(path, None) as waiter:
+            os.write(start, b"x")
+            act(waiter)
+
+    with stopped_at(path, point, victim):
+        waiter = fork(waits)
+        assert os.read(started, 1) == b"x"
+    assert ended(waiter) == 0
+    os.close(started)
+    os.close(start)
+
+
 def goes(call: Callable[[], object]) -> bool:
     """Whether a limited call goes on at once."""
     try:
@@ -320,6 +404,30 @@ def goes(call: Callable[[], object]) -> bool:
     except RateLimitTimeout:
         return False
     return True
+
+
+def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:
+    """Returns the numbers of the next items of a queue, which has them now."""
+    index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
+    with deadline.within(0):
+        assert ring.admission.take(index, tickets)
+    try:
+        if ring.records is not None:
+            drawn = ring.records.read(index)
+            return [number_of(drawn.batch.body(row)) for row in range(count)]
+        there = read_all(ring)
+        return [there[int(slot)] for slot in index]
+    finally:
+        if release:
+            ring.admission.release()
+
+
+def take_all(ring: Ring) -> list[int]:
+    """Returns the numbers of all items that a queue has left."""
+    found: list[int] = []
+    while goes(lambda: found.extend(take(ring, 1))):
+        pass
+    return found
 
 
 def everything(path: Path) -> list[str]:

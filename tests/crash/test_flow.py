@@ -7,8 +7,6 @@ whole, and a queue hands out in order what it had.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,24 +20,25 @@ from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.waiting import PASSES_ONCE
 from shmbuffer.memory.format.layout import EntryState, Phase
-from shmbuffer.memory.system import deadline
 from tests.crash.harness import (
     CAPACITY,
     called,
     dies,
-    ended,
-    fork,
+    dies_after,
+    each_death,
+    each_recovery,
     goes,
     mends,
     native_points,
-    number_of,
     place,
     python_points,
     read_all,
     require_sound,
     schema,
     settings,
-    stopped_at,
+    take,
+    take_all,
+    waits_for_the_mutex_of,
     write,
 )
 from tests.kit.rings import ring_of
@@ -57,29 +56,6 @@ LONG_NS = 5 * 10**9
 PASSINGS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 100, 255)
 WRITTEN, DRAWN = 6, 3
 """Items that are there when the victim comes, and elements that were drawn."""
-
-
-def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:
-    """Numbers of the next items of a queue."""
-    index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-    with deadline.within(0):
-        assert ring.admission.take(index, tickets)
-    if ring.records is not None:
-        drawn = ring.records.read(index)
-        found = [number_of(drawn.batch.body(row)) for row in range(count)]
-    else:
-        there = read_all(ring)
-        found = [there[int(slot)] for slot in index]
-    if release:
-        ring.admission.release()
-    return found
-
-
-def take_all(ring: Ring) -> list[int]:
-    found: list[int] = []
-    while goes(lambda: found.extend(take(ring, 1))):
-        pass
-    return found
 
 
 # What the victims do.
@@ -173,17 +149,6 @@ def sets(limiter: RateLimiter | None) -> Callable[[Engine], None]:
 # The dead that others find.
 
 
-def dies_in(path: Path, work: Callable[[Engine], None]) -> None:
-    """Somebody who is killed when it has done that."""
-
-    def body() -> None:
-        engine = Engine.open(path, None)  # whose entry stays for as long as it does
-        work(engine)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    assert ended(fork(body)) == -signal.SIGKILL
-
-
 def claims(engine: Engine) -> None:
     assert ring_of(engine).seat.native.claim(2, 0, LONG_NS) >= 0
 
@@ -194,10 +159,12 @@ def reads(engine: Engine) -> None:
 
 #: Records are claimed and filled in one call.
 OF_ROWS = (aborts, aborts_and_writes, registers_and_writes, registers_and_leaves)
-#: Leave both sides where they were.
-NOT_COUNTED = (writes_past_the_limit, samples_past_the_limit, aborts)
+#: Leave both sides where they were, but for the items that are there.
+NOT_DRAWN = (writes, places, samples_past_the_limit, aborts)
 WRITE = ("flow.pending", "flow.promised", "flow.settled")
 COMMIT = ("flow.goal", "flow.base")
+#: Between them: its items are there or are not, and so they count.
+STEPS = ("write.claimed", "write.committing", "write.count", "write.idle", "write.done")
 WAIT = ("flow.waits", "flow.limited")
 SET = ("flow.stored", "flow.published")
 
@@ -226,7 +193,7 @@ class Deed:
 BATCH = ((6, 100), (7, 101))
 OVER_ALL = tuple(((6 + k) % CAPACITY, 100 + k) for k in range(8))
 DEEDS = {
-    "write": Deed(RATIO, writes, (*COMMIT, *WRITE), batch=BATCH),
+    "write": Deed(RATIO, writes, (*COMMIT, *WRITE, *STEPS), batch=BATCH),
     "write to a queue": Deed(QUEUE, writes, (*COMMIT, *WRITE), batch=BATCH),
     "write to both": Deed(BOTH, writes, (*COMMIT, *WRITE), batch=BATCH),
     "placed write": Deed(RATIO, places, (*COMMIT, *WRITE), batch=((7, 100), (6, 101))),
@@ -264,15 +231,15 @@ DEEDS = {
 DEAD: dict[str, tuple[Deed, Callable[[Path], object]]] = {
     "reap a claimer": (
         Deed(RATIO, called, ("flow.pending", "flow.settled")),
-        lambda path: dies_in(path, claims),
+        lambda path: dies_after(path, claims),
     ),
     "reap who waited": (
         Deed(RATIO, called, WAIT),
-        lambda path: dies_in(path, registers),
+        lambda path: dies_after(path, registers),
     ),
     "reap a reader": (
         Deed(QUEUE, called, (), taken=4),
-        lambda path: dies_in(path, reads),
+        lambda path: dies_after(path, reads),
     ),
     "repair a claim": (
         Deed(RATIO, called, ("flow.pending", "flow.promised", "flow.limited")),
@@ -343,7 +310,9 @@ def require_mended(engine: Engine, deed: Deed) -> None:
     elif limiter.max_times_sampled is not None:
         require_queue(ring_of(engine), limiter, deed, ours, bool(there))
     else:
-        if deed.work in NOT_COUNTED:
+        if deed.work in NOT_DRAWN:
+            assert ring_of(engine).admission.rate_status().ahead == 1 + len(ours)
+        if deed.work is writes_past_the_limit:
             assert ring_of(engine).admission.rate_status().ahead == 1
         require_ratio(ring_of(engine), limiter)
 
@@ -418,55 +387,39 @@ def test_nobody_waits_for_a_victim_of_flow_control(
     tmp_path: Path, name: str, point: str, kind: str
 ) -> None:
     deed = DEEDS[name]
-    for passing in PASSINGS:
-        with buffer(tmp_path / str(passing), deed, kind) as survivor:
-            assert survivor.path is not None
-            killed = dies(survivor.path, point, deed.work, after=passing)
-            assert killed or passing, f"{point} was never reached"
-            if not killed:
-                break
-            require_mended(survivor, deed)
+    for survivor in each_death(
+        tmp_path,
+        lambda path: buffer(path, deed, kind),
+        lambda path, passing: dies(path, point, deed.work, after=passing),
+        PASSINGS,
+    ):
+        require_mended(survivor, deed)
 
 
 @pytest.mark.product(few=5)
 @pytest.mark.parametrize(("name", "point"), PAIRS)
 def test_recovery_alone_leaves_nobody_waiting(tmp_path: Path, name: str, point: str) -> None:
     deed = DEEDS[name]
-    for passing in (0, 1, 4):
-        path = tmp_path / str(passing)
-        with buffer(path, deed):
-            pass
-        if not dies(path, point, deed.work, after=passing):
-            assert passing
-            break
-        with Engine.open(path, None) as found:
-            assert found.report is not None
-            require_mended(found, deed)
+    for found in each_recovery(
+        tmp_path,
+        lambda path: buffer(path, deed),
+        lambda path, passing: dies(path, point, deed.work, after=passing),
+        (0, 1, 4),
+    ):
+        require_mended(found, deed)
 
 
-HELD = [(name, point) for name, point in PAIRS if name != "leave in a wait"]
+HELD = [(name, point) for name, point in PAIRS if name != "leave in a wait" and point not in STEPS]
 
 
 @pytest.mark.product(few=5)
 @pytest.mark.parametrize(("name", "point"), HELD)
 def test_a_waiter_gets_the_mutex_of_a_limited_victim(tmp_path: Path, name: str, point: str) -> None:
     deed, path = DEEDS[name], tmp_path / "buffer"
-    started, start = os.pipe()
-
-    def waits() -> None:
-        with Engine.open(path, None) as waiter:
-            os.write(start, b"x")
-            require_consistent(waiter)
-
     with buffer(path, deed) as survivor:
-        with stopped_at(path, point, deed.work):
-            waiter = fork(waits)
-            assert os.read(started, 1) == b"x"
-        assert ended(waiter) == 0
+        waits_for_the_mutex_of(path, point, deed.work, require_consistent)
         assert survivor.stats()["repairs"] == 1
         require_mended(survivor, deed)
-    os.close(started)
-    os.close(start)
 
 
 @pytest.mark.product(few=3)
@@ -475,32 +428,13 @@ def test_a_process_that_dies_repairing_a_limited_buffer_is_followed_by_another(
     tmp_path: Path, name: str, point: str
 ) -> None:
     deed, dead = DEAD[name]
-    for passing in PASSINGS:
-        with buffer(tmp_path / str(passing), deed) as survivor:
-            assert survivor.path is not None
-            dead(survivor.path)
-            killed = mends(survivor.path, point, passing)
-            assert killed or passing, f"{point} was never reached"
-            if not killed:
-                break
-            require_mended(survivor, deed)
 
-
-@pytest.mark.parametrize("name", DEAD)
-@pytest.mark.parametrize("point", python_points("recover"))
-def test_a_recovery_of_a_limited_buffer_is_repeated(tmp_path: Path, name: str, point: str) -> None:
-    deed, dead = DEAD[name]
-    for passing in range(6):
-        path = tmp_path / str(passing)
-        with buffer(path, deed):
-            pass
+    def kill(path: Path, passing: int) -> bool:
         dead(path)
-        killed = mends(path, point, passing)
-        assert killed or passing or point in NEVER, f"{point} was never reached"
-        if not killed:
-            break
-        with Engine.open(path, None) as found:
-            require_mended(found, deed)
+        return mends(path, point, passing)
+
+    for survivor in each_death(tmp_path, lambda path: buffer(path, deed), kill, PASSINGS):
+        require_mended(survivor, deed)
 
 
 #: Where there is no schema, or bytes are not believed.
@@ -510,29 +444,49 @@ NEVER = (
 )
 
 
+@pytest.mark.parametrize("name", DEAD)
+@pytest.mark.parametrize(
+    "point", [point for point in python_points("recover") if point not in NEVER]
+)
+def test_a_recovery_of_a_limited_buffer_is_repeated(tmp_path: Path, name: str, point: str) -> None:
+    deed, dead = DEAD[name]
+
+    def kill(path: Path, passing: int) -> bool:
+        dead(path)
+        return mends(path, point, passing)
+
+    for found in each_recovery(tmp_path, lambda path: buffer(path, deed), kill, range(6)):
+        require_mended(found, deed)
+
+
 @pytest.mark.parametrize("before", [None, OTHER])
 @pytest.mark.parametrize("point", python_points("limit"))
 def test_a_limiter_before_the_first_item_is_whole(
     tmp_path: Path, point: str, before: RateLimiter | None
 ) -> None:
-    for passing in range(10):
-        path = tmp_path / str(passing)
-        with Engine.open(path, replace(settings("rows"), alpha=None)) as survivor:
+    @contextmanager
+    def undefined(path: Path) -> Iterator[Engine]:
+        with Engine.open(path, replace(settings("rows"), alpha=None)) as engine:
             if before is not None:
-                survivor.set_limiter(before)
-            if not dies(path, point, sets(RATIO), after=passing):
-                assert passing
-                break
-            done = point == "limit.published"
-            assert told(survivor.limiter) == told(RATIO if done else before)
-            ring = survivor.define(schema())
-            limiter = survivor.limiter
-            assert limiter is None or limiter.min_size > 1
-            if limiter is not None:
-                assert not goes(lambda: ring.admission.admit(1))  # noqa: B023
-                write(ring, range(limiter.min_size))
-                require_ratio(ring, limiter)
-            require_sound(survivor)
+                engine.set_limiter(before)
+            yield engine
+
+    for survivor in each_death(
+        tmp_path,
+        undefined,
+        lambda path, passing: dies(path, point, sets(RATIO), after=passing),
+        range(10),
+    ):
+        done = point == "limit.published"
+        assert told(survivor.limiter) == told(RATIO if done else before)
+        ring = survivor.define(schema())
+        limiter = survivor.limiter
+        assert limiter is None or limiter.min_size > 1
+        if limiter is not None:
+            assert not goes(lambda: ring.admission.admit(1))  # noqa: B023
+            write(ring, range(limiter.min_size))
+            require_ratio(ring, limiter)
+        require_sound(survivor)
 
 
 def test_every_point_of_flow_control_is_died_at() -> None:

@@ -6,8 +6,6 @@ lie in a file are known to be committed if, and only if, their items are there.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,8 +22,9 @@ from shmbuffer.memory.format.ledger import RESERVATIONS, ReservationState
 from tests.crash.harness import (
     CAPACITY,
     dies,
-    ended,
-    fork,
+    dies_after,
+    each_death,
+    each_recovery,
     goes,
     mends,
     native_points,
@@ -33,10 +32,10 @@ from tests.crash.harness import (
     require_sound,
     schema,
     settings,
-    stopped_at,
+    take_all,
+    waits_for_the_mutex_of,
     write,
 )
-from tests.crash.test_flow import take_all
 from tests.kit.rings import ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
@@ -116,15 +115,6 @@ def expires(engine: Engine) -> None:
 # The dead that others find.
 
 
-def dies_in(path: Path, work: Callable[[Engine], None]) -> None:
-    def body() -> None:
-        engine = Engine.open(path, None)
-        work(engine)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    assert ended(fork(body)) == -signal.SIGKILL
-
-
 def claims(engine: Engine) -> None:
     name = reserve(engine, 4)
     ring_of(engine).seat.native.hold(name, 0, 0, 0)
@@ -161,24 +151,29 @@ COMMITS = (
     *("write.marking", "write.payload", "write.committing", "write.commit", "write.count"),
     *("write.idle", "write.done"),
 )
-DEAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+DEAD: dict[str, tuple[Deed, Callable[[Path], object], tuple[str, ...]]] = {
     "reap a holder": (
-        lambda path: dies_in(path, reserves),
+        DEEDS["reserve"],
+        lambda path: dies_after(path, reserves),
         ("reserve.ended", "reserve.counted"),
     ),
     "reap a claim of a holder": (
-        lambda path: dies_in(path, claims),
+        Deed(claims, ()),
+        lambda path: dies_after(path, claims),
         ("reserve.ended",),
     ),
     "repair a reservation": (
+        DEEDS["reserve"],
         lambda path: dies(path, "reserve.open", reserves),
         ("reserve.mended", "reserve.counted", "reserve.expiry", "reserve.ended"),
     ),
     "repair a claim": (
+        DEEDS["commit pieces"],
         lambda path: dies(path, "reserve.claimed", commits_pieces),
         ("reserve.mended", "reserve.counted", "reserve.expiry"),
     ),
     "repair a commit": (
+        DEEDS["commit pieces"],
         lambda path: dies(path, "write.committing", commits_pieces),
         ("reserve.spent", "reserve.mended", "reserve.counted"),
     ),
@@ -189,15 +184,15 @@ PAIRS += [
     for name in ("commit", "commit pieces", "commit beside a ratio")
     for point in COMMITS
 ]
-MENDING = [(name, point) for name, (_, points) in DEAD.items() for point in points]
+MENDING = [(name, point) for name, (*_, points) in DEAD.items() for point in points]
 
 
 @contextmanager
-def buffer(path: Path, deed: Deed | None = None) -> Iterator[tuple[Engine, int]]:
+def buffer(path: Path, deed: Deed) -> Iterator[tuple[Engine, int]]:
     """A limited buffer with items, and what names the survivor's reservation."""
     with Engine.open(path, replace(settings("rows"), alpha=None)) as engine:
         ring = engine.define(schema())
-        engine.set_limiter(QUEUE if deed is None else deed.limiter)
+        engine.set_limiter(deed.limiter)
         write(ring, range(WRITTEN))
         yield engine, reserve(engine, OURS)
 
@@ -214,7 +209,7 @@ def require_consistent(engine: Engine) -> None:
     assert (entries["phase"][claimed["entry"]] == Phase.PAYLOAD).all()
 
 
-def require_mended(engine: Engine, name: int | None) -> None:
+def require_mended(engine: Engine, name: int | None, deed: Deed) -> None:
     """All that has to be true after a death, then what the buffer is for."""
     ring = ring_of(engine)
     require_consistent(engine)
@@ -233,6 +228,8 @@ def require_mended(engine: Engine, name: int | None) -> None:
     assert there.items() - batch.items() == {(0, 0), (1, 1)}
     done = states.count(ReservationState.DONE)
     assert done <= bool(batch)
+    if deed.work is commits_pieces:
+        assert done == bool(batch), "pieces are known to be committed if their items are there"
     if done:
         assert ring.reservations.is_done(NUMBER)
         assert ring.reservations.is_done(NUMBER, forget=True)
@@ -258,56 +255,31 @@ def require_room(ring: Ring, name: int | None, batch: int) -> None:
         assert int(ring.seat.control.runtime["reserved"][0]) == 0
 
 
-def is_there(path: Path) -> bool:
-    """Whether the victim's batch is, after a commit of its pieces."""
-    with Engine.open(path, None) as engine:
-        engine.seat.reap_dead()
-        return 100 in read_all(ring_of(engine)).values()
-
-
 @pytest.mark.parametrize(("name", "point"), PAIRS)
 def test_what_a_victim_has_reserved_is_free_and_ours_stays_ours(
     tmp_path: Path, name: str, point: str
 ) -> None:
     deed = DEEDS[name]
-    for passing in PASSINGS:
-        with buffer(tmp_path / str(passing), deed) as (survivor, ours):
-            assert survivor.path is not None
-            killed = dies(survivor.path, point, deed.work, after=passing)
-            assert killed or passing, f"{point} was never reached"
-            if not killed:
-                break
-            require_mended(survivor, ours)
-
-
-@pytest.mark.parametrize("point", [*CLAIM, *COMMITS])
-def test_pieces_are_known_to_be_committed_if_their_items_are_there(
-    tmp_path: Path, point: str
-) -> None:
-    for passing in PASSINGS:
-        with buffer(tmp_path / str(passing)) as (survivor, _):
-            assert survivor.path is not None
-            if not dies(survivor.path, point, commits_pieces, after=passing):
-                assert passing
-                break
-            there = is_there(survivor.path)
-            assert ring_of(survivor).reservations.is_done(NUMBER) == there
+    for survivor, ours in each_death(
+        tmp_path,
+        lambda path: buffer(path, deed),
+        lambda path, passing: dies(path, point, deed.work, after=passing),
+        PASSINGS,
+    ):
+        require_mended(survivor, ours, deed)
 
 
 @pytest.mark.product(few=6)
 @pytest.mark.parametrize(("name", "point"), PAIRS)
 def test_recovery_ends_all_reservations(tmp_path: Path, name: str, point: str) -> None:
     deed = DEEDS[name]
-    for passing in (0, 1, 4):
-        path = tmp_path / str(passing)
-        with buffer(path, deed):
-            pass
-        if not dies(path, point, deed.work, after=passing):
-            assert passing
-            break
-        with Engine.open(path, None) as found:
-            assert found.report is not None
-            require_mended(found, None)
+    for found in each_recovery(
+        tmp_path,
+        lambda path: buffer(path, deed),
+        lambda path, passing: dies(path, point, deed.work, after=passing),
+        (0, 1, 4),
+    ):
+        require_mended(found, None, deed)
 
 
 @pytest.mark.product(few=6)
@@ -316,36 +288,23 @@ def test_a_waiter_gets_the_mutex_of_a_victim_that_reserves(
     tmp_path: Path, name: str, point: str
 ) -> None:
     deed, path = DEEDS[name], tmp_path / "buffer"
-    started, start = os.pipe()
-
-    def waits() -> None:
-        with Engine.open(path, None) as waiter:
-            os.write(start, b"x")
-            require_consistent(waiter)
-
     with buffer(path, deed) as (survivor, ours):
-        with stopped_at(path, point, deed.work):
-            waiter = fork(waits)
-            assert os.read(started, 1) == b"x"
-        assert ended(waiter) == 0
-        require_mended(survivor, ours)
-    os.close(started)
-    os.close(start)
+        waits_for_the_mutex_of(path, point, deed.work, require_consistent)
+        require_mended(survivor, ours, deed)
 
 
 @pytest.mark.parametrize(("name", "point"), MENDING)
 def test_a_process_that_dies_mending_reservations_is_followed_by_another(
     tmp_path: Path, name: str, point: str
 ) -> None:
-    for passing in (0, 1, 2, 3, 4):
-        with buffer(tmp_path / str(passing)) as (survivor, ours):
-            assert survivor.path is not None
-            DEAD[name][0](survivor.path)
-            killed = mends(survivor.path, point, passing)
-            assert killed or passing, f"{point} was never reached"
-            if not killed:
-                break
-            require_mended(survivor, ours)
+    deed, dead, _ = DEAD[name]
+
+    def kill(path: Path, passing: int) -> bool:
+        dead(path)
+        return mends(path, point, passing)
+
+    for survivor, ours in each_death(tmp_path, lambda path: buffer(path, deed), kill, range(5)):
+        require_mended(survivor, ours, deed)
 
 
 def test_a_table_that_is_full_is_free_again_when_its_holder_is_dead(tmp_path: Path) -> None:
@@ -354,12 +313,12 @@ def test_a_table_that_is_full_is_free_again_when_its_holder_is_dead(tmp_path: Pa
         for _ in range(RESERVATIONS - 1):
             reserve(engine, 1)
 
-    with buffer(tmp_path / "buffer") as (survivor, ours):
-        assert survivor.path is not None
-        dies_in(survivor.path, fills)
+    deed = Deed(fills, ())
+    with buffer(tmp_path / "buffer", deed) as (survivor, ours):
+        dies_after(tmp_path / "buffer", fills)
         survivor.set_limiter(QUEUE)
         assert int(np.count_nonzero(table_of(survivor.seat)["state"])) == RESERVATIONS
-        require_mended(survivor, ours)
+        require_mended(survivor, ours, deed)
 
 
 def test_every_point_of_reservations_is_died_at() -> None:

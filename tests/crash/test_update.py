@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,13 @@ import pytest
 from shmbuffer.memory import Engine, Totals
 from tests.crash.harness import (
     dies,
-    ended,
-    fork,
     native_points,
     read_all,
     require_sound,
     require_usable,
     sample,
-    stopped_at,
     succeeds,
+    waits_for_the_mutex_of,
     write,
 )
 
@@ -94,20 +91,12 @@ def test_a_waiter_gets_the_mutex_of_a_dead_learner(survivor: Engine, point: str)
     path = survivor.path
     assert path is not None
     write(survivor.ring(), range(8))  # type: ignore[arg-type]
-    started, start = os.pipe()
 
-    def waits() -> None:
-        with Engine.open(path, None) as waiter:
-            os.write(start, b"x")
-            sample(waiter.ring())  # type: ignore[arg-type]
-            update(waiter, [1], 3.0)
+    def acts(waiter: Engine) -> None:
+        sample(waiter.ring())  # type: ignore[arg-type]
+        update(waiter, [1], 3.0)
 
-    with stopped_at(path, point, lambda engine: update(engine, [0, 5])):
-        waiter = fork(waits)
-        assert os.read(started, 1) == b"x"
-    assert ended(waiter) == 0
-    os.close(started)
-    os.close(start)
+    waits_for_the_mutex_of(path, point, lambda engine: update(engine, [0, 5]), acts)
     require_sound(survivor)
     assert survivor.ring().tree.priorities()[1] == 3.0  # type: ignore[union-attr]
     assert survivor.stats()["repairs"] == 1

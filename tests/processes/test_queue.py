@@ -11,7 +11,7 @@ import pytest
 
 from shmbuffer import RateLimiter, RateLimitError, attach
 from shmbuffer.memory.upkeep.inspect import inspect
-from tests.processes.players import until, waits
+from tests.processes.players import waits
 from tests.processes.test_flow import AGO, Stage, says
 
 CAPACITY = 8
@@ -142,17 +142,6 @@ def test_emptying_lets_both_sides_go_on(stage: Stage) -> None:
     assert learner.answer().numbers == [12, 13, 14, 15, 16]
 
 
-def test_slots_of_dead_writers_are_room_again(stage: Stage) -> None:
-    collector = stage.player()
-    for _ in range(3):
-        dying = stage.player()
-        dying.tell("extend and die", 0, 4, "write.claimed")
-        dying.died()
-    collector.done("extend", 100, 4)
-    learner = stage.player()
-    assert learner.done("sample", 4) == [100, 101, 102, 103]
-
-
 def test_a_queue_that_is_full_of_gaps_says_that_less_can_come_out(stage: Stage) -> None:
     """Else the learner would wait for writers, who wait for it."""
     collector, learner = stage.player(), stage.player()
@@ -172,20 +161,6 @@ def test_a_queue_that_is_full_of_gaps_says_that_less_can_come_out(stage: Stage) 
     assert learner.done("sample", 7) == [0, 1, 3, 4, 5, 6, 7]
     assert collector.answer().error is None
     assert learner.done("sample", 1) == [8]
-
-
-def test_batches_that_cannot_meet_are_told_how_large_the_queue_has_to_be(stage: Stage) -> None:
-    collector, learner = stage.player(), stage.player()
-    collector.done("extend", 0, 5)
-    collector.tell("extend", 5, 5)
-    collector.waits()
-    learner.tell("sample", 8)
-    first = until(lambda: next((p for p in (collector, learner) if p.heard()), None))
-    error = first.answer().error
-    assert str(error) == (
-        f"{stage.path}: writes of 5 items and samples of 8 wait for each other: the queue has to "
-        "have room for at least 12 items; it has 8"
-    )
 
 
 def test_a_stopped_writer_is_named_by_the_client_that_waits_for_its_items(stage: Stage) -> None:

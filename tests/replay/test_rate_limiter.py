@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ pytestmark = [pytest.mark.product(few=4), pytest.mark.filterwarnings("ignore:sam
 
 LIMITER = RateLimiter(2, error_buffer=8, when_no_peer="wait")
 QUEUE = RateLimiter(max_times_sampled=1)
+RECORDS = (LazyStackStorage, CompressedListStorage)
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +163,7 @@ def test_every_sampler_can_be_limited(make: MakeStorage, sampler: Any) -> None:
     refuses(lambda: rb.sample(timeout=0), ".*sample waits: 2 samples per insert wanted, 4 seen.*")
 
 
-@pytest.mark.parametrize("kind", [LazyStackStorage, CompressedListStorage])
+@pytest.mark.parametrize("kind", RECORDS)
 def test_records_can_be_limited(kind: Any, tmp_path: Path) -> None:
     where = {"scratch_dir": tmp_path / "buffer", "shared_init": True}
     rb = buffer(kind(16, max_bytes=2**20, **where))
@@ -365,15 +365,17 @@ def test_the_same_limiter_again_leaves_the_balance_alone(tmp_path: Path) -> None
     third.storage.close()
 
 
-def require_that_closing_wakes(
-    storage: LazyMemmapStorage, rb: Any, call: Callable[[], object]
-) -> None:
-    """A thread that waits in the call is told that its handle was closed."""
+@pytest.mark.parametrize("waits", ["extend", "the first sample"])
+def test_closing_a_handle_wakes_its_waiting_thread(tmp_path: Path, waits: str) -> None:
+    storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
+    rb = buffer(storage)
+    if waits == "extend":
+        rb.extend(items(5))
     raised: list[BaseException] = []
 
     def wait() -> None:
         try:
-            call()
+            rb.extend(items(1)) if waits == "extend" else rb.sample()
         except BaseException as error:
             raised.append(error)
 
@@ -382,35 +384,9 @@ def require_that_closing_wakes(
     control = engine_of(storage).seat.control
     while not control.entries["waits_for"].any():
         pass
-    rb.storage.close()
+    storage.close()
     waiting.join(30)
     assert [type(error) for error in raised] == [BufferClosedError]
-
-
-def test_closing_a_handle_wakes_its_waiting_thread(tmp_path: Path) -> None:
-    storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
-    rb = buffer(storage)
-    rb.extend(items(5))
-    require_that_closing_wakes(storage, rb, lambda: rb.extend(items(1)))
-
-
-def test_closing_a_handle_wakes_its_thread_that_waits_for_the_first_item(tmp_path: Path) -> None:
-    storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
-    rb = buffer(storage)
-    require_that_closing_wakes(storage, rb, rb.sample)
-
-
-def test_loading_a_checkpoint_restarts_the_count_of_the_ratio(
-    make: MakeStorage, tmp_path: Path
-) -> None:
-    rb = buffer(make(16))
-    rb.extend(items(5))
-    rb.dumps(tmp_path / "save")
-    rb.sample()
-    rb.loads(tmp_path / "save")
-    assert (len(rb), ahead(rb)) == (5, 0)
-    rb.load_state_dict(rb.state_dict())
-    assert (len(rb), ahead(rb)) == (5, 0)
 
 
 def test_a_queue_loads_no_checkpoint_until_its_limiter_is_removed(
@@ -467,6 +443,8 @@ def test_a_load_is_not_limited_and_the_ratio_counts_from_there(
     source.dumps(tmp_path / "save")
     tight = RateLimiter(4, min_size=2, error_buffer=4, when_no_peer="wait")
     rb = buffer(make(16), tight)
+    rb.extend(items(2))
+    rb.sample(3)
     if way == "loads":
         rb.loads(tmp_path / "save")
     else:
@@ -480,11 +458,18 @@ def test_a_load_is_not_limited_and_the_ratio_counts_from_there(
 @pytest.mark.product("way written")
 @pytest.mark.parametrize("way", ["extend", "loads", "loads over others", "load_state_dict"])
 @pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("kind", ["rows", *RECORDS])
 def test_a_queue_that_is_set_on_a_filled_buffer_hands_out_all_of_it_oldest_first(
-    make: MakeStorage, tmp_path: Path, written: int, way: str
+    make: MakeStorage, tmp_path: Path, written: int, way: str, kind: Any
 ) -> None:
     """A load uses up a lap of tickets, and the queue began behind what was loaded."""
-    source, rb = buffer(make(16), None), buffer(make(16), None)
+    if kind == "rows":
+        source, rb = buffer(make(16), None), buffer(make(16), None)
+    else:
+        source, rb = (
+            buffer(kind(16, max_bytes=2**16, scratch_dir=tmp_path / name, shared_init=True), None)
+            for name in ("source", "loaded")
+        )
     filled(source, written)
     source.dumps(tmp_path / "save")
     if way == "loads over others":
@@ -496,29 +481,9 @@ def test_a_queue_that_is_set_on_a_filled_buffer_hands_out_all_of_it_oldest_first
     else:
         rb.loads(tmp_path / "save")
     rb.rate_limiter = QUEUE
-    expected = list(range(written))[-16:]
-    assert come_out(rb) == expected
-    rb.extend(items(16, 200), timeout=0)  # all of it is room again
-    assert come_out(rb) == list(range(200, 216))
-
-
-@pytest.mark.parametrize("kind", [LazyStackStorage, CompressedListStorage])
-@pytest.mark.parametrize("written", WRITTEN)
-def test_a_queue_that_is_set_on_loaded_records_hands_out_all_of_them_oldest_first(
-    kind: Any, written: int, tmp_path: Path
-) -> None:
-    source, rb = (
-        buffer(kind(16, max_bytes=2**16, scratch_dir=tmp_path / name, shared_init=True), None)
-        for name in ("source", "loaded")
-    )
-    filled(source, written)
-    source.dumps(tmp_path / "save")
-    rb.loads(tmp_path / "save")
-    rb.rate_limiter = QUEUE
     rb.extend(items(max(0, 16 - written), written), timeout=0)  # what is free is room
-    expected = list(range(max(16, written)))[-16:]
-    assert come_out(rb) == expected
-    rb.extend(items(16, 200), timeout=0)
+    assert come_out(rb) == list(range(max(16, written)))[-16:]
+    rb.extend(items(16, 200), timeout=0)  # all of it is room again
     assert come_out(rb) == list(range(200, 216))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer import RateLimiter, RateLimitError, RateLimitTimeout
-from shmbuffer._native import _core
+from shmbuffer import RateLimiter, RateLimitTimeout
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.flow import waiting
 from shmbuffer.memory.flow.waiting import PASSES_ONCE
@@ -39,47 +37,6 @@ def pending(engine: Engine) -> tuple[int, int]:
 
 def ahead(ring: Ring) -> float:
     return ring.admission.rate_status().ahead
-
-
-def write_as_another(engine: Engine, numbers: range, point: str) -> None:
-    """Another process writes, and is killed at a crash point."""
-
-    def work(_: Parent) -> None:
-        engine.seat.rejoin()
-        _core.arm(point, "kill")
-        write(ring_of(engine), numbers)
-
-    with child(work) as other:
-        assert other.end() == -9
-    engine.seat.reap_dead()
-
-
-@pytest.mark.product(few=2)
-@pytest.mark.crash
-@pytest.mark.parametrize(
-    ("point", "written"),
-    [
-        ("flow.pending", 0),
-        ("flow.promised", 0),
-        ("write.claimed", 0),
-        ("write.committing", 3),
-        ("write.count", 3),
-        ("write.idle", 3),
-        ("flow.settled", 3),
-        ("write.done", 3),
-    ],
-)
-def test_a_writer_that_is_killed_promises_nothing_any_more(
-    engine: Engine, ring: Ring, point: str, written: int
-) -> None:
-    write(ring, range(1))
-    write_as_another(engine, range(1, 4), point)
-    assert pending(engine) == (0, 0)
-    assert ring.write_count == 1 + written
-    assert ahead(ring) == 2 * written
-    write(ring, range(4 - written))  # up to the error buffer, and no further
-    with pytest.raises(RateLimitTimeout), deadline.within(0):
-        write(ring, range(1))
 
 
 def test_a_write_that_waited_for_samples_has_its_full_time_for_a_slot(
@@ -139,36 +96,6 @@ def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(ring: Ring) ->
     ring.admission.cancel(0)
     ring.admission.cancel(8)  # of the draw before: this thread's last one was not counted
     assert ahead(ring) == -8
-
-
-def test_both_sides_that_wait_for_each_other_are_told_what_they_need(
-    engine: Engine, ring: Ring, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of them is this process; whichever looks first says it."""
-    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
-    write(ring, range(4))  # 6 ahead: 2 more would be 10, and 16 drawn would be -10
-    errors: list[RateLimitError] = []
-
-    def draw() -> None:
-        try:
-            ring.admission.admit(15)
-        except RateLimitError as error:
-            errors.append(error)
-            ring.admission.admit(4)  # so that the other one goes on
-
-    sampler = threading.Thread(target=draw)
-    sampler.start()
-    try:
-        write(ring, range(2))
-    except RateLimitError as error:
-        errors.append(error)
-        write(ring, range(1))
-    sampler.join()
-    text = (
-        f"{engine.where}: writes of 2 items and samples of 15 wait for each other: with 2 samples "
-        "per insert the error buffer has to be at least 9.5; it is 8"
-    )
-    assert str(errors[0]) == text
 
 
 def test_a_stopped_client_that_could_go_on_is_waited_for(

@@ -25,12 +25,11 @@ from tests.crash.harness import (
     ended,
     fork,
     goes,
-    number_of,
     place,
-    read_all,
     schema,
     settings,
     stopped_at,
+    take,
     write,
 )
 from tests.kit.rings import ring_of
@@ -44,21 +43,6 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     with Engine.open(tmp_path / "buffer", Settings(capacity=CAPACITY)) as engine:
         engine.define(schema())
         yield engine
-
-
-def take(ring: Ring, count: int) -> list[int]:
-    """Numbers of the next items of a queue."""
-    index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-    with deadline.within(0):
-        assert ring.admission.take(index, tickets)
-    try:
-        if ring.records is not None:
-            drawn = ring.records.read(index)
-            return [number_of(drawn.batch.body(row)) for row in range(count)]
-        there = read_all(ring)
-        return [there[int(slot)] for slot in index]
-    finally:
-        ring.admission.release()
 
 
 def test_a_claim_that_ended_in_a_repair_is_settled_once(engine: Engine) -> None:
@@ -315,16 +299,30 @@ def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -
 
 
 def waits(path: Path, call: Callable[[Ring], object], told: int) -> None:
-    """A client that waits, and says so when it does; exit status 3: it was told of a deadlock."""
+    """A client that waits, and says so when it does."""
     with Engine.open(path, None) as engine:
-        ring = ring_of(engine)
         say = threading.Thread(target=lambda: _say_that_it_waits(engine, told))
         say.start()
-        try:
-            call(ring)
-        except RateLimitError:
-            os._exit(3)
+        call(ring_of(engine))
         say.join()
+
+
+@contextmanager
+def a_stopped_client_waits(
+    path: Path, ring: Ring, call: Callable[[Ring], object]
+) -> Iterator[None]:
+    """Another process that waits in the call, and is stopped before it can be told anything."""
+    hear, told = os.pipe()
+    pid = fork(lambda: waits(path, call, told))
+    try:
+        assert os.read(hear, 1) == b"."
+        stop(pid, ring)
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        ended(pid)
+        os.close(hear)
+        os.close(told)
 
 
 def stop(pid: int, ring: Ring) -> None:
@@ -343,41 +341,60 @@ def _say_that_it_waits(engine: Engine, told: int) -> None:
     os.write(told, b".")
 
 
+@pytest.mark.parametrize("told", ["writer", "sampler"])
 @pytest.mark.parametrize(
     ("limiter", "before", "writes", "draws", "says"),
     [
-        (RateLimiter(samples_per_insert=1, error_buffer=4), 4, 3, 8, "at least 5.5"),
-        (QUEUE, 6, 3, 7, "room for at least 9 items"),
-        (RateLimiter(max_times_sampled=1, min_size=7), 6, 3, 2, "room for at least 9 items"),
+        (
+            RateLimiter(samples_per_insert=1, error_buffer=4),
+            *(4, 3, 8),
+            "with 1 samples per insert the error buffer has to be at least 5.5; it is 4",
+        ),
+        (QUEUE, 6, 3, 7, "the queue has to have room for at least 9 items; it has 8"),
+        (
+            RateLimiter(max_times_sampled=1, min_size=7),
+            *(6, 3, 2),
+            "the queue has to have room for at least 9 items; it has 8",
+        ),
     ],
     ids=["ratio", "queue", "min_size of a queue"],
 )
-def test_both_sides_are_told_that_they_wait_for_each_other(
-    engine: Engine, limiter: RateLimiter, before: int, writes: int, draws: int, says: str
+def test_the_side_that_looks_is_told_that_both_sides_wait_for_each_other(
+    engine: Engine,
+    limiter: RateLimiter,
+    before: int,
+    writes: int,
+    draws: int,
+    says: str,
+    told: str,
 ) -> None:
     """Of a queue neither was: both waited for ever."""
     ring = ring_of(engine)
     engine.set_limiter(limiter)
     write(ring, range(before))
-    path = engine.path
-    assert path is not None
-    hear, told = os.pipe()
-    pid = fork(lambda: waits(path, lambda other: write(other, range(writes)), told))
-    assert os.read(hear, 1) == b"."
-    stop(pid, ring)  # or it may be told first
-    index = np.empty(draws, np.int64)
 
-    def draw() -> None:
+    def writer(ring: Ring) -> None:
+        write(ring, range(writes))
+
+    def sampler(ring: Ring) -> None:
+        index = np.empty(draws, np.int64)
         ring.admission.admit(draws)
         ring.admission.take(index, index.copy())
 
-    with pytest.raises(RateLimitError, match=says) as raised, deadline.within(20):
-        draw()
+    looks, other = (writer, sampler) if told == "writer" else (sampler, writer)
+    path = engine.path
+    assert path is not None
+    with (
+        a_stopped_client_waits(path, ring, other),
+        pytest.raises(RateLimitError) as raised,
+        deadline.within(20),
+    ):
+        looks(ring)
     assert not isinstance(raised.value, RateLimitTimeout)
-    os.kill(pid, signal.SIGKILL)
-    ended(pid)
-    os.close(hear)
-    os.close(told)
+    assert str(raised.value) == (
+        f"{path}: writes of {writes} items and samples of {max(draws, limiter.min_size)} wait for "
+        f"each other: {says}"
+    )
 
 
 @pytest.mark.parametrize("placed", [False, True])
@@ -431,17 +448,8 @@ def full_of_records(path: Path) -> Iterator[Ring]:
         ring = engine.define(schema(kind))
         engine.set_limiter(QUEUE)
         write(ring, LARGE[:5])
-        hear, told = os.pipe()
-        pid = fork(lambda: waits(path, lambda other: write(other, LARGE[5:6]), told))
-        assert os.read(hear, 1) == b"."
-        stop(pid, ring)
-        try:
+        with a_stopped_client_waits(path, ring, lambda other: write(other, LARGE[5:6])):
             yield ring
-        finally:
-            os.kill(pid, signal.SIGKILL)
-            ended(pid)
-            os.close(hear)
-            os.close(told)
 
 
 def test_both_sides_are_told_that_a_queue_has_too_few_bytes_for_them(tmp_path: Path) -> None:
