@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -13,97 +12,36 @@ import numpy as np
 import pytest
 
 from shmbuffer import RateLimiter, RateLimitTimeout
-from shmbuffer._native import _core
-from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, consumer_version
+from shmbuffer.memory import Engine, Ring, Settings, consumer_version
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.status import TooOld
-from shmbuffer.memory.format.layout import Alone, Limit
 from shmbuffer.memory.system import deadline
+from tests.kit.rings import ring_of
+from tests.memory.rows import schema
+from tests.memory.rows import write as write_rows
 
-LONG_NS = 5 * 10**9
 GATE = RateLimiter(max_staleness=2, items_per_version=4)
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     with Engine.open(tmp_path / "buffer", Settings(capacity=64)) as made:
+        made.define(schema(64))
         yield made
 
 
-def ring_of(engine: Engine) -> Ring:
-    return engine.define(Schema((Leaf(("number",), "int64", ()),), 64))
-
-
 def write(ring: Ring, count: int) -> int:
-    rows = np.arange(count)
-    return ring.write([rows.ctypes.data], count)
+    return write_rows(ring, range(count))
 
 
 def goes(ring: Ring, count: int) -> bool:
-    """Whether so many items may be claimed now; they are, and committed."""
-    status = ring.seat.native.claim(count, 0, LONG_NS)
-    if status < 0:
-        assert status == -_core.LIMITED
-        ring.seat.native.give_up(LONG_NS)
+    """Whether so many items may be written now; they are."""
+    try:
+        with deadline.within(0):
+            write(ring, count)
+    except RateLimitTimeout:
         return False
-    ring.claims._native = ring.seat.native
-    assert ring.seat.native.commit(0, 0, LONG_NS) == 0
     return True
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"max_staleness": -1}, "max_staleness has to be a whole number of at least 0, got -1"),
-        ({"max_staleness": 1.5}, "max_staleness has to be a whole number of at least 0, got 1.5"),
-        (
-            {"max_staleness": 1, "items_per_version": 0},
-            "items_per_version has to be a whole number of at least 1, got 0",
-        ),
-        (
-            {"items_per_version": 8},
-            "items_per_version is what max_staleness waits by: give both",
-        ),
-    ],
-)
-def test_ages_that_cannot_be_are_refused(given: dict[str, float], problem: str) -> None:
-    with pytest.raises(ValueError, match="_") as caught:
-        RateLimiter(**given)  # type: ignore[arg-type]
-    assert str(caught.value) == problem
-
-
-def test_what_is_set_is_what_everybody_reads(engine: Engine) -> None:
-    given = RateLimiter(samples_per_insert=2, max_staleness=0, items_per_version=7)
-    for wanted in (given, GATE, RateLimiter(max_staleness=3), RateLimiter(max_times_sampled=1)):
-        engine.set_limiter(wanted)
-        assert engine.limiter is not None
-        assert wanted.says_the_same(engine.limiter)
-    ring_of(engine)
-    for wanted in (given, GATE, RateLimiter(max_staleness=3), RateLimiter(max_times_sampled=1)):
-        engine.set_limiter(wanted)
-        with Engine.open(engine.path or "", None) as other:
-            assert other.limiter is not None
-            assert wanted.says_the_same(other.limiter)
-    assert (GATE.limits, GATE.alone) == (Limit.AGES, Alone.PASS)
-
-
-@pytest.mark.parametrize("early", [True, False], ids=["before the schema", "after it"])
-def test_so_many_versions_ahead_may_be_written_and_not_an_item_more(
-    engine: Engine, early: bool
-) -> None:
-    if early:
-        engine.set_limiter(GATE)
-    ring = ring_of(engine)
-    if not early:
-        engine.set_limiter(GATE)
-    assert [goes(ring, 1) for _ in range(14)] == [True] * 12 + [False] * 2
-    for _ in range(5):
-        consumer_version.increment(engine.seat)
-        assert not goes(ring, 5)
-        assert goes(ring, 3)
-        assert not goes(ring, 2)
-        assert goes(ring, 1)
-        assert not goes(ring, 1)
 
 
 def test_without_items_per_version_nobody_waits_for_a_version(engine: Engine) -> None:
@@ -127,61 +65,31 @@ def test_a_claim_counts_from_its_beginning_and_no_more_once_it_is_given_back(
         assert not goes(ring_of(other), 1)
 
 
-def test_versions_and_items_count_from_where_the_gate_was_set(engine: Engine) -> None:
-    ring = ring_of(engine)
-    assert goes(ring, 30)
-    consumer_version.store(engine.seat, 100)
-    engine.set_limiter(GATE)
+@pytest.mark.parametrize("since", ["the gate is set", "the buffer is emptied", "a load"])
+def test_versions_and_items_count_from_where_they_last_began(engine: Engine, since: str) -> None:
+    """A version that goes back counts for nothing, and the next ones count as before."""
+    ring, gate = ring_of(engine), replace(GATE, samples_per_insert=1.0, min_size=8, error_buffer=50)
+    if since == "the gate is set":
+        assert goes(ring, 30)
+        consumer_version.store(engine.seat, 100)
+        engine.set_limiter(gate)
+    else:
+        engine.set_limiter(gate)
+        assert goes(ring, 12)
+        assert not goes(ring, 1)
+        consumer_version.store(engine.seat, 100)
+        with ring.admission.uncounted():
+            assert goes(ring, 8)
+        if since == "a load":
+            ring.restore(ring.head, 3, None)
+        else:
+            ring.empty()
     assert goes(ring, 12)
     assert not goes(ring, 1)
     consumer_version.store(engine.seat, 90)
     assert not goes(ring, 1)
     consumer_version.store(engine.seat, 101)
     assert goes(ring, 4)
-    assert not goes(ring, 1)
-
-
-def test_they_count_again_from_where_the_buffer_is_emptied(engine: Engine) -> None:
-    ring = ring_of(engine)
-    engine.set_limiter(replace(GATE, samples_per_insert=1.0, min_size=8, error_buffer=50))
-    assert goes(ring, 12)
-    consumer_version.store(engine.seat, 1)
-    assert goes(ring, 4)
-    assert not goes(ring, 1)
-    ring.empty()
-    assert goes(ring, 12)
-    assert not goes(ring, 1)
-
-
-def test_versions_before_the_first_item_do_not_count(engine: Engine) -> None:
-    ring = ring_of(engine)
-    engine.set_limiter(GATE)
-    for _ in range(3):
-        consumer_version.increment(engine.seat)
-        assert not goes(ring, 13)
-    assert goes(ring, 12)
-    assert not goes(ring, 1)
-    consumer_version.increment(engine.seat)
-    assert goes(ring, 4)
-    assert not goes(ring, 1)
-
-
-def test_items_that_a_ratio_does_not_count_are_written_all_the_same(engine: Engine) -> None:
-    ring = ring_of(engine)
-    engine.set_limiter(replace(GATE, samples_per_insert=1.0, min_size=8, error_buffer=50))
-    assert goes(ring, 12)
-    assert not goes(ring, 1)
-
-
-def test_a_load_goes_on_and_the_gate_counts_from_its_end(engine: Engine) -> None:
-    ring = ring_of(engine)
-    engine.set_limiter(GATE)
-    assert goes(ring, 12)
-    with ring.admission.uncounted():
-        assert goes(ring, 8)
-    assert not goes(ring, 1)
-    ring.restore(ring.head, 3, None)
-    assert goes(ring, 12)
     assert not goes(ring, 1)
 
 
@@ -369,35 +277,3 @@ def test_learners_that_publish_as_they_come_make_what_waits_one_version_later(
                 behind.append(line.learn(consumer))
     assert max(behind) <= 3
     assert behind[4::5] == [2] * 6
-
-
-def test_decisions_are_those_of_the_rule_whatever_comes_when(tmp_path: Path) -> None:
-    choose = random.Random(20)
-    for walk in range(20):
-        settings = Settings(capacity=64)
-        gate = RateLimiter(
-            max_staleness=choose.randrange(4), items_per_version=choose.randrange(1, 9)
-        )
-        with Engine.open(tmp_path / str(walk), settings) as engine:
-            ring = ring_of(engine)
-            version = choose.randrange(5)
-            consumer_version.store(engine.seat, version)
-            engine.set_limiter(gate)
-            base, written = version, 0
-            refused = 0
-            for _ in range(60):
-                if choose.random() < 0.3:
-                    version = max(0, version + choose.choice((1, 1, 1, 2, -1)))
-                    consumer_version.store(engine.seat, version)
-                count = choose.randrange(1, 12)
-                assert gate.max_staleness is not None
-                assert gate.items_per_version is not None
-                base = base if written else version
-                allowed = (max(0, version - base) + gate.max_staleness + 1) * gate.items_per_version
-                fits = written + count <= allowed
-                status = ring.admission.rate_status()
-                assert status.allowed == allowed - written
-                assert goes(ring, count) == fits
-                written += count if fits else 0
-                refused += not fits
-            assert refused

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from shmbuffer import RateLimiter, RateLimitTimeout, ReservationLostError
-from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, consumer_version
+from shmbuffer.memory import Engine, Ring, Settings, consumer_version
 from shmbuffer.memory.flow.holders import holders, table_of
 from shmbuffer.memory.flow.status import TooOld
 from shmbuffer.memory.system import deadline
 from tests.kit.rings import ring_of
+from tests.memory.rows import schema, write
 from tests.selection import seeds
 
 CAPACITY = 24
@@ -28,6 +29,7 @@ LIMITERS = {
     "queue": RateLimiter(max_times_sampled=1),
     "ratio": RateLimiter(1.0, error_buffer=CAPACITY / 2, when_no_peer="wait"),
     "ages": RateLimiter(max_staleness=1, items_per_version=7),
+    "strict ages": RateLimiter(max_staleness=0, items_per_version=4),
     "queue and ages": RateLimiter(max_times_sampled=1, max_staleness=2, items_per_version=5),
 }
 
@@ -58,17 +60,27 @@ class Model:
     def reserved(self) -> int:
         return sum(self.held.values())
 
+    @property
+    def allowed(self) -> int:
+        """Items that may be written while learners have this version."""
+        staleness, each = self.limiter.max_staleness, self.limiter.items_per_version
+        assert staleness is not None
+        assert each is not None
+        is_empty = (
+            self.written + self.reserved == self.first
+        )  # versions count from the next item on
+        versions = 0 if is_empty else max(0, self.version - self.began)
+        return self.first + (versions + staleness + 1) * each
+
     def admits(self, count: int) -> bool:
         """A write of so many items, or a reservation for them."""
         limiter, after = self.limiter, self.written + self.reserved + count
         if limiter.max_times_sampled and after > self.taken + CAPACITY:
             return False
         if limiter.items_per_version is not None:
-            assert limiter.max_staleness is not None
             if after == count:
                 self.began = self.version  # nothing was written
-            allowed = self.version - self.began + limiter.max_staleness + 1
-            if after - self.first > allowed * limiter.items_per_version:
+            if after > self.allowed:
                 return False
         if limiter.samples_per_insert is not None:
             ahead = after - 1 - self.taken  # the first item is not counted
@@ -99,10 +111,14 @@ class Model:
 
 
 @contextmanager
-def handles(path: Path) -> Iterator[list[Engine]]:
-    schema = Schema((Leaf(("number",), "int64", ()),), CAPACITY)
+def handles(path: Path, limiter: RateLimiter, *, early: bool) -> Iterator[list[Engine]]:
+    """Several of one buffer, which is limited before or after it has a schema."""
     with Engine.open(path, Settings(capacity=CAPACITY)) as first:
-        first.define(schema)
+        if early:
+            first.set_limiter(limiter)
+        first.define(schema(CAPACITY))
+        if not early:
+            first.set_limiter(limiter)
         made = [first, Engine.open(path, None), Engine.open(path, None)]
         yield made
         for one in made[1:]:
@@ -110,10 +126,9 @@ def handles(path: Path) -> Iterator[list[Engine]]:
 
 
 def goes(ring: Ring, count: int) -> bool:
-    rows = np.arange(count)
     try:
         with deadline.within(0):
-            ring.write([rows.ctypes.data], count)
+            write(ring, range(count))
     except RateLimitTimeout:
         return False
     return True
@@ -121,9 +136,9 @@ def goes(ring: Ring, count: int) -> bool:
 
 def commits(ring: Ring, name: int, versions: list[int]) -> list[bool]:
     """Which items it has written: all, or none of them, and those that it would have."""
-    rows, young = np.arange(len(versions)), np.ones(len(versions), np.bool_)
+    young = np.ones(len(versions), np.bool_)
     with ring.reservations.held(name, np.array(versions), young), suppress(TooOld):
-        ring.write([rows.ctypes.data], len(versions))
+        write(ring, range(len(versions)))
     return young.tolist()
 
 
@@ -149,9 +164,9 @@ def draws(ring: Ring, count: int) -> None:
 def test_what_is_admitted_is_what_the_rules_admit(tmp_path: Path, kind: str, seed: int) -> None:
     choose = random.Random(f"{kind} {seed}")
     went = {"reserve": 0, "write": 0, "commit": 0, "refused": 0, "too old": 0}
-    with handles(tmp_path / "buffer") as engines:
-        engines[0].set_limiter(LIMITERS[kind])
-        model = Model(LIMITERS[kind])
+    limiter = LIMITERS[kind]
+    with handles(tmp_path / "buffer", limiter, early=choose.random() < 0.5) as engines:
+        model = Model(limiter)
         for step in range(160):
             who = choose.randrange(len(engines))
             ring, count = ring_of(engines[who]), choose.choice((1, 1, 2, 3, 5, 8))
@@ -196,7 +211,8 @@ def test_what_is_admitted_is_what_the_rules_admit(tmp_path: Path, kind: str, see
                 model.held = {key: n for key, n in model.held.items() if key[0] != who}
                 model.drew.discard(who)
             elif what == "version":
-                model.version = consumer_version.increment(engines[who].seat)
+                model.version += choose.choice((1, 1, 2))
+                consumer_version.store(engines[who].seat, model.version)
             elif what == "draw":
                 there = model.written - model.taken
                 count = min(count, there) if model.limiter.max_times_sampled else count
@@ -210,7 +226,7 @@ def test_what_is_admitted_is_what_the_rules_admit(tmp_path: Path, kind: str, see
                     model.taken += count
             require_the_same(engines[0], model, where)
     assert min(went["reserve"], went["commit"], went["refused"]) > 0
-    assert went["too old"] or not LIMITERS[kind].max_staleness
+    assert went["too old"] or limiter.max_staleness is None
 
 
 def require_the_same(engine: Engine, model: Model, where: str) -> None:
@@ -226,3 +242,5 @@ def require_the_same(engine: Engine, model: Model, where: str) -> None:
     assert sorted(one.items for one in found) == sorted(by_handle.values()), where
     status = ring_of(engine).admission.rate_status()
     assert status.reserved == model.reserved
+    if model.limiter.items_per_version is not None:
+        assert status.allowed == model.allowed - model.written - model.reserved, where

@@ -44,6 +44,13 @@ NO_NUMBER = "samples_per_insert has to be a number above 0, got "
             )
             for bad in ("PASS", "never", 1)
         ),
+        ({"max_staleness": -1}, "max_staleness has to be a whole number of at least 0, got -1"),
+        ({"max_staleness": 1.5}, "max_staleness has to be a whole number of at least 0, got 1.5"),
+        (
+            {"max_staleness": 1, "items_per_version": 0},
+            "items_per_version has to be a whole number of at least 1, got 0",
+        ),
+        ({"items_per_version": 8}, "items_per_version is what max_staleness waits by: give both"),
         (
             {"max_times_sampled": 1, "when_no_peer": "pass"},
             "when_no_peer='pass' would write over what a queue has not handed out; take 'wait' or "
@@ -77,6 +84,8 @@ def test_a_queue_waits_where_nobody_is_and_a_ratio_passes() -> None:
     queue = RateLimiter(max_times_sampled=1)
     assert (queue.alone, queue.limits) == (Alone.QUEUE, Limit.QUEUE)
     assert RateLimiter(4, when_no_peer="error").alone == Alone.ERROR
+    ages = RateLimiter(max_staleness=2, items_per_version=4)
+    assert (ages.alone, ages.limits) == (Alone.PASS, Limit.AGES)
 
 
 def test_a_change_leaves_the_rest_as_it_is() -> None:
@@ -111,6 +120,9 @@ def test_defaults_equal_the_same_values_given_explicitly() -> None:
         RateLimiter(max_times_sampled=3, when_no_peer="wait"),
         RateLimiter(2.0, error_buffer=8.0, max_times_sampled=2, when_no_peer="error"),
         RateLimiter(min_size=8, when_no_peer="pass"),
+        RateLimiter(2.0, error_buffer=2.0, max_staleness=0, items_per_version=7),
+        RateLimiter(max_staleness=2, items_per_version=4),
+        RateLimiter(max_staleness=3),
         None,
     ],
 )
@@ -123,14 +135,18 @@ def test_it_is_read_back_by_any_process_and_after_all_have_left(
             engine.define(schema())
         engine.set_limiter(RateLimiter(7))
         engine.set_limiter(limiter)
-        assert engine.limiter == limiter
+        assert is_same(engine.limiter, limiter)
         with Engine.open(path, None) as other:
-            assert other.limiter == limiter
+            assert is_same(other.limiter, limiter)
     with Engine.open(path, None) as again:
-        assert again.limiter == limiter
+        assert is_same(again.limiter, limiter)
         if not defined:
             again.define(schema())
-            assert again.limiter == limiter
+            assert is_same(again.limiter, limiter)
+
+
+def is_same(found: RateLimiter | None, given: RateLimiter | None) -> bool:
+    return found is given if given is None else given.says_the_same(found)
 
 
 def test_a_copy_of_two_settings_is_not_taken_for_one(fast_path: Path) -> None:
