@@ -125,14 +125,20 @@ def test_items_are_seen_once_they_are_committed(rb: Any) -> None:
 
 def test_what_is_reserved_in_a_queue_is_room_for_nobody_else(rb: Any) -> None:
     queue(rb)
+    rb.reserve(13).abort()
     room = rb.reserve(10)
-    with pytest.raises(RateLimitTimeout) as caught:
-        rb.extend(steps(20, 5), timeout=0.05)
-    assert str(caught.value) == (
-        f"{rb.storage.scratch_dir}: extend waits: the queue is full: 2 of 16 items are not handed "
-        f"out, and 10 are reserved; pid {os.getpid()} holds a reservation of 10 items; there is no "
-        "learner; after 0.05 s nothing was changed"
+    full = (
+        "the queue is full: 2 of 16 items are not handed out, and 10 are reserved; pid "
+        f"{os.getpid()} holds a reservation of 10 items; there is no learner; after 0.05 s nothing "
+        "was changed"
     )
+    for name, call in (
+        ("extend", lambda: rb.extend(steps(20, 5), timeout=0.05)),
+        ("reserve", lambda: rb.reserve(5, timeout=0.05)),
+    ):
+        with pytest.raises(RateLimitTimeout) as caught:
+            call()
+        assert str(caught.value) == f"{rb.storage.scratch_dir}: {name} waits: {full}"
     rb.extend(steps(20, 4))
     room.commit(steps(10, 10))
     assert len(rb) == CAPACITY
@@ -147,16 +153,6 @@ def test_fewer_items_than_reserved_give_the_rest_back(rb: Any) -> None:
     rb.extend(steps(20, 11))
     with pytest.raises(RateLimitTimeout):
         rb.extend(steps(50, 1), timeout=0)
-
-
-def test_a_reservation_waits_as_a_write_would(rb: Any) -> None:
-    queue(rb)
-    first = rb.reserve(14)
-    with pytest.raises(RateLimitTimeout, match=r"reserve waits: the queue is full: 2 of 16"):
-        rb.reserve(1, timeout=0.05)
-    first.abort()
-    assert reserved(rb) == 0
-    rb.reserve(14).abort()
 
 
 def test_a_ratio_counts_what_is_reserved(rb: Any) -> None:
@@ -258,7 +254,7 @@ def test_a_lease_of_centuries_ends_with_its_handle(rb: Any, lease: float) -> Non
     assert numbers(rb) == [0, 1, 10, 11]
 
 
-def test_room_of_a_process_that_is_killed_is_free(rb: Any) -> None:
+def test_a_writer_that_waits_frees_the_room_of_a_killed_process(rb: Any) -> None:
     queue(rb)
     rooms: list[Any] = []
     killed(lambda: rooms.append(rb.reserve(14)))
