@@ -27,6 +27,7 @@ from tests.crash.harness import (
     write,
 )
 from tests.crash.situations import PASSINGS
+from tests.kit.rings import path_of, ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
@@ -49,9 +50,7 @@ RECOVERY = [
 @pytest.mark.parametrize("write_point", ["write.mark", "write.copy", "write.commit"])
 @pytest.mark.parametrize("point", RECOVERY)
 def test_a_recovery_that_dies_starts_again(survivor: Engine, point: str, write_point: str) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(6))
     survivor.close()
     victim(path, write_point)
@@ -62,23 +61,21 @@ def test_a_recovery_that_dies_starts_again(survivor: Engine, point: str, write_p
 
     def recovers() -> None:
         with Engine.open(path, None) as found:
-            there = set(read_all(found.ring()).values())  # type: ignore[arg-type]
+            there = set(read_all(ring_of(found)).values())
             if write_point == "write.commit":
                 assert there == {100, 101, 102, 103, 2, 3, 4, 5}
             else:
                 assert there >= {2, 3, 4, 5}
                 assert not there & {100, 101, 102, 103}
             require_sound(found)
-            require_usable(found.ring(), 999)  # type: ignore[arg-type]
+            require_usable(ring_of(found), 999)
 
     succeeds(recovers)
 
 
 def damaged_after_a_reboot(survivor: Engine, *, header: bool = False) -> Path:
     """Six items, of which the fourth is damaged and the fifth has no priority that can be."""
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(6))
     survivor.flush()
     survivor.seat.control.write(replace(survivor.superblock, boot_id=bytes(16)))
@@ -102,8 +99,7 @@ def recovers_from_the_reboot(path: Path) -> None:
     with Engine.open(path, None) as found:
         assert found.report is not None
         assert found.report.reason == "reboot"
-        ring = found.ring()
-        assert ring is not None
+        ring = ring_of(found)
         assert sorted(read_all(ring).values()) == [0, 1, 2, 4, 5]
         assert ring.tree.priorities()[[0, 1, 2, 5]].tolist() == [1.0, 2.0, 3.0, 6.0]
         require_sound(found)
@@ -148,9 +144,9 @@ def test_a_recovery_from_a_reboot_starts_again_from_any_step(survivor: Engine, p
 
 def recovers(path: Path, left: list[int]) -> None:
     with Engine.open(path, None) as found:
-        assert sorted(read_all(found.ring()).values()) == left  # type: ignore[arg-type]
+        assert sorted(read_all(ring_of(found)).values()) == left
         require_sound(found)
-        require_usable(found.ring(), 999)  # type: ignore[arg-type]
+        require_usable(ring_of(found), 999)
 
 
 def test_a_recovery_that_refuses_a_record_starts_again(tmp_path: Path) -> None:

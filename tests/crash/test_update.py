@@ -19,6 +19,7 @@ from tests.crash.harness import (
     waits_for_the_mutex_of,
     write,
 )
+from tests.kit.rings import path_of, ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
@@ -31,18 +32,15 @@ UPDATES = {
 
 
 def update(engine: Engine, index: list[int], priority: float = 50.0) -> None:
-    assert engine.ring() is not None
     where = np.array(index, np.int64)
-    tickets = (engine.ring().live.words[where] >> np.uint64(2)).astype(np.int64)
-    engine.ring().update(where, np.full(len(index), priority), tickets)
+    tickets = (ring_of(engine).live.words[where] >> np.uint64(2)).astype(np.int64)
+    ring_of(engine).update(where, np.full(len(index), priority), tickets)
 
 
 @pytest.mark.parametrize("point", native_points("update"))
 @pytest.mark.parametrize("name", UPDATES)
 def test_each_priority_is_the_old_or_the_new_one(survivor: Engine, name: str, point: str) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     index = UPDATES[name]
     write(ring, range(11))
     before, items = ring.tree.priorities(), read_all(ring)
@@ -69,16 +67,14 @@ def test_each_priority_is_the_old_or_the_new_one(survivor: Engine, name: str, po
 def fresh(path: Path, items: dict[int, int]) -> None:
     with Engine.open(path, None) as engine:
         require_sound(engine)
-        assert read_all(engine.ring()) == items  # type: ignore[arg-type]
+        assert read_all(ring_of(engine)) == items
 
 
 @pytest.mark.parametrize("point", native_points("update"))
 def test_a_fresh_process_finds_sums_that_fit_after_the_death_of_all(
     survivor: Engine, point: str
 ) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(11))
     items = read_all(ring)
     assert dies(path, point, lambda engine: update(engine, UPDATES["many"]))
@@ -88,28 +84,25 @@ def test_a_fresh_process_finds_sums_that_fit_after_the_death_of_all(
 
 @pytest.mark.parametrize("point", ["update.locked", "update.raw", "update.leaf", "update.parents"])
 def test_a_waiter_gets_the_mutex_of_a_dead_learner(survivor: Engine, point: str) -> None:
-    path = survivor.path
-    assert path is not None
-    write(survivor.ring(), range(8))  # type: ignore[arg-type]
+    path = path_of(survivor)
+    write(ring_of(survivor), range(8))
 
     def acts(waiter: Engine) -> None:
-        sample(waiter.ring())  # type: ignore[arg-type]
+        sample(ring_of(waiter))
         update(waiter, [1], 3.0)
 
     waits_for_the_mutex_of(path, point, lambda engine: update(engine, [0, 5]), acts)
     require_sound(survivor)
-    assert survivor.ring().tree.priorities()[1] == 3.0  # type: ignore[union-attr]
+    assert ring_of(survivor).tree.priorities()[1] == 3.0
     assert survivor.stats()["repairs"] == 1
 
 
 @pytest.mark.parametrize("point", native_points("sample"))
 def test_a_learner_that_dies_while_sampling_changes_nothing(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(11))
     items, priorities = read_all(ring), ring.tree.priorities()
-    assert dies(path, point, lambda engine: sample(engine.ring()) and None)  # type: ignore[arg-type, func-returns-value]
+    assert dies(path, point, lambda engine: sample(ring_of(engine)) and None)  # type: ignore[func-returns-value]
     require_sound(survivor)
     assert read_all(ring) == items
     assert (ring.tree.priorities() == priorities).all()
@@ -120,15 +113,13 @@ def test_a_learner_that_dies_while_sampling_changes_nothing(survivor: Engine, po
 def test_the_largest_priority_of_another_ring_is_there_or_is_not(
     survivor: Engine, point: str
 ) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(11))
     items, priorities = read_all(ring), ring.tree.priorities()
     before = ring.totals()
     raised = before._replace(max_priority=50.0)
     assert before.max_priority == 11.0
-    assert dies(path, point, lambda engine: engine.ring().raise_max_priority(50.0))  # type: ignore[union-attr]
+    assert dies(path, point, lambda engine: ring_of(engine).raise_max_priority(50.0))
     require_sound(survivor)
     assert ring.totals() == (before if point == "mutex.locked" else raised)
     assert read_all(ring) == items
@@ -141,16 +132,14 @@ def test_the_largest_priority_of_another_ring_is_there_or_is_not(
 def finds(path: Path, totals: Totals) -> None:
     with Engine.open(path, None) as engine:
         require_sound(engine)
-        assert engine.ring().totals() == totals  # type: ignore[union-attr]
+        assert ring_of(engine).totals() == totals
 
 
 @pytest.mark.parametrize("point", native_points("alpha"))
 def test_a_change_of_alpha_is_finished_for_the_dead(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(8))
-    assert dies(path, point, lambda engine: engine.ring().tree.set_alpha(2.0))  # type: ignore[union-attr]
+    assert dies(path, point, lambda engine: ring_of(engine).tree.set_alpha(2.0))
     require_sound(survivor)
     assert ring.tree.alpha == 2.0
     assert ring.tree.mass().tolist()[:8] == [float(n + 1) ** 2 for n in range(8)]
@@ -162,26 +151,22 @@ def test_a_change_of_alpha_and_eps_leaves_finite_masses_at_every_step(
     survivor: Engine, change: tuple[float, float], point: str
 ) -> None:
     """The new alpha with an old, larger eps may be too much: then eps is stored first."""
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(8))
     ring.tree.set_alpha(*((1.0, 1e160) if change[0] > 1 else (2.0, 0.0)))
-    assert dies(path, point, lambda engine: engine.ring().tree.set_alpha(*change))  # type: ignore[union-attr]
+    assert dies(path, point, lambda engine: ring_of(engine).tree.set_alpha(*change))
     require_sound(survivor)
     assert np.isfinite(ring.tree.mass()).all()
     sample(ring)
 
 
 def test_an_update_that_meets_a_newer_item_is_dropped_after_a_kill_too(survivor: Engine) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(8))
     tickets = np.arange(8, dtype=np.int64)
     assert dies(
-        path, "write.commit", lambda engine: write(engine.ring(), [100, 101]) and None, after=1
-    )  # type: ignore[arg-type, func-returns-value]
+        path, "write.commit", lambda engine: write(ring_of(engine), [100, 101]) and None, after=1
+    )  # type: ignore[func-returns-value]
     survivor.seat.reap_dead()
     assert ring.update(np.arange(8), np.full(8, 70.0), tickets) == (6, 2)
     assert ring.tree.priorities()[:2].tolist() == [101.0, 102.0]

@@ -31,6 +31,7 @@ from tests.crash.harness import (
     victim,
     write,
 )
+from tests.kit.rings import path_of, ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
@@ -41,12 +42,10 @@ FORWARD = ("reap.default", "reap.length")
 
 @pytest.mark.parametrize("point", native_points("empty"))
 def test_emptying_is_done_or_not_done(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(11))
     items = read_all(ring)
-    assert dies(path, point, lambda engine: engine.ring().empty())  # type: ignore[union-attr]
+    assert dies(path, point, lambda engine: ring_of(engine).empty())
     survivor.seat.reap_dead()
     if point in ("empty.locked", "empty.first", "empty.span", "empty.noted"):
         assert read_all(ring) == items
@@ -60,12 +59,10 @@ def test_emptying_is_done_or_not_done(survivor: Engine, point: str) -> None:
 
 @pytest.mark.parametrize("point", native_points("restore"))
 def test_a_position_that_is_set_is_set_step_by_step(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(11))
     items = read_all(ring)
-    assert dies(path, point, lambda engine: engine.ring().restore(1, 500, 9.0))  # type: ignore[union-attr]
+    assert dies(path, point, lambda engine: ring_of(engine).restore(1, 500, 9.0))
     survivor.seat.reap_dead()
     assert read_all(ring) == items
     assert ring.cursor == 1
@@ -75,9 +72,7 @@ def test_a_position_that_is_set_is_set_step_by_step(survivor: Engine, point: str
 
 
 def test_a_copy_that_dies_under_the_mutex_leaves_nothing(survivor: Engine) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(11))
     items = read_all(ring)
     assert dies(path, "copy.moment", _copy)
@@ -88,8 +83,7 @@ def test_a_copy_that_dies_under_the_mutex_leaves_nothing(survivor: Engine) -> No
 
 
 def _copy(engine: Engine) -> None:
-    assert engine.ring() is not None
-    ring = engine.ring()
+    ring = ring_of(engine)
     if ring.records is not None:
         with tempfile.TemporaryFile() as file:
             ring.records.copy_out(file.fileno(), "a file")
@@ -102,9 +96,7 @@ def _copy(engine: Engine) -> None:
 def test_a_reaper_that_dies_is_followed_by_another(
     survivor: Engine, point: str, write_point: str
 ) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(6))
     victim(path, write_point)
     # A joiner reaps the dead before it takes an entry, so the second victim arms before it joins.
@@ -124,7 +116,6 @@ def test_a_reaper_that_dies_is_followed_by_another(
 def _arm_and_join(path: Path, point: str) -> None:
     _core.arm(point)
     with Engine.open(path, None) as engine:
-        assert engine.ring() is not None
         engine.seat.reap_dead()
 
 
@@ -136,9 +127,7 @@ def _arm_and_join(path: Path, point: str) -> None:
     [*native_points("repair"), "reap.leaf", "reap.word", "reap.head", "reap.count"],
 )
 def test_a_repair_that_dies_is_repeated(survivor: Engine, point: str, write_point: str) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(6))
     victim(path, write_point, after=1 if write_point in ("write.mark", "write.commit") else 0)
     killed = ended(fork(lambda: _arm_and_join(path, point))) == -signal.SIGKILL
@@ -157,20 +146,18 @@ def test_a_repair_that_dies_is_repeated(survivor: Engine, point: str, write_poin
 
 @pytest.mark.parametrize("point", native_points("leave"))
 def test_leaving_half_way_is_as_good_as_dying(survivor: Engine, point: str) -> None:
-    path = survivor.path
-    assert path is not None
-    write(survivor.ring(), range(5))  # type: ignore[arg-type]
+    path = path_of(survivor)
+    write(ring_of(survivor), range(5))
     assert dies(path, point, lambda engine: engine.close())
     survivor.seat.reap_dead()
     assert len(survivor.clients()) == 1
-    assert sorted(read_all(survivor.ring()).values()) == list(range(5))  # type: ignore[arg-type]
+    assert sorted(read_all(ring_of(survivor)).values()) == list(range(5))
     require_sound(survivor)
 
 
 def test_an_entry_is_free_only_after_the_mutex_is(survivor: Engine) -> None:
     """Else a process that finds nobody alive recreates the mutex while another one leaves."""
-    path = survivor.path
-    assert path is not None
+    path = path_of(survivor)
     with stopped_at(path, "leave.claim", lambda engine: engine.close()):
         assert len(survivor.seat.registry.live()) == 2
         assert _core.mutex_owner(survivor.seat.control.map) != 0
@@ -183,12 +170,11 @@ def test_an_entry_is_free_only_after_the_mutex_is(survivor: Engine) -> None:
 
 @pytest.mark.parametrize("point", python_points("join"))
 def test_a_client_that_dies_while_joining_leaves_room(survivor: Engine, point: str) -> None:
-    path = survivor.path
-    assert path is not None
+    path = path_of(survivor)
     assert ended(fork(lambda: arm_and_open(path, point, 0))) == -signal.SIGKILL
     with Engine.open(path, None) as other:
         assert len(other.clients()) == 2
-        require_usable(other.ring(), 7)  # type: ignore[arg-type]
+        require_usable(ring_of(other), 7)
     require_sound(survivor)
 
 
@@ -196,8 +182,7 @@ def test_a_client_that_dies_while_joining_leaves_room(survivor: Engine, point: s
 def test_what_a_dead_client_drew_from_is_forgotten_with_its_entry(
     survivor: Engine, point: str
 ) -> None:
-    path = survivor.path
-    assert path is not None
+    path = path_of(survivor)
 
     def draws(engine: Engine) -> None:
         engine.seat.registry.note_first_draw(engine.seat.entry, 77)
@@ -214,27 +199,23 @@ def test_what_a_dead_client_drew_from_is_forgotten_with_its_entry(
 
 @pytest.mark.parametrize("point", [*python_points("flush"), "superblock.half", "superblock.stored"])
 def test_a_barrier_that_dies_loses_nothing(survivor: Engine, point: str) -> None:
-    path = survivor.path
-    assert path is not None
-    write(survivor.ring(), range(5))  # type: ignore[arg-type]
+    path = path_of(survivor)
+    write(ring_of(survivor), range(5))
     assert dies(path, point, lambda engine: engine.flush())
     survivor.flush()
     assert survivor.superblock.durable_ticket == 5
     require_sound(survivor)
-    require_usable(survivor.ring(), 9)  # type: ignore[arg-type]
+    require_usable(ring_of(survivor), 9)
 
 
 @pytest.mark.parametrize("kind", ["rows"])  # records are claimed and filled in one call
 def test_an_abort_that_dies_is_finished_by_a_reaper(survivor: Engine) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(6))
 
     def aborts(engine: Engine) -> None:
-        assert engine.ring() is not None
-        engine.ring().claims.claim(3)
-        engine.ring().claims.abort()
+        ring_of(engine).claims.claim(3)
+        ring_of(engine).claims.abort()
 
     for point in native_points("abort"):
         assert dies(path, point, aborts)
@@ -245,14 +226,12 @@ def test_an_abort_that_dies_is_finished_by_a_reaper(survivor: Engine) -> None:
 
 @pytest.mark.parametrize("point", native_points("wait"))
 def test_a_waiter_that_dies_gives_its_turn_back(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
 
     def waits(engine: Engine) -> None:
-        write(engine.ring(), range(8), timeout=0.5)  # type: ignore[arg-type]
+        write(ring_of(engine), range(8), timeout=0.5)
 
-    with stopped_at(path, "write.claimed", lambda engine: write(engine.ring(), [1]) and None):  # type: ignore[arg-type, func-returns-value]
+    with stopped_at(path, "write.claimed", lambda engine: write(ring_of(engine), [1]) and None):  # type: ignore[func-returns-value]
         if point == "wait.forfeit":
             # Two in the queue, the first of them stopped: the second loses patience with it.
             with stopped_at(path, "wait.turn", waits):
@@ -270,7 +249,7 @@ def test_a_waiter_that_dies_gives_its_turn_back(survivor: Engine, point: str) ->
 def _waits_behind(path: Path, point: str) -> None:
     with Engine.open(path, None) as engine:
         _core.arm(point)
-        write(engine.ring(), range(8), timeout=0.5)  # type: ignore[arg-type]
+        write(ring_of(engine), range(8), timeout=0.5)
 
 
 def test_a_process_that_ends_without_closing_leaves_the_registry(survivor: Engine) -> None:
@@ -280,8 +259,7 @@ def test_a_process_that_ends_without_closing_leaves_the_registry(survivor: Engin
 
 
 def test_a_handle_that_is_forgotten_leaves_the_registry(survivor: Engine) -> None:
-    assert survivor.path is not None
-    other = Engine.open(survivor.path, None)
+    other = Engine.open(path_of(survivor), None)
     assert len(survivor.clients()) == 2
     del other
     gc.collect()
@@ -300,7 +278,6 @@ def test_bytes_of_a_dead_writer_may_be_passed_before_it_is_reaped_to_the_end(
 
         def reap() -> None:
             reaper = Engine.open(path, None)
-            assert reaper.ring() is not None
             os.write(tell, b".")
             os.read(hear, 1)
             _core.arm(point)
@@ -308,7 +285,7 @@ def test_bytes_of_a_dead_writer_may_be_passed_before_it_is_reaped_to_the_end(
 
         pid = fork(reap)
         os.read(told, 1)
-        assert dies(path, "write.copy", lambda victim: write(victim.ring(), [100, 101]))  # type: ignore[arg-type]
+        assert dies(path, "write.copy", lambda victim: write(ring_of(victim), [100, 101]))
         os.write(say, b".")
         assert ended(pid) == -signal.SIGKILL
         for number in range(40):

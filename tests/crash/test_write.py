@@ -42,6 +42,7 @@ from tests.crash.situations import (
     prepare,
     require_whole_or_absent,
 )
+from tests.kit.rings import path_of, ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
@@ -89,8 +90,7 @@ def test_a_survivor_finds_the_batch_of_a_dead_writer_whole_or_absent(
     situation = SITUATIONS[name]
 
     def look(path: Path, engine: Engine, first: bool) -> None:
-        ring = engine.ring()
-        assert ring is not None
+        ring = ring_of(engine)
         engine.seat.reap_dead()
         present = require_whole_or_absent(engine, situation)
         assert present == (is_committed_at(point)), f"batch {'present' if present else 'absent'}"
@@ -118,9 +118,9 @@ def test_a_fresh_process_recovers_after_the_death_of_all(
                 assert found.report.clients_retired == 1
                 present = require_whole_or_absent(found, situation)
                 assert present == (is_committed_at(point))
-                assert found.report.items == len(read_all(found.ring()))  # type: ignore[arg-type]
+                assert found.report.items == len(read_all(ring_of(found)))
                 require_sound(found)
-                require_usable(found.ring(), 999)  # type: ignore[arg-type]
+                require_usable(ring_of(found), 999)
 
         in_a_process = succeeds if first else called
         in_a_process(recovers)
@@ -143,8 +143,7 @@ def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(
     situation = SITUATIONS["a batch"]
     engine = prepare(tmp_path / "buffer", situation, kind)
     assert dies(tmp_path / "buffer", point, situation.work)
-    ring = engine.ring()
-    assert ring is not None
+    ring = ring_of(engine)
     for number in range(200, 200 + 2 * CAPACITY):
         write(ring, [number])
     assert sorted(read_all(ring).values()) == list(range(208, 216))
@@ -172,7 +171,7 @@ def test_a_waiter_gets_the_mutex_of_a_dead_writer(tmp_path: Path, kind: str, poi
     def waits() -> None:
         with Engine.open(path, None) as waiter:
             os.write(start, b"x")
-            write(waiter.ring(), [500])  # type: ignore[arg-type]
+            write(ring_of(waiter), [500])
 
     with stopped_at(path, point, situation.work):
         waiter = fork(waits)
@@ -181,15 +180,13 @@ def test_a_waiter_gets_the_mutex_of_a_dead_writer(tmp_path: Path, kind: str, poi
     for fd in (started, start):
         os.close(fd)
     engine.seat.reap_dead()
-    assert 500 in read_all(engine.ring()).values()  # type: ignore[arg-type]
+    assert 500 in read_all(ring_of(engine)).values()
     require_sound(engine)
     engine.close()
 
 
 def test_a_stopped_writer_is_not_declared_dead(survivor: Engine) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     with stopped_at(path, "write.claimed", SITUATIONS["one item"].work) as pid:
         for number in range(7):
             write(ring, [number])
@@ -204,9 +201,7 @@ def test_a_stopped_writer_is_not_declared_dead(survivor: Engine) -> None:
 
 
 def test_a_stopped_writer_that_goes_on_commits_its_batch(survivor: Engine) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     pid = fork(lambda: _stops_itself(path))
     assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
     for number in range(7):
@@ -221,7 +216,7 @@ def test_a_stopped_writer_that_goes_on_commits_its_batch(survivor: Engine) -> No
 def _stops_itself(path: Path) -> None:
     with Engine.open(path, None) as engine:
         _core.arm("write.claimed", "stop")
-        write(engine.ring(), [100])  # type: ignore[arg-type]
+        write(ring_of(engine), [100])
 
 
 def write_on(ring: Ring) -> None:
@@ -236,7 +231,7 @@ def test_bytes_that_a_stopped_writer_fills_are_not_taken_from_it(tmp_path: Path)
     with Engine.open(path, large) as engine:
         ring = engine.define(Schema((), 1000, (), {"kind": "records"}, KINDS["short records"]))
         assert ring.records is not None
-        victim = stopped_at(path, "write.copy", lambda other: write(other.ring(), [5]) and None)  # type: ignore[arg-type, func-returns-value]
+        victim = stopped_at(path, "write.copy", lambda other: write(ring_of(other), [5]) and None)  # type: ignore[func-returns-value]
         with victim as pid:
             with pytest.raises(RingOverrunError, match=rf"process {pid} .*is still") as raised:
                 write_on(ring)
@@ -253,28 +248,24 @@ def test_bytes_that_a_stopped_writer_fills_are_not_taken_from_it(tmp_path: Path)
 
 
 def test_a_dead_writer_keeps_the_priorities_that_it_gave(survivor: Engine) -> None:
-    path = survivor.path
-    assert path is not None
-    assert dies(path, "write.committing", lambda engine: write(engine.ring(), [4, 8]) and None)  # type: ignore[arg-type, func-returns-value]
+    path = path_of(survivor)
+    assert dies(path, "write.committing", lambda engine: write(ring_of(engine), [4, 8]) and None)  # type: ignore[func-returns-value]
     survivor.seat.reap_dead()
-    ring = survivor.ring()
-    assert ring is not None
+    ring = ring_of(survivor)
     assert ring.length == 2
     assert ring.tree.priorities()[:2].tolist() == [5.0, 9.0]
     require_sound(survivor)
 
 
 def test_a_dead_writer_keeps_the_streams_that_it_gave(survivor: Engine) -> None:
-    path, streams = survivor.path, np.array([7, 2**24 - 1], np.uint32)
-    assert path is not None
+    path, streams = path_of(survivor), np.array([7, 2**24 - 1], np.uint32)
     assert dies(
         path,
         "write.committing",
-        lambda engine: write(engine.ring(), [4, 8], streams=streams) and None,  # type: ignore[arg-type, func-returns-value]
+        lambda engine: write(ring_of(engine), [4, 8], streams=streams) and None,  # type: ignore[func-returns-value]
     )
     survivor.seat.reap_dead()
-    ring = survivor.ring()
-    assert ring is not None
+    ring = ring_of(survivor)
     assert ring.length == 2
     sources = ring.live.sources[:2]
     assert layout.stream_of(sources).tolist() == streams.tolist()
@@ -286,17 +277,15 @@ def test_a_dead_writer_keeps_the_streams_that_it_gave(survivor: Engine) -> None:
 def test_a_writer_that_dies_while_it_notes_streams_leaves_nothing(
     survivor: Engine, noted: int
 ) -> None:
-    path, streams = survivor.path, np.array([7, 8], np.uint32)
-    assert path is not None
+    path, streams = path_of(survivor), np.array([7, 8], np.uint32)
     assert dies(
         path,
         "write.source",
-        lambda engine: write(engine.ring(), [4, 8], streams=streams) and None,  # type: ignore[arg-type, func-returns-value]
+        lambda engine: write(ring_of(engine), [4, 8], streams=streams) and None,  # type: ignore[func-returns-value]
         after=noted,
     )
     survivor.seat.reap_dead()
-    ring = survivor.ring()
-    assert ring is not None
+    ring = ring_of(survivor)
     assert read_all(ring) == {}
     require_sound(survivor)
     require_usable(ring, 999)
@@ -318,16 +307,14 @@ def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path, kind: st
 
 
 def test_a_sample_waits_while_the_whole_ring_is_being_written(survivor: Engine) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     told, tell = os.pipe()
     hear, say = os.pipe()
 
     def body() -> None:
         with Engine.open(path, None) as engine:
             _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
-            write(engine.ring(), range(CAPACITY))  # type: ignore[arg-type]
+            write(ring_of(engine), range(CAPACITY))
 
     writer = fork(body)
     assert os.read(told, 1)
@@ -344,18 +331,15 @@ def test_a_sample_waits_while_the_whole_ring_is_being_written(survivor: Engine) 
 def test_a_sample_from_a_ring_that_a_dead_writer_holds_says_that_it_is_empty(
     survivor: Engine,
 ) -> None:
-    ring, path = survivor.ring(), survivor.path
-    assert ring is not None
-    assert path is not None
+    ring, path = ring_of(survivor), path_of(survivor)
     assert dies(path, "write.claimed", SITUATIONS["a batch as large as the ring"].work)
     with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage; write to it"):
         sample(ring)
 
 
 def test_recover_reports_what_was_done_for_the_dead_while_others_live(survivor: Engine) -> None:
-    path = survivor.path
-    assert path is not None
-    write(survivor.ring(), range(3))  # type: ignore[arg-type]
+    path = path_of(survivor)
+    write(ring_of(survivor), range(3))
     assert dies(path, "write.copy", SITUATIONS["a batch"].work)
     report = recover(path)
     assert report.reason == "in use"
@@ -366,8 +350,7 @@ def test_recover_reports_what_was_done_for_the_dead_while_others_live(survivor: 
 def test_a_check_of_a_stopped_buffer_is_no_finding_of_damage(
     survivor: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = survivor.path
-    assert path is not None
+    path = path_of(survivor)
     monkeypatch.setattr("shmbuffer.memory.upkeep.check.LOCK_TIMEOUT_NS", 50_000_000)
     held = stopped_at(path, "write.locked", SITUATIONS["one item"].work)
     with held, pytest.raises(LockTimeout, match="cannot be checked; continue or end that process"):

@@ -16,7 +16,7 @@ from shmbuffer.memory import Engine, Ring, Settings, consumer_version
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.status import TooOld
 from shmbuffer.memory.system import deadline
-from tests.kit.rings import ring_of
+from tests.kit.rings import path_of, ring_of
 from tests.memory.rows import schema
 from tests.memory.rows import write as write_rows
 
@@ -55,7 +55,7 @@ def test_a_claim_counts_from_its_beginning_and_no_more_once_it_is_given_back(
 ) -> None:
     ring = ring_of(engine)
     engine.set_limiter(GATE)
-    with Engine.open(engine.path or "", None) as other:
+    with Engine.open(path_of(engine), None) as other:
         ring.claims.claim(10)
         assert not goes(ring_of(other), 3)
         assert goes(ring_of(other), 2)
@@ -168,7 +168,7 @@ class Line:
 
     @contextmanager
     def learner(self) -> Iterator[Consumer]:
-        with Engine.open(self.engine.path or "", None) as engine:
+        with Engine.open(path_of(self.engine), None) as engine:
             yield ring_of(engine).consumers.open("learner")
 
     def learn(self, consumer: Consumer, *, publish: bool = True) -> int:
@@ -212,7 +212,7 @@ def test_a_write_that_waits_counts_no_batch_for_a_version_that_was_made_from_not
 
 def test_a_claim_that_is_open_is_in_line_and_one_that_is_given_up_is_not(engine: Engine) -> None:
     line = Line(engine)
-    with Engine.open(engine.path or "", None) as other:
+    with Engine.open(path_of(engine), None) as other:
         late = line.begin()
         assert line.fill() == 11
         consumer_version.increment(engine.seat)

@@ -32,7 +32,7 @@ from tests.crash.harness import (
     take,
     write,
 )
-from tests.kit.rings import ring_of
+from tests.kit.rings import path_of, ring_of
 
 QUEUE = RateLimiter(max_times_sampled=1)
 RATIO = RateLimiter(samples_per_insert=1, error_buffer=4)
@@ -49,8 +49,9 @@ def test_a_claim_that_ended_in_a_repair_is_settled_once(engine: Engine) -> None:
     """Who reaps its owner found it counted still, took it off again, and pending was below 0."""
     ring = ring_of(engine)
     engine.set_limiter(RATIO)
-    assert engine.path is not None
-    assert dies(engine.path, "write.mark", lambda victim: write(ring_of(victim), [1, 2]) and None)
+    assert dies(
+        path_of(engine), "write.mark", lambda victim: write(ring_of(victim), [1, 2]) and None
+    )
     engine.seat.reap_dead()
     assert ring.admission.rate_status().pending == 0
     write(ring, [3])
@@ -70,9 +71,8 @@ def test_a_queue_full_of_what_nobody_will_commit_has_room(engine: Engine, end: s
         ring.claims.claim(CAPACITY)
         ring.claims.abort()
     if end == "die":
-        assert engine.path is not None
         assert dies(
-            engine.path, "write.copy", lambda victim: write(ring_of(victim), range(8)) and None
+            path_of(engine), "write.copy", lambda victim: write(ring_of(victim), range(8)) and None
         )
         engine.seat.reap_dead()
     assert goes(lambda: write(ring, range(20, 28)))
@@ -100,12 +100,11 @@ def test_items_written_while_a_queue_is_emptied_are_handed_out(engine: Engine, b
     engine.set_limiter(QUEUE)
     write(ring, range(before))
     take(ring, before)
-    assert engine.path is not None
     told, tell = os.pipe()
     hear, say = os.pipe()
 
     def body() -> None:
-        with Engine.open(engine.path, None) as writer:
+        with Engine.open(path_of(engine), None) as writer:
             _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
             write(ring_of(writer), [100, 101, 102, 103])
 
@@ -125,12 +124,11 @@ def test_a_claim_that_is_open_when_a_queue_is_set_comes_out_in_its_turn(engine: 
     """Once, also where it was claimed laps before and the buffer is emptied meanwhile."""
     ring = ring_of(engine)
     write(ring, range(6))
-    assert engine.path is not None
     told, tell = os.pipe()
     hear, say = os.pipe()
 
     def body() -> None:
-        with Engine.open(engine.path, None) as writer:
+        with Engine.open(path_of(engine), None) as writer:
             _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
             write(ring_of(writer), [100, 101, 102])
 
@@ -182,9 +180,8 @@ def test_below_min_size_inserts_do_not_wait_for_samples(engine: Engine, end: str
         ring.claims.claim(2)
         ring.claims.abort()
     else:
-        assert engine.path is not None
         assert dies(
-            engine.path, "write.copy", lambda victim: write(ring_of(victim), [1, 2]) and None
+            path_of(engine), "write.copy", lambda victim: write(ring_of(victim), [1, 2]) and None
         )
         engine.seat.reap_dead()
     assert goes(lambda: write(ring, [20, 21]))
@@ -212,16 +209,15 @@ def test_an_item_in_its_first_write_does_not_count(engine: Engine) -> None:
     ring = ring_of(engine)
     engine.set_limiter(RateLimiter(min_size=8))
     write(ring, range(5))
-    assert engine.path is not None
     with stopped_at(
-        engine.path, "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
+        path_of(engine), "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
     ):
         assert (ring.length, ring.admission.rate_status().size) == (4, 4)
         assert not goes(lambda: ring.admission.admit(1))
     engine.seat.reap_dead()
     write(ring, range(8))
     with stopped_at(
-        engine.path, "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
+        path_of(engine), "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
     ):
         assert (ring.length, ring.admission.rate_status().size) == (4, 8)
         assert goes(lambda: ring.admission.admit(1))
@@ -382,8 +378,7 @@ def test_the_side_that_looks_is_told_that_both_sides_wait_for_each_other(
         ring.admission.take(index, index.copy())
 
     looks, other = (writer, sampler) if told == "writer" else (sampler, writer)
-    path = engine.path
-    assert path is not None
+    path = path_of(engine)
     with (
         a_stopped_client_waits(path, ring, other),
         pytest.raises(RateLimitError) as raised,
@@ -404,7 +399,6 @@ def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
     """It did not, and others wrote past the error buffer by as much."""
     ring = ring_of(engine)
     write(ring, [0])
-    assert engine.path is not None
 
     def writes(writer: Engine) -> None:
         if placed:
@@ -412,7 +406,7 @@ def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
         else:
             write(ring_of(writer), [1, 2, 3])
 
-    with stopped_at(engine.path, "write.claimed", writes):
+    with stopped_at(path_of(engine), "write.claimed", writes):
         engine.set_limiter(RATIO)
         assert ring.admission.rate_status().pending == 3
         assert not goes(lambda: write(ring, [4, 5]))
@@ -426,9 +420,8 @@ def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
 def test_a_change_in_place_counts_for_no_limiter(engine: Engine) -> None:
     ring = ring_of(engine)
     write(ring, range(8))
-    assert engine.path is not None
     with stopped_at(
-        engine.path,
+        path_of(engine),
         "write.claimed",
         lambda writer: place(ring_of(writer), [4, 5], [1, 2], in_place=True),
     ):
@@ -502,7 +495,7 @@ def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:
     ring.claims.claim(3)
     assert ring.admission.rate_status().pending == 3
     assert not goes(lambda: ring.admission.admit(6))
-    other = Engine.open(engine.path, None)
+    other = Engine.open(path_of(engine), None)
     assert not goes(lambda: write(ring_of(other), range(2)))
     ring.claims.abort()
     assert ring.admission.rate_status().pending == 0

@@ -17,7 +17,7 @@ from shmbuffer.memory.flow.holders import Holder, holders, table_of, told
 from shmbuffer.memory.format.ledger import RESERVATIONS, ReservationState
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import goes, read_all, require_sound, schema, settings, write
-from tests.kit.rings import ring_of
+from tests.kit.rings import path_of, ring_of
 
 LONG_NS = 5 * 10**9
 
@@ -86,7 +86,7 @@ def test_only_the_first_write_is_made_from_it(engine: Engine, ring: Ring) -> Non
 
 def test_another_handle_cannot_write_from_it(engine: Engine, ring: Ring) -> None:
     name = ring.reservations.reserve(2)
-    with Engine.open(engine.path or "", None) as other:
+    with Engine.open(path_of(engine), None) as other:
         its = ring_of(other)
         with pytest.raises(ReservationLostError), its.reservations.held(name):
             write(its, [1])
@@ -155,14 +155,14 @@ def test_a_check_sees_counts_and_states_that_do_not_fit(engine: Engine, ring: Ri
 
 def test_a_ring_that_nobody_reserves_in_has_no_table(engine: Engine) -> None:
     assert len(table_of(engine.seat)) == 0
-    found = inspect(engine.path or "")
+    found = inspect(path_of(engine))
     assert (found["reservations"], found["partials"]) == ([], 0)
     assert engine.seat.native.give_back(RESERVATIONS + 3, LONG_NS) == -_core.NO_RESERVATION
     assert engine.seat.native.reserve(1, 0, 2**64 - 1, 0, 0, LONG_NS) == -_core.ALL_RESERVED
 
 
 def test_holders_are_told_from_the_one_with_the_most(engine: Engine, ring: Ring) -> None:
-    with Engine.open(engine.path or "", None) as other:
+    with Engine.open(path_of(engine), None) as other:
         its = ring_of(other)
         its.reservations.reserve(5)
         for rows in (1, 1):
