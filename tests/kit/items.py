@@ -133,6 +133,17 @@ ITEMS: dict[str, Callable[[int], Any]] = {
         {"a": torch.tensor(n, dtype=torch.int8), "z": large(n, 9).to(torch.complex128)}
     ),
     "transposed": lambda n: large(n, 20, 30).t(),
+    "of any strides": lambda n: [
+        torch.arange(6)[::2],
+        torch.arange(n, n + 3).expand(2, 3),
+        torch.full((2, 3, 4, 5), n).contiguous(memory_format=torch.channels_last),
+        torch.tensor([n + 2j]).imag,
+        torch.tensor([n + 2j]).conj().imag,
+        torch.tensor(n - 1j).conj().imag,
+        np.arange(n, n + 6).reshape(2, 3).T,
+        np.arange(6)[::-2],
+        np.broadcast_to(float(n), (2, 2)),
+    ],
     "array": lambda n: {
         "a": np.arange(30, dtype="i2") + n,
         "b": np.float32(n),

@@ -134,13 +134,18 @@ def test_a_second_argument_with_a_default_is_the_functions_own() -> None:
 
 
 def test_a_codec_that_gives_something_else_is_named() -> None:
-    storage = CompressedListStorage(3, compression_fn=lambda tensor: tensor.float())
-    with pytest.raises(TypeError, match=r"compression_fn gives a uint8 tensor, got torch\.float32"):
-        storage.set(0, torch.zeros(2))
-    assert len(storage) == ring_of(storage).write_count == 0
+    for gives, found in (
+        (lambda tensor: tensor.float(), r"torch\.float32"),
+        (lambda tensor: b"x", "bytes"),
+        (lambda tensor: None, "NoneType"),
+    ):
+        storage = CompressedListStorage(3, compression_fn=gives)
+        with pytest.raises(TypeError, match=rf"compression_fn gives a uint8 tensor, got {found}"):
+            storage.set(0, torch.zeros(2))
+        assert len(storage) == ring_of(storage).write_count == 0
     for wrong, words in (
         (lambda chunk: chunk.float(), r"gave float32\[8\] for what was int64\[1\]"),
-        (lambda chunk: b"", "got bytes"),
+        (lambda chunk: b"", "gives the tensor that was compressed, got bytes"),
     ):
         storage = CompressedListStorage(3, compression_fn=as_bytes, decompression_fn=wrong)
         storage.set(0, torch.zeros(1, dtype=torch.int64))

@@ -350,42 +350,11 @@ def test_an_entry_that_an_item_does_not_have_is_none(decoder: TensorDecoder) -> 
 # -- what a user's function gives --------------------------------------------------------------
 
 
-def test_a_users_function_is_told_what_it_compressed() -> None:
-    told: list[dict[str, Any]] = []
-
-    def own(chunk: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
-        told.append(about)
-        return forwards(chunk, about)
-
-    items = [{"a": torch.ones(2, 3), "b": b"abc", "c": np.array(["x"])}]
-    assert alike(TensorDecoder(own=own).items(written(items, TensorEncoder(own=backwards))), items)
-    assert {(one["type"], str(one["device"])) for one in told} == {("tensor", "cpu")}
-    assert [(list(one["shape"]), one["dtype"]) for one in told] == [
-        ([2, 3], torch.float32),
-        ([3], torch.uint8),
-        ([4], torch.uint8),
-    ]
-
-
-def test_a_users_function_may_give_the_bytes_of_a_tensor() -> None:
-    items = [torch.ones(2, 3, dtype=torch.float64)]
-    batch = written(items, TensorEncoder(own=backwards))
-    assert alike(TensorDecoder(own=lambda chunk, _: chunk[:-2].flip(0)).items(batch), items)
-
-
-def test_a_users_function_that_gives_something_else_is_refused() -> None:
+def test_a_dense_batch_of_something_else_than_was_compressed_is_refused() -> None:
     batch = written([torch.ones(2, 3)], TensorEncoder(own=backwards))
-    with pytest.raises(RuntimeError, match="gives the tensor that was compressed, got list"):
-        TensorDecoder(own=lambda chunk, _: [1]).items(batch)
     words = r"gave int64\[7\] for what was float32\[2, 3\] when it was compressed"
     with pytest.raises(RuntimeError, match=words):
         TensorDecoder(own=lambda chunk, _: torch.ones(7, dtype=torch.int64)).dense(batch)
-
-
-def test_a_users_compression_needs_the_users_decompression() -> None:
-    batch = written([torch.ones(2, 3)], TensorEncoder(own=backwards))
-    with pytest.raises(RuntimeError, match="with the decompression_fn that belongs to it"):
-        TensorDecoder().items(batch)
 
 
 def test_zstd_needs_its_decompressor() -> None:

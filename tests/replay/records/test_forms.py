@@ -219,41 +219,6 @@ def test_paths_name_entries_and_positions() -> None:
     )
 
 
-# -- bytes -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(6).reshape(2, 3).T,
-        torch.arange(6)[::2],
-        torch.arange(3).expand(2, 3),
-        torch.arange(4).to(torch.complex64).conj(),
-        torch.tensor([1 + 2j]).imag,
-        torch.tensor([1 + 2j]).conj().imag,
-        torch.tensor(3 - 1j).conj().imag,
-        torch.zeros(2, 3, requires_grad=True),
-        torch.nn.Parameter(torch.ones(3)),
-        torch.ones(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
-    ],
-    ids=lambda tensor: f"{tuple(tensor.shape)}{tensor.dtype}",
-)
-def test_a_leaf_has_the_numbers_of_the_tensor_in_a_row(tensor: torch.Tensor) -> None:
-    (leaf,) = describe(tensor).leaves
-    assert type(leaf) is torch.Tensor
-    assert leaf.is_contiguous()
-    assert leaf_bytes(leaf) == tensor.detach().resolve_conj().resolve_neg().numpy().tobytes()
-
-
-@pytest.mark.parametrize(
-    "array", [np.arange(6).reshape(2, 3).T, np.arange(6)[::-2], np.broadcast_to(1.0, (2, 2))]
-)
-def test_a_leaf_has_the_numbers_of_the_array_in_a_row(array: np.ndarray) -> None:
-    (leaf,) = describe(array).leaves
-    assert leaf.flags.c_contiguous
-    assert (leaf.dtype, leaf.shape, leaf.tobytes()) == (array.dtype, array.shape, array.tobytes())
-
-
 # -- kinds -------------------------------------------------------------------------------------
 
 

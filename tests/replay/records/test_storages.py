@@ -343,7 +343,7 @@ def test_custom_functions_compress_and_are_passed_to_attach(make: Make, tmp_path
     assert other[4]["t"] == "text"
     other.close()
     without = attach(tmp_path / "buffer")
-    with pytest.raises(RuntimeError, match="decompression_fn"):
+    with pytest.raises(RuntimeError, match="with the decompression_fn that belongs to it"):
         without[0]
     without.close()
 
