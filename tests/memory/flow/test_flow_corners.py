@@ -1,4 +1,4 @@
-"""Where a writer gives up, the ring is emptied, the limiter changes, or both sides wait."""
+"""Limits in one ring: what counts, what those leave who give up or die, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 
 from shmbuffer import RateLimiter, RateLimitError, RateLimitTimeout
-from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring, Settings
+from shmbuffer.memory.flow import waiting
+from shmbuffer.memory.flow.waiting import PASSES_ONCE
+from shmbuffer.memory.format.layout import Side, Why
 from shmbuffer.memory.system import deadline
 from tests.crash.harness import (
     CAPACITY,
@@ -33,9 +36,11 @@ from tests.crash.harness import (
     write,
 )
 from tests.kit.rings import path_of, ring_of
+from tests.memory.rows import Parent, child
 
 QUEUE = RateLimiter(max_times_sampled=1)
 RATIO = RateLimiter(samples_per_insert=1, error_buffer=4)
+TWO = RateLimiter(2, error_buffer=8, when_no_peer="wait")
 
 
 @pytest.fixture
@@ -93,6 +98,17 @@ def test_a_gap_in_the_middle_of_a_queue_is_passed(engine: Engine) -> None:
     assert take(ring, 3) == [4, 5, 5]
 
 
+def writes_step_by_step(path: Path, numbers: list[int]) -> Callable[[Parent], None]:
+    """A process that writes these items, and stands still when it has claimed their slots."""
+
+    def work(parent: Parent) -> None:
+        with Engine.open(path, None) as writer:
+            parent.pause_at("write.claimed")
+            write(ring_of(writer), numbers)
+
+    return work
+
+
 @pytest.mark.parametrize("before", [3, 6])
 def test_items_written_while_a_queue_is_emptied_are_handed_out(engine: Engine, before: int) -> None:
     """Also where it lies around the ring's end."""
@@ -100,54 +116,34 @@ def test_items_written_while_a_queue_is_emptied_are_handed_out(engine: Engine, b
     engine.set_limiter(QUEUE)
     write(ring, range(before))
     take(ring, before)
-    told, tell = os.pipe()
-    hear, say = os.pipe()
-
-    def body() -> None:
-        with Engine.open(path_of(engine), None) as writer:
-            _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
-            write(ring_of(writer), [100, 101, 102, 103])
-
-    pid = fork(body)
-    os.read(told, 1)
-    ring.empty()
-    os.write(say, b".")
-    assert ended(pid) == 0
+    with child(writes_step_by_step(path_of(engine), [100, 101, 102, 103])) as writer:
+        writer.reached()
+        ring.empty()
+        writer.go()
+        assert writer.end() == 0
     assert take(ring, 4) == [100, 101, 102, 103]
     assert goes(lambda: write(ring, [104]))
     assert take(ring, 1) == [104]
-    for descriptor in (told, tell, hear, say):
-        os.close(descriptor)
 
 
 def test_a_claim_that_is_open_when_a_queue_is_set_comes_out_in_its_turn(engine: Engine) -> None:
     """Once, also where it was claimed laps before and the buffer is emptied meanwhile."""
     ring = ring_of(engine)
     write(ring, range(6))
-    told, tell = os.pipe()
-    hear, say = os.pipe()
-
-    def body() -> None:
-        with Engine.open(path_of(engine), None) as writer:
-            _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
-            write(ring_of(writer), [100, 101, 102])
-
-    pid = fork(body)
-    os.read(told, 1)
-    for number in (21, 22):
-        place(ring, [3], [number], in_place=False)
-    engine.set_limiter(QUEUE)
-    assert take(ring, 5) == [1, 2, 22, 4, 5]  # the claim has taken the place of 0
-    assert not goes(lambda: take(ring, 1))
-    ring.empty()
-    os.write(say, b".")
-    assert ended(pid) == 0
+    with child(writes_step_by_step(path_of(engine), [100, 101, 102])) as writer:
+        writer.reached()
+        for number in (21, 22):
+            place(ring, [3], [number], in_place=False)
+        engine.set_limiter(QUEUE)
+        assert take(ring, 5) == [1, 2, 22, 4, 5]  # the claim has taken the place of 0
+        assert not goes(lambda: take(ring, 1))
+        ring.empty()
+        writer.go()
+        assert writer.end() == 0
     assert take(ring, 3) == [100, 101, 102]
     assert not goes(lambda: take(ring, 1))
     write(ring, range(200, 208))
     assert take(ring, 8) == list(range(200, 208))
-    for descriptor in (told, tell, hear, say):
-        os.close(descriptor)
 
 
 def test_a_queue_of_records_evicts_nothing_that_it_has_not_handed_out(tmp_path: Path) -> None:
@@ -247,6 +243,22 @@ def test_a_draw_is_taken_back_from_the_ratio_that_counted_it(engine: Engine) -> 
     assert int(ring.seat.control.runtime["drawn"][0]) == 6
 
 
+def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(TWO)
+    write(ring, range(1))
+    assert ring.admission.admit(8) == 8
+    assert ring.admission.rate_status().ahead == -8
+    ring.admission.cancel(8)
+    assert ring.admission.rate_status().ahead == 0
+    assert ring.admission.admit(8) == 8
+    ring.seat.native.bypass(PASSES_ONCE)
+    assert ring.admission.admit(8) == 0
+    ring.admission.cancel(0)
+    ring.admission.cancel(8)  # of the draw before: this thread's last one was not counted
+    assert ring.admission.rate_status().ahead == -8
+
+
 def test_taking_nothing_from_a_queue_releases_no_other_take(engine: Engine) -> None:
     ring, none = ring_of(engine), np.empty(0, np.int64)
     engine.set_limiter(QUEUE)
@@ -281,7 +293,7 @@ def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -
     engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4, max_times_sampled=1))
     write(ring, range(4))
 
-    def child() -> None:
+    def draws() -> None:
         ring.admission.admit(2)
         index = np.empty(2, np.int64)
         assert ring.admission.take(index, index.copy())
@@ -289,36 +301,29 @@ def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -
         ring.admission.admit(2)
         ring.admission.cancel(2)
 
-    assert ended(fork(child)) == 0
+    assert ended(fork(draws)) == 0
     assert ring.admission.rate_status().ahead == 1
     assert take(ring, 2) == [2, 3]
 
 
-def waits(path: Path, call: Callable[[Ring], object], told: int) -> None:
-    """A client that waits, and says so when it does."""
-    with Engine.open(path, None) as engine:
-        say = threading.Thread(target=lambda: _say_that_it_waits(engine, told))
-        say.start()
-        call(ring_of(engine))
-        say.join()
-
-
 @contextmanager
-def a_stopped_client_waits(
-    path: Path, ring: Ring, call: Callable[[Ring], object]
-) -> Iterator[None]:
+def a_stopped_client_waits(path: Path, ring: Ring, call: Callable[[Ring], object]) -> Iterator[int]:
     """Another process that waits in the call, and is stopped before it can be told anything."""
-    hear, told = os.pipe()
-    pid = fork(lambda: waits(path, call, told))
-    try:
-        assert os.read(hear, 1) == b"."
-        stop(pid, ring)
-        yield
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        ended(pid)
-        os.close(hear)
-        os.close(told)
+
+    def says_that_it_waits(engine: Engine, parent: Parent) -> None:
+        while not engine.seat.control.entries["waits_for"][engine.seat.entry]:
+            pass
+        parent.tell_him()
+
+    def waits(parent: Parent) -> None:
+        with Engine.open(path, None) as engine:
+            threading.Thread(target=says_that_it_waits, args=(engine, parent)).start()
+            call(ring_of(engine))
+
+    with child(waits) as client:
+        client.reached()
+        stop(client.pid, ring)
+        yield client.pid
 
 
 def stop(pid: int, ring: Ring) -> None:
@@ -329,12 +334,6 @@ def stop(pid: int, ring: Ring) -> None:
         if isinstance(ring.seat.native.snapshot(10**8), bytes):
             return
         os.kill(pid, signal.SIGCONT)
-
-
-def _say_that_it_waits(engine: Engine, told: int) -> None:
-    while not engine.seat.control.entries["waits_for"][engine.seat.entry]:
-        pass
-    os.write(told, b".")
 
 
 @pytest.mark.parametrize("told", ["writer", "sampler"])
@@ -390,6 +389,90 @@ def test_the_side_that_looks_is_told_that_both_sides_wait_for_each_other(
         f"{path}: writes of {writes} items and samples of {max(draws, limiter.min_size)} wait for "
         f"each other: {says}"
     )
+
+
+def test_a_stopped_client_that_could_go_on_is_waited_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It still says that it waits, but no bigger buffer would help."""
+    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
+    ring = ring_of(engine)
+    engine.set_limiter(TWO)
+
+    def writes(ring: Ring) -> None:
+        write(ring, range(5))
+        write(ring, range(1))
+
+    with a_stopped_client_waits(path_of(engine), ring, writes) as pid:
+        ring.admission.admit(12)
+        says = rf"pid {pid} \(stopped\), last inserted"
+        with pytest.raises(RateLimitTimeout, match=says), deadline.within(0.2):
+            ring.admission.admit(6)
+        status = ring.admission.rate_status()
+        assert (status.why(Side.SAMPLES, 1), status.ahead) == (None, -4)
+
+
+def test_the_registry_says_what_a_client_waits_for(engine: Engine) -> None:
+    ring = ring_of(engine)
+    engine.set_limiter(TWO)
+    write(ring, range(5))
+    mine = engine.seat.control.entries[engine.seat.entry]
+    with pytest.raises(RateLimitTimeout), deadline.within(0):
+        write(ring, np.arange(3))
+    assert (mine["waits_for"], mine["inserts_wanted"], mine["waits_why"]) == (0, 3, Why.AHEAD)
+    says = "5 items are there, 7 have to be"
+    with pytest.raises(RateLimitTimeout, match=says), deadline.within(0):
+        ring.admission.admit(1, 7)
+    assert (mine["waits_for"], mine["samples_wanted"], mine["waits_why"]) == (0, 7, Why.FEW)
+    runtime = engine.seat.control.runtime[0]
+    assert (int(runtime["pending"]), int(runtime["limited"])) == (0, 0)
+
+
+def test_a_write_that_waited_for_samples_has_its_full_time_for_a_slot(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the 5 s that a write waits for a slot, none goes while it waits for the other side."""
+    ring = ring_of(engine)
+    engine.set_limiter(TWO)
+    late = [0.0]
+
+    class Clock:
+        def __getattr__(self, name: str) -> object:
+            return getattr(time, name)
+
+        def monotonic(self) -> float:
+            return time.monotonic() + late[0]
+
+    def work(parent: Parent) -> None:
+        engine.seat.rejoin()
+        parent.pause()
+        parent.pause_at("write.claimed")
+        write(ring_of(engine), range(8))
+
+    for module in (deadline, waiting):
+        monkeypatch.setattr(module, "time", Clock())
+    write(ring, range(5))
+    with child(work) as other:
+        other.reached()
+
+        def lifted(*_: object) -> None:
+            late[0] += 100  # that it has waited by now
+            engine.set_limiter(None)
+            other.go()
+            other.reached()
+
+        blocked = waiting.Calls._wait_for_blocker
+
+        def goes_on(*args: object) -> object:
+            seen = blocked(*args)  # type: ignore[arg-type]
+            other.go()
+            other.end()
+            return seen
+
+        monkeypatch.setattr(waiting.Waiting, "wait", lifted)
+        monkeypatch.setattr(waiting.Calls, "_wait_for_blocker", goes_on)
+        write(ring, range(8))
+    assert ring.write_count == 5 + 8 + 8
 
 
 @pytest.mark.parametrize("placed", [False, True])
