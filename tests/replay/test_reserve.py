@@ -459,8 +459,13 @@ def test_a_reservation_waits_for_the_version_that_allows_it(rb: Any) -> None:
     rooms.append(rb.reserve(3))
     for k, room in enumerate(rooms):
         room.commit(steps(10 * k, 3))
-    with pytest.raises(RateLimitTimeout):
+    with pytest.raises(RateLimitTimeout) as caught:
         rb.extend(steps(50, 1), timeout=0.05)
+    assert str(caught.value) == (
+        f"{rb.storage.scratch_dir}: extend waits: 1 items are to be written, and while learners "
+        "have version 1 there may be 0 more (max_staleness=1); there is no learner; after 0.05 s "
+        "nothing was changed"
+    )
     consumer_version.increment(seat)
     rb.extend(steps(50, 3), timeout=5)
 

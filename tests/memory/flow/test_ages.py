@@ -105,21 +105,6 @@ def test_the_ratio_that_passes_without_a_learner_does_not_open_the_gate(engine: 
     write(ring, 4)
 
 
-def test_a_write_that_waits_says_for_which_version_and_goes_on_with_it(engine: Engine) -> None:
-    ring = ring_of(engine)
-    engine.set_limiter(GATE)
-    goes(ring, 2)
-    consumer_version.store(engine.seat, 7)
-    goes(ring, 36)
-    with pytest.raises(RateLimitTimeout) as caught, deadline.within(0.05):
-        write(ring, 3)
-    assert str(caught.value) == (
-        f"{engine.path}: extend waits: 3 items are to be written, and while learners have version "
-        "7 there may be 2 more (max_staleness=2); there is no learner; "
-        "after 0.05 s nothing was changed"
-    )
-
-
 class Rollout:
     """A reservation, with the version that it begins with."""
 
@@ -220,17 +205,6 @@ def test_a_claim_that_is_open_is_in_line_and_one_that_is_given_up_is_not(engine:
         assert late.commit() == [False]
         ring_of(other).claims.abort()
         assert late.commit() == [True]
-
-
-def test_of_several_items_those_are_refused_whose_own_turn_is_too_late(engine: Engine) -> None:
-    line = Line(engine)
-    slow = line.begin()
-    assert line.fill() == 11
-    consumer_version.increment(engine.seat)
-    four = line.begin(4)
-    assert four.commit(0, 0, 1, 0) == [True, False, True, False]
-    assert four.commit(0, 1) == [True, True]
-    assert slow.commit() == [False]
 
 
 def test_a_version_that_comes_behind_the_claim_counts_at_the_commit(engine: Engine) -> None:
