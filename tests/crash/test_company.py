@@ -26,6 +26,7 @@ from tests.crash.harness import (
     require_usable,
     sample,
     stopped_at,
+    waits_for_the_mutex_of,
     write,
 )
 from tests.kit.rings import ring_of
@@ -172,23 +173,13 @@ WAITED_FOR = [
 def test_a_waiter_gets_the_mutex_of_a_dead_process(tmp_path: Path, deed: str, point: str) -> None:
     path = tmp_path / "buffer"
     with prepare(path) as survivor:
-        started, start = os.pipe()
-
-        def waits() -> None:
-            with Engine.open(path, None) as waiter:
-                os.write(start, b"x")
-                write(ring_of(waiter), [500])
-
-        with stopped_at(path, point, begins(path, deed)):
-            waiter = fork(waits)
-            assert os.read(started, 1) == b"x"
-        assert ended(waiter) == 0
+        waits_for_the_mutex_of(
+            path, point, begins(path, deed), lambda waiter: write(ring_of(waiter), [500]) and None
+        )
         survivor.seat.reap_dead()
         assert 500 in read_all(ring_of(survivor)).values()
         require_sound(survivor)
         assert survivor.stats()["repairs"] == 1
-        for fd in (started, start):
-            os.close(fd)
 
 
 @pytest.mark.parametrize("point", [*native_points("turn"), "wake.progress"])

@@ -32,6 +32,7 @@ from tests.crash.harness import (
     schema,
     stopped_at,
     succeeds,
+    waits_for_the_mutex_of,
     write,
 )
 from tests.crash.situations import (
@@ -166,19 +167,9 @@ def test_a_waiter_gets_the_mutex_of_a_dead_writer(tmp_path: Path, kind: str, poi
     situation = SITUATIONS["over a full ring"]
     path = tmp_path / "buffer"
     engine = prepare(path, situation, kind)
-    started, start = os.pipe()
-
-    def waits() -> None:
-        with Engine.open(path, None) as waiter:
-            os.write(start, b"x")
-            write(ring_of(waiter), [500])
-
-    with stopped_at(path, point, situation.work):
-        waiter = fork(waits)
-        assert os.read(started, 1) == b"x"
-    assert ended(waiter) == 0
-    for fd in (started, start):
-        os.close(fd)
+    waits_for_the_mutex_of(
+        path, point, situation.work, lambda waiter: write(ring_of(waiter), [500]) and None
+    )
     engine.seat.reap_dead()
     assert 500 in read_all(ring_of(engine)).values()
     require_sound(engine)
