@@ -216,6 +216,8 @@ def test_a_buffer_that_is_emptied_begins_again() -> None:
     batch = rb.sample(lease=math.inf)
     rb.empty()
     assert rb.ack(batch) == (0, 4)
+    (consumer,) = rb.consumers()
+    assert (consumer.leases, consumer.behind) == ((), 0)
     rb.extend(numbered(20, 4))
     assert numbers(rb.sample()) == [20, 21, 22, 23]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
@@ -184,23 +183,6 @@ def test_a_consumer_that_is_removed_says_so(make: Maker) -> None:
     assert again.take(3).tickets.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_an_item_is_done_once_it_was_acknowledged_as_often_as_it_has_to_be(
-    make: Maker, times: int
-) -> None:
-    ring = ring_of(make())
-    consumer = ring.consumers.open("a", times=times)
-    write(ring, range(3))
-    seen = []
-    for _ in range(times):
-        taken = consumer.take(3)
-        seen += taken.tickets.tolist()
-        assert consumer.ack(taken.lease, taken.slots, taken.tickets) == (3, 0)
-    assert seen == [0, 1, 2] * times
-    with pytest.raises(EmptyBufferError):
-        consumer.take(1)
-
-
 def test_eight_consumers_are_enough(make: Maker) -> None:
     ring = ring_of(make())
     for number in range(8):
@@ -223,22 +205,6 @@ def test_what_cannot_be_is_refused(make: Maker) -> None:
             ring.consumers.open(name)
     with pytest.raises(ValueError, match="start is 'oldest' or 'newest'"):
         ring.consumers.open("b", start="middle")  # type: ignore[arg-type]
-    for lease in (0, -1, math.nan):
-        with pytest.raises(ValueError, match="a lease is a number of seconds above 0"):
-            ring.consumers.open("a").take(1, lease)
-
-
-def test_emptying_forgets_what_was_to_be_given(make: Maker) -> None:
-    ring = ring_of(make())
-    consumer = ring.consumers.open("a")
-    write(ring, range(6))
-    taken = consumer.take(2)
-    ring.empty()
-    assert consumer.ack(taken.lease, taken.slots, taken.tickets) == (0, 2)
-    (found,) = ring.consumers.status()
-    assert (found.leases, found.behind) == ((), 0)
-    write(ring, range(8))
-    assert len(consumer.take(8).slots) == 8
 
 
 def test_an_engine_of_several_lanes_has_no_consumers(make: Maker) -> None:
