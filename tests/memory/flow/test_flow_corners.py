@@ -391,6 +391,34 @@ def test_the_side_that_looks_is_told_that_both_sides_wait_for_each_other(
     )
 
 
+def test_two_threads_of_one_handle_are_told_that_they_wait_for_each_other(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One entry of the registry waits for both sides; whichever thread looks first is told."""
+    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
+    ring = ring_of(engine)
+    engine.set_limiter(TWO)
+    write(ring, range(4))  # 6 ahead: 2 more would be 10, and 15 drawn would be -9
+    errors: list[str] = []
+
+    def draw() -> None:
+        try:
+            ring.admission.admit(15)
+        except RateLimitError as error:
+            errors.append(str(error))
+            ring.admission.admit(4)  # so that the other one goes on
+
+    sampler = threading.Thread(target=draw)
+    sampler.start()
+    try:
+        write(ring, range(2))
+    except RateLimitError as error:
+        errors.append(str(error))
+        write(ring, range(1))
+    sampler.join()
+    assert "writes of 2 items and samples of 15 wait for each other" in errors[0]
+
+
 def test_a_stopped_client_that_could_go_on_is_waited_for(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
