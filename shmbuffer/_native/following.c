@@ -1,11 +1,9 @@
 /* Follower and Trajectories for Python. Addresses come as integers, as in arguments.c, of int64 where nothing else is said.
  * One thread at a time is in each: who has them holds a lock of its own, since long calls give up the interpreter lock. */
-#include "module.h"
-
-#include "follower.h"
-#include "ring.h"
 #include "slicing.h"
-#include "trajectories.h"
+
+#include "module.h"
+#include "ring.h"
 #include "windows.h"
 
 #define MUCH 16384u /* items: the interpreter lock is given up for more */
@@ -24,57 +22,25 @@ static PyObject *made_object(PyTypeObject *type) {
 
 /* Follower. */
 
-struct follower_object {
-    PyObject_HEAD
-    struct shmb_follower follower;
-    PyObject *ring; /* kept alive */
-};
-
-static struct shmb_follower *follower_in(PyObject *self) { return &((struct follower_object *)self)->follower; }
-
-struct shmb_follower *shmb_binding_follower(PyObject *follower) { return follower_in(follower); }
-
 static PyObject *follower_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *ring;
     if (!PyArg_ParseTuple(args, "O!:Follower", shmb_ring_type, &ring)) return NULL;
     PyObject *self = made_object(type);
     if (self == NULL) return NULL;
     ((struct follower_object *)self)->ring = Py_NewRef(ring);
-    if (shmb_follower_make(follower_in(self), shmb_binding_ring(ring))) return self;
+    if (shmb_follower_make(shmb_follower_in(self), shmb_binding_ring(ring))) return self;
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
 
 static void follower_dealloc(PyObject *self) {
-    shmb_follower_free(follower_in(self));
+    shmb_follower_free(shmb_follower_in(self));
     Py_XDECREF(((struct follower_object *)self)->ring);
     free_object(self);
 }
 
-/* `runs`: the second number of a pair says how many slots follow each other. */
-static PyObject *slots_of(const struct shmb_pairs *pairs, bool runs) {
-    uint64_t count = runs ? 0 : pairs->count;
-    for (uint64_t i = 0; runs && i < pairs->count; i++) count += pairs->at[pairs->begin + i].second;
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(int64_t)));
-    if (bytes == NULL) return NULL;
-    int64_t *slots = (int64_t *)(void *)PyBytes_AsString(bytes);
-    for (uint64_t i = 0; i < pairs->count; i++) {
-        struct shmb_pair one = pairs->at[pairs->begin + i];
-        for (uint64_t more = 0; more < (runs ? one.second : 1); more++) *slots++ = (int64_t)(one.first + more);
-    }
-    return bytes;
-}
-
-PyObject *shmb_told_of(const struct shmb_follower *f, bool restarted) {
-    PyObject *gone = slots_of(&f->gone, true), *changed = slots_of(&f->changed, false), *told = NULL;
-    if (gone && changed) told = Py_BuildValue("(OOO)", restarted ? Py_True : Py_False, gone, changed);
-    Py_XDECREF(gone);
-    Py_XDECREF(changed);
-    return told;
-}
-
 static PyObject *follower_look(PyObject *self, PyObject *Py_UNUSED(ignored)) {
-    struct shmb_follower *f = follower_in(self);
+    struct shmb_follower *f = shmb_follower_in(self);
     bool restarted, any;
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
     if (f->started && head - f->seen < MUCH) {
@@ -86,12 +52,12 @@ static PyObject *follower_look(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     }
     if (f->failed) return PyErr_NoMemory();
     if (!any) Py_RETURN_NONE;
-    return shmb_told_of(f, restarted);
+    return shmb_build_changes(f, restarted);
 }
 
 static PyObject *follower_next(PyObject *self, PyObject *args) {
     unsigned long long slots, reach, room;
-    struct shmb_follower *f = follower_in(self);
+    struct shmb_follower *f = shmb_follower_in(self);
     if (!PyArg_ParseTuple(args, "KKK:next", &slots, &reach, &room)) return NULL;
     if (!f->started) return PyErr_Format(PyExc_ValueError, "next: look first");
     uint64_t found;
@@ -103,7 +69,7 @@ static PyObject *follower_next(PyObject *self, PyObject *args) {
 
 static PyObject *follower_reach(PyObject *self, PyObject *args) {
     unsigned long long slots, count, reach;
-    const struct shmb_follower *f = follower_in(self);
+    const struct shmb_follower *f = shmb_follower_in(self);
     if (!PyArg_ParseTuple(args, "KKK:reach", &slots, &count, &reach)) return NULL;
     for (uint64_t i = 0; i < count; i++)
         ((int64_t *)(uintptr_t)reach)[i] = (int64_t)shmb_follower_reach(f, ((const uint64_t *)(uintptr_t)slots)[i]);
@@ -111,31 +77,31 @@ static PyObject *follower_reach(PyObject *self, PyObject *args) {
 }
 
 static PyObject *follower_forget(PyObject *self, PyObject *Py_UNUSED(ignored)) {
-    shmb_follower_forget(follower_in(self));
+    shmb_follower_forget(shmb_follower_in(self));
     Py_RETURN_NONE;
 }
 
 static PyObject *follower_seen(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(follower_in(self)->seen);
+    return PyLong_FromUnsignedLongLong(shmb_follower_in(self)->seen);
 }
 
 static PyObject *follower_settled(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(follower_in(self)->settled);
+    return PyLong_FromUnsignedLongLong(shmb_follower_in(self)->settled);
 }
 
 static PyObject *follower_over(PyObject *self, void *Py_UNUSED(closure)) {
-    const struct shmb_follower *f = follower_in(self);
+    const struct shmb_follower *f = shmb_follower_in(self);
     uint64_t count = 0;
     for (uint64_t i = 0; i < f->over; i++) count += f->gone.at[f->gone.begin + i].second;
     return PyLong_FromUnsignedLongLong(count);
 }
 
 static PyObject *follower_pending(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(follower_in(self)->pending.count);
+    return PyLong_FromUnsignedLongLong(shmb_follower_in(self)->pending.count);
 }
 
 static PyObject *follower_in_turn(PyObject *self, PyObject *Py_UNUSED(ignored)) {
-    follower_in(self)->in_turn = true;
+    shmb_follower_in(self)->in_turn = true;
     Py_RETURN_NONE;
 }
 
@@ -172,14 +138,6 @@ PyType_Spec shmb_follower_spec = {.name = "shmbuffer._native._core.Follower",
                                   .slots = follower_slots};
 
 /* Trajectories. */
-
-struct trajectories_object {
-    PyObject_HEAD
-    struct shmb_trajectories all;
-    PyObject *windows; /* kept alive */
-};
-
-struct shmb_trajectories *shmb_trajectories_in(PyObject *self) { return &((struct trajectories_object *)self)->all; }
 
 static PyObject *trajectories_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     unsigned long long slots, width;
@@ -236,12 +194,6 @@ static PyObject *trajectories_drop(PyObject *self, PyObject *args) {
     return done(self);
 }
 
-/* A slot that the item in slot `from` follows is `reach` places away or less, or there is a hole in between. */
-int64_t shmb_within(uint64_t capacity, int64_t before, uint64_t slot, uint64_t reach) {
-    uint64_t back = slot < (uint64_t)before ? slot + capacity - (uint64_t)before : slot - (uint64_t)before;
-    return before >= 0 && back <= reach ? before : -1;
-}
-
 static PyObject *trajectories_before(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
@@ -250,7 +202,7 @@ static PyObject *trajectories_before(PyObject *self, PyObject *args) {
     all->looks++;
     for (uint64_t i = 0; i < at[3] && !all->failed; i++) {
         uint64_t slot = IN(uint64_t, 0)[i];
-        OUT(4)[i] = shmb_within(all->elements / all->width, shmb_trajectory_before(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
+        OUT(4)[i] = shmb_accept_predecessor(all->elements / all->width, shmb_trajectory_before(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
     }
     Py_END_ALLOW_THREADS
     return done(self);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "follower.h"
+#include "following.h"
 #include "locating.h"
 #include "module.h"
 #include "ring.h"
@@ -242,7 +242,7 @@ PyObject *shmb_labels_settle_all(PyObject *labels, PyObject *follower) {
     struct shmb_labels *all = shmb_labels_in(labels);
     if (all->failed) return PyErr_NoMemory();
     if (PyObject_TypeCheck(follower, shmb_follower_type)) {
-        const struct shmb_follower *f = shmb_binding_follower(follower);
+        const struct shmb_follower *f = shmb_follower_in(follower);
         const struct telling of = {.all = all, .ring = f->ring, .head = f->seen};
         settle_away(&of);
     }
@@ -261,7 +261,7 @@ PyObject *shmb_labels_follow(PyObject *labels, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!KKCKKKCKy#y#KL:follow", shmb_follower_type, &follower, &base, &bytes, &kind, &values, &count, &size,
                           &value_kind, &kept, &steps, &steps_bytes, &code, &code_bytes, &piece, &now))
         return NULL;
-    struct shmb_follower *f = shmb_binding_follower(follower);
+    struct shmb_follower *f = shmb_follower_in(follower);
     struct telling of = {.all = shmb_labels_in(labels),
                          .ring = f->ring,
                          .labels = {(const unsigned char *)(uintptr_t)base, 1, bytes, kind},

@@ -5,18 +5,11 @@
 #include <stdlib.h>
 
 #include "choosing.h"
-#include "follower.h"
+#include "following.h"
 #include "module.h"
 #include "ring.h"
 
 #define MUCH 16384u /* items: the interpreter lock is given up for more */
-
-struct labels_object {
-    PyObject_HEAD
-    struct shmb_labels all;
-};
-
-struct shmb_labels *shmb_labels_in(PyObject *labels) { return &((struct labels_object *)labels)->all; }
 
 static PyObject *labels_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     unsigned long long elements;
@@ -172,7 +165,7 @@ static PyObject *labels_fresh(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!LLKKKKK:fresh", shmb_follower_type, &follower, &version, &most, &key, &count, &out, &stale, &held))
         return NULL;
     if (all->failed) return PyErr_NoMemory();
-    const struct shmb_follower *f = shmb_binding_follower(follower);
+    const struct shmb_follower *f = shmb_follower_in(follower);
     uint64_t sets = shmb_labels_order(all), fresh = 0;
     double *weights = malloc((sets + 1) * sizeof *weights);
     if (weights == NULL) return PyErr_NoMemory();
@@ -194,7 +187,7 @@ static PyObject *labels_tickets(PyObject *self, PyObject *args) {
     unsigned long long elements, count, tickets;
     if (!PyArg_ParseTuple(args, "O!KKK:tickets", shmb_follower_type, &follower, &elements, &count, &tickets)) return NULL;
     if (shmb_labels_in(self)->failed) return PyErr_NoMemory();
-    return PyBool_FromLong(tickets_of(shmb_binding_follower(follower), (const int64_t *)(uintptr_t)elements, count,
+    return PyBool_FromLong(tickets_of(shmb_follower_in(follower), (const int64_t *)(uintptr_t)elements, count,
                                       (int64_t *)(uintptr_t)tickets));
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "crc32c.h"
+#include "following.h"
 #include "leaf.h"
 #include "pool.h"
 #include "power.h"

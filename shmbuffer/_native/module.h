@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 struct shmb_ring;
-struct shmb_follower;
 
 extern PyType_Spec shmb_map_spec, shmb_ring_spec, shmb_intake_spec, shmb_outtake_spec, shmb_descriptor_spec, shmb_follower_spec,
     shmb_trajectories_spec, shmb_labels_spec, shmb_windows_spec;
@@ -48,8 +47,6 @@ struct shmb_windows;
 struct shmb_windows *shmb_windows_in(PyObject *windows);
 
 struct shmb_ring *shmb_binding_ring(PyObject *ring);
-extern PyTypeObject *shmb_follower_type, *shmb_trajectories_type;
-struct shmb_follower *shmb_binding_follower(PyObject *follower);
 /* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */
 int shmb_binding_write(PyObject *ring, const unsigned char *const *from, uint64_t count, const double *priorities,
                        const uint32_t *streams, int64_t timeout_ns, uint64_t *first);

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "dlpack.h"
+#include "following.h"
 #include "ring.h"
 #include "slicing.h"
 #include "stacks.h"
@@ -330,7 +331,7 @@ static PyObject *outtake_draw(PyObject *object, PyObject *args) {
                                      timeout_ns, &redrawn);
     const struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
     if (status == SHMB_OK) {
-        const struct shmb_follower *f = shmb_binding_follower(follower);
+        const struct shmb_follower *f = shmb_follower_in(follower);
         bool known = !all->failed && shmb_histories(all, f, index, tickets, count, self->steps, steps, of_steps);
         status = known ? take_items(self, steps, of_steps, count, out, timeout_ns) : SHMB_LAPPED;
     }

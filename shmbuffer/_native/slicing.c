@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "follower.h"
 #include "module.h"
 #include "ring.h"
 #include "windows.h"
@@ -29,6 +28,33 @@ struct showing {
     uint64_t role;
 };
 enum { AS_STORED, AND_LAST, AND_FIRST }; /* and true on the last, or first, step of each slice */
+
+/* `runs`: the second number of a pair says how many slots follow each other. */
+static PyObject *slots_of(const struct shmb_pairs *pairs, bool runs) {
+    uint64_t count = runs ? 0 : pairs->count;
+    for (uint64_t i = 0; runs && i < pairs->count; i++) count += pairs->at[pairs->begin + i].second;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(int64_t)));
+    if (bytes == NULL) return NULL;
+    int64_t *slots = (int64_t *)(void *)PyBytes_AsString(bytes);
+    for (uint64_t i = 0; i < pairs->count; i++) {
+        struct shmb_pair one = pairs->at[pairs->begin + i];
+        for (uint64_t more = 0; more < (runs ? one.second : 1); more++) *slots++ = (int64_t)(one.first + more);
+    }
+    return bytes;
+}
+
+PyObject *shmb_build_changes(const struct shmb_follower *f, bool restarted) {
+    PyObject *gone = slots_of(&f->gone, true), *changed = slots_of(&f->changed, false), *told = NULL;
+    if (gone && changed) told = Py_BuildValue("(OOO)", restarted ? Py_True : Py_False, gone, changed);
+    Py_XDECREF(gone);
+    Py_XDECREF(changed);
+    return told;
+}
+
+int64_t shmb_accept_predecessor(uint64_t capacity, int64_t before, uint64_t slot, uint64_t reach) {
+    uint64_t back = slot < (uint64_t)before ? slot + capacity - (uint64_t)before : slot - (uint64_t)before;
+    return before >= 0 && back <= reach ? before : -1;
+}
 
 static bool any_in(const unsigned char *bytes, uint64_t count) {
     for (uint64_t i = 0; i < count; i++)
@@ -55,7 +81,7 @@ static void append_slots(struct shmb_trajectories *all, const struct shmb_follow
         uint64_t slot = (uint64_t)slots[i], source = f->ring->sources[slot];
         int64_t before = shmb_trajectory_before(all, source, (uint32_t)slot);
         bool appended = false;
-        before = shmb_within(capacity, before, slot, (uint64_t)reach[i]);
+        before = shmb_accept_predecessor(capacity, before, slot, (uint64_t)reach[i]);
         for (uint64_t lane = 0; lane < width && !all->failed; lane++) {
             uint64_t element = slot * width + lane;
             if (element >= all->elements || all->where[element].run) continue;
@@ -99,12 +125,12 @@ PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
     unsigned long long cuts, count;
     bool restarted = false;
     if (!PyArg_ParseTuple(args, "O!KK:follow", shmb_follower_type, &follower, &cuts, &count)) return NULL;
-    struct shmb_follower *f = shmb_binding_follower(follower);
+    struct shmb_follower *f = shmb_follower_in(follower);
     if (all->failed) return PyErr_NoMemory();
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
     if (!f->started || head - f->seen >= MUCH) Py_RETURN_NONE;
     bool any = shmb_follower_look(f, &restarted);
-    if (any && !f->failed && (restarted || f->changed.count)) return shmb_told_of(f, restarted);
+    if (any && !f->failed && (restarted || f->changed.count)) return shmb_build_changes(f, restarted);
     if (f->failed || (any && !caught_up(all, f, (const struct cutting *)(uintptr_t)cuts, count))) {
         shmb_follower_forget(f);
         return PyErr_NoMemory();
@@ -192,7 +218,7 @@ PyObject *shmb_trajectories_histories(PyObject *trajectories, PyObject *args) {
     if (all->failed) return PyErr_NoMemory();
     if (follower != Py_None && !PyObject_TypeCheck(follower, shmb_follower_type))
         return PyErr_Format(PyExc_TypeError, "histories: a Follower or None is needed");
-    return PyBool_FromLong(shmb_histories(all, follower == Py_None ? NULL : shmb_binding_follower(follower),
+    return PyBool_FromLong(shmb_histories(all, follower == Py_None ? NULL : shmb_follower_in(follower),
                                           (const int64_t *)(uintptr_t)at, (const int64_t *)(uintptr_t)drawn, count, steps,
                                           (int64_t *)(uintptr_t)out, (int64_t *)(uintptr_t)tickets));
 }
@@ -209,7 +235,7 @@ static void show(const struct showing *one, const int64_t *elements, uint64_t co
 
 /* Flags of slices one behind the other, and tickets. False: an item is not there any more. */
 PyObject *shmb_follower_flags(PyObject *follower, PyObject *args) {
-    const struct shmb_follower *f = shmb_binding_follower(follower);
+    const struct shmb_follower *f = shmb_follower_in(follower);
     const struct shmb_ring *ring = f->ring;
     unsigned long long at, count, steps, shown, n_shown, out;
     if (!PyArg_ParseTuple(args, "KKKKKK:flags", &at, &count, &steps, &shown, &n_shown, &out)) return NULL;

@@ -1,17 +1,14 @@
-/* What following.c and slicing.c share. */
+/* Calls of Follower and Trajectories that draw slices, and what following.c needs of them. */
 #ifndef SHMB_SLICING_H
 #define SHMB_SLICING_H
 
-#include "module.h"
+#include "following.h"
 
-#include "trajectories.h"
-
-struct shmb_follower;
-
-struct shmb_trajectories *shmb_trajectories_in(PyObject *trajectories);
-/* (restarted, gone, changed): what a look has seen. */
-PyObject *shmb_told_of(const struct shmb_follower *f, bool restarted);
-int64_t shmb_within(uint64_t capacity, int64_t before, uint64_t slot, uint64_t reach);
+/* Builds (restarted, gone, changed): what a look has seen. */
+PyObject *shmb_build_changes(const struct shmb_follower *f, bool restarted);
+/* The slot `before` that the item in `slot` follows, or -1 if it is further away than `reach` places, so that a hole may be
+ * between them. */
+int64_t shmb_accept_predecessor(uint64_t capacity, int64_t before, uint64_t slot, uint64_t reach);
 
 /* Each element after the steps before it in its trajectory, the first of which is repeated where there are too few, and their
  * tickets. `drawn`: the tickets that the elements themselves have to have, or NULL. Without a follower there are no tickets.

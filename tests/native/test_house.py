@@ -5,17 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from shmbuffer.memory.format import slots
-from tests.crash.sources.c_tokens import Token, functions, tokens
+from tests.crash.sources.c_tokens import Token, closing, functions, tokens
 from tests.native.program import CORE, SOURCES
 
 FILES = {path.name: path.read_text() for path in sorted(CORE.glob("*.[ch]"))}
-SOURCES_C = {name: list(functions(tokens(text))) for name, text in FILES.items() if name[-1] == "c"}
+TOKENS = {name: tokens(text) for name, text in FILES.items() if name[-1] == "c"}
+SOURCES_C = {name: list(functions(code)) for name, code in TOKENS.items()}
 HOME = {function: file for file, found in SOURCES_C.items() for function, _, _ in found}
+#: The functions that the table of Ring's methods stands for: a macro puts their names together.
+RING_METHODS = [
+    Token(f"shmb_ring_{name}") for name in re.findall(r"^    X\((\w+),", FILES["methods.h"], re.M)
+]
 #: What stands below every ring: neither knows one.
 FOUNDATION = {
     *("layout.c", "crashpoint.c", "crc32c.c", "tree.c", "marks.c", "trajectories.c", "labels.c"),
@@ -26,13 +32,26 @@ FOUNDATION = {
 
 def named(code: list[Token]) -> set[str]:
     """Files whose functions are called there, or handed on: what is not static is named shmb_."""
-    return {HOME[token] for token in code if token.startswith("shmb_") and token in HOME}
+    methods = RING_METHODS if "METHODS" in code else []
+    return {HOME[token] for token in (*code, *methods) if token in HOME and token[:5] == "shmb_"}
 
 
-CALLS = {
-    file: {found for _, _, body in each for found in named(body)} - {file}
-    for file, each in SOURCES_C.items()
-}
+def initialisers(code: list[Token]) -> list[Token]:
+    """What tables outside functions hold, such as the functions behind the methods of a type."""
+    inside: list[Token] = []
+    for at, (token, following) in enumerate(pairwise(code)):
+        if token == "=" and following == "{":
+            inside += code[at + 2 : closing(code, at + 1)]
+    return inside
+
+
+def calls(file: str) -> set[str]:
+    """Files whose functions this one calls, or puts into a table through which they are called."""
+    bodies = [token for _, _, body in SOURCES_C[file] for token in body]
+    return named(bodies + initialisers(TOKENS[file])) - {file}
+
+
+CALLS = {file: calls(file) for file in SOURCES_C}
 INCLUDES = {
     name: set(re.findall(r'^#include "([\w.]+)"', text, re.MULTILINE)) & FILES.keys()
     for name, text in FILES.items()
@@ -48,6 +67,12 @@ def test_no_files_of_the_core_need_each_other_in_a_ring(
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"a ring of {what}: " + " <- ".join(error.args[1]))
+
+
+def test_a_function_in_a_table_of_methods_counts_as_called() -> None:
+    assert "slicing.c" in CALLS["following.c"]
+    assert "label_columns.c" in CALLS["labelling.c"]
+    assert {"ring_methods.c", "ring_records.c", "ring_consuming.c"} <= CALLS["ring_binding.c"]
 
 
 def test_the_header_of_the_ring_lists_its_files_from_the_lowest_to_the_highest() -> None:
