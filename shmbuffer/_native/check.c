@@ -3,7 +3,7 @@
 
 #include "check.h"
 #include "ledger.h"
-#include "reserve.h"
+#include "reservations.h"
 
 /* Of the slots that were written, and of `slots` at least. Changes nothing. Holds the mutex for the whole scan, some
  * milliseconds for a million elements; where nobody is alive it does not take it, as that would repair what a dead owner

@@ -4,8 +4,7 @@
 #include <stdlib.h>
 
 #include "claimed.h"
-#include "ledger.h"
-#include "reserve.h"
+#include "flow.h"
 
 static bool make_room(struct shmb_ring *ring, uint64_t rows) {
     if (rows <= ring->scratch_rows) return true;

@@ -1,8 +1,8 @@
 /* The end of a claim, W10 to W14: its items are committed, or its slots are given back. */
 #include "claimed.h"
+#include "flow.h"
 #include "pool.h"
 #include "power.h"
-#include "reserve.h"
 
 /* Parents of the claim's elements: consecutive for a ring write (in two pieces around the end), else listed. */
 void shmb_claim_parents(struct shmb_ring *ring) {

@@ -2,7 +2,7 @@
  * what it does to the ledger is told in ledger.c. */
 #include <string.h>
 
-#include "ledger.h"
+#include "flow.h"
 
 /* The mutex is held where it is SHMB_OK. */
 static int lock_book(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_book *book) {

@@ -2,8 +2,7 @@
  * mutex. A setting is built in the block that does not count, and published by one store. */
 #include <math.h>
 
-#include "ledger.h"
-#include "reserve.h"
+#include "flow.h"
 
 #define ROUNDING 1e-6 /* of a sample: products of a ratio such as 0.1 are not exact */
 

@@ -38,11 +38,6 @@ void shmb_end_lease(const struct shmb_book *book, uint64_t id);
 enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
                                     uint64_t *ticket, uint64_t *note);
 
-/* flow.c */
-void shmb_count_from_here(struct shmb_ring *ring, uint64_t left);
-bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns);
-bool shmb_is_in_the_way(struct shmb_ring *ring, const struct shmb_book *book, uint64_t place);
-
 /* consume.c: what a consumer's clients ask for. `number` is the consumer's */
 struct shmb_wanted_consumer {
     const unsigned char *name; /* SHMB_CONSUMER_NAME bytes */

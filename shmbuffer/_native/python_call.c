@@ -1,6 +1,7 @@
 /* A call of the core by Python: the interpreter lock is given up for copies that are worth it, and before a wait. At its end
  * it is noted when the client was seen last. */
 #include "binding.h"
+#include "flow.h"
 
 #define RELEASE_FROM_BYTES 16384 /* below this, giving up and retaking the interpreter lock costs more than the copy */
 

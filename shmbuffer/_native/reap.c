@@ -1,5 +1,5 @@
 /* A client goes: it leaves, or is proven dead and reaped. */
-#include "reserve.h"
+#include "reservations.h"
 
 /* The handle is done: waits for a write that another thread is in, gives back what is open, frees the entry. LOCK_TIMEOUT
  * where a thread of ours may take the mutex still: then the entry stays, and is reaped with the process. */

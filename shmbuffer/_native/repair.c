@@ -1,7 +1,7 @@
 /* What the dead left half-way is rolled back or forward. Everything here is idempotent: a process that dies in it is followed by
  * another. The mutex is held throughout. */
 #include "ledger.h"
-#include "reserve.h"
+#include "reservations.h"
 
 static void unmass(struct shmb_ring *ring, uint64_t slot) {
     if (!atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed)) return;

@@ -11,7 +11,7 @@
  * made from a reservation takes its share of them over, in the section in which its own elements become pending; what it
  * does not need is free from then on. A CLAIMED one belongs to the open claim of its holder: a claim that is finished for
  * the dead spends it, one that is rolled back ends it with its holder. */
-#include "reserve.h"
+#include "reservations.h"
 
 _Thread_local struct shmb_hold shmb_hold;
 
@@ -40,7 +40,7 @@ bool shmb_has_reservations(const struct shmb_ring *ring) {
 
 /* Whether it is this handle's still, and no claim is made from it. */
 bool shmb_holds(const struct shmb_ring *ring, const struct shmb_reservation *held, uint64_t id) {
-    return held->id == id && shmb_standing(held) == SHMB_OPEN && held->incarnation == ring->incarnation && is_of(ring, held, ring->me);
+    return held->id == id && shmb_read_reservation_state(held) == SHMB_OPEN && held->incarnation == ring->incarnation && is_of(ring, held, ring->me);
 }
 
 /* What the claim that begins is made from; it has to be enough for it. */
@@ -98,7 +98,7 @@ void shmb_spend_credit(struct shmb_reservation *held) {
 void shmb_spend_for(struct shmb_ring *ring, const struct shmb_entry *entry) {
     for (uint32_t i = 0; was_ever_used(ring) && i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[i];
-        if (shmb_standing(held) == SHMB_CLAIMED && is_of(ring, held, entry)) shmb_spend_credit(held);
+        if (shmb_read_reservation_state(held) == SHMB_CLAIMED && is_of(ring, held, entry)) shmb_spend_credit(held);
     }
 }
 
@@ -131,7 +131,7 @@ void shmb_open_reservation(struct shmb_ring *ring, struct shmb_reservation *held
 }
 
 void shmb_end_reservation(struct shmb_ring *ring, struct shmb_reservation *held) {
-    bool counts = shmb_standing(held) == SHMB_OPEN;
+    bool counts = shmb_read_reservation_state(held) == SHMB_OPEN;
     atomic_store_explicit(&held->state, SHMB_UNRESERVED, memory_order_release);
     CP(reserve_ended);
     if (counts) add_reserved(ring->runtime, -held->rows, -held->bytes);
@@ -141,7 +141,7 @@ void shmb_end_reservation(struct shmb_ring *ring, struct shmb_reservation *held)
 void shmb_end_reservations(struct shmb_ring *ring, const struct shmb_entry *entry) {
     for (uint32_t i = 0; was_ever_used(ring) && i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[i];
-        bool lives = shmb_standing(held) == SHMB_OPEN || shmb_standing(held) == SHMB_CLAIMED;
+        bool lives = shmb_read_reservation_state(held) == SHMB_OPEN || shmb_read_reservation_state(held) == SHMB_CLAIMED;
         if (lives && is_of(ring, held, entry)) shmb_end_reservation(ring, held);
     }
 }
@@ -154,7 +154,7 @@ void shmb_expire(struct shmb_ring *ring) {
     next = 0;
     for (uint32_t i = 0; i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[i];
-        uint32_t state = shmb_standing(held);
+        uint32_t state = shmb_read_reservation_state(held);
         if (state == SHMB_OPEN && held->expires_ns <= now)
             shmb_end_reservation(ring, held);
         else if ((state == SHMB_OPEN || state == SHMB_CLAIMED) && held->expires_ns != UINT64_MAX)
@@ -182,13 +182,13 @@ void shmb_count_reserved(struct shmb_ring *ring) {
     uint64_t rows = 0, bytes = 0, next = 0;
     for (uint32_t i = 0; was_ever_used(ring) && i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[i];
-        uint32_t state = shmb_standing(held);
+        uint32_t state = shmb_read_reservation_state(held);
         if (state == SHMB_UNRESERVED || state == SHMB_DONE) continue;
         bool known = state <= SHMB_DONE && is_anybodys(ring, held), claimed = known && is_being_claimed(ring, held);
         if (!known || (state == SHMB_CLAIMED && !claimed))
             atomic_store_explicit(&held->state, known ? SHMB_OPEN : SHMB_UNRESERVED, memory_order_release);
         CP(reserve_mended);
-        if (shmb_standing(held) == SHMB_OPEN) {
+        if (shmb_read_reservation_state(held) == SHMB_OPEN) {
             rows += held->rows;
             bytes += held->bytes;
         }
@@ -208,8 +208,8 @@ uint64_t shmb_wrong_reserved(const struct shmb_ring *ring) {
     uint64_t bytes = atomic_load_explicit(&ring->runtime->reserved_bytes, memory_order_relaxed), wrong = 0;
     for (uint32_t i = 0; was_ever_used(ring) && i < SHMB_RESERVATIONS; i++) {
         const struct shmb_reservation *held = &ring->reservations[i];
-        if (shmb_standing(held) == SHMB_OPEN) rows -= held->rows, bytes -= held->bytes;
-        wrong += shmb_standing(held) > SHMB_DONE || (shmb_standing(held) == SHMB_CLAIMED && !is_anybodys(ring, held));
+        if (shmb_read_reservation_state(held) == SHMB_OPEN) rows -= held->rows, bytes -= held->bytes;
+        wrong += shmb_read_reservation_state(held) > SHMB_DONE || (shmb_read_reservation_state(held) == SHMB_CLAIMED && !is_anybodys(ring, held));
     }
     return wrong + (rows != 0) + (bytes != 0);
 }

@@ -1,13 +1,14 @@
 /* The calls of who reserves room for items to come. The rules are those of a write: what a reservation is admitted for is
  * held for it, and its commit waits for nobody but a writer who is in its slots. The table is told in reservations.c. */
-#include "ledger.h"
 #include "reserve.h"
+
+#include "flow.h"
 
 /* NULL: there is none. Each handle begins to look where it found the last one. */
 static struct shmb_reservation *free_place(struct shmb_ring *ring) {
     for (uint32_t i = 0; i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[(ring->next_place + i) % SHMB_RESERVATIONS];
-        if (shmb_standing(held) == SHMB_UNRESERVED) return held;
+        if (shmb_read_reservation_state(held) == SHMB_UNRESERVED) return held;
     }
     return NULL;
 }
@@ -15,7 +16,7 @@ static struct shmb_reservation *free_place(struct shmb_ring *ring) {
 static struct shmb_reservation *numbered(struct shmb_ring *ring, uint64_t id) {
     for (uint32_t i = 0; i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[i];
-        if (held->id == id && shmb_standing(held) != SHMB_UNRESERVED) return held;
+        if (held->id == id && shmb_read_reservation_state(held) != SHMB_UNRESERVED) return held;
     }
     return NULL;
 }
@@ -86,7 +87,7 @@ int shmb_partial_is_done(struct shmb_ring *ring, struct shmb_call *call, uint64_
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
     struct shmb_reservation *held = shmb_has_reservations(ring) ? numbered(ring, id) : NULL;
-    *done = held && shmb_standing(held) == SHMB_DONE;
+    *done = held && shmb_read_reservation_state(held) == SHMB_DONE;
     if (*done && forget) atomic_store_explicit(&held->state, SHMB_UNRESERVED, memory_order_release);
     CP(reserve_forgotten);
     shmb_unlock(ring);

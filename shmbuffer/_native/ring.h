@@ -364,7 +364,7 @@ static inline bool shmb_next_holds(const struct shmb_ring *ring, uint64_t slot, 
     return !ring->plan || atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed) == next;
 }
 
-/* reservations.c: room that is reserved; under the mutex: see reserve.h */
+/* reservations.c: room that is reserved; under the mutex: see reservations.h */
 
 /* repair.c: claims of the dead. Under the mutex */
 void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry);
@@ -406,18 +406,7 @@ bool shmb_span_in_order(const struct shmb_ring *ring);
 uint64_t shmb_oldest_ticket(const struct shmb_ring *ring);
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count);
 
-/* flow.c: flow control */
-extern _Thread_local enum shmb_bypass { SHMB_COUNTS, SHMB_PASSES_ONCE, SHMB_PASSES } shmb_bypass; /* of this thread's calls; PASSES: it loads */
-int shmb_wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why);
-int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
-                      uint64_t *counted);
-int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);
-int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
-int shmb_release(struct shmb_ring *ring, struct shmb_call *call);
-int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
-                        enum shmb_reason *why);
-int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted, const struct shmb_ages *ages);
-int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides);
+/* flow.c: flow control: see flow.h */
 
 /* consume.c: what a consumer's clients ask for: see ledger.h */
 

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "check.h"
+#include "flow.h"
 #include "leaf.h"
-#include "ledger.h"
 #include "methods.h"
 #include "reserve.h"
 #include "stacks.h"

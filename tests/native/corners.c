@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "crc32c.h"
+#include "flow.h"
 #include "pool.h"
 #include "reserve.h"
 #include "world.h"

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "reserve.h"
+#include "flow.h"
 #include "roles.h"
 
 #define BATCH 32

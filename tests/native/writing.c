@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "claimed.h"
+#include "flow.h"
 #include "reserve.h"
 #include "roles.h"
 
