@@ -119,8 +119,9 @@ setup(
     ext_modules=[
         Extension(
             "shmbuffer._native._core",
-            sources=sorted(glob("shmbuffer/_native/*.c")),
-            depends=sorted(glob("shmbuffer/_native/*.h")),
+            sources=sorted(glob("shmbuffer/_native/*/*.c")),
+            depends=sorted(glob("shmbuffer/_native/*/*.h")),
+            include_dirs=["shmbuffer/_native"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             extra_compile_args=COMPILE,
             extra_link_args=LINK,

@@ -7,11 +7,11 @@
 #define _GNU_SOURCE
 #define SHMB_CRASHPOINT_H
 #define CP(symbol) ((void)0)
-#include "../shmbuffer/_native/sample.c"
+#include "core/sample.c"
 
-#include "../shmbuffer/_native/layout.c"
-#include "../shmbuffer/_native/power.c"
-#include "../shmbuffer/_native/tree.c"
+#include "core/layout.c"
+#include "core/power.c"
+#include "core/tree.c"
 
 #define VISIBLE __attribute__((visibility("default")))
 #define LEAVES 16

@@ -26,6 +26,7 @@ LINE = 64
 _MOST = 1 << 18  # items of a batch
 _MOST_BYTES = 512 << 20  # of a batch; memory that no batch reaches is never made
 _SOURCE = Path(__file__).with_suffix(".c")
+_NATIVE = _SOURCE.parents[1] / "shmbuffer" / "_native"
 _FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fPIC", "-shared"]
 _FLAGS += ["-fvisibility=hidden", "-ffunction-sections", "-Wl,--gc-sections"]
 _SAMPLE, _UPDATE, _CYCLE, _EXTEND, _UNIFORM = range(5)  # enum call of bound.c
@@ -41,7 +42,8 @@ def compiled(directory: Path) -> ctypes.CDLL:
     """The shared object of `bound.c`."""
     made = directory / "bound.so"
     compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
-    subprocess.run([*compiler, *_FLAGS, "-o", str(made), str(_SOURCE), "-lm"], check=True)
+    command = [*compiler, *_FLAGS, f"-I{_NATIVE}", "-o", str(made), str(_SOURCE), "-lm"]
+    subprocess.run(command, check=True)
     core = ctypes.CDLL(str(made))
     core.bound_bytes.restype = core.bound_calls.restype = ctypes.c_int64
     core.bound_batch.restype = core.bound_tree.restype = ctypes.c_void_p

@@ -99,7 +99,7 @@ def test_the_source_distribution_holds_all_that_the_core_is_made_of(
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as members:
         packed = {Path(*Path(name).parts[1:]) for name in members.getnames()}
-    native = {path.relative_to(ROOT) for path in ROOT.glob("shmbuffer/_native/*.[ch]")}
+    native = {path.relative_to(ROOT) for path in ROOT.glob("shmbuffer/_native/*/*.[ch]")}
     assert native
     assert native <= packed
     assert {Path("scripts/test"), Path("tests/conftest.py"), Path("constraints.txt")} <= packed

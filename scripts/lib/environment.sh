@@ -64,7 +64,7 @@ core() {
     local mode=${1:-lenient} lock log warnings='' sources stamp=$VENV/.core built='' how=''
     exec {lock}<"$ROOT"
     flock "$lock"
-    sources=$(cd "$ROOT" && cat pyproject.toml setup.py setup.cfg shmbuffer/_native/*.[ch] | sha256sum | cut -d' ' -f1)
+    sources=$(cd "$ROOT" && cat pyproject.toml setup.py setup.cfg shmbuffer/_native/*/*.[ch] | sha256sum | cut -d' ' -f1)
     [[ ! -f $stamp ]] || read -r built how <"$stamp"
     if [[ $built != "$sources" || ($how != "$mode" && $how != strict) || ! -f $ROOT/shmbuffer/_native/_core.abi3.so ]]; then
         say "compiling the core"

@@ -21,7 +21,7 @@ PRIVATE_STORES = {
     MEMORY / "system/private_copy.py",
     MEMORY / "upkeep/copied_buffer.py",
 }
-CORE = c.read(sorted((PACKAGE / "_native").glob("*.c")))
+CORE = c.read(sorted((PACKAGE / "_native").glob("*/*.c")))
 FLOOR = python.read(
     [
         *sorted({*MEMORY.rglob("*.py")} - PRIVATE_STORES),
@@ -110,7 +110,7 @@ def test_the_reader_sees_every_kind_of_store() -> None:
 
 def test_what_the_reader_takes_for_private_is_private() -> None:
     """A new name here is a variable or a member through which something is stored: is it shared?"""
-    assert c.private_targets(sorted((PACKAGE / "_native").glob("*.c"))) == set(PRIVATE.split())
+    assert c.private_targets(sorted((PACKAGE / "_native").glob("*/*.c"))) == set(PRIVATE.split())
 
 
 def test_the_reader_of_python_sees_every_kind_of_store() -> None:

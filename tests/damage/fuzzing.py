@@ -25,7 +25,7 @@ def missing() -> str:
     """What keeps the fuzzer from being built here; empty if nothing does."""
     if shutil.which("gcc") is None:
         return "gcc is missing"
-    return "" if (_NATIVE / "reap.c").exists() else "the C sources are not installed"
+    return "" if (_NATIVE / "core/reap.c").exists() else "the C sources are not installed"
 
 
 def built(folder: Path, optimised: str = "-O1") -> Path:
@@ -33,7 +33,7 @@ def built(folder: Path, optimised: str = "-O1") -> Path:
     program = folder / "fuzzer"
     if program.exists():
         return program
-    sources = [_NATIVE / f"{name}.c" for name in (*SOURCES, "crashpoint")]
+    sources = [*SOURCES.values(), _NATIVE / "core/crashpoint.c"]
     common = ["gcc", "-std=gnu11", optimised, "-g", f"-I{_NATIVE}"]
     for source in [*sources, _FUZZ / "target.c"]:
         out = folder / f"{source.stem}.o"

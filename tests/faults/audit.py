@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-#: The page with the mutex stays mapped for life (_native/mutex.c).
+#: The page with the mutex stays mapped for life (_native/core/mutex.c).
 _REMOVED = " (deleted)"
 _KEPT = "/.shmbuffer/control"
 

@@ -4,9 +4,9 @@
 
 Writers claim and commit, and wait for the slowest consumer; learners take items of their consumer
 under a lease, acknowledge them (late, and twice), or give them back. A lease may run out at any
-time. A locked section is told store by store, in the order of `_native/ledger.c` and by the names
-of its crash points: nobody else sees what is between them, so a section is taken whole, or ends
-with a death behind one of its stores. Who comes next repairs, and may die in that.
+time. A locked section is told store by store, in the order of `_native/core/ledger.c` and by the
+names of its crash points: nobody else sees what is between them, so a section is taken whole, or
+ends with a death behind one of its stores. Who comes next repairs, and may die in that.
 
 A ghost is what an onlooker who saw everything would remember: how often each item was
 acknowledged, under which lease it was given last, and which were committed.

@@ -7,7 +7,7 @@ Caught by:
     tests/memory/ring/test_ring.py::test_a_row_that_changed_between_draw_and_copy_is_drawn_again
 Fails with: LockTimeout                         where it is an error that nobody expects
 
-diff --git a/shmbuffer/_native/sample.c b/shmbuffer/_native/sample.c
+diff --git a/shmbuffer/_native/core/sample.c b/shmbuffer/_native/core/sample.c
 ...
 """
 

@@ -91,7 +91,7 @@ def a_mutant(
     return Mutant.read(path)
 
 
-FIRST_INCLUDE = ("shmbuffer/_native/masses.c", "#include <math.h>")
+FIRST_INCLUDE = ("shmbuffer/_native/core/masses.c", "#include <math.h>")
 
 
 @pytest.mark.full
@@ -141,7 +141,7 @@ def test_a_mutant_changes_its_lines_and_no_others(tmp_path: Path) -> None:
 def test_a_header_says_everything(tmp_path: Path, missing: str) -> None:
     whole = a_mutant(tmp_path, *FIRST_INCLUDE, "#include <errno.h>")
     assert (whole.broken, whole.rule, whole.fails_with) == ("Made up.", "none.", "")
-    assert whole.files == ("shmbuffer/_native/masses.c",)
+    assert whole.files == ("shmbuffer/_native/core/masses.c",)
     assert whole.touches_the_core
     lines = whole.path.read_text("utf-8").split("\n")
     whole.path.write_text("\n".join(line for line in lines if not line.startswith(missing)))

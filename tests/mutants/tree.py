@@ -72,15 +72,16 @@ def compile_core(mutant: Mutant, tree: Path) -> None:
     Raises:
         CompileError: with what the compiler says.
     """
-    sources = sorted(path.name for path in (tree / NATIVE).glob("*.c"))
+    sources = sorted(str(path.relative_to(tree)) for path in (tree / NATIVE).glob("*/*.c"))
     if any(name.endswith(".h") for name in mutant.files):
         patched = sources
     else:
-        patched = [name for name in sources if f"{NATIVE}/{name}" in mutant.files]
+        patched = [name for name in sources if name in mutant.files]
     include = f"-I{sysconfig.get_path('include')}"
     command = [_compiler(), *_FLAGS, include, "-DPy_LIMITED_API=0x030B0000"]
-    linked = compiled(command, [tree / NATIVE / name for name in patched], tree)
-    linked += compiled(command, [ROOT / NATIVE / name for name in sources if name not in patched])
+    linked = compiled([*command, f"-I{tree / NATIVE}"], [tree / name for name in patched], tree)
+    others = [ROOT / name for name in sources if name not in patched]
+    linked += compiled([*command, f"-I{ROOT / NATIVE}"], others)
     core = tree / CORE
     core.unlink(missing_ok=True)
     subprocess.run([_compiler(), "-shared", "-pthread", *linked, "-o", core], check=True)

@@ -9,11 +9,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "check.h"
-#include "crc32c.h"
-#include "flow.h"
-#include "pool.h"
-#include "reserve.h"
+#include "core/check.h"
+#include "core/crc32c.h"
+#include "core/flow.h"
+#include "core/pool.h"
+#include "core/reserve.h"
 #include "world.h"
 
 static struct shmb_ring one, other;

@@ -39,6 +39,7 @@ os._exit = flush_and_exit
 class Source:
     """One file of the core: how often each branch of a line was taken."""
 
+    path: Path
     branches: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, line: int, counts: list[int]) -> None:
@@ -99,7 +100,7 @@ def run_programs(rounds: int) -> None:
 
 def read_counters() -> dict[str, Source]:
     """By file name, over all objects that were compiled with counters."""
-    sources = {path.name: Source() for path in sorted(CORE.glob("*.[ch]"))}
+    sources = {path.name: Source(path) for path in sorted(CORE.rglob("*.[ch]"))}
     for data in sorted(TREE.rglob("*.gcda")):
         command = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(data)]
         said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -116,7 +117,7 @@ def report(sources: dict[str, Source], missing: bool) -> None:
     for name, source in sources.items():
         share = 100 * source.taken / source.all
         print(f"{name:20} {source.taken:5} of {source.all:5} branches  {share:5.1f} %")
-        text = (CORE / name).read_text().splitlines()
+        text = source.path.read_text().splitlines()
         for line in source.missing() if missing else []:
             counts = source.branches[line]
             print(f"    {line:4} {counts.count(0)}/{len(counts)}  {text[line - 1].strip()}")

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <time.h>
 
-#include "crashpoint.h"
+#include "core/crashpoint.h"
 
 #undef CP
 #undef SHMB_ARMED

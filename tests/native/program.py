@@ -21,13 +21,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CORE = ROOT / "shmbuffer" / "_native"
 OBJECTS = ROOT / "build" / "objects"
-#: Those that need no Python, but for `crashpoint`: points.h has other crash points.
-SOURCES = tuple(
-    path.stem
-    for path in sorted(CORE.glob("*.c"))
+#: By name those that need no Python, but for `crashpoint`: points.h has other crash points.
+SOURCES = {
+    path.stem: path
+    for folder in ("core", "tables")
+    for path in sorted(CORE.glob(f"{folder}/*.c"))
     if path.stem != "crashpoint"
-    and not re.search(r'^#include "(module|binding|methods)\.h"', path.read_text(), re.M)
-)
+}
 STRESS = ("stress", "world", "writing", "reading", "publishing", "tracking", "taking")
 CORNERS = ("corners", "world")
 RELINK = ("relink", "world", "writing", "reading")
@@ -131,7 +131,7 @@ def build(
     flags += [*FLAVOURS[flavour].flags, f"-I{CORE}", f"-I{HERE}"]
     flags += ["-include", str(HERE / "points.h")]
     edited = _edited(folder, edits)
-    sources = [CORE / f"{name}.c" for name in SOURCES if name not in edited]
+    sources = [path for name, path in SOURCES.items() if name not in edited]
     sources += [HERE / f"{name}.c" for name in program]
     # What counts a source's lines lies beside its object.
     counted = folder if flavour == "coverage" else None
@@ -160,7 +160,9 @@ def compiled(command: list[str], sources: Iterable[Path], folder: Path | None = 
     Raises:
         CompileError: with what the compiler says.
     """
-    headers = b"".join(path.read_bytes() for path in sorted([*CORE.glob("*.h"), *HERE.glob("*.h")]))
+    headers = b"".join(
+        path.read_bytes() for path in sorted([*CORE.rglob("*.h"), *HERE.glob("*.h")])
+    )
     objects, running = [], []
     for source in sources:
         said = repr([*command, str(source)]).encode()
@@ -189,7 +191,7 @@ def _edited(folder: Path, edits: Iterable[tuple[str, str, str]]) -> dict[str, Pa
     found: dict[str, Path] = {}
     for name, before, after in edits:
         path = folder / f"edited-{name}" / f"{name}.c"
-        text = (found.get(name) or CORE / f"{name}.c").read_text()
+        text = (found.get(name) or SOURCES[name]).read_text()
         if text.count(before) != 1:
             raise ValueError(f"{name}.c has {text.count(before)} times: {before}")
         path.parent.mkdir(exist_ok=True)

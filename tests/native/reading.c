@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "check.h"
-#include "flow.h"
+#include "core/check.h"
+#include "core/flow.h"
 #include "roles.h"
 
 #define BATCH 32

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "core/crc32c.h"
 #include "roles.h"
 
 #define CAPACITY 16

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "core/crc32c.h"
 #include "roles.h"
 
 static struct shmb_ring shared;

@@ -2,7 +2,7 @@
  * acknowledged, and at the end nothing is left that nobody was given. */
 #include <string.h>
 
-#include "flow.h"
+#include "core/flow.h"
 #include "roles.h"
 
 #define STAY 2 /* consumers that are there from the beginning; the next one comes and goes */

@@ -1,4 +1,8 @@
-"""The files of the C core form a tree: each calls those below it, in the order of `ring.h`."""
+"""The files of the C core form a tree: each calls those below it.
+
+Three folders lie on each other. `core` is what takes the mutex and moves items, in the order of
+`ring.h`. `tables` are what a process notes about a ring, without the mutex. `python` is the glue.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,11 @@ import pytest
 
 from shmbuffer.memory.format import slots
 from tests.crash.sources.c_tokens import Token, closing, functions, tokens
-from tests.native.program import CORE, SOURCES
+from tests.native.program import CORE
 
-FILES = {path.name: path.read_text() for path in sorted(CORE.glob("*.[ch]"))}
+FOLDERS = ("core", "tables", "python")
+PATHS = {path.name: path for path in sorted(CORE.rglob("*.[ch]"))}
+FILES = {name: path.read_text() for name, path in PATHS.items()}
 TOKENS = {name: tokens(text) for name, text in FILES.items() if name[-1] == "c"}
 SOURCES_C = {name: list(functions(code)) for name, code in TOKENS.items()}
 HOME = {function: file for file, found in SOURCES_C.items() for function, _, _ in found}
@@ -23,11 +29,7 @@ RING_METHODS = [
     Token(f"shmb_ring_{name}") for name in re.findall(r"^    X\((\w+),", FILES["methods.h"], re.M)
 ]
 #: What stands below every ring: neither knows one.
-FOUNDATION = {
-    *("layout.c", "crashpoint.c", "crc32c.c", "tree.c", "marks.c", "trajectories.c", "labels.c"),
-    *("windows.c", "locating.c", "frames.c", "power.c"),
-    "choosing.c",
-}
+FOUNDATION = {"layout.c", "crashpoint.c", "crc32c.c", "tree.c", "power.c"}
 
 
 def named(code: list[Token]) -> set[str]:
@@ -53,7 +55,7 @@ def calls(file: str) -> set[str]:
 
 CALLS = {file: calls(file) for file in SOURCES_C}
 INCLUDES = {
-    name: set(re.findall(r'^#include "([\w.]+)"', text, re.MULTILINE)) & FILES.keys()
+    name: set(re.findall(r'^#include "\w+/([\w.]+)"', text, re.MULTILINE)) & FILES.keys()
     for name, text in FILES.items()
 }
 
@@ -69,6 +71,33 @@ def test_no_files_of_the_core_need_each_other_in_a_ring(
         pytest.fail(f"a ring of {what}: " + " <- ".join(error.args[1]))
 
 
+@pytest.mark.parametrize(("what", "graph"), [("calls", CALLS), ("includes", INCLUDES)])
+def test_a_folder_of_the_core_needs_no_folder_above_it(
+    what: str, graph: dict[str, set[str]]
+) -> None:
+    floor = {name: FOLDERS.index(path.parent.name) for name, path in PATHS.items()}
+    assert {*floor.values()} == {0, 1, 2}
+    assert [
+        f"{name} {what} {other}"
+        for name, others in graph.items()
+        for other in others
+        if floor[other] > floor[name]
+    ] == []
+
+
+def test_only_the_glue_includes_python() -> None:
+    glue = {name for name, path in PATHS.items() if path.parent.name == "python"}
+    assert {name for name, text in FILES.items() if "<Python.h>" in text} <= glue
+
+
+def test_every_include_names_the_folder_of_its_file() -> None:
+    named = {
+        header for text in FILES.values() for header in re.findall(r'^#include "(.+)"', text, re.M)
+    }
+    assert named
+    assert [header for header in named if not (CORE / header).is_file()] == []
+
+
 def test_a_function_in_a_table_of_methods_counts_as_called() -> None:
     assert "slicing.c" in CALLS["following.c"]
     assert "label_columns.c" in CALLS["labelling.c"]
@@ -77,7 +106,9 @@ def test_a_function_in_a_table_of_methods_counts_as_called() -> None:
 
 def test_the_header_of_the_ring_lists_its_files_from_the_lowest_to_the_highest() -> None:
     order = re.findall(r"^/\* (\w+\.c)\b", FILES["ring.h"], re.MULTILINE)
-    assert {*order} | FOUNDATION == {f"{name}.c" for name in (*SOURCES, "crashpoint")}
+    assert {*order} | FOUNDATION == {
+        name for name in SOURCES_C if PATHS[name].parent.name == "core"
+    }
     assert [
         f"{file} calls {other}"
         for at, file in enumerate(order)
@@ -106,7 +137,7 @@ def test_a_name_means_one_function_of_the_core() -> None:
 def test_the_picture_of_its_life_names_every_file_that_writes_a_word() -> None:
     package = Path(slots.__file__).parents[2]
     stores = {
-        "_native/*.c": r"atomic_store_explicit\(&(ring->)?words\[",
+        "_native/*/*.c": r"atomic_store_explicit\(&(ring->)?words\[",
         "**/*.py": r"\.words\[.*\] \|?= ",
     }
     writers = {

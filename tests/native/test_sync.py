@@ -10,9 +10,9 @@ from tests.native.program import CORE
 
 PACKAGE = CORE.parent
 DESIGN = (PACKAGE.parent / "docs" / "design.md").read_text()
-HEADER = (CORE / "sync.h").read_text()
-SOURCES = {path: path.read_text() for path in sorted(CORE.glob("*.c"))}
-SOURCES[CORE / "ring.h"] = (CORE / "ring.h").read_text()
+HEADER = (CORE / "core/sync.h").read_text()
+SOURCES = {path: path.read_text() for path in sorted(CORE.glob("*/*.c"))}
+SOURCES[CORE / "core/ring.h"] = (CORE / "core/ring.h").read_text()
 ENDS = ("release", "acquire")
 
 Ends = dict[str, dict[str, set[str]]]

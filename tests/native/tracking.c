@@ -1,8 +1,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "follower.h"
 #include "roles.h"
+#include "tables/follower.h"
 
 #define PIECE 5 /* items that are told of together: in several pieces, as a rule */
 

@@ -5,7 +5,7 @@
 #ifndef STRESS_WORLD_H
 #define STRESS_WORLD_H
 
-#include "ring.h"
+#include "core/ring.h"
 
 #define LEAVES 9
 #define MAX_CAPACITY 16384u

@@ -1,9 +1,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "claimed.h"
-#include "flow.h"
-#include "reserve.h"
+#include "core/claimed.h"
+#include "core/flow.h"
+#include "core/reserve.h"
 #include "roles.h"
 
 #define ROWS 24 /* most rows of one write */

@@ -1,6 +1,6 @@
 """Flow control: what limits the writes and samples of a ring, as one handle sees it.
 
-What is allowed decides the core, under the mutex (``_native/flow.c``); the waiting is in
+What is allowed decides the core, under the mutex (``_native/core/flow.c``); the waiting is in
 `waiting`.
 """
 

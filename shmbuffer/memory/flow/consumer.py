@@ -6,7 +6,7 @@
                  holder dead, or its lease over ──▶ given again, before anything else
 
 Who chooses by itself what it claims waits as `Consumer.take` does: `Consumer.wait_for`. What
-happens to the ledger is told in ``_native/ledger.c``; this is who asks for it.
+happens to the ledger is told in ``_native/core/ledger.c``; this is who asks for it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
                   └──give_back, its time is over, the handle goes──▶ others may have its room
 
 What a reservation is admitted for is that of a write, and counts for everybody at once. It has no
-slot and no ticket: those the write takes. The table is in the ledger (``_native/reservations.c``);
-what names a reservation is its number and its place there.
+slot and no ticket: those the write takes. The table is in the ledger
+(``_native/core/reservations.c``); what names a reservation is its number and its place there.
 If the holder dies: what it held ends when it is reaped; a write that was being committed is
 committed for it, and its reservation is spent.
 """

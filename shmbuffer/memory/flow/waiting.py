@@ -14,7 +14,7 @@
 A sample also ends if all collectors that a coordinator has spawned have died, no other client could
 write, and ``when_no_peer`` is not "wait": then a CollectorsDiedError names them.
 
-What is allowed decides the core, under the mutex; see ``_native/flow.c``.
+What is allowed decides the core, under the mutex; see ``_native/core/flow.c``.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from shmbuffer.memory.system.identity import process_state
 _log = logging.getLogger("shmbuffer.flow")
 
 COUNTS, PASSES_ONCE, PASSES = range(3)
-"""How a thread's calls stand to the ratio (``shmb_bypass`` in ``_native/ring.h``): they count, the
-next one goes on whatever it is, all do."""
+"""How a thread's calls stand to the ratio (``shmb_bypass`` in ``_native/core/flow.h``): they count,
+the next one goes on whatever it is, all do."""
 SLICE_NS = 5_000_000
 """Asleep, at most: a death is noticed within this time, and who dies before waking us costs no
 more."""

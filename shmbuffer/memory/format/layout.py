@@ -11,7 +11,7 @@ The control file (fixed size, there as soon as the directory is a buffer):
 
 The slots file (there once the schema is) holds slot words, checksums, sources, raw priorities and
 the tree, where ``_core.sections`` says; the ledger is in `ledger`. What the C core knows, too, lies
-where ``_native/layout.h`` says. ``docs/format/directory.md`` has the tables, which
+where ``_native/core/layout.h`` says. ``docs/format/directory.md`` has the tables, which
 ``tests/memory/format/test_layout.py`` compares.
 """
 

@@ -9,7 +9,7 @@ items are there, for which samples wait; a sample waits where it would take it b
 ``error_buffer``: the semantics of Reverb's ``SampleToInsertRatio`` (Cassirer et al., Reverb: A
 Framework For Experience Replay, 2021, section 3.4), for whole batches. The numbers are in the
 control file (`layout.LIMITER`), so all processes share them and a crash leaves them;
-``_native/flow.c`` decides by them.
+``_native/core/flow.c`` decides by them.
 """
 
 from __future__ import annotations

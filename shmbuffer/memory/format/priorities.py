@@ -15,7 +15,8 @@ If a process dies in the middle: leaves are recomputed from words and raw priori
 from leaves.
 
 Proportional prioritization is Schaul et al., "Prioritized Experience Replay", ICLR 2016, section
-3.3. The tree is the core's (``_native/tree.c``); Python only has to know what a priority weighs.
+3.3. The tree is the core's (``_native/core/tree.c``); Python only has to know what a priority
+weighs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 A leaf ``("next", k)`` is that of the following item under ``k``. Each slot has a word that says
 where its next observations are: a *link*, so many slots further on, or a *whole*, a row of a file
-beside the ring. What may be done to them is told in ``_native/sharing.c``.
+beside the ring. What may be done to them is told in ``_native/core/sharing.c``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 
 _KEEPS = 2
-"""See ``SHMB_KEEPS`` in ``_native/ring.h``."""
+"""See ``SHMB_KEEPS`` in ``_native/core/ring.h``."""
 
 
 class Claims:

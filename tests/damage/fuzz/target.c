@@ -12,8 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "check.h"
-#include "ring.h"
+#include "core/check.h"
+#include "core/ring.h"
 
 #define CAPACITY 20u
 #define RECORD_BYTES 8192u

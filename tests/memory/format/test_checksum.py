@@ -67,7 +67,7 @@ def test_it_takes_any_buffer_and_nothing_else() -> None:
 PROGRAM = r"""
 #include <stdio.h>
 #include <stdlib.h>
-#include "crc32c.c"
+#include "core/crc32c.c"
 #define BYTES (12 * 3 * LONG_PIECE)
 #define ROWS 11
 static unsigned char data[BYTES + 16];
@@ -116,7 +116,7 @@ int main(void) {
 @pytest.mark.product(few=1)
 def test_the_table_and_the_instruction_agree(tmp_path: Path) -> None:
     """Processors without the instruction are rare, so its stand-in is compiled on its own."""
-    if not (NATIVE / "crc32c.c").exists():
+    if not (NATIVE / "core/crc32c.c").exists():
         pytest.skip("the C sources are not installed")
     (tmp_path / "agree.c").write_text(PROGRAM)
     binary = tmp_path / "agree"

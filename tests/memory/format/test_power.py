@@ -61,9 +61,9 @@ def test_buffers_of_different_lengths_are_refused() -> None:
 PROGRAM = r"""
 #define SHMB_CRASHPOINT_H
 #define CP(point) ((void)0)
-#include "layout.c"
-#include "power.c"
-#include "tree.c"
+#include "core/layout.c"
+#include "core/power.c"
+#include "core/tree.c"
 #include <stdio.h>
 #define COUNT 1003
 #define LEAVES 70001 /* of which the lowest level of nodes is listed, and not marked */
@@ -110,7 +110,7 @@ int main(void) {
 
 @pytest.mark.full
 def test_two_at_a_time_give_the_same_as_four(tmp_path: Path) -> None:
-    if not (NATIVE / "power.c").exists():
+    if not (NATIVE / "core/power.c").exists():
         pytest.skip("the C sources are not installed")
     (tmp_path / "agree.c").write_text(PROGRAM)
     binary = tmp_path / "agree"

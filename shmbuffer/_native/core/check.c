@@ -1,0 +1,39 @@
+/* What a check of a whole ring finds: items, bytes, claims and tree as they have to be, or not. */
+#include <string.h>
+
+#include "core/check.h"
+#include "core/ledger.h"
+#include "core/reservations.h"
+
+/* Of the slots that were written, and of `slots` at least. Changes nothing. Holds the mutex for the whole scan, some
+ * milliseconds for a million elements; where nobody is alive it does not take it, as that would repair what a dead owner
+ * left: the caller keeps others out. */
+int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint64_t slots, struct shmb_check *found) {
+    struct shmb_runtime *runtime = ring->runtime;
+    memset(found, 0, sizeof *found);
+    int status = alive ? shmb_lock(ring, call) : SHMB_OK;
+    if (status != SHMB_OK) return status;
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed), committed = 0;
+    if (slots < shmb_reached(ring)) slots = shmb_reached(ring);
+    if (slots > ring->capacity) slots = ring->capacity;
+    for (uint64_t slot = 0; slot < slots; slot++) {
+        uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        bool item = SHMB_STATE(word) == SHMB_COMMITTED;
+        committed += item;
+        found->wrong_words += word != SHMB_WORD(0, SHMB_EMPTY) &&
+                              (SHMB_TICKET(word) % ring->capacity != slot || SHMB_TICKET(word) >= head);
+        found->wrong_extents += item && ring->bytes && !shmb_lies_in_use(ring, ring->extents[slot]);
+        found->wrong_nexts += item && ring->plan && !shmb_link_in_order(ring, slot, head);
+        found->orphans += SHMB_STATE(word) == SHMB_WRITING && !shmb_claim_covers(ring, word, NULL);
+        for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; prioritized && e < end; e++)
+            found->wrong_leaves += ring->tree.mass[e] != (item ? shmb_mass(runtime, ring->raw[e]) : 0);
+    }
+    uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
+    found->wrong_length = length > committed ? length - committed : committed - length;
+    found->wrong_reserved = shmb_wrong_reserved(ring);
+    found->wrong_ledger = shmb_wrong_ledger(ring);
+    if (prioritized) found->wrong_nodes = shmb_tree_wrong_nodes(&ring->tree, slots * ring->lanes);
+    if (alive) shmb_unlock(ring);
+    return SHMB_OK;
+}

@@ -1,0 +1,304 @@
+/* What a consumer's clients ask for: to be opened, items, and that they have done with them. Each call is one locked section, and
+ * what it does to the ledger is told in ledger.c. */
+#include <string.h>
+
+#include "core/flow.h"
+
+/* The mutex is held where it is SHMB_OK. */
+static int lock_book(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_book *book) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (shmb_consumer_at(ring, whose.which, book) && book->consumer->number == whose.number) {
+        if (shmb_is_ours(ring)) return SHMB_OK;
+        status = SHMB_FENCED;
+    } else {
+        status = SHMB_CONSUMER_GONE;
+    }
+    shmb_unlock(ring);
+    return status;
+}
+
+static int end_book(struct shmb_ring *ring, int status) {
+    shmb_unlock(ring);
+    if (status == SHMB_OK) shmb_wake_waiters(ring->runtime);
+    return status;
+}
+
+static uint64_t deadline_of(uint64_t now, uint64_t lease_ns) { return lease_ns > UINT64_MAX - now ? UINT64_MAX : now + lease_ns; }
+
+/* The place that it begins with: of all that is there, or of nothing. */
+static uint64_t place_to_begin(const struct shmb_ring *ring, uint64_t head, bool newest) {
+    return newest ? head : head > ring->capacity ? head - ring->capacity : 0;
+}
+
+/* Under init.lock, once the ledger reaches so far. Nobody looks at the part of one that is not there, so it is cleared without
+ * the mutex. */
+int shmb_open_consumer(struct shmb_ring *ring, struct shmb_call *call, uint32_t which, const struct shmb_wanted_consumer *wanted,
+                       uint64_t *number) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint64_t used = ring->parts.deliveries + shmb_reached(ring) * sizeof(struct shmb_delivery); /* by one that was removed */
+    memset((char *)ring->ledger + ring->parts.consumers + which * ring->parts.each, 0, used);
+    CP(consume_cleared);
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_consumer *consumer = &ring->ledger->consumers[which];
+    uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed), begin = place_to_begin(ring, head, wanted->newest);
+    memset(consumer, 0, sizeof *consumer);
+    CP(consume_opened);
+    memcpy(consumer->name, wanted->name, SHMB_CONSUMER_NAME);
+    CP(consume_opened);
+    consumer->times = wanted->times;
+    CP(consume_opened);
+    consumer->holds = wanted->holds;
+    CP(consume_opened);
+    consumer->since = head;
+    CP(consume_opened);
+    atomic_store_explicit(&consumer->next, begin, memory_order_relaxed);
+    CP(consume_next);
+    atomic_store_explicit(&consumer->floor, begin, memory_order_relaxed);
+    CP(consume_floor);
+    consumer->created_ns = (uint64_t)shmb_clock_ns(CLOCK_REALTIME);
+    CP(consume_opened);
+    *number = atomic_load_explicit(&ring->ledger->next_lease, memory_order_relaxed);
+    if (*number == 0) *number = wanted->seed;
+    atomic_store_explicit(&ring->ledger->next_lease, *number + 1, memory_order_relaxed);
+    CP(consume_numbered);
+    consumer->number = *number;
+    CP(consume_opened);
+    atomic_fetch_add_explicit(&runtime->consumers, 1, memory_order_relaxed);
+    CP(consume_counted);
+    atomic_store_explicit(&consumer->state, SHMB_CONSUMES, memory_order_release);
+    CP(consume_begun);
+    return end_book(ring, SHMB_OK);
+}
+
+int shmb_remove_consumer(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose) {
+    struct shmb_book book;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    atomic_store_explicit(&book.consumer->state, SHMB_CONSUMES_NOT, memory_order_release);
+    CP(consume_removed);
+    atomic_fetch_sub_explicit(&ring->runtime->consumers, 1, memory_order_relaxed);
+    CP(consume_counted);
+    return end_book(ring, SHMB_OK);
+}
+
+/* Who makes versions from this consumer's items is about to take the next ones. Of several consumers nobody knows whose. */
+static void note_turn(struct shmb_ring *ring, const struct shmb_book *book, uint64_t now) {
+    bool makes_versions = atomic_load_explicit(&ring->runtime->consumers, memory_order_relaxed) == 1 && book->consumer->times == 1;
+    if (makes_versions && shmb_counts_versions(ring)) shmb_count_from_here(ring, shmb_left_to_give(ring, book, now) * ring->lanes);
+}
+
+/* `count` items under a lease of ours; or fewer, if that many are not there, and at least `least` of them are, or no more can come
+ * before these are taken. */
+int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t least,
+                 uint64_t lease_ns, int64_t *slots, int64_t *tickets, uint64_t *lease_id, uint64_t *given) {
+    struct shmb_book book;
+    uint64_t next, again = 0, now = shmb_boot_ns();
+    bool before;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    *given = 0;
+    note_turn(ring, &book, now);
+    uint64_t chosen = shmb_choose_items(ring, &book, wanted, now, slots, tickets, &next);
+    bool cannot_grow = chosen && chosen < least && wanted <= ring->capacity && shmb_is_stuck(ring, &book, wanted - chosen, now);
+    if (chosen < least && !cannot_grow) return end_book(ring, shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE));
+    struct shmb_lease *lease = chosen ? shmb_begin_lease(ring, &book, tickets, chosen, deadline_of(now, lease_ns)) : NULL;
+    if (chosen && lease == NULL) return end_book(ring, SHMB_NO_LEASE);
+    for (uint64_t i = 0; i < chosen; i++) {
+        shmb_can_be_given(ring, &book, (uint64_t)slots[i], (uint64_t)tickets[i], now, &before);
+        again += before;
+        shmb_give(&book, (uint64_t)slots[i], (uint64_t)tickets[i], lease);
+    }
+    shmb_move_next(&book, next);
+    *lease_id = lease ? atomic_load_explicit(&lease->id, memory_order_relaxed) : 0;
+    atomic_fetch_add_explicit(&book.consumer->delivered, chosen, memory_order_relaxed);
+    CP(count_added);
+    atomic_fetch_add_explicit(&book.consumer->redelivered, again, memory_order_relaxed);
+    CP(count_added);
+    shmb_wait_no_more(ring, ring->me, SHMB_FOR_INSERTS);
+    atomic_store_explicit(&ring->me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+    CP(count_added);
+    *given = chosen;
+    return end_book(ring, SHMB_OK);
+}
+
+/* Each whole or not at all; kept[i] says which. Those of a lease of ours, if there is any. Without a time of the lease nothing is
+ * given: it is asked which could be. */
+int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const int64_t *slots,
+                      const int64_t *tickets, const int64_t *sizes, uint64_t groups, uint64_t lease_ns, unsigned char *kept,
+                      uint64_t *lease_id, uint64_t *given) {
+    struct shmb_book book;
+    uint64_t total = 0, again = 0, items = 0, now = shmb_boot_ns();
+    bool before;
+    for (uint64_t group = 0; group < groups; group++) total += (uint64_t)sizes[group];
+    *lease_id = *given = 0;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    bool gives = total && lease_ns;
+    if (gives) note_turn(ring, &book, now);
+    struct shmb_lease *lease = gives ? shmb_begin_lease(ring, &book, tickets, total, deadline_of(now, lease_ns)) : NULL;
+    if (gives && lease == NULL) return end_book(ring, SHMB_NO_LEASE);
+    for (uint64_t group = 0, first = 0; group < groups; first += (uint64_t)sizes[group++]) {
+        uint64_t end = first + (uint64_t)sizes[group], twice = 0;
+        bool all = true;
+        for (uint64_t i = first; all && i < end; i++) {
+            all = shmb_can_be_given(ring, &book, (uint64_t)slots[i], (uint64_t)tickets[i], now, &before);
+            twice += before;
+        }
+        kept[group] = all;
+        if (!all) continue;
+        for (uint64_t i = first; gives && i < end; i++) shmb_give(&book, (uint64_t)slots[i], (uint64_t)tickets[i], lease);
+        items += end - first;
+        again += twice;
+        ++*given;
+    }
+    if (!gives) {
+        shmb_unlock(ring);
+        return SHMB_OK;
+    }
+    *lease_id = atomic_load_explicit(&lease->id, memory_order_relaxed);
+    shmb_end_empty_lease(&book, lease);
+    if (*given) shmb_wait_no_more(ring, ring->me, SHMB_FOR_INSERTS);
+    atomic_fetch_add_explicit(&book.consumer->delivered, items, memory_order_relaxed);
+    CP(count_added);
+    atomic_fetch_add_explicit(&book.consumer->redelivered, again, memory_order_relaxed);
+    CP(count_added);
+    atomic_store_explicit(&ring->me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+    CP(count_added);
+    return end_book(ring, SHMB_OK);
+}
+
+/* Without a delivery: of those that nobody has. */
+int shmb_drop_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const int64_t *slots,
+                    const int64_t *tickets, uint64_t items, uint64_t *dropped) {
+    struct shmb_book book;
+    uint64_t now = shmb_boot_ns();
+    bool before;
+    *dropped = 0;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    for (uint64_t i = 0; i < items; i++) {
+        if (!shmb_can_be_given(ring, &book, (uint64_t)slots[i], (uint64_t)tickets[i], now, &before)) continue;
+        shmb_forget_insert(ring->runtime); /* first: who dies in between has let one more be written, not one less for ever */
+        shmb_give(&book, (uint64_t)slots[i], (uint64_t)tickets[i], NULL);
+        ++*dropped;
+    }
+    atomic_fetch_add_explicit(&book.consumer->dropped, *dropped, memory_order_relaxed);
+    CP(count_added);
+    shmb_move_floor(ring, &book);
+    return end_book(ring, SHMB_OK);
+}
+
+/* Each item by itself, and twice is as once; `acked` are those that are acknowledged under the lease that is named. */
+int shmb_acknowledge_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const uint64_t *leases,
+                           const int64_t *slots, const int64_t *tickets, uint64_t items, uint64_t *acked) {
+    struct shmb_book book;
+    uint64_t now = 0, late = 0;
+    *acked = 0;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    for (uint64_t i = 0; i < items; i++) {
+        int done = shmb_acknowledge(ring, &book, (uint64_t)slots[i], (uint64_t)tickets[i], leases[i]);
+        now += done > 0;
+        late += done < 0;
+    }
+    *acked = items - late;
+    atomic_fetch_add_explicit(&book.consumer->acked, now, memory_order_relaxed);
+    CP(count_added);
+    atomic_fetch_add_explicit(&book.consumer->refused, late, memory_order_relaxed);
+    CP(count_added);
+    shmb_move_floor(ring, &book);
+    return end_book(ring, SHMB_OK);
+}
+
+/* What was taken under it is given to others at once. */
+int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t lease_id) {
+    struct shmb_book book;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    shmb_end_lease(&book, lease_id);
+    return end_book(ring, SHMB_OK);
+}
+
+/* Whether a batch that `missing` items are missing of can ever be whole, before its oldest one is taken. */
+int shmb_looks_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck) {
+    struct shmb_book book;
+    *stuck = false;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    *stuck = shmb_is_stuck(ring, &book, missing, shmb_boot_ns());
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* Of who chooses items by itself, and has not found `wanted`: it is noted, looks once more, and sleeps until something has happened
+ * since it was noted. `since` is 0 at first; what it is then, behind that look. */
+int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *since) {
+    struct shmb_book book;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    note_turn(ring, &book, shmb_boot_ns());
+    status = shmb_wait_for(ring, SHMB_FOR_INSERTS, wanted, SHMB_SCARCE);
+    shmb_unlock(ring);
+    if (*since) shmb_refusal.blocker.progress = (uint32_t)*since;
+    *since = ((uint64_t)1 << 32) + shmb_refusal.blocker.progress;
+    return status;
+}
+
+/* How many of the wanted items could be given now. */
+int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *there) {
+    struct shmb_book book;
+    uint64_t next;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    *there = shmb_choose_items(ring, &book, wanted, shmb_boot_ns(), NULL, NULL, &next);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* What came back since the call before; see shmb_returned. */
+int shmb_look_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
+                       int64_t *tickets, uint64_t room, uint64_t *found) {
+    struct shmb_book book;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    *found = shmb_returned(ring, &book, shmb_boot_ns(), known, slots, tickets, room);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* The oldest item, where it is to be given, and nothing is being written behind it. */
+int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_oldest *oldest,
+                        bool *there) {
+    struct shmb_book book;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), floor = shmb_move_floor(ring, &book);
+    *there = book.consumer->holds && atomic_load_explicit(&ring->runtime->pending, memory_order_relaxed) == 0 &&
+             shmb_is_to_give(ring, &book, floor, shmb_boot_ns());
+    if (*there) {
+        uint64_t slot = floor % ring->capacity, word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        bool reserved = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed) != 0;
+        *oldest = (struct shmb_oldest){(int64_t)slot, (int64_t)SHMB_TICKET(word), (int64_t)head, (int64_t)(floor + ring->capacity - head),
+                                       !reserved && shmb_is_in_the_way(ring, &book, floor)};
+    }
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* What each slot's item is to a consumer, all of one moment. */
+int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
+                   int64_t *tickets, uint64_t *notes) {
+    struct shmb_book book;
+    uint64_t now = shmb_boot_ns(), ticket;
+    int status = lock_book(ring, call, whose, &book);
+    if (status != SHMB_OK) return status;
+    shmb_move_floor(ring, &book);
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) { /* the caller's arrays are as long */
+        standings[slot] = (unsigned char)shmb_standing_of(ring, &book, slot, now, &ticket, &notes[slot]);
+        tickets[slot] = (int64_t)ticket;
+    }
+    shmb_unlock(ring);
+    return SHMB_OK;
+}

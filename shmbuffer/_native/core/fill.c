@@ -1,0 +1,210 @@
+/* W9: the payload of a claim, its priorities and its checksums. No lock is held; the slots are the writer's. */
+#include <string.h>
+
+#include "core/claimed.h"
+#include "core/crc32c.h"
+#include "core/pool.h"
+
+#define SIDE_BY_SIDE 32 /* rows whose checksums are computed at the same time */
+#define LOOKS 8         /* at next observations that move: a word of them changes twice at most while its item is there */
+
+/* Over salt, ticket and bytes of each row; complemented, see crc32c.h. */
+static void begin_checksums(const struct shmb_ring *ring, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
+    for (uint64_t row = 0; row < rows; row++) crc[row] = ~ring->salt;
+    shmb_crc32c_rows(crc, (const unsigned char *)tickets, rows, sizeof *tickets);
+}
+
+/* Of slots that follow each other. */
+static void add_to_checksums(const struct shmb_ring *ring, unsigned leaf, uint64_t slot, uint64_t rows, uint32_t *crc) {
+    uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+    shmb_crc32c_rows(crc, ring->leaves[leaf].base + slot * bytes, rows, bytes);
+}
+
+/* What is stored once comes last. Where it has moved meanwhile, what was read may not have been it. */
+static bool add_nexts_to_checksums(const struct shmb_ring *ring, uint64_t slot, uint64_t rows, uint32_t *crc) {
+    uint64_t nexts[SIDE_BY_SIDE];
+    bool held = true;
+    for (uint64_t row = 0; row < rows; row++) nexts[row] = shmb_next_of(ring, slot + row);
+    for (unsigned which = 0; which < ring->n_once; which++)
+        for (uint64_t row = 0; row < rows; row++)
+            shmb_crc32c_rows(&crc[row], shmb_next_at(ring, which, slot + row, nexts[row]), 1, ring->once[which].bytes);
+    atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
+    for (uint64_t row = 0; row < rows; row++) held = held && shmb_next_holds(ring, slot + row, nexts[row]);
+    return held;
+}
+
+static void checksums_of(const struct shmb_ring *ring, uint64_t slot, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
+    int looks = 0;
+    do {
+        begin_checksums(ring, tickets, rows, crc);
+        for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) add_to_checksums(ring, leaf, slot, rows, crc);
+    } while (ring->plan && !add_nexts_to_checksums(ring, slot, rows, crc) && ++looks < LOOKS);
+}
+
+uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket) {
+    uint32_t crc;
+    checksums_of(ring, slot, &ticket, 1, &crc);
+    crc = ~crc;
+    if (ring->bytes) {
+        struct shmb_extent extent = ring->extents[slot];
+        if (!shmb_extent_in_order(ring, extent)) return ~ring->checksums[slot];
+        crc = shmb_crc32c(crc, shmb_record_at(ring, extent.position), extent.bytes);
+    }
+    return crc;
+}
+
+/* Long rows of a leaf that no cache holds: what is written there has gone to memory before it is read. */
+#define LONG_ROW 1024
+#define LARGE_LEAF (64u << 20)
+
+static bool is_moved_past_the_cache(const struct shmb_ring *ring, unsigned leaf) {
+    uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+    return bytes >= LONG_ROW && bytes % SHMB_MOVED_LINE == 0 && bytes * ring->capacity >= LARGE_LEAF;
+}
+
+static void store_checksums(const struct shmb_ring *ring, struct shmb_run run, const uint32_t *crc) {
+    uint32_t *checksums = ring->checksums + run.slot;
+    bool armed = SHMB_ARMED;
+    for (uint64_t row = 0; row < run.rows; row++) {
+        checksums[row] = ~crc[row];
+        CP_ROW(armed, write_checksum);
+    }
+}
+
+/* What is written, of which batch. */
+struct filling {
+    struct shmb_ring *ring;
+    const unsigned char *const *sources;
+    uint64_t skip_rows;
+};
+
+/* W9 of a ring write with such leaves: the checksums come with the bytes. */
+static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
+    const struct filling *filling = what;
+    struct shmb_ring *ring = filling->ring;
+    const unsigned char *const *sources = filling->sources;
+    const struct shmb_claimed claimed = shmb_claimed(ring);
+    uint64_t tickets[4], rows, skip_rows = filling->skip_rows;
+    uint32_t crc[4];
+    for (uint64_t first = begin; first < end; first += rows) {
+        const struct shmb_run run = shmb_run_from(&claimed, first, end - first < 4 ? end : first + 4);
+        uint64_t slot = run.slot;
+        rows = run.rows;
+        for (uint64_t row = 0; row < rows; row++) tickets[row] = run.ticket + row;
+        begin_checksums(ring, tickets, rows, crc);
+        for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+            uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+            const unsigned char *from = sources[leaf] + (skip_rows + first) * bytes;
+            unsigned char *to = ring->leaves[leaf].base + slot * bytes;
+            if (bytes == 0) continue;
+            if (rows == 4 && is_moved_past_the_cache(ring, leaf)) {
+                shmb_crc32c_move(to, from, bytes, crc);
+                CP(write_copy);
+            } else {
+                memcpy(to, from, rows * bytes);
+                CP(write_copy);
+                add_to_checksums(ring, leaf, slot, rows, crc);
+            }
+        }
+        if (ring->plan) shmb_fill_nexts(ring, sources, skip_rows, first, rows);
+        for (unsigned which = 0; which < ring->n_once; which++) {
+            const struct shmb_once *once = &ring->once[which];
+            shmb_crc32c_rows(crc, sources[once->leaf] + (skip_rows + first) * once->bytes, rows, once->bytes);
+        }
+        store_checksums(ring, run, crc);
+    }
+}
+
+static void fill_rows(void *what, uint64_t first, uint64_t end) {
+    const struct filling *filling = what;
+    const struct shmb_ring *ring = filling->ring;
+    uint64_t slot = shmb_slot_of_row(ring, first), left = ring->capacity - slot, rows = end - first;
+    uint64_t before = rows < left ? rows : left;
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+        unsigned char *base = ring->leaves[leaf].base;
+        const unsigned char *from = filling->sources[leaf] + (filling->skip_rows + first) * bytes;
+        if (bytes == 0) continue;
+        if (ring->claim_kind == SHMB_RING_WRITE) {
+            memcpy(base + slot * bytes, from, before * bytes);
+            CP(write_copy);
+            if (before == rows) continue;
+            memcpy(base, from + before * bytes, (rows - before) * bytes);
+            CP(write_copy);
+        } else {
+            for (uint64_t row = 0; row < rows; row++) {
+                memcpy(base + (uint64_t)ring->claim_slots[first + row] * bytes, from + row * bytes, bytes);
+                CP(write_copy);
+            }
+        }
+    }
+}
+
+/* W9: no lock is held; the slots are ours. `sources` has one address a leaf, of its first row; of a batch
+ * larger than the ring the first `skip_rows` are left out. */
+void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows) {
+    if (ring->claim_rows == 0) return;
+    struct filling filling = {ring, sources, skip_rows};
+    for (unsigned leaf = 0; ring->checksum && ring->claim_kind == SHMB_RING_WRITE && leaf < ring->n_leaves; leaf++)
+        if (is_moved_past_the_cache(ring, leaf)) {
+            if (ring->plan) /* links of a row look at those before it */
+                fill_and_check(&filling, 0, ring->claim_rows);
+            else
+                shmb_divide(fill_and_check, &filling, ring->claim_rows, ring->row_bytes);
+            ring->claim_checked = true;
+            return;
+        }
+    if (ring->plan) shmb_fill_nexts(ring, sources, skip_rows, 0, ring->claim_rows);
+    if (ring->claim_kind == SHMB_RING_WRITE)
+        shmb_divide(fill_rows, &filling, ring->claim_rows, ring->row_bytes);
+    else /* a slot that is named twice holds the last of its rows */
+        fill_rows(&filling, 0, ring->claim_rows);
+}
+
+static inline __attribute__((always_inline)) void fill_priorities(struct shmb_ring *ring, struct shmb_claimed claimed,
+                                                                  const double *from) {
+    for (uint64_t row = 0; row < claimed.rows;) {
+        const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
+        double *raw = ring->raw + run.slot * claimed.lanes;
+        for (uint64_t e = 0; e < run.rows * claimed.lanes; e++) {
+            double given = *from++; /* clang takes no const double * */
+            __atomic_store(&raw[e], &given, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
+            CP_ROW(claimed.armed, write_priority);
+        }
+        row += run.rows;
+    }
+}
+
+void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows) {
+    const struct shmb_claimed claimed = shmb_claimed(ring);
+    SHMB_FOR_CLAIMED(claimed, fill_priorities(ring, claimed, priorities + skip_rows * claimed.lanes));
+}
+
+static void fill_checksums(void *what, uint64_t begin, uint64_t end) {
+    const struct shmb_ring *ring = what;
+    bool alone = ring->bytes || ring->claim_kind != SHMB_RING_WRITE;
+    const struct shmb_claimed claimed = shmb_claimed(ring);
+    uint64_t tickets[SIDE_BY_SIDE], most = alone ? 1 : SIDE_BY_SIDE;
+    uint32_t crc[SIDE_BY_SIDE];
+    for (uint64_t row = begin; row < end;) {
+        const struct shmb_run run = shmb_run_from(&claimed, row, end - row < most ? end : row + most);
+        for (uint64_t i = 0; i < run.rows; i++) tickets[i] = run.ticket + i;
+        if (alone)
+            crc[0] = ~shmb_row_checksum(ring, run.slot, run.ticket);
+        else
+            checksums_of(ring, run.slot, tickets, run.rows, crc);
+        store_checksums(ring, run, crc);
+        row += run.rows;
+    }
+}
+
+#define CHECKED_BYTES 64 /* salt, ticket and what begins and ends a row take as long as so many bytes that are copied */
+
+void shmb_fill_checksums(struct shmb_ring *ring) {
+    if (!ring->checksum || ring->claim_checked) return;
+    uint64_t bytes = ring->bytes && ring->claim_rows ? ring->claim_bytes / ring->claim_rows : ring->row_bytes;
+    if (ring->claim_kind == SHMB_RING_WRITE)
+        shmb_divide(fill_checksums, ring, ring->claim_rows, bytes + CHECKED_BYTES);
+    else
+        fill_checksums(ring, 0, ring->claim_rows);
+}

@@ -1,0 +1,471 @@
+/* The ledger's consumers: which items each of them has been given, and which it has acknowledged. The mutex is held throughout.
+ *
+ *     in its place ──taken──▶ under a lease ──acknowledged──▶ done (`times` times, until the place is behind `floor`)
+ *                                └── its holder died, or its time was over before ──▶ taken again, by the next to come
+ *
+ * An item is in the place of its ticket. From `next` on are those that nobody has been given; below `floor` all are done or gone.
+ *
+ * Always true
+ *   1. An item is under one lease at most: its delivery says which. So two holders never both acknowledge it.
+ *   2. What a delivery says of another ticket than that of the slot's item counts as nothing: writing over an item forgets it.
+ *   3. Below `next` each item is done, gone or under a lease.
+ * If a process dies here: the lease was noted before the first item was under it, so its items are given to others. How many are
+ * left under a lease is counted again by the repair. */
+#include <string.h>
+
+#include "core/ledger.h"
+
+#define AT_ONCE (2 * ring->capacity) /* places that are looked at one by one; of more, the slots are */
+
+/* Which of them are there: NULL where it is none, or where the ledger does not reach so far. */
+bool shmb_consumer_at(const struct shmb_ring *ring, uint32_t which, struct shmb_book *book) {
+    if (ring->ledger == NULL || which >= SHMB_CONSUMERS) return false;
+    struct shmb_consumer *consumer = &ring->ledger->consumers[which];
+    uint64_t from = ring->parts.consumers + which * ring->parts.each;
+    if (atomic_load_explicit(&consumer->state, memory_order_relaxed) != SHMB_CONSUMES || consumer->times == 0 ||
+        consumer->times > SHMB_MOST_ACKS || atomic_load(&ring->ledger->bytes) < from + ring->parts.each)
+        return false;
+    unsigned char *base = (unsigned char *)ring->ledger + from;
+    *book = (struct shmb_book){consumer, (struct shmb_lease *)base, (struct shmb_delivery *)(base + ring->parts.deliveries)};
+    return true;
+}
+
+static inline uint64_t place_in(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t ticket) {
+    return shmb_place_since(ticket, book->consumer->since, ring->capacity);
+}
+
+static inline uint64_t word_in(const struct shmb_ring *ring, uint64_t slot) {
+    return atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+}
+
+static inline uint64_t head_in(const struct shmb_ring *ring) {
+    return atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+}
+
+/* What there is in a place. */
+enum there { GONE, BEING_WRITTEN, ITEM };
+
+static inline enum there what_is_in(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t word) {
+    if (place_in(ring, book, SHMB_TICKET(word)) != place) return GONE;
+    if (SHMB_STATE(word) == SHMB_COMMITTED) return ITEM;
+    return shmb_claim_covers(ring, word, NULL) ? BEING_WRITTEN : GONE;
+}
+
+/* The first place from there on that can hold anything: where it lags by laps, that of the oldest item. */
+static uint64_t oldest_from(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place) {
+    uint64_t head = head_in(ring), oldest = head;
+    if (place >= head || head - place <= AT_ONCE) return place;
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+        uint64_t word = word_in(ring, slot), its = place_in(ring, book, SHMB_TICKET(word));
+        if (SHMB_STATE(word) != SHMB_EMPTY && its >= place && its < oldest) oldest = its;
+    }
+    return oldest;
+}
+
+static inline bool is_noted(const struct shmb_book *book, uint64_t slot, uint64_t ticket) {
+    return atomic_load_explicit(&book->deliveries[slot].ticket, memory_order_relaxed) == ticket + 1;
+}
+
+static inline uint64_t noted(const struct shmb_book *book, uint64_t slot, uint64_t ticket) {
+    return is_noted(book, slot, ticket) ? atomic_load_explicit(&book->deliveries[slot].what, memory_order_relaxed) : 0;
+}
+
+static inline bool is_done(const struct shmb_book *book, uint64_t what) {
+    return !(what & SHMB_LEASED_WHAT) && SHMB_ACKS_OF(what) >= book->consumer->times;
+}
+
+static inline struct shmb_lease *lease_at(const struct shmb_book *book, uint64_t id) {
+    struct shmb_lease *lease = &book->leases[id % SHMB_LEASES];
+    return id && atomic_load_explicit(&lease->id, memory_order_relaxed) == id ? lease : NULL;
+}
+
+/* Its holder is gone, or its time is over. */
+static bool lease_has_ended(const struct shmb_ring *ring, const struct shmb_lease *lease, uint64_t now_ns) {
+    if (lease->entry >= SHMB_ENTRIES || lease->deadline_ns < now_ns) return true;
+    const struct shmb_entry *entry = &ring->entries[lease->entry];
+    return atomic_load_explicit(&entry->state, memory_order_relaxed) != SHMB_LIVE ||
+           atomic_load_explicit(&entry->incarnation, memory_order_relaxed) != lease->incarnation;
+}
+
+/* Somebody else has it now, and may still acknowledge it. */
+static bool held_by_another(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t what, uint64_t now_ns) {
+    if (!(what & SHMB_LEASED_WHAT)) return false;
+    const struct shmb_lease *lease = lease_at(book, SHMB_LEASE_OF(what));
+    return lease && !lease_has_ended(ring, lease, now_ns);
+}
+
+static void move_next(const struct shmb_book *book, uint64_t place) {
+    atomic_store_explicit(&book->consumer->next, place, memory_order_relaxed);
+    CP(consume_next);
+}
+
+/* Past what is done and what is gone. */
+uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book) {
+    struct shmb_consumer *consumer = book->consumer;
+    uint64_t first = atomic_load_explicit(&consumer->floor, memory_order_relaxed), end = head_in(ring);
+    uint64_t floor = oldest_from(ring, book, first), slot = floor % ring->capacity;
+    for (; floor < end; floor++) {
+        uint64_t word = word_in(ring, slot);
+        enum there there = what_is_in(ring, book, floor, word);
+        if (there == BEING_WRITTEN) break;
+        if (there == ITEM && !is_done(book, noted(book, slot, SHMB_TICKET(word)))) break;
+        slot = slot + 1 < ring->capacity ? slot + 1 : 0;
+    }
+    if (floor != first) atomic_store_explicit(&consumer->floor, floor, memory_order_relaxed);
+    CP(consume_floor);
+    if (atomic_load_explicit(&consumer->next, memory_order_relaxed) < floor) move_next(book, floor);
+    return floor;
+}
+
+/* Is in a place an item that is not done, and that nobody holds who may still acknowledge it? */
+bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t now_ns) {
+    uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
+    if (place >= head_in(ring) || what_is_in(ring, book, place, word) != ITEM) return false;
+    uint64_t what = noted(book, slot, SHMB_TICKET(word));
+    return !is_done(book, what) && !held_by_another(ring, book, what, now_ns);
+}
+
+/* How many of those there are. */
+uint64_t shmb_left_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns) {
+    uint64_t left = 0, floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed), head = head_in(ring);
+    for (uint64_t place = oldest_from(ring, book, floor); place < head; place++) left += shmb_is_to_give(ring, book, place, now_ns);
+    return left;
+}
+
+static void free_lease(const struct shmb_book *book, struct shmb_lease *lease) {
+    atomic_store_explicit(&lease->id, 0, memory_order_relaxed);
+    CP(consume_freed);
+    atomic_fetch_sub_explicit(&book->consumer->open_leases, 1, memory_order_relaxed);
+    CP(consume_freed);
+}
+
+/* An item is under that lease no more. */
+static void release_one(const struct shmb_book *book, uint64_t id) {
+    struct shmb_lease *lease = lease_at(book, id);
+    if (lease == NULL) return;
+    if (lease->left) lease->left--;
+    CP(consume_left);
+    if (lease->left == 0) free_lease(book, lease);
+}
+
+/* Items that are under no lease that there is are given again; how many each has, and between which places, is counted. What a
+ * dead owner of the mutex left is not trusted, and what was emptied or written over is under no lease any more. */
+static void count_leases(struct shmb_ring *ring, const struct shmb_book *book) {
+    struct shmb_consumer *consumer = book->consumer;
+    uint64_t open = 0;
+    for (uint32_t i = 0; i < SHMB_LEASES; i++) {
+        struct shmb_lease *lease = &book->leases[i];
+        bool cannot_be = lease->entry >= SHMB_ENTRIES || atomic_load_explicit(&lease->id, memory_order_relaxed) % SHMB_LEASES != i;
+        if (cannot_be) atomic_store_explicit(&lease->id, 0, memory_order_relaxed);
+        CP(consume_mended);
+        lease->left = 0;
+        CP(consume_mended);
+    }
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+        struct shmb_delivery *delivery = &book->deliveries[slot];
+        uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
+        if (SHMB_STATE(word) != SHMB_COMMITTED || !(what & SHMB_LEASED_WHAT)) continue;
+        struct shmb_lease *lease = lease_at(book, SHMB_LEASE_OF(what));
+        uint64_t place = place_in(ring, book, SHMB_TICKET(word));
+        if (lease) {
+            bool first = lease->left++ == 0;
+            CP(consume_mended);
+            if (first || place < lease->first) lease->first = place;
+            CP(consume_mended);
+            if (first || place >= lease->end) lease->end = place + 1;
+            CP(consume_mended);
+            continue;
+        }
+        if (place < atomic_load_explicit(&consumer->next, memory_order_relaxed)) move_next(book, place);
+        atomic_store_explicit(&delivery->what, SHMB_ACKS_OF(what) << SHMB_LEASE_BITS, memory_order_relaxed);
+        CP(consume_mended);
+    }
+    for (uint32_t i = 0; i < SHMB_LEASES; i++) {
+        struct shmb_lease *lease = &book->leases[i];
+        bool kept = lease->left > 0;
+        if (!kept) atomic_store_explicit(&lease->id, 0, memory_order_relaxed);
+        CP(consume_mended);
+        open += kept;
+    }
+    atomic_store_explicit(&consumer->open_leases, open, memory_order_relaxed);
+    CP(consume_mended);
+}
+
+/* After the death of who had the mutex, and after an emptying. */
+void shmb_mend_ledger(struct shmb_ring *ring) {
+    uint32_t open = 0;
+    uint64_t head = head_in(ring);
+    if (ring->ledger == NULL) return;
+    for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
+        struct shmb_book book;
+        if (!shmb_consumer_at(ring, which, &book)) continue;
+        open++;
+        if (book.consumer->since > head) book.consumer->since = head;
+        CP(consume_mended);
+        count_leases(ring, &book);
+        if (atomic_load_explicit(&book.consumer->next, memory_order_relaxed) > head) move_next(&book, head);
+        if (atomic_load_explicit(&book.consumer->floor, memory_order_relaxed) > head)
+            atomic_store_explicit(&book.consumer->floor, head, memory_order_relaxed);
+        CP(consume_floor);
+        shmb_move_floor(ring, &book);
+    }
+    atomic_store_explicit(&ring->runtime->consumers, open, memory_order_relaxed);
+    CP(consume_counted);
+}
+
+/* Nobody has been given what is not there: of a ring that was recovered, and whose tickets may be given out once again. */
+void shmb_clean_ledger(struct shmb_ring *ring) {
+    for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
+        struct shmb_book book;
+        if (!shmb_consumer_at(ring, which, &book)) continue;
+        for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+            uint64_t word = word_in(ring, slot);
+            bool theirs = SHMB_STATE(word) == SHMB_COMMITTED && is_noted(&book, slot, SHMB_TICKET(word));
+            if (!theirs) atomic_store_explicit(&book.deliveries[slot].ticket, 0, memory_order_relaxed);
+            CP(consume_mended);
+        }
+    }
+    shmb_mend_ledger(ring);
+}
+
+/* The ended lease that comes next in the order of first place and number. */
+static const struct shmb_lease *next_lease_ended(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns,
+                                           const struct shmb_lease *behind) {
+    uint64_t open = atomic_load_explicit(&book->consumer->open_leases, memory_order_relaxed);
+    const struct shmb_lease *found = NULL;
+    for (uint32_t i = 0; open && i < SHMB_LEASES; i++) {
+        const struct shmb_lease *lease = &book->leases[i];
+        uint64_t id = atomic_load_explicit(&lease->id, memory_order_relaxed);
+        if (id == 0) continue;
+        open--;
+        if (!lease_has_ended(ring, lease, now_ns)) continue;
+        if (behind && (lease->first < behind->first || (lease->first == behind->first && lease <= behind))) continue;
+        if (found == NULL || lease->first < found->first) found = lease;
+    }
+    return found;
+}
+
+static uint64_t choose_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t count, uint64_t now_ns,
+                                int64_t *slots, int64_t *tickets) {
+    uint64_t chosen = 0, floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed), head = head_in(ring);
+    for (const struct shmb_lease *lease = next_lease_ended(ring, book, now_ns, NULL); lease && chosen < count;
+         lease = next_lease_ended(ring, book, now_ns, lease)) {
+        uint64_t id = atomic_load_explicit(&lease->id, memory_order_relaxed), end = lease->end < head ? lease->end : head;
+        for (uint64_t place = lease->first > floor ? lease->first : floor; chosen < count && place < end; place++) {
+            uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
+            if (what_is_in(ring, book, place, word) != ITEM) continue;
+            uint64_t what = noted(book, slot, SHMB_TICKET(word));
+            if (!(what & SHMB_LEASED_WHAT) || SHMB_LEASE_OF(what) != id) continue;
+            if (slots) slots[chosen] = (int64_t)slot;
+            if (slots) tickets[chosen] = (int64_t)SHMB_TICKET(word);
+            chosen++;
+        }
+    }
+    return chosen;
+}
+
+/* What ended leases have, but for those of which `known` has the number in their places: others than before. The numbers are noted
+ * there. Without room for them: how many may come. */
+uint64_t shmb_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns, uint64_t *known, int64_t *slots,
+                       int64_t *tickets, uint64_t room) {
+    uint64_t found = 0, open = atomic_load_explicit(&book->consumer->open_leases, memory_order_relaxed), head = head_in(ring);
+    uint64_t floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed);
+    for (uint32_t i = 0; open && i < SHMB_LEASES; i++) {
+        const struct shmb_lease *lease = &book->leases[i];
+        uint64_t id = atomic_load_explicit(&lease->id, memory_order_relaxed);
+        if (id == 0) continue;
+        open--;
+        if (known[i] == id || !lease_has_ended(ring, lease, now_ns)) continue;
+        if (room == 0) {
+            found += lease->left;
+            continue;
+        }
+        uint64_t left = lease->left, end = lease->end < head ? lease->end : head;
+        if (left > room - found) continue; /* with the next call */
+        for (uint64_t place = lease->first > floor ? lease->first : floor; left && place < end; place++) {
+            uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
+            if (what_is_in(ring, book, place, word) != ITEM) continue;
+            uint64_t what = noted(book, slot, SHMB_TICKET(word));
+            if (!(what & SHMB_LEASED_WHAT) || SHMB_LEASE_OF(what) != id) continue;
+            slots[found] = (int64_t)slot;
+            tickets[found++] = (int64_t)SHMB_TICKET(word);
+            left--;
+        }
+        known[i] = id;
+    }
+    return found;
+}
+
+/* What ended leases have first, oldest first, and then what nobody has been given, in the order of their places. Nothing changes.
+ * Without `slots` they are counted. `*next` is the place from which on nobody has been given anything once these are taken. */
+uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t count, uint64_t now_ns, int64_t *slots,
+                           int64_t *tickets, uint64_t *next) {
+    uint64_t chosen = choose_returned(ring, book, count, now_ns, slots, tickets), head = head_in(ring);
+    uint64_t place = oldest_from(ring, book, atomic_load_explicit(&book->consumer->next, memory_order_relaxed));
+    for (uint64_t slot = place % ring->capacity; chosen < count && place < head; place++) {
+        uint64_t word = word_in(ring, slot);
+        enum there there = what_is_in(ring, book, place, word);
+        if (there == BEING_WRITTEN) break;
+        uint64_t what = there == ITEM ? noted(book, slot, SHMB_TICKET(word)) : 0;
+        if (there == ITEM && !(what & SHMB_LEASED_WHAT) && !is_done(book, what)) {
+            if (slots) slots[chosen] = (int64_t)slot;
+            if (slots) tickets[chosen] = (int64_t)SHMB_TICKET(word);
+            chosen++;
+        }
+        slot = slot + 1 < ring->capacity ? slot + 1 : 0;
+    }
+    *next = place;
+    return chosen;
+}
+
+static struct shmb_lease *unused_lease(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t *id) {
+    *id = atomic_load_explicit(&ring->ledger->next_lease, memory_order_relaxed);
+    for (uint32_t i = 0; i < SHMB_LEASES; i++, ++*id) {
+        struct shmb_lease *lease = &book->leases[*id % SHMB_LEASES];
+        if (*id && atomic_load_explicit(&lease->id, memory_order_relaxed) == 0) return lease;
+    }
+    return NULL;
+}
+
+/* A lease of ours, before anything is under it; NULL: there are too many. */
+struct shmb_lease *shmb_begin_lease(struct shmb_ring *ring, const struct shmb_book *book, const int64_t *tickets, uint64_t count,
+                                    uint64_t deadline_ns) {
+    uint64_t id = 0, first = UINT64_MAX, end = 0;
+    struct shmb_lease *lease = unused_lease(ring, book, &id);
+    if (lease == NULL) {
+        count_leases(ring, book);
+        lease = unused_lease(ring, book, &id);
+    }
+    if (lease == NULL || id >> SHMB_LEASE_BITS) return NULL;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t place = place_in(ring, book, (uint64_t)tickets[i]);
+        if (place < first) first = place;
+        if (place >= end) end = place + 1;
+    }
+    atomic_store_explicit(&ring->ledger->next_lease, id + 1, memory_order_relaxed);
+    CP(consume_numbered);
+    lease->entry = (uint32_t)(ring->me - ring->entries);
+    CP(consume_noted);
+    lease->incarnation = ring->incarnation;
+    CP(consume_noted);
+    lease->deadline_ns = deadline_ns;
+    CP(consume_noted);
+    lease->first = first;
+    CP(consume_noted);
+    lease->end = end;
+    CP(consume_noted);
+    lease->left = 0;
+    CP(consume_noted);
+    lease->taken_ns = shmb_boot_ns();
+    CP(consume_noted);
+    atomic_store_explicit(&lease->id, id, memory_order_relaxed);
+    CP(consume_lent);
+    atomic_fetch_add_explicit(&book->consumer->open_leases, 1, memory_order_relaxed);
+    CP(consume_lent);
+    return lease;
+}
+
+/* Nothing is under it after all. */
+void shmb_end_empty_lease(const struct shmb_book *book, struct shmb_lease *lease) {
+    if (lease->left == 0) free_lease(book, lease);
+}
+
+/* May it be given to us? `again`: it was given to somebody before. */
+bool shmb_can_be_given(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t now_ns,
+                       bool *again) {
+    uint64_t what = noted(book, slot, ticket);
+    *again = (what & SHMB_LEASED_WHAT) != 0;
+    if (place_in(ring, book, ticket) < atomic_load_explicit(&book->consumer->floor, memory_order_relaxed)) return false;
+    return word_in(ring, slot) == SHMB_WORD(ticket, SHMB_COMMITTED) && !is_done(book, what) && !held_by_another(ring, book, what, now_ns);
+}
+
+/* An item that may be given is under a lease from here on, or, without one, is done. */
+void shmb_give(const struct shmb_book *book, uint64_t slot, uint64_t ticket, struct shmb_lease *lease) {
+    struct shmb_delivery *delivery = &book->deliveries[slot];
+    uint64_t before = noted(book, slot, ticket), kept = before & ~SHMB_LEASED_WHAT & ~SHMB_LEASE_OF(~(uint64_t)0);
+    uint64_t after = lease ? SHMB_LEASED_WHAT | kept | atomic_load_explicit(&lease->id, memory_order_relaxed)
+                           : (uint64_t)book->consumer->times << SHMB_LEASE_BITS;
+    atomic_store_explicit(&delivery->what, after, memory_order_relaxed);
+    CP(consume_given);
+    if (!is_noted(book, slot, ticket)) atomic_store_explicit(&delivery->ticket, ticket + 1, memory_order_relaxed);
+    CP(consume_told);
+    if (lease) lease->left++;
+    CP(consume_left);
+    if (before & SHMB_LEASED_WHAT) release_one(book, SHMB_LEASE_OF(before));
+}
+
+void shmb_move_next(const struct shmb_book *book, uint64_t next) {
+    if (atomic_load_explicit(&book->consumer->next, memory_order_relaxed) < next) move_next(book, next);
+}
+
+/* 1: it is acknowledged from here on; 0: it was, under that lease; -1: it is not under that lease any more. */
+int shmb_acknowledge(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t id) {
+    struct shmb_delivery *delivery = &book->deliveries[slot];
+    uint64_t what = noted(book, slot, ticket);
+    bool there = word_in(ring, slot) == SHMB_WORD(ticket, SHMB_COMMITTED);
+    if (id == 0 || SHMB_LEASE_OF(what) != id || !(there || !(what & SHMB_LEASED_WHAT))) return -1;
+    if (!(what & SHMB_LEASED_WHAT)) return 0;
+    uint64_t after = (what & ~SHMB_LEASED_WHAT) + ((uint64_t)1 << SHMB_LEASE_BITS);
+    atomic_store_explicit(&delivery->what, after, memory_order_relaxed);
+    CP(consume_acked);
+    release_one(book, id);
+    uint64_t place = place_in(ring, book, ticket);
+    if (!is_done(book, after) && place < atomic_load_explicit(&book->consumer->next, memory_order_relaxed)) move_next(book, place);
+    return 1;
+}
+
+/* What a lease of that number has is given to others at once. */
+void shmb_end_lease(const struct shmb_book *book, uint64_t id) {
+    struct shmb_lease *lease = lease_at(book, id);
+    if (lease) lease->deadline_ns = 0;
+    CP(consume_ended);
+}
+
+/* What a slot's item is to a consumer, and to the client of this handle, which has nothing under a lease that it gave back;
+ * `*note` has its lease and how often it was acknowledged. */
+enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
+                                    uint64_t *ticket, uint64_t *note) {
+    uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
+    uint64_t floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed);
+    *ticket = SHMB_TICKET(word);
+    *note = what & ~SHMB_LEASED_WHAT;
+    if (SHMB_STATE(word) != SHMB_COMMITTED) return SHMB_NO_ITEM;
+    if (what & SHMB_LEASED_WHAT) {
+        const struct shmb_lease *lease = lease_at(book, SHMB_LEASE_OF(what));
+        bool ours = lease && lease->deadline_ns && &ring->entries[lease->entry % SHMB_ENTRIES] == ring->me && lease->incarnation == ring->incarnation;
+        return ours ? SHMB_HELD_HERE : held_by_another(ring, book, what, now_ns) ? SHMB_HELD_THERE : SHMB_TO_GIVE;
+    }
+    return is_done(book, what) || place_in(ring, book, SHMB_TICKET(word)) < floor ? SHMB_IS_DONE : SHMB_TO_GIVE;
+}
+
+/* Of one consumer: leases that do not have the items that they say, and items under a lease that is none. */
+static uint64_t wrong_leases(const struct shmb_ring *ring, const struct shmb_book *book) {
+    uint64_t left[SHMB_LEASES] = {0}, wrong = 0, open = 0;
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+        uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
+        if (SHMB_STATE(word) != SHMB_COMMITTED || !(what & SHMB_LEASED_WHAT)) continue;
+        left[SHMB_LEASE_OF(what) % SHMB_LEASES]++;
+        wrong += lease_at(book, SHMB_LEASE_OF(what)) == NULL;
+    }
+    for (uint32_t i = 0; i < SHMB_LEASES; i++) {
+        uint64_t id = atomic_load_explicit(&book->leases[i].id, memory_order_relaxed);
+        open += id != 0;
+        wrong += id != 0 && (id % SHMB_LEASES != i || book->leases[i].left < left[i]);
+    }
+    return wrong + (open != atomic_load_explicit(&book->consumer->open_leases, memory_order_relaxed));
+}
+
+/* What of it cannot be; where items have gone, a lease may say that it has more. */
+uint64_t shmb_wrong_ledger(const struct shmb_ring *ring) {
+    uint64_t wrong = 0, head = head_in(ring);
+    uint32_t open = 0;
+    for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
+        struct shmb_book book;
+        if (!shmb_consumer_at(ring, which, &book)) continue;
+        open++;
+        uint64_t next = atomic_load_explicit(&book.consumer->next, memory_order_relaxed);
+        uint64_t floor = atomic_load_explicit(&book.consumer->floor, memory_order_relaxed);
+        wrong += (floor > next || next > head || book.consumer->since > head) + wrong_leases(ring, &book);
+    }
+    return wrong + (open != atomic_load_explicit(&ring->runtime->consumers, memory_order_relaxed));
+}

@@ -1,0 +1,81 @@
+/* Consumers of a ring: what the ledger says of them, and what their clients ask for. */
+#ifndef SHMB_LEDGER_H
+#define SHMB_LEDGER_H
+
+#include "core/ring.h"
+
+static inline bool shmb_is_consumed(const struct shmb_ring *ring) {
+    return __builtin_expect(atomic_load_explicit(&ring->runtime->consumers, memory_order_relaxed) != 0, 0);
+}
+
+/* ledger.c: who was given which items. Under the mutex */
+struct shmb_book { /* of one consumer */
+    struct shmb_consumer *consumer;
+    struct shmb_lease *leases;
+    struct shmb_delivery *deliveries;
+};
+enum shmb_standing { SHMB_NO_ITEM = 0, SHMB_TO_GIVE = 1, SHMB_HELD_HERE = 2, SHMB_HELD_THERE = 3, SHMB_IS_DONE = 4 };
+bool shmb_consumer_at(const struct shmb_ring *ring, uint32_t which, struct shmb_book *book);
+uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book);
+uint64_t shmb_left_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns);
+bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t now_ns);
+void shmb_mend_ledger(struct shmb_ring *ring);
+void shmb_clean_ledger(struct shmb_ring *ring);
+uint64_t shmb_wrong_ledger(const struct shmb_ring *ring);
+uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t count, uint64_t now_ns,
+                           int64_t *slots, int64_t *tickets, uint64_t *next);
+uint64_t shmb_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns, uint64_t *known, int64_t *slots,
+                       int64_t *tickets, uint64_t room);
+struct shmb_lease *shmb_begin_lease(struct shmb_ring *ring, const struct shmb_book *book, const int64_t *tickets, uint64_t count,
+                                    uint64_t deadline_ns);
+void shmb_end_empty_lease(const struct shmb_book *book, struct shmb_lease *lease);
+bool shmb_can_be_given(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t now_ns,
+                       bool *again);
+void shmb_give(const struct shmb_book *book, uint64_t slot, uint64_t ticket, struct shmb_lease *lease);
+void shmb_move_next(const struct shmb_book *book, uint64_t next);
+int shmb_acknowledge(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t id);
+void shmb_end_lease(const struct shmb_book *book, uint64_t id);
+enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
+                                    uint64_t *ticket, uint64_t *note);
+
+/* consume.c: what a consumer's clients ask for. `number` is the consumer's */
+struct shmb_wanted_consumer {
+    const unsigned char *name; /* SHMB_CONSUMER_NAME bytes */
+    uint32_t times;
+    bool holds, newest;
+    uint64_t seed; /* of the numbers of leases, where none was given out */
+};
+struct shmb_of_consumer {
+    uint32_t which;
+    uint64_t number;
+};
+int shmb_open_consumer(struct shmb_ring *ring, struct shmb_call *call, uint32_t which, const struct shmb_wanted_consumer *wanted,
+                       uint64_t *number);
+int shmb_remove_consumer(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose);
+int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t count, uint64_t least,
+                 uint64_t lease_ns, int64_t *slots, int64_t *tickets, uint64_t *lease_id, uint64_t *given);
+int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const int64_t *slots,
+                      const int64_t *tickets, const int64_t *sizes, uint64_t groups, uint64_t lease_ns, unsigned char *kept,
+                      uint64_t *lease_id, uint64_t *given);
+int shmb_drop_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const int64_t *slots,
+                    const int64_t *tickets, uint64_t count, uint64_t *dropped);
+int shmb_acknowledge_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const uint64_t *leases,
+                           const int64_t *slots, const int64_t *tickets, uint64_t count, uint64_t *acked);
+int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t lease_id);
+int shmb_looks_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck);
+int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *since);
+int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *there);
+int shmb_look_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
+                       int64_t *tickets, uint64_t room, uint64_t *found);
+struct shmb_oldest { /* of the items that a consumer is not done with */
+    int64_t slot, ticket;
+    int64_t head;
+    int64_t room;  /* rows that can be written before it is done */
+    int64_t waits; /* 1: somebody waits to write over it, and nobody has room reserved */
+};
+int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_oldest *oldest,
+                        bool *there);
+int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
+                   int64_t *tickets, uint64_t *notes);
+
+#endif

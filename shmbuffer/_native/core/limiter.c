@@ -1,0 +1,208 @@
+/* Flow control: neither side runs away from the other, and nothing is overwritten that a queue has not handed out.
+ *
+ *     inserted = write_count + pending - inserts_base     elements since the ratio counts, open claims included
+ *     drawn    = drawn - samples_base
+ *     ahead    = inserted * samples_per_insert - drawn    0 where both sides have done their share
+ *
+ * A claim may begin while `ahead` stays at or below the error buffer with it, or fewer than min_size elements are there;
+ * a draw while it stays at or above minus the error buffer. So whatever comes when, the ratio is within it. (Reverb's
+ * RateLimiter, whose max_diff and min_diff are samples_per_insert * min_size plus and minus the buffer: here the first
+ * min_size inserts are left out instead.)
+ *
+ * A quota is the part of one ring in what several may be written: a number of elements from inserts_base on, which who
+ * keeps them in step makes larger as the others go on. Nobody waits to draw by it.
+ *
+ * What is inserted is derived and not counted: a writer that dies takes its claim with it. Here are the setting that counts
+ * and its numbers, for callers that hold the mutex; what waits by them is in flow.c, and a queue's order in queue.c. */
+#include <math.h>
+
+#include "core/ring.h"
+
+static bool in_order(const struct shmb_limiter *limiter) {
+    double ratio = limiter->samples_per_insert, buffer = limiter->error_buffer;
+    bool known = !(limiter->limits & ~(uint32_t)(SHMB_RATIO | SHMB_QUEUE | SHMB_AGES)) || limiter->limits == SHMB_QUOTA;
+    return known && limiter->when_no_peer <= SHMB_ALONE_QUEUE && ratio >= 0 &&
+           isfinite(ratio) && buffer >= 0 && isfinite(buffer) &&
+           (!(limiter->limits & SHMB_RATIO) || (ratio > 0 && buffer >= 1 && buffer >= ratio)) &&
+           (!(limiter->limits & SHMB_QUEUE) || (limiter->max_times_sampled > 0 && limiter->when_no_peer != SHMB_ALONE_PASS));
+}
+
+/* The one that counts; NULL: there is none, or it is damaged. */
+struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime) {
+    uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
+    struct shmb_limiter *limiter = &runtime->limiters[version & 1];
+    return version && in_order(limiter) ? limiter : NULL;
+}
+
+/* The ages beside the one that counts. */
+static inline struct shmb_ages *ages_in(struct shmb_runtime *runtime) {
+    return &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
+}
+
+/* What the one that counts says of ages; NULL: nothing. */
+const struct shmb_ages *shmb_ages_of(const struct shmb_runtime *runtime) {
+    uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
+    const struct shmb_limiter *limiter = &runtime->limiters[version & 1];
+    return version && in_order(limiter) && limiter->limits & SHMB_AGES ? &runtime->ages[version & 1] : NULL;
+}
+
+static inline uint64_t version_now(const struct shmb_ring *ring) {
+    return atomic_load_explicit(&ring->runtime->consumer_version, memory_order_relaxed);
+}
+
+/* May an item of that version not be committed any more? In its place it is learned from by the version that comes of those
+ * before it, or by the one that there is. */
+bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version, uint64_t place) {
+    const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
+    if (ages == NULL) return false;
+    uint64_t then = version_now(ring);
+    int64_t before = (int64_t)(place - ages->inserts_base);
+    if (ages->items_per_version && before > 0) {
+        uint64_t counted = ages->version_base + (uint64_t)before / ages->items_per_version;
+        then = counted > then ? counted : then;
+    }
+    return then > version && then - version > ages->max_staleness;
+}
+
+/* Does the place of an item say at which version it is learned from? */
+bool shmb_counts_versions(const struct shmb_ring *ring) {
+    const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
+    return ages && ages->items_per_version;
+}
+
+/* Nothing has been written: what learners publish before is made from nothing, and does not count. */
+void shmb_begin_versions(struct shmb_runtime *runtime) {
+    struct shmb_ages *ages = ages_in(runtime);
+    ages->version_base = atomic_load_explicit(&runtime->consumer_version, memory_order_relaxed);
+    CP(flow_base);
+}
+
+/* The element in that place is the next to be learned from, by the version that there is: it is counted from there. Of learners
+ * that may be at others before it, `only_later`: by that version at least. One store, so that a death leaves the old or the new. */
+void shmb_note_turn(struct shmb_ring *ring, uint64_t place, bool only_later) {
+    struct shmb_runtime *runtime = ring->runtime;
+    if (!shmb_counts_versions(ring)) return;
+    struct shmb_ages *ages = ages_in(runtime);
+    int64_t versions = (int64_t)(version_now(ring) - ages->version_base), before;
+    if (versions < 0 || __builtin_mul_overflow(versions, (int64_t)ages->items_per_version, &before)) return;
+    int64_t base = (int64_t)place - before, was = (int64_t)ages->inserts_base;
+    if (only_later ? base < was : base != was) ages->inserts_base = (uint64_t)base;
+    CP(flow_base);
+}
+
+/* Both, looked at without the mutex, or what limits nothing. */
+struct shmb_setting shmb_copy_of_setting(const struct shmb_runtime *runtime) {
+    struct shmb_setting copy = {{0}, {0}};
+    uint32_t version = atomic_load_explicit(&runtime->limiter_version, SYNC_LIMITER_SET_ACQUIRE), before = 0;
+    while (version != before) {
+        before = version;
+        SHMB_OPTIMISTIC(copy.limiter = runtime->limiters[version & 1]);
+        SHMB_OPTIMISTIC(copy.ages = runtime->ages[version & 1]);
+        atomic_thread_fence(SYNC_LIMITER_REUSE_ACQUIRE);
+        version = atomic_load_explicit(&runtime->limiter_version, SYNC_LIMITER_SET_ACQUIRE);
+    }
+    return version && in_order(&copy.limiter) ? copy : (struct shmb_setting){{0}, {0}};
+}
+
+uint32_t shmb_limits(struct shmb_runtime *runtime) {
+    struct shmb_limiter limiter = shmb_copy_of_setting(runtime).limiter;
+    return limiter.limits | (limiter.min_size ? SHMB_MIN_SIZE : 0);
+}
+
+static inline void add_pending(struct shmb_runtime *runtime, uint64_t elements) {
+    uint64_t pending = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+    atomic_store_explicit(&runtime->pending, pending + elements, memory_order_relaxed);
+}
+
+/* A claim is open for so many elements. Also where nothing is limited: it may be still open when that changes. */
+void shmb_promise(struct shmb_ring *ring, uint64_t elements) {
+    atomic_store_explicit(&ring->me->pending, elements, memory_order_relaxed);
+    CP(flow_pending);
+    add_pending(ring->runtime, elements);
+    CP(flow_promised);
+}
+
+/* The claim is over: its elements are in write_count, or gone. A repair counts again. */
+void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry) {
+    uint64_t elements = atomic_load_explicit(&entry->pending, memory_order_relaxed);
+    if (elements == 0) return;
+    add_pending(ring->runtime, -elements);
+    CP(flow_settled);
+    atomic_store_explicit(&entry->pending, 0, memory_order_relaxed);
+    CP(flow_pending);
+}
+
+void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides) {
+    uint32_t before = atomic_load_explicit(&entry->waits_for, memory_order_relaxed);
+    if (!(before & sides)) return;
+    atomic_store_explicit(&entry->waits_for, before & ~sides, memory_order_release);
+    CP(flow_waits);
+    uint32_t limited = atomic_load_explicit(&ring->runtime->limited, memory_order_relaxed);
+    if ((before & ~sides) == 0 && limited) /* who waited before there was a ring was not counted */
+        atomic_store_explicit(&ring->runtime->limited, limited - 1, memory_order_relaxed);
+    CP(flow_limited);
+}
+
+/* What a dead owner of the mutex left is not trusted, and a claim that a repair has ended is open no more: else a process that
+ * reaps its owner would settle it once again. */
+void shmb_count_limited(struct shmb_ring *ring) {
+    uint64_t pending = 0;
+    uint32_t limited = 0;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        struct shmb_entry *entry = &ring->entries[i];
+        limited += atomic_load_explicit(&entry->waits_for, memory_order_relaxed) != 0;
+        if (atomic_load_explicit(&entry->phase, memory_order_relaxed) == SHMB_PAYLOAD)
+            pending += atomic_load_explicit(&entry->pending, memory_order_relaxed);
+        else
+            atomic_store_explicit(&entry->pending, 0, memory_order_relaxed);
+        CP(flow_pending);
+    }
+    atomic_store_explicit(&ring->runtime->pending, pending, memory_order_relaxed);
+    CP(flow_promised);
+    atomic_store_explicit(&ring->runtime->limited, limited, memory_order_relaxed);
+    CP(flow_limited);
+}
+
+/* Of a commit: what passes a limiter leaves `ahead` as it is, so its base moves with write_count. The two are stored one
+ * after the other, and by the process that finishes the claim for a dead owner of the mutex. */
+void shmb_note_base(struct shmb_ring *ring) {
+    const struct shmb_limiter *limiter = shmb_limiter_of(ring->runtime);
+    if (limiter) ring->runtime->inserts_goal = limiter->inserts_base + (ring->claim_passes ? ring->claim_written : 0);
+    CP(flow_goal);
+}
+
+void shmb_set_base(struct shmb_ring *ring) {
+    struct shmb_limiter *limiter = shmb_limiter_of(ring->runtime);
+    if (limiter) limiter->inserts_base = ring->runtime->inserts_goal;
+    CP(flow_base);
+}
+
+/* The ratio counts from here on: both sides have done their share, once there are min_size elements. The mutex is held. */
+void shmb_restart_limiter(struct shmb_ring *ring, uint64_t write_count, uint64_t elements) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_limiter *limiter = shmb_limiter_of(runtime);
+    if (limiter == NULL) return;
+    if (limiter->limits & SHMB_QUOTA) {
+        limiter->error_buffer = 0; /* first: an end too early does no harm */
+        CP(flow_base);
+    }
+    limiter->inserts_base = write_count + (limiter->min_size > elements ? limiter->min_size - elements : 0);
+    CP(flow_base);
+    limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);
+    CP(flow_base);
+    struct shmb_ages *ages = ages_in(runtime);
+    ages->inserts_base = write_count;
+    CP(flow_base);
+    ages->version_base = atomic_load_explicit(&runtime->consumer_version, memory_order_relaxed);
+    CP(flow_base);
+}
+
+/* An element that is dropped makes no version, so that the gate must not count it: writers would wait for ever for what is
+ * never made of those that were dropped. The mutex is held. */
+void shmb_forget_insert(struct shmb_runtime *runtime) {
+    if (shmb_ages_of(runtime) == NULL) return;
+    struct shmb_ages *ages = ages_in(runtime);
+    uint64_t written = atomic_load_explicit(&runtime->write_count, memory_order_relaxed);
+    if ((int64_t)ages->inserts_base < (int64_t)written) ages->inserts_base++; /* it may be below 0: see shmb_note_turn */
+    CP(flow_base);
+}

@@ -1,0 +1,124 @@
+/* The one mutex: robust (the kernel marks it when its owner dies), process-shared, type NORMAL (ERRORCHECK
+ * compares thread ids across pid namespaces and reports false deadlocks). It is never destroyed.
+ *
+ * When a thread ends, the kernel walks the list of the mutexes that it holds, by their addresses in this process, and
+ * looks at the one that it was about to take or to give back (`list_op_pending`, set and cleared within the calls of
+ * glibc). So the page may be unmapped whenever no thread of the process is between shmb_lock and the end of
+ * shmb_unlock: both lie within one call of the binding, which refers to the map. In the child of a fork the list is
+ * empty. */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/pool.h"
+#include "core/ring.h"
+
+#define SPIN_NS (30 * 1000L)         /* of tries before sleeping: about what it costs to sleep and to be woken */
+#define PAUSES 16                    /* at most between two tries: those who try often slow the owner down */
+#define SLICE_NS (10 * 1000 * 1000L) /* of sleep, without a wake-up */
+#define LOOK_NS (50 * 1000 * 1000L)  /* between two looks at signals and the deadline */
+
+int shmb_mutex_format(struct shmb_runtime *runtime) {
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_NORMAL);
+    memset(runtime->mutex_bytes, 0, sizeof runtime->mutex_bytes);
+    CP(mutex_cleared);
+    int error = pthread_mutex_init(&runtime->mutex, &attributes);
+    CP(mutex_made);
+    pthread_mutexattr_destroy(&attributes);
+    return error;
+}
+
+/* What glibc made of the attributes. With another one it would take the mutex in another way, and end the process
+ * where that fails. */
+static int kind_of(const struct shmb_runtime *runtime) {
+    return *(const volatile int *)&runtime->mutex.__data.__kind;
+}
+
+int shmb_mutex_kind(void) {
+    struct shmb_runtime fresh;
+    shmb_mutex_format(&fresh);
+    return kind_of(&fresh);
+}
+
+/* The thread that holds the mutex now, 0 if none does: the low 30 bits of the futex word that the kernel
+ * itself reads (futex(2), robust futexes). For messages only. */
+uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime) {
+    return atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed) & FUTEX_TID_MASK;
+}
+
+static bool looks_free(struct shmb_runtime *runtime) {
+    return (atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed) & FUTEX_TID_MASK) == 0;
+}
+
+/* Only where it looks free: as long as pthread is at it, the kernel takes it for one that this thread may hold. If the
+ * thread dies then, it is given up for it where the number in the word is its own, and in another pid namespace that is
+ * the number of a thread that lives. So nobody waits inside of pthread, where the next two functions do it instead. */
+static int try_once(struct shmb_runtime *runtime) {
+    return looks_free(runtime) ? pthread_mutex_trylock(&runtime->mutex) : EBUSY;
+}
+
+/* Who sleeps at once waits for a wake-up that takes longer than most locked sections, and the mutex is free meanwhile. */
+static int spin(struct shmb_runtime *runtime) {
+    int error = EBUSY;
+    for (int64_t pauses = 1, end = shmb_now_ns() + SPIN_NS; error == EBUSY && shmb_now_ns() < end;) {
+        for (int64_t i = 0; i < pauses; i++) shmb_pause_a_little();
+        if (pauses < PAUSES) pauses *= 2;
+        error = try_once(runtime);
+    }
+    return error;
+}
+
+/* Sleeps until the owner unlocks or dies; at most a slice, as the wake-up goes to one waiter, who may die of it. */
+static void sleep_for(struct shmb_runtime *runtime) {
+    uint32_t seen = atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed);
+    if ((seen & FUTEX_TID_MASK) == 0) return;
+    if (!(seen & FUTEX_WAITERS)) {
+        bool marked = atomic_compare_exchange_strong(&runtime->mutex_word, &seen, seen | FUTEX_WAITERS);
+        CP(mutex_waiting);
+        if (!marked) return;
+    }
+    struct timespec slice = {0, SLICE_NS};
+    syscall(SYS_futex, &runtime->mutex_word, FUTEX_WAIT, seen | FUTEX_WAITERS, &slice, NULL, 0);
+}
+
+/* SHMB_OWNER_DIED: it is ours, and what it guards may be half changed. `kind` is what shmb_mutex_kind says. */
+int shmb_mutex_take(struct shmb_runtime *runtime, int kind, struct shmb_call *call) {
+    if (__builtin_expect(kind_of(runtime) != kind, 0)) return SHMB_UNRECOVERABLE;
+    int error = try_once(runtime);
+    if (error == EBUSY) error = spin(runtime);
+    if (error == EBUSY) {
+        int64_t deadline = shmb_now_ns() + call->timeout_ns, look = shmb_now_ns() + LOOK_NS;
+        atomic_fetch_add_explicit(&runtime->lock_waits, 1, memory_order_relaxed);
+        CP(count_added);
+        call->may_block(call);
+        while ((error = try_once(runtime)) == EBUSY) {
+            sleep_for(runtime);
+            int64_t now = shmb_now_ns();
+            if (now >= look && call->interrupted(call)) return SHMB_INTERRUPTED;
+            if (now >= look) look = now + LOOK_NS;
+            if (now >= deadline) return SHMB_LOCK_TIMEOUT;
+        }
+        if (error == 0 || error == EOWNERDEAD) { /* others may sleep: the process that unlocks wakes one of them */
+            atomic_fetch_or(&runtime->mutex_word, FUTEX_WAITERS);
+            CP(mutex_waiting);
+        }
+    }
+    if (__builtin_expect(error == EOWNERDEAD, 0)) return SHMB_OWNER_DIED;
+    return error == 0 ? SHMB_OK : SHMB_UNRECOVERABLE;
+}
+
+/* Of one whose owner died: what it guards is whole again. Else it is lost to all when it is given back. */
+int shmb_mutex_mended(struct shmb_runtime *runtime) {
+    int error = pthread_mutex_consistent(&runtime->mutex);
+    CP(repair_consistent);
+    return error == 0 ? SHMB_OK : SHMB_UNRECOVERABLE;
+}

@@ -1,0 +1,155 @@
+#define _GNU_SOURCE /* CPU_COUNT */
+/* Threads of this process that take their share of a large batch: pieces are taken from one counter, so who comes late costs
+ * nothing but what it did not take.
+ *
+ *     caller    call ──▶ pieces ──▶ pieces ──▶ nobody comes any more ──▶ wait for who is inside ──▶ done
+ *     thread    asleep ──▶ inside: pieces ──▶ asleep
+ *
+ * Always true
+ *   1. A thread is inside only while a call has work out, and looks at nothing of the ring, of the batch or of Python when
+ *      it is not: maps may go, and the process may end, at any moment without asking it.
+ *   2. One call has the threads at a time; another one that comes meanwhile works alone, and so does all that is small.
+ *   3. Nothing is committed by a thread: a piece is a copy, a checksum or a power, and the call goes on when all are done.
+ *   4. Where the processors are busy, a thread comes too late, or is put aside with a piece in its hands, for which the call
+ *      has to sleep. After such a call the next ones work alone: one, then three, seven, up to 63 of them.
+ * If the process dies, its threads die with it: of what is shared they have filled slots whose words say WRITING. The child
+ * of a fork has none of them, and makes a pool of its own when it has work; a lock of its parent's is never asked for. */
+#include "core/pool.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include "core/ring.h"
+
+#define PIECE_BYTES (64u << 10)
+#define FOURFOLD 4u /* rows of a piece: as many as have their checksums computed together */
+#define DEFAULT_MOST 4u
+#define STACK_BYTES (256u << 10)
+
+struct pool {
+    uint64_t life; /* of the process whose threads these are */
+    pthread_mutex_t mutex;
+    pthread_cond_t called, left;
+    shmb_part *part; /* NULL: no call has the threads */
+    void *what;
+    uint64_t count, piece;
+    _Atomic uint64_t next;
+    unsigned started, wanted;
+    _Atomic unsigned inside; /* changes under the mutex */
+    unsigned rest, alone; /* calls that work alone: when it was no help last, and still to come */
+};
+
+#define LONGEST_REST 63u
+#define LOOKS 2000 /* at a piece that is not done: about as long as one takes */
+
+static _Atomic(struct pool *) current;
+static _Atomic unsigned chosen; /* 0: nobody has chosen */
+
+static unsigned processors(void) {
+    cpu_set_t may_use;
+    return sched_getaffinity(0, sizeof may_use, &may_use) == 0 ? (unsigned)CPU_COUNT(&may_use) : 1;
+}
+
+void shmb_set_threads(unsigned threads) {
+    atomic_store(&chosen, threads < SHMB_MOST_THREADS ? threads : SHMB_MOST_THREADS);
+}
+
+unsigned shmb_threads(void) {
+    unsigned threads = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (threads) return threads;
+    threads = processors();
+    return threads < DEFAULT_MOST ? threads : DEFAULT_MOST;
+}
+
+/* Returns how many. */
+static uint64_t take_pieces(struct pool *pool, shmb_part *part, void *what, uint64_t count, uint64_t piece) {
+    uint64_t first, taken = 0;
+    for (; (first = atomic_fetch_add_explicit(&pool->next, piece, memory_order_relaxed)) < count; taken++)
+        part(what, first, count - first < piece ? count : first + piece);
+    return taken;
+}
+
+static void *help(void *argument) {
+    struct pool *pool = argument;
+    pthread_mutex_lock(&pool->mutex);
+    for (;;) {
+        while (pool->wanted == 0) pthread_cond_wait(&pool->called, &pool->mutex);
+        pool->wanted--;
+        pool->inside++;
+        shmb_part *part = pool->part;
+        void *what = pool->what;
+        uint64_t count = pool->count, piece = pool->piece;
+        pthread_mutex_unlock(&pool->mutex);
+        take_pieces(pool, part, what, count, piece);
+        pthread_mutex_lock(&pool->mutex);
+        if (--pool->inside == 0) pthread_cond_signal(&pool->left);
+    }
+    return NULL;
+}
+
+static struct pool *pool_of_this_process(void) {
+    struct pool *pool = atomic_load(&current), *seen = pool;
+    if (pool != NULL && pool->life == shmb_life()) return pool;
+    pool = calloc(1, sizeof *pool);
+    if (pool == NULL) return NULL;
+    pool->life = shmb_life();
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->called, NULL);
+    pthread_cond_init(&pool->left, NULL);
+    if (atomic_compare_exchange_strong(&current, &seen, pool)) return pool; /* a parent's stays: its state is unknown here */
+    free(pool);
+    return seen;
+}
+
+/* The mutex is held. No signal is for them, nobody waits for their end. Fewer than asked for: the rest does it. */
+static void start_threads(struct pool *pool, unsigned helpers) {
+    if (pool->started >= helpers) return;
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES > PTHREAD_STACK_MIN ? STACK_BYTES : PTHREAD_STACK_MIN);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    while (pool->started < helpers && pthread_create(&thread, &attributes, help, pool) == 0) pool->started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+}
+
+static bool is_called(struct pool *pool, shmb_part *part, void *what, uint64_t count, uint64_t piece, unsigned helpers) {
+    pthread_mutex_lock(&pool->mutex);
+    bool ours = pool->part == NULL && pool->alone == 0;
+    if (pool->alone) pool->alone--;
+    if (ours) {
+        start_threads(pool, helpers);
+        pool->part = part, pool->what = what, pool->count = count, pool->piece = piece;
+        atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+        pool->wanted = pool->started < helpers ? pool->started : helpers;
+        for (unsigned i = 0; i < pool->wanted; i++) pthread_cond_signal(&pool->called);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    return ours;
+}
+
+void shmb_share_out(shmb_part *part, void *what, uint64_t count, uint64_t bytes) {
+    uint64_t piece = (PIECE_BYTES / bytes + 1 + FOURFOLD - 1) / FOURFOLD * FOURFOLD, pieces = (count + piece - 1) / piece;
+    unsigned threads = shmb_threads();
+    if (threads > pieces) threads = (unsigned)pieces;
+    struct pool *pool = threads > 1 ? pool_of_this_process() : NULL;
+    if (pool == NULL || !is_called(pool, part, what, count, piece, threads - 1)) {
+        part(what, 0, count);
+        return;
+    }
+    bool helped = take_pieces(pool, part, what, count, piece) < pieces;
+    for (int i = 0; i < LOOKS && atomic_load_explicit(&pool->inside, memory_order_relaxed) > 0; i++) shmb_pause_a_little();
+    pthread_mutex_lock(&pool->mutex);
+    for (pool->wanted = 0; pool->inside > 0; helped = false) pthread_cond_wait(&pool->left, &pool->mutex);
+    pool->rest = helped ? 0 : pool->rest < LONGEST_REST ? 2 * pool->rest + 1 : LONGEST_REST;
+    pool->alone = pool->rest;
+    pool->part = NULL;
+    pthread_mutex_unlock(&pool->mutex);
+}

@@ -1,0 +1,272 @@
+/* Priorities change: those of items, the largest seen, and alpha and eps for all. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "core/pool.h"
+#include "core/power.h"
+#include "core/ring.h"
+
+int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound) {
+    for (uint64_t i = 0; i < count; i++)
+        if ((uint64_t)index[i] >= bound) {
+            shmb_refusal.bad_at = i;
+            return SHMB_BAD_INDEX;
+        }
+    return SHMB_OK;
+}
+
+#define LOCKED_UPDATES 128 /* priorities in one locked section: about ten microseconds. What more of them touch is on more
+                            * pages than the processor remembers, so that it would wait for them once more, with the mutex */
+
+/* What is loaded is for nobody, so that it may change meanwhile. */
+#define FOR_NOBODY __attribute__((no_sanitize("thread")))
+
+FOR_NOBODY static inline void load(double number) { __asm__ volatile("" : : "r"(bits_of(number))); }
+
+/* What an update reads and writes, on its way into the cache before the mutex is asked for. It is loaded: nobody waits for the
+ * numbers, so dozens are under way. Prefetches take longer where the processor has forgotten the page, and a compiler takes a
+ * function of nothing else for one without effect, and leaves out its calls. */
+FOR_NOBODY static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, bool tickets, uint64_t count) {
+    const struct shmb_tree *tree = &ring->tree;
+    bool prioritized = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0;
+    for (uint64_t i = 0; (tickets || !prioritized) && i < count; i++)
+        __builtin_prefetch(&ring->words[shmb_slot_of(ring, (uint64_t)index[i])]);
+    for (uint64_t i = 0, previous = UINT64_MAX; prioritized && i < count; i++) { /* else the tree may be a hole of its file */
+        uint64_t element = (uint64_t)index[i], node = element / SHMB_FANOUT;
+        if (node == previous) continue;
+        previous = node;
+        load(ring->raw[element]);
+        load(tree->mass[node * SHMB_FANOUT]);
+        load(tree->mass[node * SHMB_FANOUT + SHMB_FANOUT / 2]);
+        load(tree->sum[1][node]);
+        load(tree->sum[1][node ^ SHMB_FANOUT / 2]); /* the other half of its siblings */
+        load(tree->min[1][node]);
+    }
+}
+
+/* Whether an item is there, and the one that is meant. What weighs something is committed: where no ticket is to be compared its
+ * word, which is in no other part of the cache that an update needs, is left alone. */
+static inline bool is_meant(const struct shmb_ring *ring, uint64_t element, const double *mass, const int64_t *ticket) {
+    if (ticket == NULL && mass && mass[element] > 0) return true;
+    uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
+    return SHMB_STATE(word) == SHMB_COMMITTED && (ticket == NULL || SHMB_TICKET(word) == (uint64_t)*ticket);
+}
+
+/* The mutex is held. Returns how many were applied. */
+static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_t *tickets, const double *priorities,
+                      const double *masses, uint64_t count, uint64_t *touched) {
+    struct shmb_runtime *runtime = ring->runtime;
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    double *raw = ring->raw;
+    double *mass = prioritized ? ring->tree.mass : NULL;
+    uint64_t changed = 0;
+    double greatest = runtime->max_priority;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t element = (uint64_t)index[i];
+        if (!is_meant(ring, element, mass, tickets ? &tickets[i] : NULL)) continue;
+        if (priorities[i] > greatest) { /* first: no item may have more after a death */
+            runtime->max_priority = greatest = priorities[i];
+            CP(update_max_priority);
+        }
+        raw[element] = priorities[i];
+        CP(update_raw);
+        if (mass) mass[element] = masses[i];
+        CP(update_leaf);
+        touched[changed++] = element;
+    }
+    if (changed && prioritized) shmb_tree_touched(&ring->tree, touched, changed);
+    CP(update_parents);
+    return changed;
+}
+
+#define SORTED_FROM 1024 /* priorities; of fewer, few are near each other */
+
+struct changes {
+    const int64_t *index, *tickets; /* tickets may be NULL */
+    const double *priorities;
+    uint32_t *order; /* where each was given; NULL: as they are */
+};
+
+/* By element, those of one in the order in which they were given: what is near each other in the tree changes together, so that
+ * more of the sums above are shared. Half the work for a thirtieth of all elements. False: no memory, and nothing is changed. */
+static bool sort_by_element(struct changes *of, uint64_t count, uint64_t elements) {
+    unsigned shift = 0;
+    uint32_t from[2][256] = {0}, sum[2] = {0};
+    while (elements >> shift > 65536) shift++;
+    int64_t *index = malloc(count * (sizeof(int64_t) * 3 + sizeof(uint32_t) * 2));
+    if (index == NULL || count > UINT32_MAX) return free(index), false;
+    int64_t *tickets = index + count;
+    double *priorities = (double *)(tickets + count);
+    uint32_t *half = (uint32_t *)(priorities + count), *order = half + count;
+    for (uint64_t i = 0; i < count; i++) {
+        from[0][of->index[i] >> shift & 255]++;
+        from[1][of->index[i] >> shift >> 8]++;
+    }
+    for (unsigned digit = 0; digit < 256; digit++)
+        for (unsigned pass = 0; pass < 2; pass++) {
+            uint32_t n = from[pass][digit];
+            from[pass][digit] = sum[pass];
+            sum[pass] += n;
+        }
+    for (uint64_t i = 0; i < count; i++) half[from[0][of->index[i] >> shift & 255]++] = (uint32_t)i;
+    for (uint64_t i = 0; i < count; i++) order[from[1][of->index[half[i]] >> shift >> 8]++] = half[i];
+    for (uint64_t i = 0; i < count; i++) {
+        index[i] = of->index[order[i]];
+        priorities[i] = of->priorities[order[i]];
+        if (of->tickets) tickets[i] = of->tickets[order[i]];
+    }
+    *of = (struct changes){index, of->tickets ? tickets : NULL, priorities, order};
+    return true;
+}
+
+struct powers_of {
+    const struct shmb_runtime *runtime;
+    const double *priorities;
+    double *masses;
+};
+
+static void power(void *what, uint64_t first, uint64_t end) {
+    const struct powers_of *of = what;
+    shmb_masses(of->runtime, of->priorities + first, of->masses + first, end - first);
+}
+
+/* In pieces, so that nobody waits for the mutex longer than one of them takes. If alpha was changed between two of them,
+ * so that what is left would not be finite, that has come too late: it is not applied, like what is stale. */
+static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const struct changes *of, uint64_t count, uint64_t *applied) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint64_t touched[LOCKED_UPDATES], checked = atomic_load(&runtime->alpha_version), first_version = checked;
+    double some[LOCKED_UPDATES], *all = NULL;
+    bool tickets = of->tickets != NULL;
+    int status = shmb_priorities_in_order(ring, of->priorities, count);
+    if (status == SHMB_OK && count * SHMB_POWER_BYTES >= SHMB_SHARED_BYTES && (all = malloc(count * sizeof *all)) != NULL) {
+        struct powers_of powers = {runtime, of->priorities, all};
+        shmb_share_out(power, &powers, count, SHMB_POWER_BYTES);
+        fetch_elements(ring, of->index, tickets, LOCKED_UPDATES);
+    }
+    for (uint64_t from = 0; status == SHMB_OK && from < count; from += LOCKED_UPDATES) {
+        uint64_t n = count - from < LOCKED_UPDATES ? count - from : LOCKED_UPDATES, then = from + n;
+        uint64_t version = all ? first_version : atomic_load(&runtime->alpha_version);
+        const double *priorities = of->priorities + from;
+        double *masses = all ? all + from : some;
+        if (all == NULL) {
+            fetch_elements(ring, of->index + from, tickets, n);
+            power(&(struct powers_of){runtime, priorities, some}, 0, n);
+        } else if (then < count) {
+            uint64_t more = count - then < LOCKED_UPDATES ? count - then : LOCKED_UPDATES;
+            fetch_elements(ring, of->index + then, tickets, more);
+        }
+        status = shmb_lock(ring, call);
+        if (status != SHMB_OK) break;
+        CP(update_locked);
+        uint64_t now = atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed);
+        if (now != checked) {
+            status = shmb_priorities_in_order(ring, priorities, count - from);
+            checked = now;
+        }
+        if (now != version) shmb_masses(runtime, priorities, masses, n);
+        if (status == SHMB_OK)
+            *applied += apply(ring, of->index + from, of->tickets ? of->tickets + from : NULL, priorities, masses, n, touched);
+        shmb_unlock(ring);
+        CP(update_unlocked);
+        if (status == SHMB_BAD_PRIORITY && from > 0) {
+            status = SHMB_OK;
+            break;
+        }
+    }
+    free(all);
+    if (status == SHMB_BAD_PRIORITY && of->order) shmb_refusal.bad_at = of->order[shmb_refusal.bad_at];
+    return status;
+}
+
+int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
+                const double *priorities, uint64_t count, uint64_t *applied) {
+    struct changes of = {index, tickets, priorities, NULL};
+    *applied = 0;
+    int status = shmb_indices_in_order(ring, index, count, ring->elements);
+    if (status != SHMB_OK) return status;
+    bool sorted = count >= SORTED_FROM && sort_by_element(&of, count, ring->elements);
+    status = apply_in_pieces(ring, call, &of, count, applied);
+    if (sorted) free((void *)of.index);
+    return status;
+}
+
+#define ORDINARY_PRIORITY 1e3 /* as in memory/format/settings.py */
+
+/* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, of the default and of
+ * ordinary ones. A mass grows with its priority. A writer may be filling in priorities meanwhile: its commit looks again. */
+static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, double eps) {
+    if (!(alpha >= 0 && alpha < INFINITY && eps >= 0 && eps < INFINITY)) return false;
+    double greatest = fmax(ORDINARY_PRIORITY, shmb_default_priority(ring->runtime));
+    for (uint64_t e = 0, end = shmb_reached(ring) * ring->lanes; e < end; e++) {
+        double raw;
+        __atomic_load(&ring->raw[e], &raw, __ATOMIC_RELAXED);
+        if (raw > greatest && raw < INFINITY) greatest = raw;
+    }
+    double mass;
+    shmb_powers(&greatest, eps, alpha, &mass, 1);
+    return mass <= shmb_largest_mass(ring);
+}
+
+/* Changes alpha (or switches the tree on, with bind); NaN: it stays what it is. The new value is stored first: a repair
+ * after a death in here recomputes every leaf from the raw priorities with it. */
+int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (isnan(alpha)) alpha = runtime->alpha; /* now, with the mutex: another process may have changed it */
+    if (isnan(eps)) eps = runtime->eps;
+    bool on = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    if (on && runtime->alpha == alpha && runtime->eps == eps) {
+        shmb_unlock(ring);
+        return SHMB_OK;
+    }
+    if (on && bind) {
+        shmb_unlock(ring);
+        return SHMB_OTHER_SETTINGS;
+    }
+    if (!masses_stay_finite(ring, alpha, eps)) {
+        shmb_unlock(ring);
+        return SHMB_BAD_ALPHA;
+    }
+    if (eps < runtime->eps) { /* a repair between the two finds masses no larger than before or after */
+        runtime->eps = eps;
+        CP(alpha_eps);
+    }
+    runtime->alpha = alpha;
+    CP(alpha_alpha);
+    runtime->eps = eps;
+    CP(alpha_eps);
+    atomic_fetch_add(&runtime->alpha_version, 1);
+    CP(alpha_version);
+    atomic_store_explicit(&runtime->prioritized, 1, memory_order_release);
+    CP(alpha_stored);
+    shmb_ring_leaves(ring);
+    CP(alpha_leaves);
+    shmb_ring_parents(ring);
+    CP(alpha_parents);
+    shmb_touch(runtime);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* As shmb_drawn_from after a draw by priority. */
+int shmb_read_totals(struct shmb_ring *ring, struct shmb_call *call, struct shmb_totals *out) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    *out = shmb_totals_now(ring, true);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* The largest priority ever given is at least this one. SHMB_BAD_PRIORITY: no item could have it. */
+int shmb_raise_max_priority(struct shmb_ring *ring, struct shmb_call *call, double value) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    status = shmb_priorities_in_order(ring, &value, 1); /* with the mutex: alpha stays as it is */
+    if (status == SHMB_OK && value > ring->runtime->max_priority) {
+        ring->runtime->max_priority = value;
+        CP(raise_max_priority);
+    }
+    shmb_unlock(ring);
+    return status;
+}

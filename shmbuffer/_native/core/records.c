@@ -1,0 +1,258 @@
+/* The byte ring: where the bytes of a record go, and which older ones make room for it.
+ *
+ * Bytes are taken in the order of tickets and given back in the same order: the tail walks from header to header, and
+ * whatever item still lies there is evicted. What is no item any more (written over, aborted, forgotten) is passed. The
+ * mutex is held for both; the bodies are copied without it. */
+#include <string.h>
+
+#include "core/claimed.h"
+
+#define HEADER sizeof(struct shmb_record)
+#define LAST_POSITION ((uint64_t)1 << 62)
+#define TRIMMED 64   /* of what is no item any more, passed beyond what has to be, for each claim */
+#define EVICTED 256  /* elements whose parents are recomputed together */
+
+static inline uint64_t padded(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
+
+static inline struct shmb_record *header_at(const struct shmb_ring *ring, uint64_t position) {
+    return (struct shmb_record *)shmb_record_at(ring, position);
+}
+
+/* Whether that record is the item, or the item to be, of its slot. */
+static inline bool is_in_slot(const struct shmb_ring *ring, const struct shmb_record *record, enum shmb_state state) {
+    uint64_t slot = record->ticket % ring->capacity;
+    return atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == SHMB_WORD(record->ticket, state) &&
+           ring->extents[slot].position == record->position;
+}
+
+/* A damaged size could lead to the header of a later record, so the slot has to say the same. */
+static inline bool leads_on(const struct shmb_ring *ring, const struct shmb_record *record, uint64_t at, uint64_t end) {
+    const struct shmb_extent extent = ring->extents[record->ticket % ring->capacity];
+    return record->position == at && record->bytes >= HEADER && record->bytes <= end - at && padded(record->bytes) <= end - at &&
+           (extent.position != at || extent.bytes == record->bytes);
+}
+
+/* Where the record of an item, or of one to be, lies. A slot that was marked a moment ago still has the extent of
+ * what it held before. */
+static inline bool is_place_of(const struct shmb_ring *ring, uint64_t slot, uint64_t position) {
+    unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
+    return state == SHMB_COMMITTED || (state == SHMB_WRITING && position % 8 == 0 &&
+                                       is_in_slot(ring, header_at(ring, position), SHMB_WRITING));
+}
+
+/* The next header. Only damage of the memory itself makes one that does not lead on: then the slots are asked. */
+static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t head) {
+    const struct shmb_record *record = header_at(ring, at);
+    if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + padded(record->bytes);
+    uint64_t next = head;
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+        uint64_t position = ring->extents[slot].position;
+        if (position > at && position < next && is_place_of(ring, slot, position)) next = position;
+    }
+    return next;
+}
+
+/* A batch from outside: every record is within it. Returns SHMB_BAD_BATCH (see shmb_refusal.bad_at) where that is not so,
+ * SHMB_TOO_LARGE where the ring is too small. */
+int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes) {
+    const uint64_t skipped = batch->count > ring->capacity ? batch->count - ring->capacity : 0;
+    uint64_t needed = 0;
+    for (uint64_t i = 0; i < batch->count; i++) {
+        uint64_t start = (uint64_t)batch->starts[i], size = (uint64_t)batch->sizes[i];
+        shmb_refusal.bad_at = i;
+        if (start % 8 || start > bytes || size < HEADER || size > bytes - start) return SHMB_BAD_BATCH;
+        if (i >= skipped) needed += padded(size);
+    }
+    shmb_refusal.needed = needed;
+    return needed > ring->max_bytes ? SHMB_TOO_LARGE : SHMB_OK;
+}
+
+static inline uint64_t batch_row(const struct shmb_ring *ring, uint64_t row) {
+    return ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped + row : (uint64_t)ring->claim_from[row];
+}
+
+static inline uint64_t size_of_row(const struct shmb_ring *ring, uint64_t row) {
+    return (uint64_t)ring->claim_batch.sizes[batch_row(ring, row)];
+}
+
+static uint64_t bytes_of_claim(const struct shmb_ring *ring) {
+    uint64_t needed = 0;
+    for (uint64_t row = 0; row < ring->claim_rows; row++) needed += padded(size_of_row(ring, row));
+    return needed;
+}
+
+static inline bool has_room(const struct shmb_ring *ring, uint64_t tail, uint64_t head, uint64_t needed) {
+    return head + needed - tail <= ring->max_bytes;
+}
+
+/* W1 for bytes: how many are needed, and is a living claim filling some of those that have to go? */
+bool shmb_bytes_are_being_written(struct shmb_ring *ring) {
+    uint64_t needed = ring->claim_bytes = bytes_of_claim(ring);
+    uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    for (; !has_room(ring, tail, head, needed); tail = next_record(ring, tail, head)) {
+        const struct shmb_record *record = header_at(ring, tail);
+        if (is_in_slot(ring, record, SHMB_WRITING) && shmb_is_being_written(ring, record->ticket % ring->capacity))
+            return true;
+    }
+    return false;
+}
+
+/* Whether a claim of so many bytes, with all that is reserved, takes those of an item from that place on, of a queue or a
+ * consumer; of more than there are it does. */
+bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t since, uint64_t bytes) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    if (bytes > ring->max_bytes) return true;
+    for (; !has_room(ring, tail, head, bytes); tail = next_record(ring, tail, head)) {
+        const struct shmb_record *record = header_at(ring, tail);
+        uint64_t its = shmb_place_since(record->ticket, since, ring->capacity);
+        if (is_in_slot(ring, record, SHMB_COMMITTED) && its >= place) return true;
+    }
+    return false;
+}
+
+static void evict(struct shmb_ring *ring, uint64_t slot, uint64_t *touched, uint64_t *count) {
+    if (ring->tree.mass[slot] != 0) {
+        ring->tree.mass[slot] = 0;
+        CP(write_evict_leaf);
+        touched[(*count)++] = slot;
+    }
+    atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
+    CP(write_evict);
+    atomic_fetch_sub_explicit(&ring->runtime->length, 1, memory_order_relaxed);
+    CP(write_evicted);
+    atomic_fetch_add_explicit(&ring->runtime->evicted, 1, memory_order_relaxed);
+    CP(count_added);
+    if (*count == EVICTED) {
+        shmb_tree_touched(&ring->tree, touched, *count);
+        *count = 0;
+    }
+}
+
+/* The tail moves on as far as it has to, and over what is no item any more. */
+static uint64_t moved_tail(struct shmb_ring *ring, uint64_t head, uint64_t needed) {
+    uint64_t touched[EVICTED], count = 0;
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    for (; !has_room(ring, tail, head, needed); tail = next_record(ring, tail, head)) {
+        const struct shmb_record *record = header_at(ring, tail);
+        if (is_in_slot(ring, record, SHMB_COMMITTED)) evict(ring, record->ticket % ring->capacity, touched, &count);
+    }
+    if (count) shmb_tree_touched(&ring->tree, touched, count);
+    for (uint64_t left = ring->claim_rows + TRIMMED; tail < head && left > 0; left--) {
+        const struct shmb_record *record = header_at(ring, tail);
+        if (is_in_slot(ring, record, SHMB_COMMITTED) || is_in_slot(ring, record, SHMB_WRITING)) break;
+        tail = next_record(ring, tail, head);
+    }
+    return tail;
+}
+
+/* Of a claim that is being marked. Positions are in the order of tickets: a placed write has its slots in ascending
+ * order, and its lap begins at some slot in the middle. A process that dies in it leaves bytes that no slot names, behind a
+ * head that has not moved; or, after it, records of slots that are rolled back. */
+void shmb_take_bytes(struct shmb_ring *ring) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint64_t head = atomic_load_explicit(&runtime->byte_head, memory_order_relaxed), rows = ring->claim_rows, begin = 0;
+    atomic_store_explicit(&runtime->byte_tail, moved_tail(ring, head, ring->claim_bytes), memory_order_release);
+    CP(write_tail);
+    atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE); /* words say EMPTY or WRITING before a byte of their records changes */
+    atomic_store_explicit(&ring->me->byte_first, head, memory_order_relaxed);
+    CP(write_byte_first);
+    if (ring->claim_kind != SHMB_RING_WRITE)
+        while (begin < rows && (uint64_t)ring->claim_slots[begin] < ring->claim_first % ring->capacity) begin++;
+    uint64_t position = head;
+    for (uint64_t i = 0; i < rows; i++) {
+        uint64_t row = (begin + i) % rows, slot = shmb_slot_of_row(ring, row), bytes = size_of_row(ring, row);
+        *header_at(ring, position) = (struct shmb_record){shmb_ticket_of_row(ring, row), position, bytes};
+        CP(write_header);
+        ring->extents[slot] = (struct shmb_extent){position, bytes};
+        CP(write_extent);
+        position += padded(bytes);
+    }
+    atomic_store_explicit(&runtime->byte_head, position, memory_order_release);
+    CP(write_bytes);
+}
+
+/* W9. The bodies. */
+void shmb_fill_records(struct shmb_ring *ring) {
+    const struct shmb_batch *batch = &ring->claim_batch;
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        const uint64_t at = batch_row(ring, row), body = (uint64_t)batch->sizes[at] - HEADER;
+        unsigned char *to = shmb_record_at(ring, ring->extents[shmb_slot_of_row(ring, row)].position);
+        memcpy(to + HEADER, batch->data + batch->starts[at] + HEADER, body);
+        CP(write_copy);
+    }
+}
+
+/* Whether a record can be there: said by shared memory, which after a power cut may hold anything. */
+bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent) {
+    return extent.bytes >= HEADER && extent.bytes <= ring->max_bytes && extent.position % 8 == 0 &&
+           extent.position <= UINT64_MAX / 2;
+}
+
+/* Whether it is between tail and head. */
+bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    return shmb_extent_in_order(ring, extent) && extent.position >= tail && extent.position + extent.bytes <= head &&
+           head - tail <= ring->max_bytes;
+}
+
+/* Whether tail and head can be those of a byte ring. */
+bool shmb_span_in_order(const struct shmb_ring *ring) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    return head % 8 == 0 && tail % 8 == 0 && head - tail <= ring->max_bytes && head <= LAST_POSITION;
+}
+
+/* No item has a smaller ticket, unless it is of the last lap all the same. */
+uint64_t shmb_oldest_ticket(const struct shmb_ring *ring) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    return tail < head && shmb_span_in_order(ring) ? header_at(ring, tail)->ticket : 0;
+}
+
+static void forget(struct shmb_ring *ring, uint64_t slot) {
+    atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
+    CP(relink_forgotten);
+}
+
+/* Whether the header of an item says what its slot says. */
+static bool is_item_at(const struct shmb_ring *ring, struct shmb_extent extent) {
+    const struct shmb_record *record = header_at(ring, extent.position);
+    return record->bytes == extent.bytes && leads_on(ring, record, extent.position, extent.position + ring->max_bytes);
+}
+
+/* One way from the oldest item to the newest: for recovery, while nobody else is alive and only items are left in the
+ * slots. Slots come in the order of their positions. What cannot be beside another record is forgotten; how many, is
+ * returned. Each gap gets a header that is no item's. */
+uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count) {
+    uint64_t forgotten = 0, end = 0, tail = 0, at = 0;
+    bool begun = false;
+    for (uint64_t i = 0; i < count; i++) {
+        const struct shmb_extent extent = ring->extents[slots[i]];
+        if (is_item_at(ring, extent) && extent.position + padded(extent.bytes) > end) end = extent.position + padded(extent.bytes);
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        const struct shmb_extent extent = ring->extents[slots[i]];
+        const uint64_t position = extent.position;
+        if (!is_item_at(ring, extent) || end - position > ring->max_bytes || (begun && position != at && position < at + HEADER)) {
+            forget(ring, (uint64_t)slots[i]);
+            forgotten++;
+            continue;
+        }
+        if (!begun)
+            tail = position;
+        else if (position > at) {
+            *header_at(ring, at) = (struct shmb_record){0, at, position - at};
+            CP(relink_header);
+        }
+        begun = true;
+        at = position + padded(extent.bytes);
+    }
+    atomic_store(&ring->runtime->byte_tail, tail);
+    CP(relink_tail);
+    atomic_store(&ring->runtime->byte_head, at);
+    CP(relink_head);
+    return forgotten;
+}

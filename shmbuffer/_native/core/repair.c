@@ -1,0 +1,149 @@
+/* What the dead left half-way is rolled back or forward. Everything here is idempotent: a process that dies in it is followed by
+ * another. The mutex is held throughout. */
+#include "core/ledger.h"
+#include "core/reservations.h"
+
+static void unmass(struct shmb_ring *ring, uint64_t slot) {
+    if (!atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed)) return;
+    for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
+        ring->tree.mass[e] = 0;
+        CP(reap_mass);
+    }
+}
+
+/* Its slot is nobody's, and has no item. */
+static void abort_slot(struct shmb_ring *ring, uint64_t ticket) {
+    unmass(ring, ticket % ring->capacity);
+    CP(reap_leaf);
+    atomic_store_explicit(&ring->words[ticket % ring->capacity], SHMB_WORD(ticket, SHMB_ABORTED), memory_order_release);
+    CP(reap_word);
+}
+
+static void roll_back(struct shmb_ring *ring, uint64_t ticket) {
+    if (atomic_load_explicit(&ring->words[ticket % ring->capacity], memory_order_relaxed) != SHMB_WORD(ticket, SHMB_WRITING)) return;
+    abort_slot(ring, ticket);
+    atomic_fetch_add_explicit(&ring->runtime->rolled_back, 1, memory_order_relaxed);
+    CP(count_added);
+}
+
+static void roll_forward(struct shmb_ring *ring, uint64_t ticket) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint64_t slot = ticket % ring->capacity;
+    if (atomic_load_explicit(&ring->words[slot], memory_order_relaxed) != SHMB_WORD(ticket, SHMB_WRITING)) return;
+    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed))
+        for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
+            if (!(ring->raw[e] >= 0)) ring->raw[e] = shmb_default_priority(runtime);
+            CP(reap_default);
+            ring->tree.mass[e] = shmb_mass(runtime, ring->raw[e]);
+            CP(reap_mass);
+        }
+    CP(reap_leaf);
+    atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket, SHMB_COMMITTED), SYNC_SLOT_COMMIT_RELEASE);
+    CP(reap_word);
+    atomic_fetch_add_explicit(&runtime->length, 1, memory_order_relaxed);
+    CP(reap_length);
+    atomic_fetch_add_explicit(&runtime->rolled_forward, 1, memory_order_relaxed);
+    CP(count_added);
+}
+
+/* Slots that a writer is filling stay its own: its items are committed after the emptying. */
+static void empty_slot(struct shmb_ring *ring, uint64_t slot) {
+    unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
+    if (state != SHMB_COMMITTED && state != SHMB_ABORTED) return;
+    unmass(ring, slot);
+    CP(empty_leaf);
+    atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
+    CP(empty_word);
+    if (state == SHMB_COMMITTED) atomic_fetch_sub_explicit(&ring->runtime->length, 1, memory_order_relaxed);
+    CP(empty_length);
+}
+
+/* A claim has as many tickets as there are slots at most, and begins where the head was, or behind the rows of its
+ * batch that were left out. Anything else is damage, and nobody's claim: its slots are found to be nobody's. */
+#define LARGEST_BATCH ((uint64_t)1 << 40)
+
+static bool can_be_a_claim(const struct shmb_ring *ring, uint64_t first, uint64_t count) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    return count <= ring->capacity && first <= SHMB_LAST_TICKET - count && (first <= head || first - head <= LARGEST_BATCH);
+}
+
+/* The head moves on, so the items go that the dead writer had not come to: they were to go in any case, and would be the newest
+ * now, behind what was written after them. Where observations are stored once, they would outlive the next ones. */
+static void evict_unmarked(struct shmb_ring *ring, const struct shmb_entry *entry, uint64_t first, uint64_t end) {
+    uint32_t phase = atomic_load_explicit(&entry->phase, memory_order_relaxed);
+    if (phase != SHMB_MARKING || entry->kind != SHMB_RING_WRITE) return;
+    for (uint64_t ticket = first; ticket < end; ticket++) {
+        uint64_t word = atomic_load_explicit(&ring->words[ticket % ring->capacity], memory_order_relaxed);
+        if (SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < ticket) abort_slot(ring, ticket);
+    }
+}
+
+/* Leaves parents to the caller and the phase as it is: it is IDLE only when the parents are right too. */
+void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint32_t phase = atomic_load_explicit(&entry->phase, memory_order_relaxed);
+    uint64_t first = atomic_load_explicit(&entry->first, memory_order_relaxed);
+    uint64_t end = first + atomic_load_explicit(&entry->count, memory_order_relaxed);
+    if (phase == SHMB_IDLE || !can_be_a_claim(ring, first, end - first)) return;
+    if (atomic_load_explicit(&runtime->head, memory_order_relaxed) < end)
+        atomic_store_explicit(&runtime->head, end, memory_order_release);
+    if (phase == SHMB_EMPTYING) {
+        CP(empty_head);
+        runtime->max_priority = -1; /* of items that are forgotten */
+        CP(empty_max_priority);
+        shmb_restart_limiter(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0);
+        for (uint64_t slot = 0; slot < ring->capacity && slot < first; slot++) empty_slot(ring, slot); /* as shmb_reached said then */
+        shmb_pass_the_forgotten(ring);
+        if (shmb_is_consumed(ring)) shmb_mend_ledger(ring);
+    } else {
+        CP(reap_head);
+        evict_unmarked(ring, entry, first, end);
+        for (uint64_t ticket = first; ticket < end; ticket++)
+            (phase == SHMB_COMMITTING ? roll_forward : roll_back)(ring, ticket);
+    }
+    if (phase == SHMB_EMPTYING || phase == SHMB_COMMITTING)
+        atomic_store_explicit(&runtime->write_count, atomic_load_explicit(&entry->goal, memory_order_relaxed),
+                              memory_order_release);
+    if (phase == SHMB_EMPTYING)
+        CP(empty_count);
+    else
+        CP(reap_count);
+    if (phase != SHMB_COMMITTING) return;
+    shmb_set_base(ring);
+    shmb_spend_for(ring, entry);
+}
+
+/* EOWNERDEAD: the last owner of the mutex died holding it. The claim that is in a phase which exists only
+ * under the mutex is its own. What it left of the leaves and of `length` is not trusted: both are recomputed from
+ * the words and the raw priorities. */
+void shmb_repair(struct shmb_ring *ring) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint32_t waiters = 0;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        uint32_t phase = atomic_load_explicit(&ring->entries[i].phase, memory_order_relaxed);
+        if (phase != SHMB_IDLE && phase != SHMB_PAYLOAD) {
+            shmb_finish_claim(ring, &ring->entries[i]);
+            CP(repair_claims);
+        }
+        waiters += atomic_load_explicit(&ring->entries[i].turn, memory_order_relaxed) != 0;
+    }
+    atomic_store_explicit(&runtime->waiters, waiters, memory_order_relaxed);
+    CP(repair_waiters);
+    atomic_fetch_add_explicit(&runtime->alpha_version, 1, memory_order_relaxed);
+    CP(repair_version);
+    shmb_ring_leaves(ring);
+    CP(repair_leaves);
+    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_ring_parents(ring);
+    CP(repair_parents);
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        uint32_t phase = atomic_load_explicit(&ring->entries[i].phase, memory_order_relaxed);
+        if (phase != SHMB_IDLE && phase != SHMB_PAYLOAD)
+            atomic_store_explicit(&ring->entries[i].phase, SHMB_IDLE, memory_order_release);
+        CP(repair_idle);
+    }
+    shmb_count_limited(ring);
+    shmb_count_reserved(ring);
+    shmb_mend_ledger(ring);
+    atomic_fetch_add_explicit(&runtime->repairs, 1, memory_order_relaxed);
+    CP(count_added);
+}

@@ -1,0 +1,47 @@
+/* Room that is reserved for items to come: the table of reservations. See reservations.c. Under the mutex. */
+#ifndef SHMB_RESERVATIONS_H
+#define SHMB_RESERVATIONS_H
+
+#include "core/ring.h"
+
+/* The reservation that this thread's next claim of a ring is made from; the claim's commit ends it. */
+struct shmb_hold {
+    const struct shmb_ring *ring; /* NULL: none */
+    uint32_t place;
+    uint64_t id;
+    const uint64_t *versions; /* of its items, or one of all; NULL: nobody has said */
+    unsigned char *young;     /* of a refused claim: which of them are not too old */
+    uint64_t items;           /* versions */
+};
+extern _Thread_local struct shmb_hold shmb_hold;
+
+/* What is to be written, or reserved. */
+struct shmb_request {
+    uint64_t rows; /* to the head of the ring; 0: to named slots */
+    uint64_t elements, bytes;
+    const struct shmb_reservation *held; /* it is made from this one; NULL: from none */
+    uint64_t id, expires_ns; /* of a reservation: 0, or the number of pieces that are gone on with */
+    uint32_t flags;          /* enum shmb_reservation_flag */
+};
+
+/* Reads a value of enum shmb_reservation_state. */
+static inline uint32_t shmb_read_reservation_state(const struct shmb_reservation *held) {
+    return atomic_load_explicit(&held->state, memory_order_relaxed);
+}
+
+bool shmb_has_reservations(const struct shmb_ring *ring);
+bool shmb_holds(const struct shmb_ring *ring, const struct shmb_reservation *held, uint64_t id);
+int shmb_look_at_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes);
+bool shmb_are_young(const struct shmb_ring *ring);
+void shmb_take_credit(struct shmb_ring *ring, struct shmb_reservation *held);
+void shmb_return_credit(struct shmb_ring *ring, struct shmb_reservation *held);
+void shmb_spend_credit(struct shmb_reservation *held);
+void shmb_spend_for(struct shmb_ring *ring, const struct shmb_entry *entry);
+void shmb_open_reservation(struct shmb_ring *ring, struct shmb_reservation *held, const struct shmb_request *request);
+void shmb_end_reservation(struct shmb_ring *ring, struct shmb_reservation *held);
+void shmb_end_reservations(struct shmb_ring *ring, const struct shmb_entry *entry);
+void shmb_expire(struct shmb_ring *ring);
+void shmb_count_reserved(struct shmb_ring *ring);
+uint64_t shmb_wrong_reserved(const struct shmb_ring *ring);
+
+#endif

@@ -1,0 +1,95 @@
+/* The calls of who reserves room for items to come. The rules are those of a write: what a reservation is admitted for is
+ * held for it, and its commit waits for nobody but a writer who is in its slots. The table is told in reservations.c. */
+#include "core/reserve.h"
+
+#include "core/flow.h"
+
+/* NULL: there is none. Each handle begins to look where it found the last one. */
+static struct shmb_reservation *free_place(struct shmb_ring *ring) {
+    for (uint32_t i = 0; i < SHMB_RESERVATIONS; i++) {
+        struct shmb_reservation *held = &ring->reservations[(ring->next_place + i) % SHMB_RESERVATIONS];
+        if (shmb_read_reservation_state(held) == SHMB_UNRESERVED) return held;
+    }
+    return NULL;
+}
+
+static struct shmb_reservation *numbered(struct shmb_ring *ring, uint64_t id) {
+    for (uint32_t i = 0; i < SHMB_RESERVATIONS; i++) {
+        struct shmb_reservation *held = &ring->reservations[i];
+        if (held->id == id && shmb_read_reservation_state(held) != SHMB_UNRESERVED) return held;
+    }
+    return NULL;
+}
+
+static int may_reserve(struct shmb_ring *ring, struct shmb_request *request) {
+    if (atomic_load(&ring->runtime->state) == (uint32_t)SHMB_CLOSING) return SHMB_CLOSING_STATUS;
+    if (!shmb_is_ours(ring)) return SHMB_FENCED;
+    if (request->bytes > ring->max_bytes) {
+        shmb_refusal.needed = request->bytes;
+        return SHMB_TOO_LARGE;
+    }
+    if (request->id && numbered(ring, request->id)) return SHMB_NO_RESERVATION; /* it is committed, or somebody goes on with it */
+    bool passes = false;
+    int status = shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, request, &passes) : SHMB_OK;
+    if (passes) request->flags |= SHMB_PASSED;
+    return status;
+}
+
+/* Of rows, or pieces of somebody dead: with their number, and PARTIAL. */
+int shmb_reserve(struct shmb_ring *ring, struct shmb_call *call, struct shmb_request request, uint32_t *place, uint64_t *id) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    shmb_expire(ring);
+    struct shmb_reservation *held = shmb_has_reservations(ring) ? free_place(ring) : NULL;
+    status = held ? may_reserve(ring, &request) : SHMB_ALL_RESERVED;
+    if (status == SHMB_OK) {
+        uint64_t last = atomic_load_explicit(&runtime->next_reservation, memory_order_relaxed);
+        if (request.id == 0) request.id = last + 1;
+        if (request.id > last) atomic_store_explicit(&runtime->next_reservation, request.id, memory_order_relaxed);
+        CP(reserve_numbered);
+        shmb_open_reservation(ring, held, &request);
+        *place = (uint32_t)(held - ring->reservations);
+        *id = request.id;
+        ring->next_place = *place + 1;
+    }
+    shmb_unlock(ring);
+    return status;
+}
+
+/* It is not needed any more. NO_RESERVATION: it had ended already. */
+int shmb_give_back(struct shmb_ring *ring, struct shmb_call *call, uint32_t place, uint64_t id) {
+    struct shmb_reservation *held = &ring->reservations[place];
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    bool ours = shmb_has_reservations(ring) && shmb_holds(ring, held, id);
+    if (ours) shmb_end_reservation(ring, held);
+    shmb_unlock(ring);
+    if (ours) shmb_wake_waiters(ring->runtime);
+    return ours ? SHMB_OK : SHMB_NO_RESERVATION;
+}
+
+/* From here on it has pieces in a file. */
+int shmb_note_partial(struct shmb_ring *ring, struct shmb_call *call, uint32_t place, uint64_t id) {
+    struct shmb_reservation *held = &ring->reservations[place];
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    shmb_expire(ring);
+    bool ours = shmb_has_reservations(ring) && shmb_holds(ring, held, id);
+    if (ours) held->flags |= SHMB_PARTIAL;
+    CP(reserve_partial);
+    shmb_unlock(ring);
+    return ours ? SHMB_OK : SHMB_NO_RESERVATION;
+}
+
+/* Whether the pieces of that number are committed; `forget`: their file is gone. */
+int shmb_partial_is_done(struct shmb_ring *ring, struct shmb_call *call, uint64_t id, bool forget, bool *done) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_reservation *held = shmb_has_reservations(ring) ? numbered(ring, id) : NULL;
+    *done = held && shmb_read_reservation_state(held) == SHMB_DONE;
+    if (*done && forget) atomic_store_explicit(&held->state, SHMB_UNRESERVED, memory_order_release);
+    CP(reserve_forgotten);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}

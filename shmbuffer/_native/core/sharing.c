@@ -1,0 +1,417 @@
+/* Observations that are stored once: an item's next observation is the observation of the item that follows it.
+ *
+ *     slot  17    18    19    20        leaf "next" has no column; nexts[slot] says where each one's bytes are
+ *     obs   a     b     c     x         a link    so many slots further on: the column of "obs" there
+ *     next  ─▶18  ─▶19  whole ...       a whole   a row of its own, beside the ring: what differs, and the newest item
+ *
+ * The item that follows is that of the same source. Who writes a source is one handle, so its newest item is known here
+ * and nowhere else: `newest`. A handle that dies leaves it a whole.
+ *
+ * Always true, where the mutex is not held
+ *   1. What nexts[slot] of an item leads to has the bytes that were written with it, until the item goes.
+ *   2. A link leads further on in the order in which the ring writes over slots: what holds the bytes goes later. So only a
+ *      write to a named slot could take them away, and it makes a whole of the link first. It finds it: the slot that a link
+ *      leads to says how far back the link is.
+ *   3. A whole is in use where the slot that it was given to last (`holders`) is being written or committed, and says so.
+ *      There is no list of the free ones, so none can be lost or be free twice.
+ * If a writer dies: its claim is rolled back or forward as any; wholes that it was given are free with the slots, and a link
+ * is one store, after the item that it leads to was published. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/claimed.h"
+
+/* By source, a number from 1 on. Open addressing; at most half of the room is used. */
+struct shmb_table {
+    struct shmb_known {
+        uint64_t source, number; /* 0: nothing is here */
+    } *known;
+    uint64_t room, used;
+};
+
+/* The first row of a source in a batch, whose observation is the next one of an item that is there. */
+struct shmb_joint {
+    uint64_t slot, word, next, row;
+};
+
+/* Of one handle, and of its open claim; only the thread inside the gate has it. */
+struct shmb_plan {
+    struct shmb_table newest; /* 1 + ticket of the last item */
+    struct shmb_table last;   /* 1 + row */
+    uint64_t *wanted;         /* of each row; a whole has no number yet */
+    uint64_t *whose;
+    uint64_t *found;          /* numbers of wholes */
+    struct shmb_joint *joints;
+    uint64_t room;
+    uint64_t needed, count; /* wholes; of them found */
+    uint64_t n_joints, hand;
+    bool keeps; /* the claim changes no observation */
+};
+
+static struct shmb_known *known_in(const struct shmb_table *table, uint64_t source) {
+    uint64_t at = (source * 0x9E3779B97F4A7C15u) >> 20 & (table->room - 1);
+    while (table->known[at].number && table->known[at].source != source) at = (at + 1) & (table->room - 1);
+    return &table->known[at];
+}
+
+/* So that `more` sources go in. */
+static bool widen(struct shmb_table *table, uint64_t more) {
+    uint64_t room = table->room ? table->room : 16;
+    while (room < 2 * (table->used + more)) room *= 2;
+    if (room == table->room) return true;
+    struct shmb_table wider = {calloc(room, sizeof *wider.known), room, table->used};
+    if (wider.known == NULL) return false;
+    for (uint64_t i = 0; i < table->room; i++)
+        if (table->known[i].number) *known_in(&wider, table->known[i].source) = table->known[i];
+    free(table->known);
+    *table = wider;
+    return true;
+}
+
+static void note(struct shmb_table *table, uint64_t source, uint64_t number) {
+    struct shmb_known *known = known_in(table, source);
+    table->used += known->number == 0;
+    *known = (struct shmb_known){source, number};
+}
+
+bool shmb_sharing_begin(struct shmb_ring *ring) {
+    ring->plan = calloc(1, sizeof *ring->plan);
+    if (ring->plan) ring->plan->hand = (uint64_t)(ring->me - ring->entries) * 7919 % ring->wholes;
+    return ring->plan != NULL;
+}
+
+void shmb_sharing_end(struct shmb_ring *ring) {
+    struct shmb_plan *plan = ring->plan;
+    if (plan == NULL) return;
+    free(plan->newest.known);
+    free(plan->last.known);
+    free(plan->wanted);
+    free(plan->whose);
+    free(plan->found);
+    free(plan->joints);
+    free(plan);
+}
+
+static bool has_room_for(struct shmb_plan *plan, uint64_t rows) {
+    if (rows <= plan->room) return true;
+    uint64_t *nexts = realloc(plan->wanted, rows * sizeof *nexts);
+    if (nexts) plan->wanted = nexts;
+    uint64_t *sources = realloc(plan->whose, rows * sizeof *sources);
+    if (sources) plan->whose = sources;
+    uint64_t *found = realloc(plan->found, 2 * rows * sizeof *found); /* each slot, and who links to it */
+    if (found) plan->found = found;
+    struct shmb_joint *joints = realloc(plan->joints, rows * sizeof *joints);
+    if (joints) plan->joints = joints;
+    if (!nexts || !sources || !found || !joints) return false;
+    plan->room = rows;
+    return true;
+}
+
+void shmb_copy_next(const struct shmb_ring *ring, uint64_t slot, uint64_t next, unsigned char *const *out, uint64_t row) {
+    for (unsigned which = 0; which < ring->n_once; which++) {
+        uint64_t bytes = ring->once[which].bytes;
+        memcpy(out[ring->once[which].leaf] + row * bytes, shmb_next_at(ring, which, slot, next), bytes);
+    }
+}
+
+static bool is_next_of_row(const struct shmb_ring *ring, const unsigned char *const *from, uint64_t before, uint64_t row) {
+    for (unsigned which = 0; which < ring->n_once; which++) {
+        const struct shmb_once *once = &ring->once[which];
+        if (memcmp(from[once->leaf] + before * once->bytes, from[once->root] + row * once->bytes, once->bytes) != 0) return false;
+    }
+    return true;
+}
+
+static bool is_next_of(const struct shmb_ring *ring, const struct shmb_joint *joint, const unsigned char *const *from, uint64_t row) {
+    bool same = true;
+    for (unsigned which = 0; same && which < ring->n_once; which++) {
+        const struct shmb_once *once = &ring->once[which];
+        const unsigned char *next = shmb_next_at(ring, which, joint->slot, joint->next);
+        SHMB_OPTIMISTIC(same = memcmp(next, from[once->root] + row * once->bytes, once->bytes) == 0);
+    }
+    return same;
+}
+
+/* Whether the newest item of a source is followed by this row: looked at again when the row is committed. */
+static bool is_joint(const struct shmb_ring *ring, const unsigned char *const *from, uint64_t source, uint64_t row,
+                     struct shmb_joint *joint) {
+    uint64_t number = known_in(&ring->plan->newest, source)->number;
+    if (number == 0) return false;
+    joint->slot = (number - 1) % ring->capacity;
+    joint->word = atomic_load_explicit(&ring->words[joint->slot], SYNC_SLOT_COMMIT_ACQUIRE);
+    joint->next = shmb_next_of(ring, joint->slot);
+    return joint->word == SHMB_WORD(number - 1, SHMB_COMMITTED) && (joint->next & SHMB_WHOLE) && is_next_of(ring, joint, from, row);
+}
+
+/* In use: where its holder says so. */
+static bool is_free(const struct shmb_ring *ring, uint64_t whole, uint64_t *slot) {
+    *slot = atomic_load_explicit(&ring->holders[whole], memory_order_relaxed);
+    if (*slot >= ring->capacity) return true;
+    unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[*slot], memory_order_relaxed));
+    uint64_t next = atomic_load_explicit(&ring->nexts[*slot], memory_order_relaxed);
+    return (state != SHMB_COMMITTED && state != SHMB_WRITING) || !(next & SHMB_WHOLE) || SHMB_AHEAD_OF(next) != whole;
+}
+
+/* Without the mutex, so that under it nobody has to walk through those in use. */
+static void look_for_wholes(struct shmb_ring *ring) {
+    struct shmb_plan *plan = ring->plan;
+    uint64_t slot;
+    plan->count = 0;
+    for (uint64_t seen = 0; plan->count < plan->needed && seen < ring->wholes; seen++) {
+        if (is_free(ring, plan->hand, &slot)) plan->found[plan->count++] = plan->hand;
+        plan->hand = plan->hand + 1 < ring->wholes ? plan->hand + 1 : 0;
+    }
+}
+
+bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64_t count, const uint32_t *streams) {
+    struct shmb_plan *plan = ring->plan;
+    uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
+    if (!has_room_for(plan, count - skip)) return false;
+    if (plan->last.room) memset(plan->last.known, 0, plan->last.room * sizeof *plan->last.known);
+    plan->last.used = plan->n_joints = 0;
+    plan->keeps = false;
+    plan->needed = count - skip;
+    for (uint64_t row = 0; row < count - skip; row++) {
+        uint64_t at = skip + row;
+        uint64_t source = rows->sources ? rows->sources[at] : shmb_source(ring->incarnation, streams ? streams[at] : 0);
+        if (!widen(&plan->last, 1)) return false;
+        uint64_t number = known_in(&plan->last, source)->number, before = number - 1;
+        plan->whose[row] = source;
+        plan->wanted[row] = SHMB_WHOLE;
+        if (number && rows->from && is_next_of_row(ring, rows->from, skip + before, at)) {
+            plan->wanted[before] = (plan->wanted[before] & SHMB_BACK_BITS) | (row - before);
+            plan->wanted[row] |= (row - before) << SHMB_NEXT_BITS;
+            plan->needed--;
+        } else if (!number && rows->from && plan->newest.used) {
+            struct shmb_joint *joint = &plan->joints[plan->n_joints];
+            joint->row = row;
+            plan->n_joints += is_joint(ring, rows->from, source, at, joint);
+        }
+        note(&plan->last, source, row + 1);
+    }
+    if (!widen(&plan->newest, plan->last.used)) return false;
+    look_for_wholes(ring);
+    return true;
+}
+
+/* Of named slots; each gets a whole, unless no observation changes. */
+bool shmb_plan_slots(struct shmb_ring *ring, uint64_t count, bool keeps) {
+    struct shmb_plan *plan = ring->plan;
+    plan->keeps = keeps;
+    plan->n_joints = plan->last.used = 0;
+    return has_room_for(plan, count);
+}
+
+/* Of a claim that takes slots from ticket `first` on: what their items have will be free, too. */
+static bool goes_with(const struct shmb_ring *ring, uint64_t slot, uint64_t first) {
+    return ring->claim_kind == SHMB_RING_WRITE &&
+           (slot + ring->capacity - first % ring->capacity) % ring->capacity < ring->claim_rows;
+}
+
+/* Stores nothing: the claim may be refused still. */
+int shmb_take_wholes(struct shmb_ring *ring, uint64_t first) {
+    struct shmb_plan *plan = ring->plan;
+    uint64_t slot, count = plan->count;
+    plan->count = 0;
+    for (uint64_t i = 0; i < count; i++)
+        if (is_free(ring, plan->found[i], &slot)) plan->found[plan->count++] = plan->found[i];
+    if (plan->count == plan->needed) return SHMB_OK;
+    plan->count = 0; /* few are left, or others were faster */
+    for (uint64_t seen = 0; plan->count < plan->needed && seen < ring->wholes; seen++) {
+        if (is_free(ring, plan->hand, &slot) || goes_with(ring, slot, first)) plan->found[plan->count++] = plan->hand;
+        plan->hand = plan->hand + 1 < ring->wholes ? plan->hand + 1 : 0;
+    }
+    shmb_refusal.needed = plan->needed;
+    return plan->count == plan->needed ? SHMB_OK : SHMB_NO_WHOLES;
+}
+
+/* One that is free, found again each time; SHMB_NO_SLOT: there is none. */
+static uint64_t free_whole(struct shmb_ring *ring) {
+    struct shmb_plan *plan = ring->plan;
+    uint64_t slot;
+    for (uint64_t seen = 0; seen < ring->wholes; seen++) {
+        uint64_t whole = plan->hand;
+        plan->hand = whole + 1 < ring->wholes ? whole + 1 : 0;
+        if (is_free(ring, whole, &slot)) return whole;
+    }
+    shmb_refusal.needed = 1;
+    return SHMB_NO_SLOT;
+}
+
+/* Of a link, or of a whole that is another's, too. */
+static bool make_whole(struct shmb_ring *ring, uint64_t slot) {
+    uint64_t next = shmb_next_of(ring, slot), whole = free_whole(ring);
+    if (whole == SHMB_NO_SLOT) return false;
+    for (unsigned which = 0; which < ring->n_once; which++) {
+        const struct shmb_once *once = &ring->once[which];
+        memcpy(ring->once[which].wholes + whole * once->bytes, shmb_next_at(ring, which, slot, next), once->bytes);
+        CP(share_copied);
+    }
+    atomic_store_explicit(&ring->holders[whole], (uint32_t)slot, memory_order_relaxed);
+    CP(share_held);
+    next = (next & SHMB_BACK_BITS) | SHMB_WHOLE | SHMB_UNLINKED_WHOLE | whole;
+    atomic_store_explicit(&ring->nexts[slot], next, SYNC_SLOT_NEXT_RELEASE);
+    CP(share_made);
+    return true;
+}
+
+static int by_number(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static bool is_one_of(const uint64_t *numbers, uint64_t count, uint64_t number) {
+    return count && bsearch(&number, numbers, count, sizeof *numbers, by_number) != NULL;
+}
+
+/* The slot whose item links to this one; SHMB_NO_SLOT: none does. */
+static uint64_t slot_behind(const struct shmb_ring *ring, uint64_t slot) {
+    uint64_t back = SHMB_BACK_OF(atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed));
+    if (back == 0 || back >= ring->capacity) return SHMB_NO_SLOT;
+    uint64_t behind = slot >= back ? slot - back : slot + ring->capacity - back;
+    uint64_t next = atomic_load_explicit(&ring->nexts[behind], memory_order_relaxed);
+    unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[behind], memory_order_relaxed));
+    bool links = (state == SHMB_COMMITTED || state == SHMB_WRITING) && !(next & SHMB_WHOLE) && SHMB_AHEAD_OF(next) == back;
+    return links ? behind : SHMB_NO_SLOT;
+}
+
+/* Before named slots are marked: those whose next observation is there have it as a whole. Those that are written over
+ * themselves need not, and each of them keeps the whole that it has. What was done stays right where the claim is refused. */
+int shmb_unlink_slots(struct shmb_ring *ring) {
+    struct shmb_plan *plan = ring->plan;
+    uint64_t rows = ring->claim_rows, *slots = ring->touched, holder;
+    if (plan->keeps) return SHMB_OK;
+    for (uint64_t row = 0; row < rows; row++) slots[row] = (uint64_t)ring->claim_slots[row];
+    qsort(slots, rows, sizeof *slots, by_number);
+    for (uint64_t row = 0; row < rows; row++) {
+        uint64_t behind = slot_behind(ring, slots[row]);
+        if (behind == SHMB_NO_SLOT || is_one_of(slots, rows, behind)) continue;
+        if (!make_whole(ring, behind)) return SHMB_NO_WHOLES;
+    }
+    plan->needed = rows;
+    plan->count = 0;
+    for (uint64_t row = 0; row < rows; row++) {
+        uint64_t slot = (uint64_t)ring->claim_slots[row], next = shmb_next_of(ring, slot), whole = SHMB_AHEAD_OF(next);
+        bool has_one = (next & SHMB_WHOLE) && whole < ring->wholes && !is_free(ring, whole, &holder) && holder == slot;
+        plan->wanted[row] = has_one ? SHMB_WHOLE | whole : SHMB_NO_SLOT;
+    }
+    for (uint64_t row = 0, left = ring->wholes; row < rows; row++) {
+        if (plan->wanted[row] != SHMB_NO_SLOT) continue;
+        for (; left && !is_free(ring, plan->hand, &holder); left--) plan->hand = plan->hand + 1 < ring->wholes ? plan->hand + 1 : 0;
+        shmb_refusal.needed = rows;
+        if (left-- == 0) return SHMB_NO_WHOLES;
+        plan->wanted[row] = SHMB_WHOLE | plan->hand;
+        plan->hand = plan->hand + 1 < ring->wholes ? plan->hand + 1 : 0;
+    }
+    return SHMB_OK;
+}
+
+/* Of slots that say WRITING by now: nobody reads them. */
+void shmb_note_nexts(struct shmb_ring *ring) {
+    struct shmb_plan *plan = ring->plan;
+    bool ring_write = ring->claim_kind == SHMB_RING_WRITE;
+    for (uint64_t row = 0, n = 0; !plan->keeps && row < ring->claim_rows; row++) {
+        uint64_t slot = shmb_slot_of_row(ring, row), next = plan->wanted[row];
+        if (next & SHMB_WHOLE) {
+            if (ring_write) next |= plan->found[n++];
+            atomic_store_explicit(&ring->holders[SHMB_AHEAD_OF(next)], (uint32_t)slot, memory_order_relaxed);
+            CP(share_holder);
+        }
+        atomic_store_explicit(&ring->nexts[slot], next, memory_order_relaxed);
+        CP(share_next);
+        if (ring_write) ring->sources[slot] = plan->whose[row];
+        CP(share_source);
+    }
+}
+
+/* The wholes among `rows` rows of the claim from `first` on. */
+void shmb_fill_nexts(struct shmb_ring *ring, const unsigned char *const *from, uint64_t skip_rows, uint64_t first, uint64_t rows) {
+    for (unsigned which = 0; which < ring->n_once; which++) {
+        const struct shmb_once *once = &ring->once[which];
+        for (uint64_t row = first; row < first + rows; row++) {
+            uint64_t next = shmb_next_of(ring, shmb_slot_of_row(ring, row));
+            if (!(next & SHMB_WHOLE) || SHMB_AHEAD_OF(next) >= ring->wholes) continue; /* else it is damage */
+            memcpy(ring->once[which].wholes + SHMB_AHEAD_OF(next) * once->bytes,
+                   from[once->leaf] + (skip_rows + row) * once->bytes, once->bytes);
+            CP(share_filled);
+        }
+    }
+}
+
+/* Before the claim is committed: the slots that will be linked to say by whom. What was there when the claim was planned
+ * has to be there still, and less than a lap ago. */
+void shmb_join_back(struct shmb_ring *ring) {
+    struct shmb_plan *plan = ring->plan;
+    uint64_t n = 0;
+    if (ring->claim_kind != SHMB_RING_WRITE) plan->n_joints = 0;
+    for (uint64_t i = 0; i < plan->n_joints; i++) {
+        struct shmb_joint joint = plan->joints[i];
+        uint64_t ahead = ring->claim_first + joint.row - SHMB_TICKET(joint.word), slot = shmb_slot_of_row(ring, joint.row);
+        if (!shmb_still_holds(ring, joint.slot, joint.word) || !shmb_next_holds(ring, joint.slot, joint.next)) continue;
+        if (ahead >= ring->capacity) continue;
+        uint64_t next = shmb_next_of(ring, slot) | ahead << SHMB_NEXT_BITS;
+        atomic_store_explicit(&ring->nexts[slot], next, memory_order_relaxed);
+        CP(share_back);
+        joint.next = (joint.next & SHMB_BACK_BITS) | ahead;
+        plan->joints[n++] = joint;
+    }
+    plan->n_joints = n;
+}
+
+/* The claim is committed. From here on the wholes of those that came before are free. */
+void shmb_join(struct shmb_ring *ring) {
+    struct shmb_plan *plan = ring->plan;
+    for (uint64_t i = 0; i < plan->n_joints; i++) {
+        atomic_store_explicit(&ring->nexts[plan->joints[i].slot], plan->joints[i].next, SYNC_SLOT_NEXT_RELEASE);
+        CP(share_link);
+    }
+    for (uint64_t i = 0; plan->last.used && i < plan->last.room; i++) {
+        const struct shmb_known *last = &plan->last.known[i];
+        if (last->number) note(&plan->newest, last->source, ring->claim_first + last->number);
+    }
+    plan->n_joints = 0;
+}
+
+/* Where `head` is the next ticket: is what the slot's item says of its next observation what it may say? */
+bool shmb_link_in_order(const struct shmb_ring *ring, uint64_t slot, uint64_t head) {
+    uint64_t next = atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed), ahead = SHMB_AHEAD_OF(next), holder;
+    if (next & SHMB_WHOLE) return ahead < ring->wholes && !is_free(ring, ahead, &holder) && holder == slot;
+    uint64_t until = ring->capacity - (slot + ring->capacity - head % ring->capacity) % ring->capacity; /* slots, to the newest */
+    if (next & SHMB_UNLINKED_WHOLE || ahead == 0 || ahead >= until) return false;
+    uint64_t there = slot + ahead < ring->capacity ? slot + ahead : slot + ahead - ring->capacity;
+    uint64_t word = atomic_load_explicit(&ring->words[there], memory_order_relaxed);
+    return SHMB_BACK_OF(atomic_load_explicit(&ring->nexts[there], memory_order_relaxed)) == ahead &&
+           (SHMB_STATE(word) != SHMB_COMMITTED || ring->sources[there] == ring->sources[slot]);
+}
+
+static bool is_committed(const struct shmb_ring *ring, uint64_t slot) {
+    return SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_COMMITTED;
+}
+
+/* Something else would have to have written it. */
+static bool leads_nowhere(const struct shmb_ring *ring, uint64_t next) {
+    uint64_t ahead = SHMB_AHEAD_OF(next);
+    return next & SHMB_WHOLE ? ahead >= ring->wholes : next & SHMB_UNLINKED_WHOLE || ahead == 0 || ahead >= ring->capacity;
+}
+
+/* Where the next ticket is to be another one, or pages may be older than others: wholes get their holders, and what is not
+ * in order becomes a whole. Returns for how many items there was no room; `drops`: these are forgotten. */
+uint64_t shmb_mend_links(struct shmb_ring *ring, uint64_t head, bool drops) {
+    uint64_t left = 0, holder;
+    const uint64_t reached = shmb_reached(ring);
+    for (uint64_t slot = 0; slot < reached; slot++) {
+        uint64_t next = atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed), whole = SHMB_AHEAD_OF(next);
+        if (!is_committed(ring, slot) || !(next & SHMB_WHOLE) || whole >= ring->wholes || !is_free(ring, whole, &holder)) continue;
+        atomic_store_explicit(&ring->holders[whole], (uint32_t)slot, memory_order_relaxed);
+        CP(share_found);
+    }
+    for (uint64_t slot = 0; slot < reached; slot++) {
+        if (!is_committed(ring, slot) || shmb_link_in_order(ring, slot, head)) continue;
+        uint64_t next = atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed);
+        if (!leads_nowhere(ring, next) && make_whole(ring, slot)) continue;
+        left++;
+        if (drops) atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
+        CP(share_dropped);
+    }
+    return left;
+}

@@ -1,0 +1,114 @@
+/* A copy of the whole ring as it was at one moment.
+ *
+ * It is made in rounds, as a running machine is moved to another host: each copies what has changed since the one before,
+ * with no lock held; the last one copies what is left, under the mutex. */
+#include <string.h>
+
+#include "core/ring.h"
+
+static void copy_slot(const struct shmb_ring *ring, uint64_t slot, uint64_t next, unsigned char *const *out) {
+    if (ring->plan) shmb_copy_next(ring, slot, next, out, slot);
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+        if (bytes) memcpy(out[leaf] + slot * bytes, ring->leaves[leaf].base + slot * bytes, bytes);
+    }
+}
+
+static int64_t ticket_of(uint64_t word) { return SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1; }
+
+/* One round, without the lock. tickets[slot] is what `out` holds there, -1 for nothing. Returns how many slots had
+ * changed. */
+uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
+                         int64_t *tickets) {
+    uint64_t changed = 0;
+    for (uint64_t slot = first; slot < first + count; slot++) {
+        uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
+        int64_t now = ticket_of(word);
+        if (now == tickets[slot]) continue;
+        changed++;
+        uint64_t next = shmb_next_of(ring, slot);
+        if (now >= 0) SHMB_OPTIMISTIC(copy_slot(ring, slot, next, out));
+        atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
+        bool kept = now >= 0 && shmb_next_holds(ring, slot, next) && shmb_still_holds(ring, slot, word);
+        tickets[slot] = kept ? now : -1;
+    }
+    return changed;
+}
+
+/* What belongs to the items of a moment; while the mutex is held. Of slots that are being written it is worth nothing, and
+ * of those that were never written it is left as the caller has it: nothing. */
+static void note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment) {
+    uint64_t reached = shmb_reached(ring);
+    for (uint64_t slot = 0; slot < reached; slot++) sources[slot] = __atomic_load_n(&ring->sources[slot], __ATOMIC_RELAXED);
+    for (uint64_t e = 0; e < reached * ring->lanes; e++) __atomic_load(&ring->raw[e], &raw[e], __ATOMIC_RELAXED);
+    moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
+    moment->max_priority = ring->runtime->max_priority;
+    CP(copy_moment);
+}
+
+/* The last round. Nobody can claim a slot meanwhile, so what is committed now stays as it is. */
+int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
+                     uint64_t *sources, double *raw, struct shmb_moment *moment) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+        int64_t now = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
+        if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, shmb_next_of(ring, slot), out);
+        tickets[slot] = now;
+    }
+    note_moment(ring, sources, raw, moment);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+static int refused_as_damaged(struct shmb_ring *ring) {
+    shmb_refusal.bad_at = SHMB_NO_SLOT;
+    shmb_unlock(ring);
+    return SHMB_DAMAGED;
+}
+
+/* span: tail; the position up to which nobody writes any more; head. */
+int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (!shmb_span_in_order(ring)) return refused_as_damaged(ring);
+    span[0] = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    span[1] = span[2] = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        const struct shmb_entry *entry = &ring->entries[i];
+        if (atomic_load_explicit(&entry->phase, memory_order_relaxed) != SHMB_PAYLOAD) continue;
+        uint64_t first = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
+        if (first < span[1]) span[1] = first;
+    }
+    if (span[1] < span[0]) span[1] = span[0]; /* of a dead writer whose reaper died, too: the tail has passed its bytes */
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* Everything of one moment but the bytes below `from`, which were copied before. SHMB_NO_ROOM: there are more bytes
+ * from there on than `room`. */
+int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,
+                        int64_t *tickets, struct shmb_extent *extents, uint64_t *sources, double *raw,
+                        struct shmb_moment *moment) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (!shmb_span_in_order(ring)) return refused_as_damaged(ring);
+    moment->byte_tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    moment->byte_head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    if (from < moment->byte_tail) from = moment->byte_tail;
+    uint64_t needed = moment->byte_head - from;
+    if (needed > room) {
+        shmb_refusal.needed = needed;
+        shmb_unlock(ring);
+        return SHMB_NO_ROOM;
+    }
+    SHMB_OPTIMISTIC(memcpy(out, shmb_record_at(ring, from), needed)); /* some are being written: no ticket names them */
+    const uint64_t reached = shmb_reached(ring);
+    for (uint64_t slot = 0; slot < reached; slot++)
+        tickets[slot] = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
+    memcpy(extents, ring->extents, reached * sizeof *extents);
+    note_moment(ring, sources, raw, moment);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}

@@ -1,0 +1,106 @@
+/* Stacks of consecutive steps, gathered where the sample has them: no step is copied to another place first.
+ *
+ *     index     a b c d       the step that was drawn is d
+ *     stack     a b c d       each from the column of the leaf
+ *     moved on    b c d e     b to d from the stack, which the cache still has; e is the next observation of d
+ *
+ * A step is kept where its slot has the ticket that the caller expects, before and after the copy. */
+#include "core/stacks.h"
+
+#include <string.h>
+
+#include "core/pool.h"
+#include "core/ring.h"
+
+#define CACHE_LINE 64
+#define AHEAD_BYTES 512 /* of the beginning of a row; the processor foresees the rest */
+
+struct stacking {
+    const struct shmb_ring *ring;
+    const struct shmb_stacks *stacks;
+    unsigned char *const *out;
+    _Atomic uint32_t changed;
+};
+
+static inline void fetch_row(const unsigned char *at, uint64_t bytes) {
+    for (uint64_t offset = 0; offset < bytes && offset < AHEAD_BYTES; offset += CACHE_LINE) __builtin_prefetch(at + offset);
+}
+
+/* Whether the slots of a stack hold the items that are expected. */
+static bool are_held(const struct shmb_ring *ring, const struct shmb_stacks *stacks, uint64_t first) {
+    for (uint64_t step = first; step < first + stacks->steps; step++) {
+        uint64_t slot = shmb_slot_of(ring, (uint64_t)stacks->index[step]);
+        uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
+        if (word != SHMB_WORD((uint64_t)stacks->tickets[step], SHMB_COMMITTED)) return false;
+    }
+    return true;
+}
+
+/* Where the last row of a leaf lies in a row of the sample, from the beginning of the leaf. */
+static inline uint64_t last_row(const struct shmb_stacks *stacks, unsigned leaf, uint64_t bytes, uint64_t row) {
+    uint64_t rows = shmb_rows_of(stacks->forms[leaf], stacks->steps);
+    return (row * rows + rows - 1) * bytes;
+}
+
+static void copy_columns(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t row) {
+    const int64_t *steps = stacks->index + row * stacks->steps;
+    const uint64_t drawn = (uint64_t)steps[stacks->steps - 1];
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        const unsigned char *base = ring->leaves[leaf].base;
+        const uint64_t bytes = ring->leaves[leaf].element_bytes;
+        if (bytes == 0) continue; /* no bytes, or no column */
+        if (stacks->forms[leaf] == SHMB_STACK)
+            for (uint64_t step = 0; step + 1 < stacks->steps; step++) {
+                fetch_row(base + (uint64_t)steps[step + 1] * bytes, bytes);
+                memcpy(out[leaf] + (row * stacks->steps + step) * bytes, base + (uint64_t)steps[step] * bytes, bytes);
+            }
+        memcpy(out[leaf] + last_row(stacks, leaf, bytes, row), base + drawn * bytes, bytes);
+    }
+}
+
+/* Next observations that are stored once. */
+static void copy_nexts_of(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t row,
+                          uint64_t slot, uint64_t next) {
+    for (unsigned which = 0; which < ring->n_once; which++) {
+        const struct shmb_once *once = &ring->once[which];
+        const uint64_t at = last_row(stacks, once->leaf, once->bytes, row);
+        memcpy(out[once->leaf] + at, shmb_next_at(ring, which, slot, next), once->bytes);
+    }
+}
+
+/* From the sample itself. */
+static void move_on(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t row) {
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        const uint64_t bytes = ring->leaves[leaf].item_bytes, stack = row * stacks->steps * bytes;
+        const int32_t form = stacks->forms[leaf];
+        if (form >= 0) memcpy(out[leaf] + stack, out[form] + stack + bytes, (stacks->steps - 1) * bytes);
+    }
+}
+
+static void read_some_stacks(void *what, uint64_t first, uint64_t end) {
+    struct stacking *with = what;
+    const struct shmb_ring *ring = with->ring;
+    const struct shmb_stacks *stacks = with->stacks;
+    for (uint64_t row = first; row < end; row++) {
+        if (atomic_load_explicit(&with->changed, memory_order_relaxed)) return; /* all of it is read again */
+        const uint64_t drawn = (row + 1) * stacks->steps - 1;
+        const uint64_t slot = shmb_slot_of(ring, (uint64_t)stacks->index[drawn]);
+        bool held = are_held(ring, stacks, row * stacks->steps), moved = held && ring->plan;
+        if (held) SHMB_OPTIMISTIC(copy_columns(ring, stacks, with->out, row));
+        while (moved) { /* a next observation that moves while it is copied is copied again */
+            uint64_t next = shmb_next_of(ring, slot);
+            SHMB_OPTIMISTIC(copy_nexts_of(ring, stacks, with->out, row, slot, next));
+            atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
+            moved = !shmb_next_holds(ring, slot, next) && are_held(ring, stacks, row * stacks->steps);
+        }
+        if (held) move_on(ring, stacks, with->out, row);
+        atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
+        if (!held || !are_held(ring, stacks, row * stacks->steps)) atomic_store_explicit(&with->changed, 1, memory_order_relaxed);
+    }
+}
+
+bool shmb_read_stacks(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t bytes) {
+    struct stacking with = {ring, stacks, out, 0};
+    shmb_divide(read_some_stacks, &with, stacks->count, bytes);
+    return atomic_load_explicit(&with.changed, memory_order_relaxed) == 0;
+}

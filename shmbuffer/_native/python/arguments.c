@@ -1,0 +1,107 @@
+/* Arguments of Ring's methods, unpacked by the letters of their row. Addresses come as integers: the caller has checked
+ * what lies there and keeps it alive. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "python/binding.h"
+
+static bool number(PyObject *object, uint64_t *out) {
+    *out = PyLong_AsUnsignedLongLong(object);
+    return *out != UINT64_MAX || !PyErr_Occurred();
+}
+
+static bool number_below(PyObject *object, uint64_t *out, uint64_t bound, const char *name, const char *what) {
+    if (!number(object, out)) return false;
+    if (*out < bound) return true;
+    return PyErr_Format(PyExc_IndexError, "%s: no %s %llu", name, what, (unsigned long long)*out), false;
+}
+
+/* A tuple with one address a leaf. Not PyMem_Malloc: it is freed where the interpreter lock may be given up. */
+static bool addresses(const struct ring_object *self, PyObject *tuple, struct asked *asked) {
+    unsigned leaves = self->ring.n_leaves;
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != (Py_ssize_t)leaves)
+        return PyErr_Format(PyExc_TypeError, "a tuple of %u addresses is needed", leaves), false;
+    asked->addresses = leaves <= ROOM_ADDRESSES ? asked->room : malloc(leaves * sizeof *asked->addresses);
+    if (asked->addresses == NULL) return PyErr_NoMemory(), false;
+    for (unsigned i = 0; i < leaves; i++) {
+        uint64_t address;
+        if (!number(PyTuple_GetItem(tuple, i), &address)) return false;
+        asked->addresses[i] = (const unsigned char *)(uintptr_t)address;
+    }
+    return true;
+}
+
+static bool unpack(const struct ring_object *self, const struct method *method, PyObject *const *args, struct asked *asked) {
+    uint64_t *to;
+    int truth;
+    for (unsigned i = 0; method->arguments[i]; i++) {
+        to = &asked->at[i].number;
+        switch (method->arguments[i]) {
+        case 'n':
+            if (!number(args[i], to)) return false;
+            break;
+        case 'k':
+            *to = PyLong_AsUnsignedLongLongMask(args[i]);
+            if (*to == UINT64_MAX && PyErr_Occurred()) return false;
+            break;
+        case 'e':
+            if (!number_below(args[i], to, SHMB_ENTRIES, method->name, "entry")) return false;
+            break;
+        case 's':
+            if (!number_below(args[i], to, self->ring.capacity, method->name, "slot")) return false;
+            break;
+        case 'o':
+        case 'r': {
+            bool optional = method->arguments[i] == 'o', none = optional && args[i] == Py_None;
+            double real = none ? NAN : PyFloat_AsDouble(args[i]);
+            if (real == -1 && PyErr_Occurred()) return false;
+            asked->at[i].real = optional && !none && isnan(real) ? INFINITY : real; /* which is refused as well */
+            break;
+        }
+        case 'b':
+            if ((truth = PyObject_IsTrue(args[i])) < 0) return false;
+            *to = (uint64_t)truth;
+            break;
+        case 'p':
+            asked->at[i].object = args[i];
+            break;
+        case 'm':
+            if (args[i] == Py_None) break;
+            /* fall through */
+        case 'a':
+            if (!addresses(self, args[i], asked)) return false;
+            break;
+        case 't':
+            asked->python.call.timeout_ns = PyLong_AsLongLong(args[i]);
+            if (asked->python.call.timeout_ns == -1 && PyErr_Occurred()) return false;
+            break;
+        }
+    }
+    return true;
+}
+
+static bool fits(const struct ring_object *self, const struct method *method, Py_ssize_t given) {
+    Py_ssize_t wanted = (Py_ssize_t)strlen(method->arguments);
+    bool records = self->ring.bytes != NULL;
+    if (given != wanted)
+        PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, %zd were given", method->name, wanted, given);
+    else if (method->items == ROWS && records)
+        PyErr_Format(PyExc_TypeError, "%s: the items of this ring are records", method->name);
+    else if (method->items == RECORDS && !records)
+        PyErr_Format(PyExc_TypeError, "%s: the items of this ring are no records", method->name);
+    else
+        return true;
+    return false;
+}
+
+PyObject *shmb_ask(PyObject *object, const struct method *method, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct asked asked;
+    if (!fits(self, method, nargs)) return NULL;
+    asked.python = shmb_python_begin(0);
+    asked.addresses = NULL;
+    PyObject *answer = unpack(self, method, args, &asked) ? method->body(self, &asked) : NULL;
+    if (asked.addresses != asked.room) free(asked.addresses);
+    return answer;
+}

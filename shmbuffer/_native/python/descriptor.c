@@ -1,0 +1,142 @@
+/* Descriptor: an open file, owned by an object from the moment the kernel gives its number out. It is closed when nothing
+ * refers to it any more. A number in a variable is not owned: CPython looks for signals when a call has returned, before
+ * the number is stored, and Ctrl-C would leave the file open, and its lock held, for the life of the process. Here one
+ * call opens and stores, one unlocks and closes, and no bytecode lies in between. The GIL guards all of it. */
+#include "python/module.h"
+
+#include <stddef.h>
+#include <stdbool.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+struct descriptor {
+    PyObject_HEAD
+    struct descriptor *previous, *next; /* of those that are no child's */
+    int fd;
+    pid_t owner;
+    bool listed;
+};
+
+static struct descriptor *locks; /* locks: with a copy of one a forked child would make its parent immortal */
+
+static void shut(struct descriptor *self) {
+    int fd = self->fd;
+    self->fd = -1;
+    if (fd < 0) return;
+    if (self->listed) {
+        /* Unlocking reaches the copy that a fork in C has made; in such a child the lock is the parent's. */
+        if (self->owner == getpid()) flock(fd, LOCK_UN);
+        close(fd);
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    close(fd); /* may be the end of a large file that was removed */
+    Py_END_ALLOW_THREADS
+}
+
+static PyObject *descriptor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct descriptor *self = (struct descriptor *)allocate(type, 0);
+    if (self != NULL) self->fd = -1;
+    return (PyObject *)self;
+}
+
+static int descriptor_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"inherited", NULL};
+    struct descriptor *self = (struct descriptor *)object;
+    int inherited = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:Descriptor", names, &inherited)) return -1;
+    if (inherited || self->listed) return 0;
+    self->listed = true;
+    self->next = locks;
+    if (locks != NULL) locks->previous = self;
+    locks = self;
+    return 0;
+}
+
+static void descriptor_dealloc(PyObject *object) {
+    struct descriptor *self = (struct descriptor *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    shut(self);
+    if (self->listed) {
+        if (self->previous != NULL) self->previous->next = self->next;
+        else locks = self->next;
+        if (self->next != NULL) self->next->previous = self->previous;
+    }
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* take(open, *args, **kwargs) -> the number */
+static PyObject *descriptor_take(PyObject *object, PyObject *args, PyObject *kwargs) {
+    struct descriptor *self = (struct descriptor *)object;
+    Py_ssize_t given = PyTuple_Size(args);
+    if (given < 1) return PyErr_Format(PyExc_TypeError, "take: what opens the file is missing");
+    if (self->fd >= 0 && self->listed) return PyErr_Format(PyExc_ValueError, "take: it holds a lock, release that first");
+    PyObject *arguments = PyTuple_GetSlice(args, 1, given);
+    if (arguments == NULL) return NULL;
+    PyObject *number = PyObject_Call(PyTuple_GetItem(args, 0), arguments, kwargs);
+    Py_DECREF(arguments);
+    if (number == NULL) return NULL;
+    long fd = PyLong_AsLong(number);
+    if (fd == -1 && PyErr_Occurred()) {
+        Py_DECREF(number);
+        return NULL;
+    }
+    shut(self);
+    self->fd = (int)fd;
+    self->owner = getpid();
+    return number;
+}
+
+static PyObject *descriptor_close(PyObject *object, PyObject *Py_UNUSED(ignored)) {
+    shut((struct descriptor *)object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *descriptor_enter(PyObject *object, PyObject *Py_UNUSED(ignored)) { return Py_NewRef(object); }
+
+static PyObject *descriptor_fd(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(((struct descriptor *)object)->fd);
+}
+
+static PyObject *descriptor_fileno(PyObject *object, PyObject *Py_UNUSED(ignored)) { return descriptor_fd(object, NULL); }
+
+static PyMethodDef methods[] = {
+    {"take", (PyCFunction)(void (*)(void))descriptor_take, METH_VARARGS | METH_KEYWORDS,
+     "take(open, *args, **kwargs): call what opens a file, such as os.open; own what it returns, in place of what\n"
+     "was there, and return it."},
+    {"close", descriptor_close, METH_NOARGS, "Unlock the file, if it is a lock, and close it. Idempotent."},
+    {"fileno", descriptor_fileno, METH_NOARGS, "The number; -1 while there is no file."},
+    {"__enter__", descriptor_enter, METH_NOARGS, "This object."},
+    {"__exit__", descriptor_close, METH_VARARGS, "Close."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"fd", descriptor_fd, NULL, "The number; -1 while there is no file.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Descriptor(*, inherited=True): owns an open file; none until `take`. Without `inherited` it is for a lock:\n"
+                "a forked child closes its copy."},
+    {Py_tp_new, descriptor_new},
+    {Py_tp_init, descriptor_init},
+    {Py_tp_dealloc, descriptor_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {0, NULL},
+};
+
+PyType_Spec shmb_descriptor_spec = {
+    .name = "shmbuffer._native._core.Descriptor",
+    .basicsize = sizeof(struct descriptor),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = slots,
+};
+
+void shmb_descriptors_of_parent(void) {
+    for (struct descriptor *each = locks; each != NULL; each = each->next) shut(each);
+}

@@ -1,0 +1,423 @@
+/* How data come in: a dict of arrays and tensors as the caller has it, in a single item numbers too, or a list of items,
+ * compared with what the ring holds, and written with one call.
+ *
+ *     data ──▶ each leaf by its key ──▶ where its bytes are ──▶ claim, fill, commit ──▶ where the items are
+ *
+ * What does not lie as it has to (another class or dtype, strides, a key too many) is answered with None before
+ * anything is touched: Python converts it then, or says what is wrong. So there are no rules and no messages here
+ * beside Python's: what is taken is what `Leaves.match` would take as it is, or make of a number. */
+#include "python/module.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/ring.h"
+#include "python/leaf.h"
+
+#define ROOM_LEAVES 64     /* more than these, and more priorities than those, do not go onto the stack */
+#define ROOM_PRIORITIES 256
+
+/* A dict of the data: under each key a leaf (no child), or another dict. Leaves are counted depth first. */
+struct branch {
+    Py_ssize_t size;
+    PyObject **keys;
+    struct branch **children;
+};
+
+struct intake_object {
+    PyObject_HEAD
+    PyObject *ring;
+    struct branch *root; /* NULL: the data are the one leaf */
+    struct shmb_form *forms;
+    unsigned n_leaves;
+    const struct dl_table *tensors; /* NULL: indices are bytes */
+    PyTypeObject *box; /* a class whose objects hold such a dict, under the attribute `inside` */
+    PyObject *inside;
+    PyObject *priority_key; /* of an entry that is no leaf; or NULL */
+    int priority_leaf;      /* or -1 */
+    uintptr_t lowest, span; /* where the ring's own memory is, with what lies in between */
+    int64_t timeout_ns;
+};
+
+/* Whether a leaf is of one item, or of `count` of them, and each is as it has to be. */
+static bool has_shape(const struct shmb_found *leaf, const struct shmb_form *form, bool single, uint64_t count) {
+    int lead = single ? 0 : 1;
+    if (leaf->rank != lead + form->rank || (lead && (uint64_t)leaf->shape[0] != count)) return false;
+    for (int i = 0; i < form->rank; i++)
+        if (leaf->shape[lead + i] != form->shape[i]) return false;
+    return true;
+}
+
+/* Views of the ring's own memory are handed out: what lies there is copied before it is written, by Python. */
+static bool is_the_rings(const struct intake_object *self, const unsigned char *data) {
+    const struct shmb_ring *ring = shmb_binding_ring(self->ring);
+    for (unsigned i = 0; (uintptr_t)data - self->lowest < self->span && i < ring->n_leaves; i++)
+        if ((uintptr_t)data - (uintptr_t)ring->leaves[i].base < ring->leaves[i].element_bytes * ring->elements) return true;
+    return false;
+}
+
+/* Of a key of ours: most dicts have them in our order, and keys that are written in a program are there once. */
+static PyObject *value_of(PyObject *dict, PyObject *key, Py_ssize_t *at) {
+    PyObject *there, *value;
+    while (PyDict_Next(dict, at, &there, &value))
+        if (there == key) return value;
+    return PyDict_GetItemWithError(dict, key);
+}
+
+/* The leaves of a dict, each held. */
+static bool collect(const struct intake_object *self, const struct branch *branch, PyObject *data, PyObject **leaves,
+                    unsigned *n, PyObject **priorities) {
+    PyObject *dict = Py_TYPE(data) == self->box ? PyObject_GetAttr(data, self->inside) : Py_NewRef(data);
+    if (dict == NULL) PyErr_Clear();
+    bool fits = dict != NULL && PyDict_CheckExact(dict);
+    Py_ssize_t more = 0, at = 0;
+    if (fits && priorities != NULL && self->priority_key != NULL) {
+        PyObject *given = PyDict_GetItemWithError(dict, self->priority_key);
+        if (given != NULL) *priorities = Py_NewRef(given), more = 1;
+    }
+    fits = fits && PyDict_Size(dict) == branch->size + more;
+    for (Py_ssize_t i = 0; fits && i < branch->size; i++) {
+        PyObject *value = value_of(dict, branch->keys[i], &at);
+        if (value == NULL)
+            fits = false;
+        else if (branch->children[i] != NULL)
+            fits = collect(self, branch->children[i], value, leaves, n, NULL);
+        else
+            leaves[(*n)++] = Py_NewRef(value);
+    }
+    if (PyErr_Occurred()) PyErr_Clear();
+    Py_XDECREF(dict);
+    return fits;
+}
+
+/* Of each item: an int for all of them, or a buffer of uint32[count]. Their numbers were checked by Python. */
+struct streams {
+    uint32_t little[ROOM_PRIORITIES], *all;
+    Py_buffer view;
+};
+
+static bool read_streams(PyObject *given, uint64_t count, struct streams *out) {
+    if (!PyLong_Check(given)) {
+        if (PyObject_GetBuffer(given, &out->view, PyBUF_SIMPLE) != 0) return PyErr_Clear(), false;
+        out->all = out->view.buf;
+        return (uint64_t)out->view.len == count * sizeof *out->all;
+    }
+    uint32_t stream = (uint32_t)PyLong_AsUnsignedLong(given);
+    out->all = count <= ROOM_PRIORITIES ? out->little : malloc(count * sizeof *out->all);
+    for (uint64_t i = 0; out->all != NULL && i < count; i++) out->all[i] = stream;
+    return out->all != NULL;
+}
+
+static void forget_streams(struct streams *streams) {
+    if (streams->view.obj != NULL)
+        PyBuffer_Release(&streams->view);
+    else if (streams->all != streams->little)
+        free(streams->all);
+}
+
+/* Index of the items, int64[count], in memory of its own that goes with it. */
+struct index_memory {
+    struct dl_managed managed;
+    int64_t shape[1], numbers[];
+};
+
+static void release_index(struct dl_managed *managed) { free(managed); }
+
+static PyObject *index_of(const struct intake_object *self, struct index_memory *memory, uint64_t first, uint64_t count) {
+    uint64_t capacity = shmb_binding_ring(self->ring)->capacity;
+    for (uint64_t done = 0, slot = first % capacity, n; done < count; done += n, slot = 0) {
+        n = count - done < capacity - slot ? count - done : capacity - slot;
+        for (uint64_t i = 0; i < n; i++) memory->numbers[done + i] = (int64_t)(slot + i);
+    }
+    memory->shape[0] = (int64_t)count;
+    memory->managed = (struct dl_managed){
+        .version = {DL_MAJOR, 0},
+        .release = release_index,
+        .tensor = {memory->numbers, DL_CPU, 0, 1, {DL_INT, 64, 1}, memory->shape, NULL, 0},
+    };
+    void *index = NULL;
+    if (self->tensors != NULL && self->tensors->wrap(&memory->managed, &index) == 0) return index;
+    index = self->tensors != NULL ? NULL : PyByteArray_FromStringAndSize((char *)memory->numbers, (Py_ssize_t)(8 * count));
+    free(memory);
+    return index;
+}
+
+/* Leaves of a batch or an item, each held, and where their bytes are. */
+struct leaves {
+    PyObject *little_held[ROOM_LEAVES], **held, *given; /* priorities, as they were given */
+    const unsigned char *little_at[ROOM_LEAVES], **at;
+    uint64_t numbers[ROOM_LEAVES];
+    unsigned n;
+};
+
+static bool make_leaves(const struct intake_object *self, struct leaves *leaves) {
+    bool many = self->n_leaves > ROOM_LEAVES;
+    leaves->held = many ? malloc(self->n_leaves * sizeof *leaves->held) : leaves->little_held;
+    leaves->at = many ? malloc(self->n_leaves * sizeof *leaves->at) : leaves->little_at;
+    leaves->given = NULL;
+    leaves->n = 0;
+    return leaves->held != NULL && leaves->at != NULL;
+}
+
+static void drop_leaves(struct leaves *leaves) {
+    for (unsigned i = 0; i < leaves->n; i++) Py_DECREF(leaves->held[i]);
+    Py_CLEAR(leaves->given);
+    leaves->n = 0;
+}
+
+static void free_leaves(struct leaves *leaves) {
+    drop_leaves(leaves);
+    if (leaves->held != leaves->little_held) free(leaves->held);
+    if (leaves->at != leaves->little_at) free(leaves->at);
+}
+
+/* Whether a batch, or an item, is as it has to be. `count`: 1 for an item. */
+static bool look(const struct intake_object *self, PyObject *data, bool single, struct leaves *leaves, uint64_t *count) {
+    bool fits = true;
+    *count = single;
+    if (self->root != NULL)
+        fits = collect(self, self->root, data, leaves->held, &leaves->n, &leaves->given);
+    else
+        leaves->held[leaves->n++] = Py_NewRef(data);
+    for (unsigned i = 0; fits && i < leaves->n; i++) {
+        const struct shmb_form *form = &self->forms[i];
+        struct shmb_found leaf;
+        uint64_t *number = single && i < ROOM_LEAVES ? &leaves->numbers[i] : NULL;
+        fits = shmb_look_at_leaf(form, leaves->held[i], number, &leaf);
+        if (!fits) break;
+        if (i == 0 && !single && leaf.rank > 0) *count = (uint64_t)leaf.shape[0];
+        fits = *count > 0 && has_shape(&leaf, form, single, *count) && !is_the_rings(self, leaf.data);
+        leaves->at[i] = leaf.data;
+    }
+    if (fits && self->priority_leaf >= 0) leaves->given = Py_NewRef(leaves->held[self->priority_leaf]);
+    return fits;
+}
+
+/* NULL where they are not as they have to be: priorities are given then. */
+static double *priorities_of(const struct intake_object *self, const struct leaves *leaves, uint64_t count, double *room) {
+    int which = self->priority_leaf;
+    return shmb_read_priorities(leaves->given, which < 0 ? NULL : &self->forms[which], which < 0 ? NULL : leaves->at[which], count, room,
+                                count == 1 ? 1 : ROOM_PRIORITIES);
+}
+
+static uint64_t in_lines(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* The items of a list, one behind the other, leaf by leaf from leaves->at on, in memory that is to be freed. NULL: one of them
+ * is not as it has to be. `priorities`: of all of them, or NULL. */
+static void *gather_items(const struct intake_object *self, PyObject *list, struct leaves *leaves, uint64_t count, double **priorities) {
+    const struct shmb_ring *ring = shmb_binding_ring(self->ring);
+    uint64_t column = in_lines(count * sizeof(double)), bytes = column, one = 0;
+    for (unsigned i = 0; i < ring->n_leaves; i++) bytes += in_lines(count * ring->leaves[i].item_bytes);
+    struct leaves item;
+    unsigned char *room = malloc(bytes);
+    bool fits = make_leaves(self, &item) && room != NULL, given = false;
+    for (uint64_t row = 0; fits && row < count; row++) {
+        drop_leaves(&item);
+        PyObject *data = PyList_GetItem(list, (Py_ssize_t)row); /* NULL: it has become shorter */
+        fits = data != NULL && look(self, data, true, &item, &one);
+        unsigned char *at = room + column;
+        for (unsigned i = 0; fits && i < ring->n_leaves; i++) {
+            uint64_t size = ring->leaves[i].item_bytes;
+            memcpy(at + row * size, item.at[i], size);
+            leaves->at[i] = at;
+            at += in_lines(count * size);
+        }
+        fits = fits && (row == 0 || given == (item.given != NULL)); /* all have priorities, or none has */
+        given = item.given != NULL;
+        fits = fits && (!given || priorities_of(self, &item, 1, (double *)room + row) != NULL);
+    }
+    free_leaves(&item);
+    if (!fits) return PyErr_Clear(), free(room), NULL;
+    *priorities = given ? (double *)room : NULL;
+    return room;
+}
+
+/* The result of a write: a slot, slots, or a status below 0. */
+static PyObject *write_leaves(struct intake_object *self, const struct leaves *leaves, uint64_t count, const double *priorities,
+                              const uint32_t *streams, bool single) {
+    struct index_memory *index = NULL;
+    uint64_t first = 0;
+    if (!single && (index = malloc(sizeof *index + count * sizeof *index->numbers)) == NULL) return PyErr_NoMemory();
+    int status = shmb_binding_write(self->ring, leaves->at, count, priorities, streams, self->timeout_ns, &first);
+    if ((status == SHMB_BLOCKED || status == SHMB_LIMITED) &&
+        shmb_binding_give_up(self->ring, self->timeout_ns) == SHMB_INTERRUPTED)
+        status = SHMB_INTERRUPTED;
+    if (status != SHMB_OK) {
+        free(index);
+        return status == SHMB_INTERRUPTED ? NULL : PyLong_FromLong(-(long)status);
+    }
+    if (single) return PyLong_FromUnsignedLongLong(first % shmb_binding_ring(self->ring)->capacity);
+    return index_of(self, index, first, count);
+}
+
+/* None: Python has to look at it. A negative number: a status, and nothing was written. */
+static PyObject *take(struct intake_object *self, PyObject *data, bool single, PyObject *in_streams) {
+    double little[ROOM_PRIORITIES], *priorities = NULL;
+    PyObject *result = NULL;
+    struct leaves leaves;
+    struct streams streams;
+    void *gathered = NULL;
+    uint64_t count = 0;
+    bool fits = make_leaves(self, &leaves);
+    if (fits && !single && PyList_CheckExact(data)) {
+        count = (uint64_t)PyList_Size(data);
+        fits = count > 0 && (gathered = gather_items(self, data, &leaves, count, &priorities)) != NULL;
+    } else if (fits && (fits = look(self, data, single, &leaves, &count)) && leaves.given != NULL) {
+        fits = (priorities = priorities_of(self, &leaves, count, little)) != NULL;
+    }
+    streams.all = NULL;
+    if (in_streams != Py_None) {
+        streams.view.obj = NULL;
+        fits = fits && read_streams(in_streams, count, &streams);
+    }
+    result = fits ? write_leaves(self, &leaves, count, priorities, streams.all, single) : Py_NewRef(Py_None);
+    if (in_streams != Py_None) forget_streams(&streams);
+    if (gathered == NULL && priorities != little) free(priorities);
+    free(gathered);
+    free_leaves(&leaves);
+    return result;
+}
+
+static PyObject *intake_call(PyObject *object, PyObject *const *args, Py_ssize_t nargs, const char *name, bool single) {
+    if (nargs != 2) return PyErr_Format(PyExc_TypeError, "%s takes 2 arguments, %zd were given", name, nargs);
+    return take((struct intake_object *)object, args[0], single, args[1]);
+}
+
+static PyObject *intake_add(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    return intake_call(object, args, nargs, "add", true);
+}
+
+static PyObject *intake_extend(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    return intake_call(object, args, nargs, "extend", false);
+}
+
+static void free_branch(struct branch *branch) {
+    if (branch == NULL) return;
+    for (Py_ssize_t i = 0; i < branch->size; i++) {
+        Py_XDECREF(branch->keys[i]);
+        free_branch(branch->children[i]);
+    }
+    PyMem_Free(branch->keys);
+    PyMem_Free(branch->children);
+    PyMem_Free(branch);
+}
+
+static bool is_tuple(PyObject *object) {
+    if (PyTuple_Check(object)) return true;
+    PyErr_Format(PyExc_TypeError, "Intake: %R should be a tuple", object);
+    return false;
+}
+
+/* From ((key, None or the same again), ...). */
+static struct branch *branch_of(PyObject *tree, unsigned *leaves) {
+    if (!is_tuple(tree)) return NULL;
+    struct branch *branch = PyMem_Calloc(1, sizeof *branch);
+    if (branch == NULL) return (void)PyErr_NoMemory(), NULL;
+    Py_ssize_t size = PyTuple_Size(tree);
+    branch->keys = PyMem_Calloc((size_t)size + 1, sizeof *branch->keys);
+    branch->children = PyMem_Calloc((size_t)size + 1, sizeof *branch->children);
+    bool made = branch->keys != NULL && branch->children != NULL;
+    branch->size = made ? size : ((void)PyErr_NoMemory(), 0);
+    for (Py_ssize_t i = 0; made && i < size; i++) {
+        PyObject *pair = PyTuple_GetItem(tree, i), *key, *below;
+        made = is_tuple(pair) && PyArg_ParseTuple(pair, "OO:Intake", &key, &below);
+        if (!made) break;
+        branch->keys[i] = Py_NewRef(key);
+        PyUnicode_InternInPlace(&branch->keys[i]);
+        if (below == Py_None)
+            *leaves += 1;
+        else
+            made = (branch->children[i] = branch_of(below, leaves)) != NULL;
+    }
+    if (!made) free_branch(branch), branch = NULL;
+    return branch;
+}
+
+static void intake_dealloc(PyObject *object) {
+    struct intake_object *self = (struct intake_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    for (unsigned i = 0; self->forms != NULL && i < self->n_leaves; i++) shmb_form_forget(&self->forms[i]);
+    PyMem_Free(self->forms);
+    free_branch(self->root);
+    Py_XDECREF(self->ring);
+    Py_XDECREF((PyObject *)self->box);
+    Py_XDECREF(self->inside);
+    Py_XDECREF(self->priority_key);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static void set_span(struct intake_object *self, const struct shmb_ring *ring) {
+    uintptr_t lowest = UINTPTR_MAX, end = 0;
+    for (unsigned i = 0; i < ring->n_leaves; i++) {
+        uintptr_t base = (uintptr_t)ring->leaves[i].base, behind = base + ring->leaves[i].element_bytes * ring->elements;
+        lowest = base < lowest ? base : lowest;
+        end = behind > end ? behind : end;
+    }
+    self->lowest = lowest, self->span = end - lowest;
+}
+
+static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"ring", "tree", "forms", "tensors", "box", "inside", "priority", "timeout_ns", NULL};
+    PyObject *ring, *tree, *forms, *box, *inside, *priority;
+    long long timeout_ns;
+    int tensors;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!pO!UOL:Intake", names, &ring, &tree, &PyTuple_Type, &forms, &tensors,
+                                     &PyType_Type, &box, &inside, &priority, &timeout_ns))
+        return NULL;
+    if (!PyObject_TypeCheck(ring, shmb_ring_type)) return PyErr_Format(PyExc_TypeError, "Intake: a Ring is needed");
+    unsigned n = (unsigned)PyTuple_Size(forms), leaves = tree == Py_None;
+    const struct shmb_ring *of = shmb_binding_ring(ring);
+    if ((tensors && shmb_tensors() == NULL) || of->lanes != 1 || of->bytes != NULL || n != of->n_leaves)
+        return PyErr_Format(PyExc_ValueError, "Intake: one form a leaf, one lane, and a class of tensors that is known are needed");
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct intake_object *self = (struct intake_object *)allocate(type, 0);
+    if (self == NULL) return NULL;
+    self->ring = Py_NewRef(ring);
+    self->box = (PyTypeObject *)Py_NewRef(box);
+    self->inside = Py_NewRef(inside);
+    self->timeout_ns = timeout_ns;
+    set_span(self, of);
+    self->tensors = tensors ? shmb_tensors() : NULL;
+    self->priority_leaf = -1;
+    if (PyLong_Check(priority)) {
+        long leaf = PyLong_AsLong(priority);
+        self->priority_leaf = leaf >= 0 && leaf < (long)n ? (int)leaf : (int)n;
+    }
+    if (!PyLong_Check(priority) && priority != Py_None)
+        self->priority_key = Py_NewRef(priority);
+    self->forms = PyMem_Calloc((size_t)n + 1, sizeof *self->forms);
+    bool made = self->forms != NULL;
+    if (!made) PyErr_NoMemory();
+    self->n_leaves = self->forms ? n : 0;
+    for (unsigned i = 0; made && i < n; i++) made = shmb_form_of(&self->forms[i], PyTuple_GetItem(forms, i));
+    if (made && tree != Py_None) made = (self->root = branch_of(tree, &leaves)) != NULL;
+    if (made && PyErr_Occurred() == NULL && (leaves != n || self->priority_leaf >= (int)n))
+        PyErr_Format(PyExc_ValueError, "Intake: the tree has %u leaves, %u forms are given; priority is %R", leaves, n, priority);
+    if (!made || PyErr_Occurred()) Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+#define FAST(name, text) {#name, (PyCFunction)(void (*)(void))intake_##name, METH_FASTCALL, text}
+static PyMethodDef methods[] = {
+    FAST(add, "add(item, streams): write one item; its slot, a status below 0, or None: not as it lies."),
+    FAST(extend, "extend(batch, streams): write a batch; int64 slots, a status below 0, or None: not as it lies."),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Intake(ring, tree, forms, tensors, box, inside, priority, timeout_ns)"},
+    {Py_tp_new, intake_new},
+    {Py_tp_dealloc, intake_dealloc},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec shmb_intake_spec = {
+    .name = "shmbuffer._native._core.Intake",
+    .basicsize = sizeof(struct intake_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};

@@ -1,0 +1,198 @@
+/* Map: a shared mapping of a file, as an object with the buffer protocol. It is unmapped when nothing
+ * refers to it any more. Every call of the core refers to its maps, so none is unmapped below a thread; mutex.c says
+ * why that is enough for the page with the mutex. */
+#include "python/module.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "core/layout.h"
+
+/* Younger than some headers that this is compiled with. */
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+
+#define SHMB_HUGE_PAGE ((size_t)2 << 20) /* where pages have 4 KiB */
+
+struct map {
+    PyObject_HEAD
+    void *address;
+    Py_ssize_t bytes;
+    int writable, twice;
+};
+
+/* The same bytes twice in a row: what begins at the end of a ring goes on at its start. */
+static void *map_twice(size_t bytes, int protection, int fd, off_t offset) {
+    char *place = mmap(NULL, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place == MAP_FAILED) return MAP_FAILED;
+    for (int i = 0; i < 2; i++)
+        if (mmap(place + i * bytes, bytes, protection, MAP_SHARED | MAP_FIXED, fd, offset) == MAP_FAILED) {
+            int error = errno;
+            munmap(place, 2 * bytes);
+            errno = error;
+            return MAP_FAILED;
+        }
+    return place;
+}
+
+/* At an address where a huge page of the file can be one of this process. The kernel itself looks for such an address
+ * only where the file system is mounted with huge pages; MADV_COLLAPSE makes them in any tmpfs. */
+static void *map_aligned(size_t bytes, int protection, int fd, off_t offset) {
+    size_t room = bytes + SHMB_HUGE_PAGE;
+    char *place = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place == MAP_FAILED) return MAP_FAILED;
+    size_t before = ((uintptr_t)offset - (uintptr_t)place) % SHMB_HUGE_PAGE;
+    size_t end = (before + bytes + SHMB_PAGE - 1) / SHMB_PAGE * SHMB_PAGE;
+    void *mapped = mmap(place + before, bytes, protection, MAP_SHARED | MAP_FIXED, fd, offset);
+    int error = errno;
+    if (mapped == MAP_FAILED) before = end = 0;
+    if (before) munmap(place, before);
+    if (end < room) munmap(place + end, room - end);
+    errno = error;
+    return mapped;
+}
+
+static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"fd", "nbytes", "writable", "offset", "twice", "aligned", NULL};
+    int fd, writable = 1, twice = 0, aligned = 0;
+    Py_ssize_t bytes;
+    long long offset = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|pLpp:Map", names, &fd, &bytes, &writable, &offset, &twice,
+                                     &aligned))
+        return NULL;
+    if (bytes < 0 || offset < 0) return PyErr_Format(PyExc_ValueError, "Map: nbytes is %zd, offset %lld", bytes, offset);
+    void *address = NULL;
+    if (bytes > 0) {
+        int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+        Py_BEGIN_ALLOW_THREADS
+        if (twice)
+            address = map_twice((size_t)bytes, protection, fd, (off_t)offset);
+        else if (aligned && (size_t)bytes >= SHMB_HUGE_PAGE)
+            address = map_aligned((size_t)bytes, protection, fd, (off_t)offset);
+        else
+            address = mmap(NULL, (size_t)bytes, protection, MAP_SHARED, fd, (off_t)offset);
+        Py_END_ALLOW_THREADS
+        if (address == MAP_FAILED) return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct map *map = (struct map *)allocate(type, 0);
+    if (map == NULL) {
+        if (address) munmap(address, (size_t)bytes << twice);
+        return NULL;
+    }
+    map->address = address;
+    map->bytes = bytes;
+    map->writable = writable;
+    map->twice = twice;
+    return (PyObject *)map;
+}
+
+static void map_dealloc(PyObject *self) {
+    struct map *map = (struct map *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    if (map->address) munmap(map->address, (size_t)map->bytes << map->twice);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static int map_getbuffer(PyObject *self, Py_buffer *view, int flags) {
+    static char nothing[1];
+    struct map *map = (struct map *)self;
+    return PyBuffer_FillInfo(view, self, map->address ? map->address : nothing, map->bytes << map->twice, !map->writable,
+                             flags);
+}
+
+static PyObject *map_sync(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+    struct map *map = (struct map *)self;
+    int error = 0;
+    if (map->address == NULL) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    error = msync(map->address, (size_t)map->bytes, MS_SYNC) ? errno : 0;
+    Py_END_ALLOW_THREADS
+    if (error == 0) Py_RETURN_NONE;
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+/* One byte of each page is read, which makes and maps it as a later access would; nothing is written. */
+static void touch(const char *at, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += SHMB_PAGE) (void)*(const volatile char *)(at + i);
+}
+
+/* The kernel makes and maps pages here, in one call, instead of one by one in the faults of the processes that need them
+ * first. No byte changes, so others may write there meanwhile. */
+static PyObject *map_populate(PyObject *self, PyObject *args) {
+    struct map *map = (struct map *)self;
+    Py_ssize_t start, bytes;
+    int memory, error = 0;
+    if (!PyArg_ParseTuple(args, "nnp:populate", &start, &bytes, &memory)) return NULL;
+    if (start < 0 || start % SHMB_PAGE || bytes < 0 || start > map->bytes || bytes > map->bytes - start)
+        return PyErr_Format(PyExc_ValueError, "populate: %zd bytes at %zd of %zd", bytes, start, map->bytes);
+    if (bytes == 0) Py_RETURN_NONE;
+    char *at = (char *)map->address + start;
+    Py_BEGIN_ALLOW_THREADS
+    /* Of a file on a disk only to be read: to be written would have all of it written back, zeros and all. */
+    if (madvise(at, (size_t)bytes, memory && map->writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ)) error = errno;
+    if (error == EINVAL) { /* before Linux 5.14 */
+        touch(at, (size_t)bytes);
+        error = 0;
+    }
+    /* What this refuses keeps its small pages: most file systems in memory are mounted without huge ones. A huge page
+     * may have begun in the piece before; those that are there already are passed over. */
+    size_t before = (size_t)start < SHMB_HUGE_PAGE ? (size_t)start : SHMB_HUGE_PAGE;
+    if (error == 0 && memory) madvise(at - before, (size_t)bytes + before, MADV_COLLAPSE);
+    Py_END_ALLOW_THREADS
+    if (error == 0) Py_RETURN_NONE;
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+static PyObject *map_address(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromVoidPtr(((struct map *)self)->address);
+}
+
+static PyObject *map_nbytes(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromSsize_t(((struct map *)self)->bytes);
+}
+
+static PyMethodDef methods[] = {
+    {"sync", map_sync, METH_NOARGS, "Write dirty pages back and wait for them (msync(2), MS_SYNC)."},
+    {"populate", map_populate, METH_VARARGS,
+     "populate(start, nbytes, memory): make and map pages before they are needed; no byte changes. `memory`: the file\n"
+     "has no disk below it."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"address", map_address, NULL, "Where the mapping starts in this process; 0 if it is empty.", NULL},
+    {"nbytes", map_nbytes, NULL, "Size in bytes.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Map(fd, nbytes, writable=True, offset=0, twice=False): a shared mapping of a file, or two of\n"
+                "the same bytes in a row."},
+    {Py_tp_new, map_new},
+    {Py_tp_dealloc, map_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {Py_bf_getbuffer, map_getbuffer},
+    {0, NULL},
+};
+
+PyType_Spec shmb_map_spec = {
+    .name = "shmbuffer._native._core.Map",
+    .basicsize = sizeof(struct map),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};
+
+void *shmb_map_address(PyObject *map) { return ((struct map *)map)->address; }
+Py_ssize_t shmb_map_bytes(PyObject *map) { return ((struct map *)map)->bytes; }
+int shmb_map_is_twice(PyObject *map) { return ((struct map *)map)->twice; }

@@ -1,0 +1,468 @@
+/* How a batch goes out: memory for each leaf, one draw that fills it, and a tensor around each.
+ *
+ *     count, key ──▶ memory ──▶ draw, copy, validate, weigh ──▶ [leaf, ...], index, tickets, weights
+ *
+ * A tensor that is made around memory of ours (dlpack.h) takes half as long as one that torch is asked for, and its
+ * address need not be asked for either. Its memory is its own. Of large leaves it is kept when the tensor goes, as much
+ * as two batches have, for the next one: what malloc gives back to the system would be a page fault every 4 KB.
+ *
+ * What could not be drawn is answered with a status, and Python does the waiting or says what is wrong, as for any
+ * other call. */
+#include "python/module.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/ring.h"
+#include "core/stacks.h"
+#include "python/dlpack.h"
+#include "python/following.h"
+#include "python/slicing.h"
+
+#define ROOM_LEAVES 64
+#define CACHE_LINE 64
+#define MOST ((uint64_t)1 << 40) /* items of a batch */
+#define LARGE (64u << 10) /* bytes of a leaf; smaller ones malloc keeps by itself */
+
+struct out_form {
+    struct dl_dtype dtype;
+    int32_t rank; /* with the dimension of the batch */
+    int64_t *shape;
+    uint64_t bytes; /* of a row of a sample */
+};
+
+struct out_memory;
+
+/* Memory of tensors that are gone. It outlives the outtake as long as tensors are around that may come back to it. The
+ * child of a fork does without, and makes one of its own: the mutex may be held by a thread that it has not got. */
+struct pool {
+    pthread_mutex_t mutex;
+    uint64_t life; /* of the process */
+    uint64_t users; /* the outtake, and tensors */
+    uint64_t batch; /* bytes of a batch, for as long as its form is the same; 0: nothing is kept any more */
+    uint64_t kept;  /* bytes */
+    struct out_memory *first;
+};
+
+struct outtake_object {
+    PyObject_HEAD
+    PyObject *ring;
+    struct pool *pool;
+    struct out_form *forms; /* one a leaf */
+    int32_t *stacks;        /* what a sample has of each leaf: see stacks.h. NULL: one row of all */
+    uint64_t steps;         /* of a stack */
+    uint64_t row_bytes;     /* of a row of a sample, all leaves */
+    unsigned n_leaves;
+    const struct dl_table *table;
+};
+
+/* A tensor's memory: this, its shape, and from the next cache line on its bytes. */
+struct out_memory {
+    struct dl_managed managed;
+    struct pool *pool; /* NULL: of a small leaf */
+    struct out_memory *next;
+    uint64_t room;
+    int64_t shape[];
+};
+
+static bool lock_pool(struct pool *pool) { return shmb_life() == pool->life && pthread_mutex_lock(&pool->mutex) == 0; }
+
+static void drop_kept(struct pool *pool) {
+    for (struct out_memory *memory = pool->first, *next; memory != NULL; memory = next) {
+        next = memory->next;
+        free(memory);
+    }
+    pool->first = NULL;
+    pool->kept = 0;
+}
+
+/* The mutex is held; it is released here. */
+static void leave_pool(struct pool *pool) {
+    bool last = --pool->users == 0;
+    pthread_mutex_unlock(&pool->mutex);
+    if (!last) return;
+    drop_kept(pool);
+    pthread_mutex_destroy(&pool->mutex);
+    free(pool);
+}
+
+static struct out_memory *take_kept(struct pool *pool, uint64_t room) {
+    struct out_memory **at = &pool->first;
+    while (*at != NULL && (*at)->room != room) at = &(*at)->next;
+    struct out_memory *found = *at;
+    if (found == NULL) return NULL;
+    *at = found->next;
+    pool->kept -= room;
+    return found;
+}
+
+static struct out_memory *take_memory(struct pool *pool, uint64_t room) {
+    struct out_memory *memory = NULL;
+    bool pooled = room >= LARGE && lock_pool(pool);
+    if (pooled) memory = take_kept(pool, room);
+    if (memory == NULL) memory = malloc(room);
+    if (memory != NULL) memory->pool = pooled ? pool : NULL, memory->room = room;
+    if (pooled && memory != NULL) pool->users++;
+    if (pooled) pthread_mutex_unlock(&pool->mutex);
+    return memory;
+}
+
+static void give_memory(struct out_memory *memory) {
+    struct pool *pool = memory == NULL ? NULL : memory->pool;
+    if (pool == NULL || !lock_pool(pool)) return free(memory);
+    bool keeps = pool->kept + memory->room <= 2 * pool->batch;
+    if (keeps) {
+        memory->next = pool->first;
+        pool->first = memory;
+        pool->kept += memory->room;
+    }
+    leave_pool(pool);
+    if (!keeps) free(memory);
+}
+
+/* Of another form than the batches before: what is kept does not fit. */
+static void expect_batch(struct pool *pool, uint64_t bytes) {
+    if (!lock_pool(pool)) return;
+    if (pool->batch != bytes) drop_kept(pool);
+    pool->batch = bytes;
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void release_memory(struct dl_managed *managed) { give_memory((struct out_memory *)managed); }
+
+static uint64_t room_of(int32_t rank, uint64_t bytes) {
+    return sizeof(struct out_memory) + (size_t)rank * sizeof(int64_t) + bytes + CACHE_LINE;
+}
+
+static struct out_memory *memory_of(struct pool *pool, struct dl_dtype dtype, int32_t rank, const int64_t *item, uint64_t count,
+                                    uint64_t bytes) {
+    struct out_memory *memory = take_memory(pool, room_of(rank, bytes));
+    if (memory == NULL) return NULL;
+    uintptr_t end = (uintptr_t)&memory->shape[rank];
+    memory->shape[0] = (int64_t)count;
+    for (int32_t i = 1; i < rank; i++) memory->shape[i] = item[i - 1];
+    memory->managed = (struct dl_managed){
+        .version = {DL_MAJOR, 0},
+        .release = release_memory,
+        .tensor = {(void *)((end + CACHE_LINE - 1) & ~(uintptr_t)(CACHE_LINE - 1)), DL_CPU, 0, rank, dtype, memory->shape, NULL, 0},
+    };
+    return memory;
+}
+
+static PyObject *tensor_of(const struct outtake_object *self, struct out_memory **memory) {
+    void *tensor = NULL;
+    if (*memory == NULL) return Py_NewRef(Py_None);
+    if (self->table->wrap(&(*memory)->managed, &tensor) == 0) *memory = NULL; /* it is the tensor's now */
+    return tensor;
+}
+
+/* Memory for each leaf of so many items. False: there is not enough. */
+static bool take_leaves(struct outtake_object *self, uint64_t count, struct out_memory **memory, unsigned char **out) {
+    uint64_t large = 0;
+    for (unsigned i = 0; i < self->n_leaves; i++) {
+        uint64_t room = room_of(self->forms[i].rank, count * self->forms[i].bytes);
+        large += room >= LARGE ? room : 0;
+    }
+    if (large) expect_batch(self->pool, large);
+    for (unsigned i = 0; i < self->n_leaves; i++) {
+        const struct out_form *form = &self->forms[i];
+        memory[i] = memory_of(self->pool, form->dtype, form->rank, form->shape, count, count * form->bytes);
+        if (memory[i] == NULL) return false;
+        out[i] = memory[i]->managed.tensor.data;
+    }
+    return true;
+}
+
+static PyObject *tensors_of(const struct outtake_object *self, struct out_memory **memory) {
+    PyObject *leaves = PyList_New((Py_ssize_t)self->n_leaves), *tensor = leaves;
+    for (unsigned i = 0; tensor != NULL && i < self->n_leaves; i++)
+        if ((tensor = tensor_of(self, &memory[i])) != NULL) PyList_SetItem(leaves, (Py_ssize_t)i, tensor);
+    if (tensor == NULL) Py_CLEAR(leaves);
+    return leaves;
+}
+
+/* Memory for index and tickets, and for weights if the draw is prioritized. False: there is not enough. */
+static bool take_info(struct outtake_object *self, uint64_t count, struct out_memory **memory, bool prioritized) {
+    const struct dl_dtype integer = {DL_INT, 64, 1}, real = {DL_FLOAT, 32, 1};
+    const unsigned n = self->n_leaves;
+    return (memory[n] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
+           (memory[n + 1] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
+           (!prioritized || (memory[n + 2] = memory_of(self->pool, real, 1, NULL, count, 4 * count)) != NULL);
+}
+
+/* What a draw answers. Of SHMB_INTERRUPTED the exception is set. */
+static PyObject *drawn_of(const struct outtake_object *self, struct out_memory **memory, int status) {
+    const unsigned n = self->n_leaves;
+    PyObject *leaves = NULL, *result = NULL;
+    if (status == SHMB_OK && (leaves = tensors_of(self, memory)) != NULL && (result = PyTuple_New(4)) != NULL) {
+        PyObject *tensor = leaves;
+        for (unsigned i = 0; tensor != NULL && i < 3; i++)
+            if ((tensor = tensor_of(self, &memory[n + i])) != NULL) PyTuple_SetItem(result, (Py_ssize_t)i + 1, tensor);
+        PyTuple_SetItem(result, 0, leaves);
+        leaves = NULL;
+        if (tensor == NULL) Py_CLEAR(result);
+    } else if (status != SHMB_OK && status != SHMB_INTERRUPTED) {
+        result = PyLong_FromLong(-(long)status);
+    }
+    Py_XDECREF(leaves);
+    return result;
+}
+
+/* sample(count, key, beta or None, timeout_ns) -> ([leaf, ...], index, tickets, weights or None), or a status */
+static PyObject *outtake_sample(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct outtake_object *self = (struct outtake_object *)object;
+    if (nargs != 4) return PyErr_Format(PyExc_TypeError, "sample takes 4 arguments, %zd were given", nargs);
+    uint64_t count = PyLong_AsUnsignedLongLong(args[0]), key = PyLong_AsUnsignedLongLongMask(args[1]), redrawn;
+    bool prioritized = args[2] != Py_None;
+    double beta = prioritized ? PyFloat_AsDouble(args[2]) : 0;
+    int64_t timeout_ns = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    if (count > MOST) return PyErr_NoMemory();
+    if (self->stacks) return PyErr_Format(PyExc_ValueError, "sample: this Outtake takes stacks; draw first");
+    struct out_memory *memory[ROOM_LEAVES + 3] = {0};
+    unsigned char *out[ROOM_LEAVES];
+    unsigned n = self->n_leaves;
+    bool there = take_leaves(self, count, memory, out) && take_info(self, count, memory, prioritized);
+    int status = SHMB_NO_MEMORY;
+    if (there)
+        status = shmb_binding_sample(self->ring, count, key, out, memory[n]->managed.tensor.data,
+                                     memory[n + 1]->managed.tensor.data, prioritized ? memory[n + 2]->managed.tensor.data : NULL,
+                                     beta, prioritized, timeout_ns, &redrawn);
+    PyObject *result = drawn_of(self, memory, status);
+    for (unsigned i = 0; i < n + 3; i++) give_memory(memory[i]);
+    return result;
+}
+
+/* Copy items, or stacks of them. SHMB_LAPPED: one of them is another item by now. */
+static int take_items(struct outtake_object *self, const int64_t *index, const int64_t *tickets, uint64_t count, unsigned char *const *out,
+                int64_t timeout_ns) {
+    uint64_t missing = 0;
+    if (self->stacks) {
+        const struct shmb_stacks stacks = {index, tickets, count, self->steps, self->stacks};
+        return shmb_binding_stacks(self->ring, &stacks, out, self->row_bytes, timeout_ns);
+    }
+    int64_t *now = malloc((count + 1) * sizeof *now);
+    if (now == NULL) return SHMB_NO_MEMORY;
+    int status = shmb_binding_read(self->ring, index, count, out, now, &missing, timeout_ns);
+    if (status == SHMB_OK && memcmp(now, tickets, count * sizeof *now)) status = SHMB_LAPPED;
+    free(now);
+    return status;
+}
+
+/* take(index, tickets, count, timeout_ns) -> [leaf, ...]; None where one of them is another item by now; or a status */
+static PyObject *outtake_take(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct outtake_object *self = (struct outtake_object *)object;
+    if (nargs != 4) return PyErr_Format(PyExc_TypeError, "take takes 4 arguments, %zd were given", nargs);
+    const int64_t *index = (const int64_t *)(uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
+    const int64_t *tickets = (const int64_t *)(uintptr_t)PyLong_AsUnsignedLongLong(args[1]);
+    uint64_t count = PyLong_AsUnsignedLongLong(args[2]);
+    int64_t timeout_ns = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    if (count > MOST) return PyErr_NoMemory();
+    struct out_memory *memory[ROOM_LEAVES] = {0};
+    unsigned char *out[ROOM_LEAVES];
+    PyObject *result = NULL;
+    int status = SHMB_NO_MEMORY;
+    if (take_leaves(self, count, memory, out)) status = take_items(self, index, tickets, count, out, timeout_ns);
+    if (status == SHMB_OK)
+        result = tensors_of(self, memory);
+    else if (status == SHMB_LAPPED)
+        result = Py_NewRef(Py_None);
+    else if (status != SHMB_INTERRUPTED)
+        result = PyLong_FromLong(-(long)status);
+    for (unsigned i = 0; i < self->n_leaves; i++) give_memory(memory[i]);
+    return result;
+}
+
+/* Of memory that is there. False: the exception is set. */
+static bool addresses_of(PyObject *addresses, unsigned count, unsigned char **out) {
+    if (PyTuple_Size(addresses) != (Py_ssize_t)count)
+        return PyErr_Format(PyExc_ValueError, "Outtake: %u addresses are needed", count), false;
+    for (unsigned i = 0; i < count; i++)
+        out[i] = (unsigned char *)(uintptr_t)PyLong_AsUnsignedLongLong(PyTuple_GetItem(addresses, (Py_ssize_t)i));
+    return !PyErr_Occurred();
+}
+
+/* fill(index, tickets, count, timeout_ns, addresses) -> True; None where one of them is another item by now; or a status */
+static PyObject *outtake_fill(PyObject *object, PyObject *args) {
+    struct outtake_object *self = (struct outtake_object *)object;
+    unsigned long long index, tickets, count;
+    long long timeout_ns;
+    PyObject *addresses;
+    unsigned char *out[ROOM_LEAVES];
+    if (!PyArg_ParseTuple(args, "KKKLO!:fill", &index, &tickets, &count, &timeout_ns, &PyTuple_Type, &addresses)) return NULL;
+    if (count > MOST) return PyErr_NoMemory();
+    if (!addresses_of(addresses, self->n_leaves, out)) return NULL;
+    int status = take_items(self, (const int64_t *)(uintptr_t)index, (const int64_t *)(uintptr_t)tickets, count, out, timeout_ns);
+    if (status == SHMB_INTERRUPTED) return NULL;
+    if (status == SHMB_LAPPED) Py_RETURN_NONE;
+    return status == SHMB_OK ? Py_NewRef(Py_True) : PyLong_FromLong(-(long)status);
+}
+
+/* Draw, find the steps before each item, and copy: as the calls for that do, one after the other. The trajectories are those
+ * that the follower has seen, and nobody changes them meanwhile. */
+static PyObject *outtake_draw(PyObject *object, PyObject *args) {
+    struct outtake_object *self = (struct outtake_object *)object;
+    unsigned long long count, key;
+    uint64_t redrawn;
+    long long timeout_ns;
+    PyObject *given, *trajectories, *follower, *addresses = NULL;
+    if (!PyArg_ParseTuple(args, "KKOLO!O!|O!:draw", &count, &key, &given, &timeout_ns, shmb_trajectories_type, &trajectories,
+                          shmb_follower_type, &follower, &PyTuple_Type, &addresses))
+        return NULL;
+    bool prioritized = given != Py_None;
+    double beta = prioritized ? PyFloat_AsDouble(given) : 0;
+    if (PyErr_Occurred()) return NULL;
+    if (self->stacks == NULL) return PyErr_Format(PyExc_ValueError, "draw: this Outtake takes no stacks; sample() does");
+    if (count > MOST || count > SIZE_MAX / 16 / self->steps) return PyErr_NoMemory();
+    struct out_memory *memory[ROOM_LEAVES + 3] = {0};
+    unsigned char *out[ROOM_LEAVES + 3] = {0}; /* the leaves, index, tickets, weights */
+    const unsigned n = self->n_leaves;
+    if (addresses && !addresses_of(addresses, n + 3, out)) return NULL;
+    int64_t *steps = malloc(2 * count * self->steps * sizeof *steps + 1), *of_steps = steps + count * self->steps;
+    bool there = steps != NULL && (addresses || (take_leaves(self, count, memory, out) && take_info(self, count, memory, prioritized)));
+    for (unsigned i = n; there && !addresses && i < n + 3; i++) out[i] = memory[i] ? memory[i]->managed.tensor.data : NULL;
+    int64_t *index = (int64_t *)(void *)out[n], *tickets = (int64_t *)(void *)out[n + 1];
+    int status = SHMB_NO_MEMORY;
+    if (there)
+        status = shmb_binding_sample(self->ring, count, key, NULL, index, tickets, (float *)(void *)out[n + 2], beta, prioritized,
+                                     timeout_ns, &redrawn);
+    const struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
+    if (status == SHMB_OK) {
+        const struct shmb_follower *f = shmb_follower_in(follower);
+        bool known = !all->failed && shmb_histories(all, f, index, tickets, count, self->steps, steps, of_steps);
+        status = known ? take_items(self, steps, of_steps, count, out, timeout_ns) : SHMB_LAPPED;
+    }
+    PyObject *result;
+    if (status == SHMB_LAPPED || (status == SHMB_OK && addresses))
+        result = Py_NewRef(status == SHMB_OK ? Py_True : Py_None);
+    else
+        result = drawn_of(self, memory, status);
+    free(steps);
+    for (unsigned i = 0; i < n + 3; i++) give_memory(memory[i]);
+    return result;
+}
+
+static void outtake_dealloc(PyObject *object) {
+    struct outtake_object *self = (struct outtake_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    for (unsigned i = 0; self->forms != NULL && i < self->n_leaves; i++) PyMem_Free(self->forms[i].shape);
+    PyMem_Free(self->forms);
+    PyMem_Free(self->stacks);
+    if (self->pool != NULL && lock_pool(self->pool)) {
+        self->pool->batch = 0;
+        drop_kept(self->pool);
+        leave_pool(self->pool);
+    }
+    Py_XDECREF(self->ring);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* From an example of one item, which is of the class that makes tensors. */
+static bool out_form_of(struct outtake_object *self, struct out_form *form, PyObject *example, uint64_t element_bytes) {
+    struct dl_tensor tensor;
+    if (self->table->look(example, &tensor) != 0) return false;
+    uint64_t bytes = (uint64_t)tensor.dtype.bits / 8 * tensor.dtype.lanes;
+    for (int32_t i = 0; i < tensor.rank; i++) bytes *= (uint64_t)tensor.shape[i];
+    if (tensor.device != DL_CPU || tensor.dtype.bits % 8 || bytes != element_bytes)
+        return PyErr_Format(PyExc_ValueError, "Outtake: %R is not an item of %llu bytes", example, (unsigned long long)element_bytes), false;
+    form->bytes = bytes;
+    form->dtype = tensor.dtype;
+    form->rank = tensor.rank + 1;
+    form->shape = PyMem_Malloc(((size_t)tensor.rank + 1) * sizeof *form->shape);
+    if (form->shape == NULL) return (void)PyErr_NoMemory(), false;
+    for (int32_t i = 0; i < tensor.rank; i++) form->shape[i] = tensor.shape[i];
+    return true;
+}
+
+/* From a number a leaf: see stacks.h. */
+static bool stacks_of(struct outtake_object *self, PyObject *numbers, const struct shmb_ring *ring) {
+    const unsigned n = self->n_leaves;
+    if (PyTuple_Size(numbers) != (Py_ssize_t)n || self->steps == 0 || self->steps > MOST)
+        return PyErr_Format(PyExc_ValueError, "Outtake: stacks of a step or more, and a number a leaf are needed"), false;
+    self->stacks = PyMem_Calloc((size_t)n + 1, sizeof *self->stacks);
+    if (self->stacks == NULL) return (void)PyErr_NoMemory(), false;
+    for (unsigned i = 0; i < n; i++) {
+        long form = PyLong_AsLong(PyTuple_GetItem(numbers, (Py_ssize_t)i));
+        if (form < SHMB_ONE_ROW || form >= (long)n)
+            return PyErr_Format(PyExc_ValueError, "Outtake: there is no leaf %ld", form), false;
+        self->stacks[i] = (int32_t)form;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        const int32_t form = self->stacks[i];
+        if (form >= 0 && (self->stacks[form] != SHMB_STACK || ring->leaves[form].item_bytes != ring->leaves[i].item_bytes))
+            return PyErr_Format(PyExc_ValueError, "Outtake: leaf %d is no stack of the form of leaf %u", (int)form, i), false;
+    }
+    return true;
+}
+
+static PyObject *outtake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"ring", "examples", "tensors", "steps", "stacks", NULL};
+    PyObject *ring, *examples, *tensors, *stacks = NULL;
+    unsigned long long steps = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!|KO!:Outtake", names, &ring, &PyTuple_Type, &examples, &PyType_Type, &tensors,
+                                     &steps, &PyTuple_Type, &stacks))
+        return NULL;
+    if (!PyObject_TypeCheck(ring, shmb_ring_type)) return PyErr_Format(PyExc_TypeError, "Outtake: a Ring is needed");
+    const struct dl_table *table = shmb_dl_table((PyTypeObject *)tensors);
+    const struct shmb_ring *of = shmb_binding_ring(ring);
+    unsigned n = (unsigned)PyTuple_Size(examples);
+    if (table == NULL || of->bytes != NULL || n != of->n_leaves || n > ROOM_LEAVES)
+        return PyErr_Format(PyExc_ValueError, "Outtake: one example a leaf, not more than %d, and tensors with " DL_ATTRIBUTE " are needed",
+                            ROOM_LEAVES);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct outtake_object *self = (struct outtake_object *)allocate(type, 0);
+    if (self == NULL) return NULL;
+    self->ring = Py_NewRef(ring);
+    self->table = table;
+    self->forms = PyMem_Calloc((size_t)n + 1, sizeof *self->forms);
+    self->pool = calloc(1, sizeof *self->pool);
+    bool made = self->forms != NULL && self->pool != NULL;
+    if (!made) PyErr_NoMemory();
+    self->n_leaves = self->forms ? n : 0;
+    if (self->pool != NULL) {
+        pthread_mutex_init(&self->pool->mutex, NULL);
+        self->pool->life = shmb_life();
+        self->pool->users = 1;
+    }
+    self->steps = steps;
+    if (made && stacks) made = stacks_of(self, stacks, of);
+    for (unsigned i = 0; made && i < n; i++) {
+        uint64_t rows = self->stacks ? shmb_rows_of(self->stacks[i], steps) : 1;
+        made = out_form_of(self, &self->forms[i], PyTuple_GetItem(examples, (Py_ssize_t)i), rows * of->leaves[i].item_bytes);
+        if (made) self->row_bytes += self->forms[i].bytes;
+    }
+    if (!made) Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyMethodDef methods[] = {
+    {"sample", (PyCFunction)(void (*)(void))outtake_sample, METH_FASTCALL,
+     "sample(count, key, beta or None, timeout_ns): ([leaf, ...], index, tickets, weights or None), or a status below 0."},
+    {"take", (PyCFunction)(void (*)(void))outtake_take, METH_FASTCALL,
+     "take(index, tickets, count, timeout_ns): [leaf, ...]; None: one of them is another item by now; or a status below 0."},
+    {"draw", outtake_draw, METH_VARARGS,
+     "draw(count, key, beta or None, timeout_ns, trajectories, follower, addresses=None): what sample() gives, of stacks; None: look,\n"
+     "and draw again. Into addresses, of the leaves, index, tickets and weights: True."},
+    {"fill", outtake_fill, METH_VARARGS, "fill(index, tickets, count, timeout_ns, addresses): take() into memory that is there; True."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Outtake(ring, examples, tensors, steps=1, stacks=None)"},
+    {Py_tp_new, outtake_new},
+    {Py_tp_dealloc, outtake_dealloc},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec shmb_outtake_spec = {
+    .name = "shmbuffer._native._core.Outtake",
+    .basicsize = sizeof(struct outtake_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};

@@ -1,0 +1,209 @@
+/* Pieces of records for Python: laid out, arranged for zstd, and seen as buffers. Arrays are addresses of int64. */
+#include "python/module.h"
+
+#include <string.h>
+
+#include "tables/frames.h"
+#include "tables/locating.h"
+
+#define AT(type, address) ((type *)(uintptr_t)(address))
+
+/* locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded): whether the dims of all are equal, or
+ * None: see locating.h */
+PyObject *shmb_core_locate_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKK:locate_pieces", &data, &nbytes, &starts, &sizes, &count, &steps, &code, &code_bytes, &numbers,
+                          &offsets, &stored, &expanded))
+        return NULL;
+    const struct shmb_records_read read = {AT(const unsigned char, data), nbytes, AT(const int64_t, starts), AT(const int64_t, sizes), count};
+    bool alike, right = shmb_locate_pieces(&read, AT(const int64_t, steps), AT(const unsigned char, code), code_bytes, AT(int64_t, numbers),
+                                           AT(int64_t, offsets), AT(int64_t, stored), AT(int64_t, expanded), &alike);
+    return right ? PyBool_FromLong(alike) : Py_NewRef(Py_None);
+}
+
+/* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored) -> bytes; -1: not so */
+PyObject *shmb_core_measure_records(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKK:measure_records", &steps, &code, &code_bytes, &numbers, &sizes, &count, &offsets, &starts, &ends,
+                          &stored))
+        return NULL;
+    const struct shmb_records_written written = {AT(const int64_t, steps), AT(const unsigned char, code), code_bytes,
+                                                 AT(const int64_t, numbers), AT(const int64_t, sizes), count};
+    return PyLong_FromLongLong(shmb_measure_records(&written, AT(int64_t, offsets), AT(int64_t, starts), AT(int64_t, ends), AT(int64_t, stored)));
+}
+
+/* lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data) */
+PyObject *shmb_core_lay_out_records(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKK:lay_out_records", &steps, &code, &code_bytes, &numbers, &sizes, &count, &offsets, &starts,
+                          &ends, &addresses, &data))
+        return NULL;
+    const struct shmb_records_written written = {AT(const int64_t, steps), AT(const unsigned char, code), code_bytes,
+                                                 AT(const int64_t, numbers), AT(const int64_t, sizes), count};
+    Py_BEGIN_ALLOW_THREADS
+    shmb_lay_out_records(&written, AT(const int64_t, addresses), AT(const int64_t, offsets), AT(const int64_t, starts),
+                         AT(const int64_t, ends), AT(unsigned char, data));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* Where a piece lies, and how many bytes it has: as its dims say of a tensor. */
+static bool piece_at(PyObject *piece, int64_t *at, int64_t *nbytes) {
+    Py_buffer buffer;
+    *nbytes = -1;
+    if (PyObject_CheckBuffer(piece)) {
+        if (PyObject_GetBuffer(piece, &buffer, PyBUF_SIMPLE) < 0) return false;
+        *at = (int64_t)(uintptr_t)buffer.buf;
+        *nbytes = (int64_t)buffer.len;
+        PyBuffer_Release(&buffer);
+        return true;
+    }
+    PyObject *found = PyObject_CallMethod(piece, "data_ptr", NULL);
+    *at = found ? (int64_t)PyLong_AsUnsignedLongLong(found) : 0;
+    Py_XDECREF(found);
+    return !PyErr_Occurred();
+}
+
+/* record(steps, code, dims, pieces) -> (its bytes, where it ends); None: there can be no such record */
+PyObject *shmb_core_record(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long address;
+    PyObject *code, *dims, *pieces, *record = NULL;
+    if (!PyArg_ParseTuple(args, "KO!O!O!:record", &address, &PyBytes_Type, &code, &PyList_Type, &dims, &PyList_Type, &pieces)) return NULL;
+    const int64_t *steps = AT(const int64_t, address);
+    const uint64_t n_numbers = shmb_numbers_of_form(steps), n_pieces = shmb_pieces_of_form(steps);
+    const uint64_t code_bytes = (uint64_t)PyBytes_Size(code), n_dims = (uint64_t)PyList_Size(dims);
+    if ((uint64_t)PyList_Size(pieces) != n_pieces || n_dims > n_numbers) return Py_NewRef(Py_None);
+    int64_t *numbers = PyMem_Malloc((2 * n_numbers + 4 * n_pieces) * sizeof *numbers + 1);
+    if (numbers == NULL) return PyErr_NoMemory();
+    int64_t *told = numbers + n_numbers, *sizes = told + n_numbers, *offsets = sizes + n_pieces, *stored = offsets + n_pieces,
+            *from = stored + n_pieces;
+    bool known = true;
+    for (uint64_t i = 0; known && i < n_dims; i++) {
+        told[i] = PyLong_AsLongLong(PyList_GetItem(dims, (Py_ssize_t)i));
+        known = told[i] >= 0 || !PyErr_Occurred();
+    }
+    for (uint64_t p = 0; known && p < n_pieces; p++) known = piece_at(PyList_GetItem(pieces, (Py_ssize_t)p), &from[p], &sizes[p]);
+    if (!known) goto done;
+    const int64_t start = 0, end = (int64_t)shmb_measure_record(steps, code_bytes, told, n_dims, numbers, sizes, offsets, stored);
+    bool there = end > 0;
+    for (uint64_t p = 0; there && p < n_pieces; p++) there = from[p] || sizes[p] == 0;
+    if (!there) {
+        record = Py_NewRef(Py_None);
+        goto done;
+    }
+    PyObject *data = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)((end + 7) & ~(int64_t)7));
+    if (data == NULL) goto done;
+    const struct shmb_records_written written = {steps, AT(const unsigned char, PyBytes_AsString(code)), code_bytes, numbers, sizes, 1};
+    shmb_lay_out_records(&written, from, offsets, &start, &end, AT(unsigned char, PyByteArray_AsString(data)));
+    record = Py_BuildValue("NL", data, (long long)end);
+done:
+    PyMem_Free(numbers);
+    return record;
+}
+
+/* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames, parts) -> how many frames
+ * and parts there are: see frames.h */
+PyObject *shmb_core_take_apart(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames, parts;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK:take_apart", &base, &held, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
+                          &to, &of_each, &out, &room, &frames, &parts))
+        return NULL;
+    const struct shmb_leaves leaves = {(int64_t)base, AT(const struct shmb_held, held), pieces, AT(const int64_t, numbers), width,
+                                       AT(const int64_t, offsets), AT(const int64_t, stored), AT(const int64_t, expanded), count};
+    uint64_t n_frames = frames, n_parts = parts;
+    Py_BEGIN_ALLOW_THREADS
+    shmb_take_apart(&leaves, AT(const int64_t, to), of_each != 0, AT(int64_t, out), room, &n_frames, &n_parts);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("KK", (unsigned long long)n_frames, (unsigned long long)n_parts);
+}
+
+/* runs(whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out) -> count: see frames.h */
+PyObject *shmb_core_runs(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKK:runs", &whole, &frames, &frame, &before, &nbytes, &to, &planes, &parts, &most, &woven, &at, &out))
+        return NULL;
+    const struct shmb_places places = {AT(const int64_t, whole), frames, AT(const int64_t, frame), AT(const int64_t, before),
+                                       AT(const int64_t, nbytes), AT(const int64_t, to), AT(const int64_t, planes), parts};
+    return PyLong_FromUnsignedLongLong(shmb_runs(&places, (int64_t)most, (int64_t)woven, AT(int64_t, at), AT(struct shmb_run, out)));
+}
+
+/* unweave(into, other, half, frames): see frames.h */
+PyObject *shmb_core_unweave(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long into, other, half, frames;
+    if (!PyArg_ParseTuple(args, "KKKK:unweave", &into, &other, &half, &frames)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    shmb_unweave(AT(unsigned char, into), AT(unsigned char, other), half, frames);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* frames_say(at, stored, count, whole, dictionary): whether these are frames that expand to so many bytes each */
+PyObject *shmb_core_frames_say(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long at, stored, count, whole, dictionary;
+    if (!PyArg_ParseTuple(args, "KKKKK:frames_say", &at, &stored, &count, &whole, &dictionary)) return NULL;
+    bool agrees = true;
+    for (unsigned long long i = 0; agrees && i < count; i++)
+        agrees = shmb_frame_says(AT(const unsigned char, AT(const uint64_t, at)[i]), AT(const uint64_t, stored)[i], AT(const uint64_t, whole)[i],
+                                 (uint32_t)dictionary);
+    return PyBool_FromLong(agrees);
+}
+
+/* bytes_of(at, sizes, first, end, step) -> what some of them hold, one behind the other */
+PyObject *shmb_core_bytes_of(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long at, sizes, first, end, step;
+    if (!PyArg_ParseTuple(args, "KKKKK:bytes_of", &at, &sizes, &first, &end, &step)) return NULL;
+    int64_t total = 0;
+    for (unsigned long long i = first; i < end; i += step) total += AT(const int64_t, sizes)[i];
+    PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total);
+    char *to = found ? PyBytes_AsString(found) : NULL;
+    for (unsigned long long i = first; found && i < end; i += step) {
+        const size_t nbytes = (size_t)AT(const int64_t, sizes)[i];
+        if (nbytes) memcpy(to, AT(const char, AT(const int64_t, at)[i]), nbytes);
+        to += nbytes;
+    }
+    return found;
+}
+
+/* views(addresses, sizes, count) -> memoryviews, to be read */
+PyObject *shmb_core_views(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long addresses, sizes, count;
+    if (!PyArg_ParseTuple(args, "KKK:views", &addresses, &sizes, &count)) return NULL;
+    PyObject *views = PyList_New((Py_ssize_t)count);
+    for (unsigned long long i = 0; views && i < count; i++) {
+        static char nothing;
+        char *at = AT(char, AT(const int64_t, addresses)[i]);
+        PyObject *view = PyMemoryView_FromMemory(at ? at : &nothing, (Py_ssize_t)AT(const int64_t, sizes)[i], PyBUF_READ);
+        if (view == NULL || PyList_SetItem(views, (Py_ssize_t)i, view) < 0) Py_CLEAR(views);
+    }
+    return views;
+}
+
+/* bytes_at(found, addresses, sizes): where each of a sequence of buffers lies, as long as the sequence is there */
+PyObject *shmb_core_bytes_at(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *found;
+    unsigned long long addresses, sizes;
+    if (!PyArg_ParseTuple(args, "OKK:bytes_at", &found, &addresses, &sizes)) return NULL;
+    Py_ssize_t count = PySequence_Size(found);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_buffer buffer;
+        PyObject *one = PySequence_GetItem(found, i);
+        if (one == NULL || PyObject_GetBuffer(one, &buffer, PyBUF_SIMPLE) < 0) return Py_XDECREF(one), NULL;
+        AT(int64_t, addresses)[i] = (int64_t)(uintptr_t)buffer.buf;
+        AT(int64_t, sizes)[i] = (int64_t)buffer.len;
+        PyBuffer_Release(&buffer);
+        Py_DECREF(one);
+    }
+    return count < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* address(one) -> where a buffer or a tensor begins, as long as it is there; a number is an address already, and None is 0 */
+PyObject *shmb_core_address(PyObject *Py_UNUSED(module), PyObject *one) {
+    Py_buffer buffer;
+    if (PyLong_Check(one)) return Py_NewRef(one);
+    if (one == Py_None) return PyLong_FromLong(0);
+    if (!PyObject_CheckBuffer(one)) return PyObject_CallMethod(one, "data_ptr", NULL);
+    if (PyObject_GetBuffer(one, &buffer, PyBUF_STRIDES) < 0) return NULL;
+    PyObject *found = PyLong_FromVoidPtr(buffer.buf);
+    PyBuffer_Release(&buffer);
+    return found;
+}

@@ -1,0 +1,80 @@
+/* A call of the core by Python: the interpreter lock is given up for copies that are worth it, and before a wait. At its end
+ * it is noted when the client was seen last. */
+#include "core/flow.h"
+#include "python/binding.h"
+
+#define RELEASE_FROM_BYTES 16384 /* below this, giving up and retaking the interpreter lock costs more than the copy */
+
+void shmb_python_may_block(struct shmb_call *call) {
+    struct python_call *python = (struct python_call *)call;
+    if (python->saved == NULL) python->saved = PyEval_SaveThread();
+}
+
+static bool interrupted(struct shmb_call *call) {
+    struct python_call *python = (struct python_call *)call;
+    PyEval_RestoreThread(python->saved);
+    int raised = PyErr_CheckSignals();
+    python->saved = PyEval_SaveThread();
+    return raised != 0;
+}
+
+struct python_call shmb_python_begin(int64_t timeout_ns) {
+    return (struct python_call){{shmb_python_may_block, interrupted, timeout_ns}, NULL};
+}
+
+void shmb_python_end(struct python_call *python) {
+    if (python->saved) PyEval_RestoreThread(python->saved);
+    python->saved = NULL;
+}
+
+void shmb_release_for(struct python_call *python, uint64_t bytes) {
+    if (bytes >= RELEASE_FROM_BYTES) shmb_python_may_block(&python->call);
+}
+
+PyObject *shmb_answer(struct asked *asked, int status, uint64_t number) {
+    shmb_python_end(&asked->python);
+    if (status == SHMB_INTERRUPTED) return NULL; /* the signal handler's exception is set */
+    return PyLong_FromLongLong(status == SHMB_OK ? (long long)number : -(long long)status);
+}
+
+/* Every write, draw and update ends here, so it is here that a directory which was removed is noticed: the clock is read
+ * anyhow. What the call did is done, in memory that nobody will find; the status of all later calls is the same. Returns the time
+ * to a few milliseconds. */
+static int64_t note_seen(struct ring_object *self, int *told) {
+    if (*told != SHMB_OK) return 0;
+    atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
+    CP(count_added);
+    int64_t now_ns = shmb_clock_ns(CLOCK_MONOTONIC_COARSE);
+    if (shmb_is_removed(&self->ring, now_ns)) *told = SHMB_UNLINKED;
+    return now_ns;
+}
+
+int shmb_seen(struct ring_object *self, int status) {
+    note_seen(self, &status);
+    return status;
+}
+
+/* What makes a client one of those who insert, or of those who sample. A load makes it neither. */
+int shmb_inserted(struct ring_object *self, int status) {
+    struct shmb_entry *me = self->ring.me;
+    int64_t now_ns = note_seen(self, &status);
+    if (status == SHMB_OK && shmb_bypass != SHMB_PASSES) {
+        atomic_store_explicit(&me->last_insert_ns, (uint64_t)now_ns, memory_order_relaxed);
+        CP(count_added);
+    }
+    return status;
+}
+
+int shmb_sampled(struct ring_object *self, int status) {
+    struct shmb_entry *me = self->ring.me;
+    int64_t now_ns = note_seen(self, &status);
+    if (status == SHMB_OK) {
+        atomic_store_explicit(&me->last_sample_ns, (uint64_t)now_ns, memory_order_relaxed);
+        CP(count_added);
+    }
+    return status;
+}
+
+PyObject *shmb_totals_told(const struct shmb_totals *totals) {
+    return Py_BuildValue("(dddK)", totals->mass, totals->least, totals->max_priority, BIG(totals->length));
+}

@@ -1,0 +1,129 @@
+/* Drawing without an item twice, exactly: the next one is each of those that are left, in proportion to its weight.
+ *
+ * Within a set of equal weights that is a shuffle of which only the beginning is made: number i of those that are left is
+ * swapped with the last of them, and only the swaps are kept. Between sets, one is proposed by its weight as it was and
+ * accepted by the share of it that is left; where most proposals are refused, the weights are summed again. */
+#include "tables/choosing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define REFUSED 32u /* proposals in a row, before the weights are summed again */
+
+struct shmb_swapped {
+    uint32_t set, number, is; /* set: 1 + it, 0: nothing; all of them below SHMB_MOST_ITEMS */
+};
+
+/* SplitMix64, as in sample.c. */
+static uint64_t next_number(struct shmb_choice *choice) {
+    uint64_t z = choice->key + ++choice->next * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+static double part(struct shmb_choice *choice) { return (double)(next_number(choice) >> 11) * 0x1p-53; }
+
+static uint64_t chosen_below(struct shmb_choice *choice, uint64_t bound) {
+    return (uint64_t)(((unsigned __int128)next_number(choice) * bound) >> 64);
+}
+
+bool shmb_choice_begin(struct shmb_choice *choice, uint64_t key, uint64_t count) {
+    uint64_t room = 16;
+    while (room < 2 * count) room *= 2; /* half of it is free: each choice is one entry at most */
+    *choice = (struct shmb_choice){.key = key, .swapped = calloc(room, sizeof *choice->swapped), .mask = room - 1};
+    return choice->swapped != NULL;
+}
+
+void shmb_choice_end(struct shmb_choice *choice) { free(choice->swapped); }
+
+static struct shmb_swapped *swap_of(const struct shmb_choice *choice, uint64_t set, uint64_t number) {
+    uint64_t at = (set * 0xC2B2AE3D27D4EB4Fu ^ number) * 0x9E3779B97F4A7C15u;
+    for (at = (at ^ at >> 32) & choice->mask;; at = (at + 1) & choice->mask) {
+        struct shmb_swapped *one = &choice->swapped[at];
+        if (one->set == 0 || (one->set == set + 1 && one->number == number)) return one;
+    }
+}
+
+uint64_t shmb_choose(struct shmb_choice *choice, uint64_t set, uint64_t left) {
+    uint64_t number = chosen_below(choice, left), last = left - 1;
+    const struct shmb_swapped *end = swap_of(choice, set, last);
+    uint64_t moved = end->set ? end->is : last;
+    struct shmb_swapped *one = swap_of(choice, set, number);
+    uint64_t chosen = one->set ? one->is : number;
+    *one = (struct shmb_swapped){(uint32_t)set + 1, (uint32_t)number, (uint32_t)moved};
+    return chosen;
+}
+
+uint64_t shmb_choose_any(struct shmb_choice *choice, uint64_t of) { return chosen_below(choice, of); }
+
+struct sums {
+    double *upto;    /* of all sets so far */
+    uint32_t *left;  /* of each set */
+    uint32_t *base;  /* of each set, when they were summed */
+    uint64_t sets;
+};
+
+static bool add_up(struct sums *sums, const double *weights) {
+    double sum = 0;
+    for (uint64_t i = 0; i < sums->sets; i++) {
+        sums->base[i] = sums->left[i];
+        sum += weights[i] > 0 ? weights[i] * sums->left[i] : 0;
+        sums->upto[i] = sum;
+    }
+    return sum > 0;
+}
+
+/* The first set whose sum is above. Of sets that weigh nothing it is never one. */
+static uint64_t set_above(const struct sums *sums, double sum) {
+    uint64_t first = 0;
+    for (uint64_t left = sums->sets, half; left > 1; left -= half) { /* no branch, which would be foreseen half of the time */
+        half = left / 2;
+        first += half & (0 - (uint64_t)(sums->upto[first + half - 1] <= sum));
+    }
+    return first;
+}
+
+/* The number of sets, where nothing is left that weighs anything. */
+static uint64_t next_set(struct shmb_choice *choice, struct sums *sums, const double *weights, bool again) {
+    for (uint32_t refused = 1;; refused++) {
+        if (refused % REFUSED == 0 && !add_up(sums, weights)) return sums->sets;
+        uint64_t set = set_above(sums, part(choice) * sums->upto[sums->sets - 1]);
+        if (!(weights[set] > 0) || sums->left[set] == 0) continue; /* nothing is left, or rounding has led beyond the last */
+        if (again || sums->left[set] == sums->base[set]) return set;
+        if (chosen_below(choice, sums->base[set]) < sums->left[set]) return set;
+    }
+}
+
+bool shmb_draw_labelled(struct shmb_labels *all, const double *weights, uint64_t key, uint64_t count, bool again, int64_t *out,
+                        int64_t *labels) {
+    uint64_t sets = shmb_labels_order(all);
+    struct shmb_choice choice;
+    struct sums sums = {.upto = malloc(sets * sizeof *sums.upto), .sets = sets};
+    sums.left = malloc(2 * sets * sizeof *sums.left);
+    bool made = shmb_choice_begin(&choice, key, again ? 0 : count) && sums.upto && sums.left;
+    if (made) {
+        sums.base = sums.left + sets;
+        for (uint64_t i = 0; i < sets; i++) sums.left[i] = all->order[i].count;
+        made = add_up(&sums, weights);
+    }
+    for (uint64_t i = 0; i < count && made; i++) { /* where each lies, before any is read: the cache misses overlap */
+        uint64_t set = next_set(&choice, &sums, weights, again);
+        if (set == sets) {
+            made = false;
+            break;
+        }
+        uint64_t left = sums.left[set];
+        uint64_t number = again ? chosen_below(&choice, left) : shmb_choose(&choice, set, left);
+        sums.left[set] -= !again;
+        const uint32_t *item = shmb_kin_item_at(shmb_kin_at(all, set), (uint32_t)number);
+        __builtin_prefetch(item);
+        out[i] = (int64_t)(uintptr_t)item;
+        if (labels) labels[i] = all->order[set].label;
+    }
+    for (uint64_t i = 0; i < count && made; i++) out[i] = *(const uint32_t *)(uintptr_t)out[i];
+    shmb_choice_end(&choice);
+    free(sums.upto);
+    free(sums.left);
+    return made;
+}

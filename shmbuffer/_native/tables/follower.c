@@ -1,0 +1,316 @@
+/* What a process has seen of a ring, and what has come and gone since: so that who keeps something about items reads the
+ * new ones and not all of them. Nothing of it is shared: a writer does not know who follows it, and nothing is left behind
+ * by who dies. A look costs what was written and what went, plus the writes that were under way.
+ *
+ *     front ─────────────────────▶ at ──────▶ end                  end mod capacity == head mod capacity
+ *       items that were told of      to be told of (`next`)
+ *       holes                        written since, or behind a slot whose write was under way and is done
+ *
+ * Places count slots in the order in which they follow each other: by age, the oldest first. A write in the ring moves
+ * `end` on; one into named slots takes the tickets of a lap and no place. Always true between two looks
+ *
+ *   1. A slot is held if its item was told of, and not yet that it went.
+ *   2. The item of a held slot has a ticket below `seen`; whatever is stored there later has one from `seen` on. So no
+ *      ticket has to be kept: a word that is COMMITTED with a smaller one says that the item is still there.
+ *   3. Every ticket below `seen` is held, gone for good, or that of a pending slot.
+ *   4. A place from `front` on that is no item is in one of the holes.
+ *
+ * Words are read without the mutex. A claim moves the head first and marks its slots then, so a look ends where a claim
+ * begins that is being marked: what is stored in a slot later has a ticket from `seen` on, whichever slot it is. What is read of
+ * an item may be that of the next one: then its ticket is, too, and who draws compares. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/ring.h"
+#include "tables/follower.h"
+
+static inline uint64_t word_of(const struct shmb_ring *ring, uint64_t slot) {
+    return atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
+}
+
+static inline bool is_held(const struct shmb_follower *f, uint64_t slot) { return f->held[slot / 64] >> slot % 64 & 1; }
+
+static inline void hold(struct shmb_follower *f, uint64_t slot, bool held) {
+    uint64_t bit = (uint64_t)1 << slot % 64;
+    f->held[slot / 64] = held ? f->held[slot / 64] | bit : f->held[slot / 64] & ~bit;
+}
+
+static inline uint64_t slot_at(const struct shmb_follower *f, uint64_t place) { return place % f->ring->capacity; }
+
+static bool push(struct shmb_follower *f, struct shmb_pairs *pairs, uint64_t first, uint64_t second) {
+    if (pairs->begin + pairs->count == pairs->room) {
+        if (pairs->begin > pairs->count) {
+            memmove(pairs->at, pairs->at + pairs->begin, pairs->count * sizeof *pairs->at);
+            pairs->begin = 0;
+        } else {
+            uint64_t room = pairs->room ? 2 * pairs->room : 64;
+            struct shmb_pair *at = realloc(pairs->at, room * sizeof *at);
+            if (at == NULL) return f->failed = true, false;
+            pairs->at = at;
+            pairs->room = room;
+        }
+    }
+    pairs->at[pairs->begin + pairs->count++] = (struct shmb_pair){first, second};
+    return true;
+}
+
+static inline struct shmb_pair *pair(const struct shmb_pairs *pairs, uint64_t i) { return &pairs->at[pairs->begin + i]; }
+
+/* Slots that follow each other become one pair. */
+static void gone_too(struct shmb_follower *f, uint64_t slot, uint64_t count) {
+    struct shmb_pair *last = f->gone.count > f->over ? pair(&f->gone, f->gone.count - 1) : NULL;
+    if (last && last->first + last->second == slot)
+        last->second += count;
+    else
+        push(f, &f->gone, slot, count);
+}
+
+static void let_go(struct shmb_follower *f, uint64_t slot) {
+    hold(f, slot, false);
+    gone_too(f, slot, 1);
+}
+
+/* From the oldest place on; as a rule all slots of a word are held. */
+static void let_go_of_written_over(struct shmb_follower *f, uint64_t oldest) {
+    const uint64_t capacity = f->ring->capacity;
+    for (uint64_t slot = slot_at(f, f->front), count; f->front < oldest; f->front += count) {
+        count = 1;
+        if (slot % 64 == 0 && oldest - f->front >= 64 && capacity - slot >= 64 && f->held[slot / 64] == UINT64_MAX) {
+            count = 64;
+            f->held[slot / 64] = 0;
+            gone_too(f, slot, count);
+        } else if (is_held(f, slot)) {
+            let_go(f, slot);
+        }
+        slot = slot + count < capacity ? slot + count : 0;
+    }
+    f->over = f->gone.count;
+}
+
+static void note_hole(struct shmb_follower *f, uint64_t place) {
+    struct shmb_pairs *holes = &f->holes;
+    if (holes->count && pair(holes, holes->count - 1)->second + 1 == place)
+        pair(holes, holes->count - 1)->second = place;
+    else
+        push(f, holes, place, place);
+}
+
+static void forget_holes_from(struct shmb_follower *f, uint64_t place) {
+    struct shmb_pairs *holes = &f->holes;
+    while (holes->count && pair(holes, holes->count - 1)->first >= place) holes->count--;
+    if (holes->count && pair(holes, holes->count - 1)->second >= place) pair(holes, holes->count - 1)->second = place - 1;
+}
+
+/* How many places before this one are no hole; a lap, where there is none. */
+static uint64_t reach_of(const struct shmb_follower *f, uint64_t place) {
+    uint64_t low = 0, high = f->holes.count;
+    if (high && pair(&f->holes, high - 1)->second < place) low = high; /* as a rule it is behind the last one */
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (pair(&f->holes, middle)->second < place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low ? place - pair(&f->holes, low - 1)->second - 1 : f->ring->capacity;
+}
+
+bool shmb_follower_make(struct shmb_follower *f, const struct shmb_ring *ring) {
+    *f = (struct shmb_follower){.ring = ring};
+    f->held = calloc(ring->capacity / 64 + 1, sizeof *f->held);
+    return f->held != NULL;
+}
+
+void shmb_follower_free(struct shmb_follower *f) {
+    free(f->held);
+    free(f->gone.at);
+    free(f->changed.at);
+    free(f->pending.at);
+    free(f->holes.at);
+    *f = (struct shmb_follower){0};
+}
+
+void shmb_follower_forget(struct shmb_follower *f) { f->started = false; }
+
+/* The first ticket that is not looked at yet. Of claims one at a time is being marked, and it is the last one. */
+static uint64_t end_of_look(const struct shmb_follower *f) {
+    const struct shmb_ring *ring = f->ring;
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_acquire);
+    for (uint32_t i = 0; i < SHMB_ENTRIES && (head != f->seen || !f->started); i++) {
+        const struct shmb_entry *entry = &ring->entries[i];
+        if (atomic_load_explicit(&entry->phase, memory_order_acquire) != SHMB_MARKING) continue;
+        uint64_t first = atomic_load_explicit(&entry->first, memory_order_relaxed);
+        if (first < head) head = first;
+    }
+    return head;
+}
+
+static void begin(struct shmb_follower *f, uint64_t head) {
+    uint64_t capacity = f->ring->capacity;
+    memset(f->held, 0, (capacity / 64 + 1) * sizeof *f->held);
+    f->pending.begin = f->pending.count = f->holes.begin = f->holes.count = 0;
+    f->end = head + capacity;
+    f->front = f->at = f->end - (head < capacity ? head : capacity);
+    f->ticket = 0;
+    f->started = true;
+    f->in_order = true;
+}
+
+/* Slots that were being written at the look before. Returns the first place of those that hold an item now, or `until`; in turn
+ * of those that are done. */
+static uint64_t settled(struct shmb_follower *f, uint64_t until, uint64_t oldest) {
+    uint64_t kept = 0;
+    for (uint64_t i = 0; i < f->pending.count; i++) {
+        struct shmb_pair one = *pair(&f->pending, i);
+        uint64_t word = word_of(f->ring, slot_at(f, one.first));
+        uint64_t from = one.first < oldest ? oldest : one.first;
+        if (from == one.first && word == one.second)
+            *pair(&f->pending, kept++) = one;
+        else if (from < until && (f->in_turn || (from == one.first && SHMB_STATE(word) == SHMB_COMMITTED)))
+            until = from;
+    }
+    f->pending.count = kept;
+    return until;
+}
+
+/* Of 64 slots from a multiple of it on: all are held, and hold what they did. */
+static bool are_as_before(const struct shmb_follower *f, uint64_t slot, uint64_t before) {
+    if (f->held[slot / 64] != UINT64_MAX) return false;
+    uint64_t others = 0;
+    for (uint64_t i = slot; i < slot + 64; i++) {
+        uint64_t word = atomic_load_explicit(&f->ring->words[i], memory_order_relaxed);
+        others |= (uint64_t)(word >= before) | (uint64_t)(SHMB_STATE(word) ^ SHMB_COMMITTED);
+    }
+    return others == 0;
+}
+
+/* Every slot from the oldest on, where writes into named slots may have come to any. Returns as `settled`. */
+static uint64_t scanned(struct shmb_follower *f, uint64_t from, uint64_t until, uint64_t head) {
+    const uint64_t before = SHMB_WORD(f->seen, 0), begun = SHMB_WORD(head, 0);
+    f->pending.begin = f->pending.count = 0;
+    for (uint64_t place = from, slot = slot_at(f, from); place < until; place++) {
+        while (slot % 64 == 0 && until - place > 64 && f->ring->capacity - slot > 64 && are_as_before(f, slot, before)) {
+            place += 64;
+            slot += 64;
+        }
+        uint64_t word = word_of(f->ring, slot);
+        unsigned state = SHMB_STATE(word);
+        bool held = is_held(f, slot);
+        if (word >= begun) {
+            /* the next look sees it */
+        } else if (held && state == SHMB_COMMITTED) {
+            if (word >= before) push(f, &f->changed, slot, place);
+        } else if (held || state == SHMB_COMMITTED) {
+            until = place; /* it is told again from here on */
+        } else if (state == SHMB_WRITING) {
+            push(f, &f->pending, place, word);
+        }
+        slot = slot + 1 < f->ring->capacity ? slot + 1 : 0;
+    }
+    return until;
+}
+
+/* A look: afterwards `gone` has slots whose item is not there any more, `changed` those whose item is another one in the same
+ * place, and `shmb_follower_next` tells of new ones. False: nothing has changed. `restarted`: nothing of before counts. */
+bool shmb_follower_look(struct shmb_follower *f, bool *restarted) {
+    const struct shmb_ring *ring = f->ring;
+    const uint64_t head = end_of_look(f);
+    const uint64_t capacity = ring->capacity, written = head - f->seen;
+    f->gone.begin = f->gone.count = f->changed.begin = f->changed.count = f->over = 0;
+    *restarted = !f->started || f->failed || head < f->seen || f->at != f->end;
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    if (*restarted) {
+        f->failed = false;
+        begin(f, head);
+        f->seen = head;
+        f->tail = tail;
+        return true;
+    }
+    const uint64_t until = f->end, end = until + written % capacity, oldest = end - capacity;
+    bool any = written >= capacity || (ring->bytes && !f->in_order && tail != f->tail);
+    uint64_t at = settled(f, until, oldest);
+    if (any) at = scanned(f, oldest, at, head);
+    if (any && f->changed.count) f->in_order = false;
+    let_go_of_written_over(f, oldest);
+    for (; f->front < at; f->front++) { /* evicted, or forgotten */
+        uint64_t slot = slot_at(f, f->front);
+        if (!is_held(f, slot)) continue;
+        if (SHMB_STATE(word_of(ring, slot)) == SHMB_COMMITTED) break;
+        let_go(f, slot);
+    }
+    if (at < oldest) at = oldest;
+    if (at < f->front) f->front = at; /* a write that was under way is done */
+    for (uint64_t place = until; place > at; place--)
+        if (is_held(f, slot_at(f, place - 1))) let_go(f, slot_at(f, place - 1));
+    forget_holes_from(f, at);
+    while (f->changed.count && pair(&f->changed, f->changed.count - 1)->second >= at) f->changed.count--;
+    while (f->changed.count && pair(&f->changed, 0)->second < f->front) f->changed.begin++, f->changed.count--;
+    uint64_t kept = 0;
+    for (uint64_t i = 0; i < f->pending.count; i++)
+        if (pair(&f->pending, i)->first < at) *pair(&f->pending, kept++) = *pair(&f->pending, i);
+    f->pending.count = kept;
+    while (f->holes.count && pair(&f->holes, 0)->second < oldest) f->holes.begin++, f->holes.count--;
+    f->at = at;
+    f->end = end;
+    f->seen = head;
+    f->tail = tail;
+    return f->gone.count || f->changed.count || f->at < f->end;
+}
+
+/* Each of 64 slots from a multiple of it on holds an item that is to be told of, in the order of tickets from that one on, which
+ * becomes the last of them. */
+static bool are_all_new(const struct shmb_follower *f, uint64_t slot, uint64_t *ticket) {
+    uint64_t before = SHMB_WORD(*ticket, SHMB_COMMITTED), others = 0;
+    for (uint64_t i = slot; i < slot + 64; i++) {
+        uint64_t word = atomic_load_explicit(&f->ring->words[i], memory_order_relaxed);
+        others |= (uint64_t)(word < before) | (uint64_t)(SHMB_STATE(word) ^ SHMB_COMMITTED);
+        before = word;
+    }
+    atomic_thread_fence(SYNC_SLOT_COMMIT_ACQUIRE);
+    if (others || SHMB_TICKET(before) >= f->seen) return false;
+    *ticket = SHMB_TICKET(before);
+    return true;
+}
+
+/* The next of the new items, oldest first: their slots, and how many places before each are no hole, where `reach` is no NULL.
+ * 0: that was all. */
+uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t room) {
+    const uint64_t capacity = f->ring->capacity, seen = f->seen, end = f->end;
+    uint64_t found = 0, place = f->at, ticket = f->ticket, settled_before = f->pending.count ? 0 : room;
+    for (uint64_t slot = slot_at(f, place); place < end && found < room; place++) {
+        bool whole = slot % 64 == 0 && end - place >= 64 && room - found >= 64 && capacity - slot >= 64 && !(reach && f->holes.count);
+        if (whole && are_all_new(f, slot, &ticket)) {
+            f->held[slot / 64] = UINT64_MAX;
+            for (uint64_t i = 0; i < 64; i++) slots[found + i] = (int64_t)(slot + i);
+            for (uint64_t i = 0; i < 64 && reach; i++) reach[found + i] = (int64_t)capacity;
+            found += 64;
+            place += 63;
+            slot = slot + 64 < capacity ? slot + 64 : 0;
+            continue;
+        }
+        uint64_t word = word_of(f->ring, slot);
+        bool ours = SHMB_TICKET(word) < seen;
+        if (ours && SHMB_STATE(word) == SHMB_COMMITTED) {
+            if (SHMB_TICKET(word) < ticket) f->in_order = false;
+            ticket = SHMB_TICKET(word);
+            if (reach) reach[found] = (int64_t)(f->holes.count ? reach_of(f, place) : capacity);
+            slots[found++] = (int64_t)slot;
+            hold(f, slot, true);
+        } else {
+            if (ours && SHMB_STATE(word) == SHMB_WRITING && push(f, &f->pending, place, word) && found < settled_before)
+                settled_before = found;
+            note_hole(f, place);
+        }
+        slot = slot + 1 < capacity ? slot + 1 : 0;
+    }
+    f->settled = found < settled_before ? found : settled_before;
+    f->ticket = ticket;
+    f->at = place;
+    return found;
+}
+
+/* How many places before a slot that is held are no hole. */
+uint64_t shmb_follower_reach(const struct shmb_follower *f, uint64_t slot) {
+    uint64_t capacity = f->ring->capacity;
+    return reach_of(f, f->end - 1 - (f->end - 1 + capacity - slot) % capacity);
+}

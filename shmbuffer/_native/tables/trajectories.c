@@ -1,0 +1,468 @@
+/* Trajectories as runs of items whose steps follow each other without a gap.
+ *
+ *     owner   source, lane (and id)     runs   0..4   5..7   9..12
+ *     run     elements in a circle      items at either end come and go at the price of one
+ *     where   of each element           run, and index in it
+ *     marks   first elements            of the runs that are long enough: counted, and the k-th is found
+ *
+ * Where items lie in their order, a step is the number of the item of its owner, and who appends it says where a
+ * trajectory ends. Where they lie anywhere, steps are given, and a run ends where one is missing. */
+#include "tables/trajectories.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tables/windows.h"
+
+#define FIRST_ROOM 4u /* of a run, and of an owner */
+
+static inline uint32_t length(const struct shmb_run *run) { return run->back - run->front; }
+
+static inline uint32_t *item(const struct shmb_run *run, uint32_t index) { return &run->items[index & run->mask]; }
+
+static inline int64_t further(int64_t step, uint32_t steps) { return (int64_t)((uint64_t)step + steps); }
+
+static inline int64_t end_of(const struct shmb_run *run) { return further(run->step, length(run)); }
+
+/* Owners, and a table that finds them. */
+
+static inline uint32_t place_of(const struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
+    uint64_t mixed = (source ^ (uint64_t)id * 0xC2B2AE3D27D4EB4Fu) + lane * 0x165667B19E3779F9u;
+    return (uint32_t)((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> all->shift);
+}
+
+static inline uint32_t next_place(const struct shmb_trajectories *all, uint32_t at) {
+    return (at + 1) & (uint32_t)(((uint64_t)1 << (64 - all->shift)) - 1);
+}
+
+static uint32_t found_at(const struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
+    uint32_t at = place_of(all, source, id, lane);
+    for (; all->table[at]; at = next_place(all, at)) {
+        const struct shmb_owner *owner = &all->owners[all->table[at] - 1];
+        if (owner->source == source && owner->id == id && owner->lane == lane) break;
+    }
+    return at;
+}
+
+static bool more_owners(struct shmb_trajectories *all) {
+    uint32_t room = all->room_owners ? 2 * all->room_owners : 64;
+    struct shmb_owner *owners = realloc(all->owners, room * sizeof *owners);
+    if (owners) all->owners = owners;
+    uint32_t *table = calloc((size_t)2 * room, sizeof *table);
+    if (owners == NULL || table == NULL) return free(table), false;
+    free(all->table);
+    all->table = table;
+    all->room_owners = room;
+    all->shift = 63u - (uint32_t)__builtin_ctz(room);
+    for (uint32_t i = 0; i < all->n_owners; i++)
+        if (owners[i].runs) table[found_at(all, owners[i].source, owners[i].id, owners[i].lane)] = i + 1;
+    return true;
+}
+
+/* NULL: there is no memory for one. */
+static struct shmb_owner *owner_looked_up(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
+    uint32_t at = found_at(all, source, id, lane);
+    if (all->table[at]) return &all->owners[(all->last_owner = all->table[at]) - 1];
+    uint32_t *runs = malloc(FIRST_ROOM * sizeof *runs);
+    if (runs == NULL) return NULL;
+    uint32_t number = all->free_owners;
+    if (number) {
+        all->free_owners = all->owners[number - 1].count;
+    } else {
+        if (all->n_owners == all->room_owners) {
+            if (!more_owners(all)) return free(runs), NULL;
+            at = found_at(all, source, id, lane);
+        }
+        number = ++all->n_owners;
+    }
+    all->table[at] = number;
+    struct shmb_owner *owner = &all->owners[number - 1];
+    *owner = (struct shmb_owner){.source = source, .id = id, .lane = lane, .runs = runs, .room = FIRST_ROOM};
+    return owner;
+}
+
+static inline struct shmb_owner *owner_of(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
+    struct shmb_owner *last = all->last_owner ? &all->owners[all->last_owner - 1] : NULL;
+    if (last && last->runs && last->source == source && last->id == id && last->lane == lane) return last;
+    return owner_looked_up(all, source, id, lane);
+}
+
+/* What was put behind it because its place was taken moves up. */
+static void forget_owner(struct shmb_trajectories *all, struct shmb_owner *owner) {
+    uint32_t at = found_at(all, owner->source, owner->id, owner->lane), number = all->table[at];
+    for (uint32_t gap = at;;) {
+        all->table[gap] = 0;
+        for (at = next_place(all, gap);; at = next_place(all, at)) {
+            if (all->table[at] == 0) goto moved;
+            const struct shmb_owner *other = &all->owners[all->table[at] - 1];
+            uint32_t home = place_of(all, other->source, other->id, other->lane);
+            bool between = gap < at ? gap < home && home <= at : gap < home || home <= at;
+            if (!between) break;
+        }
+        all->table[gap] = all->table[at];
+        gap = at;
+    }
+moved:
+    free(owner->runs);
+    *owner = (struct shmb_owner){.count = all->free_owners};
+    all->free_owners = number;
+}
+
+static inline uint32_t *runs_of(const struct shmb_owner *owner) { return owner->runs + owner->begin; }
+
+/* How many runs of an owner begin at that step or before it. */
+static uint32_t runs_until(const struct shmb_trajectories *all, const struct shmb_owner *owner, int64_t step) {
+    uint32_t low = 0, high = owner->count;
+    if (high && all->runs[runs_of(owner)[high - 1]].step <= step) return high; /* as a rule it is the last one */
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (all->runs[runs_of(owner)[middle]].step <= step)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static uint32_t place_among(const struct shmb_trajectories *all, uint32_t run) {
+    const struct shmb_owner *owner = &all->owners[all->runs[run].owner];
+    return runs_of(owner)[0] == run ? 0 : runs_until(all, owner, all->runs[run].step) - 1;
+}
+
+/* Runs. */
+
+static void mark_by(struct shmb_trajectories *all, struct shmb_run *run, uint32_t first) {
+    if (run->marked != SHMB_NO_ELEMENT) shmb_marks_set(&all->marks, run->marked, false);
+    if (first != SHMB_NO_ELEMENT) shmb_marks_set(&all->marks, first, true);
+    run->marked = first;
+}
+
+static inline void mark(struct shmb_trajectories *all, struct shmb_run *run) {
+    bool is_long = all->least && length(run) >= all->least;
+    uint32_t first = is_long ? *item(run, run->front) : SHMB_NO_ELEMENT;
+    if (run->marked != first) mark_by(all, run, first);
+}
+
+/* A run without items, as the `at`-th of its owner. SHMB_NO_ELEMENT: there is no memory for one. */
+static uint32_t add_run(struct shmb_trajectories *all, uint32_t whose, uint32_t at, int64_t step) {
+    struct shmb_owner *owner = &all->owners[whose];
+    if (owner->begin + owner->count == owner->room) {
+        if (owner->begin > owner->count) { /* more than half of it is free */
+            memmove(owner->runs, runs_of(owner), owner->count * sizeof *owner->runs);
+            owner->begin = 0;
+        } else {
+            uint32_t *runs = realloc(owner->runs, (size_t)2 * owner->room * sizeof *runs);
+            if (runs == NULL) return all->failed = true, SHMB_NO_ELEMENT;
+            owner->runs = runs;
+            owner->room *= 2;
+        }
+    }
+    uint32_t *items = malloc(FIRST_ROOM * sizeof *items), number = all->free_runs;
+    if (items == NULL) return all->failed = true, SHMB_NO_ELEMENT;
+    if (number) {
+        all->free_runs = all->runs[--number].front;
+    } else {
+        if (all->n_runs == all->room_runs) {
+            uint32_t room = all->room_runs ? 2 * all->room_runs : 64;
+            struct shmb_run *runs = realloc(all->runs, room * sizeof *runs);
+            if (runs == NULL) return free(items), all->failed = true, SHMB_NO_ELEMENT;
+            all->runs = runs;
+            all->room_runs = room;
+        }
+        number = all->n_runs++;
+    }
+    all->runs[number] = (struct shmb_run){
+        .items = items, .mask = FIRST_ROOM - 1, .owner = whose, .marked = SHMB_NO_ELEMENT, .step = step};
+    memmove(&runs_of(owner)[at + 1], &runs_of(owner)[at], (owner->count - at) * sizeof *owner->runs);
+    all->moved += owner->count - at;
+    runs_of(owner)[at] = number;
+    owner->count++;
+    all->count++;
+    return number;
+}
+
+/* The `at`-th of its owner. */
+static void remove_run(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
+    struct shmb_owner *owner = &all->owners[whose];
+    uint32_t number = runs_of(owner)[at];
+    struct shmb_run *run = &all->runs[number];
+    if (run->marked != SHMB_NO_ELEMENT) shmb_marks_set(&all->marks, run->marked, false);
+    if (at == 0)
+        owner->begin++;
+    else
+        memmove(&runs_of(owner)[at], &runs_of(owner)[at + 1], (owner->count - at - 1) * sizeof *owner->runs);
+    all->moved += at ? owner->count - at - 1 : 0;
+    free(run->items);
+    *run = (struct shmb_run){.front = all->free_runs};
+    all->free_runs = number + 1;
+    all->count--;
+    if (--owner->count == 0) forget_owner(all, owner);
+}
+
+static bool made_wider(struct shmb_trajectories *all, struct shmb_run *run) {
+    uint32_t mask = 2 * run->mask + 1, *items = malloc(((size_t)mask + 1) * sizeof *items);
+    if (items == NULL) return all->failed = true, false;
+    for (uint32_t i = run->front; i != run->back; i++) items[i & mask] = *item(run, i);
+    free(run->items);
+    run->items = items;
+    run->mask = mask;
+    return true;
+}
+
+static inline void put_last(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
+    struct shmb_run *run = &all->runs[number];
+    if (length(run) > run->mask && !made_wider(all, run)) return;
+    all->where[element] = (struct shmb_where){number + 1, run->back};
+    *item(run, run->back++) = element;
+}
+
+static void put_first(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
+    struct shmb_run *run = &all->runs[number];
+    if (length(run) > run->mask && !made_wider(all, run)) return;
+    all->where[element] = (struct shmb_where){number + 1, --run->front};
+    *item(run, run->front) = element;
+    run->step--;
+}
+
+/* The `at`-th run of an owner and the one behind it: the items of the shorter one move. */
+static void join(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
+    uint32_t one = runs_of(&all->owners[whose])[at], other = runs_of(&all->owners[whose])[at + 1];
+    struct shmb_run *first = &all->runs[one], *second = &all->runs[other];
+    bool into_first = length(first) >= length(second);
+    if (into_first)
+        for (uint32_t i = second->front; i != second->back && !all->failed; i++) put_last(all, one, *item(second, i));
+    else
+        for (uint32_t i = first->back; i != first->front && !all->failed;) put_first(all, other, *item(first, --i));
+    remove_run(all, whose, into_first ? at + 1 : at);
+    mark(all, &all->runs[into_first ? one : other]);
+    if (all->windows) shmb_windows_again(all, &all->runs[into_first ? one : other]);
+}
+
+/* From that index on the items are a run of their own. */
+static void split(struct shmb_trajectories *all, uint32_t number, uint32_t index) {
+    uint32_t whose = all->runs[number].owner, at = place_among(all, number);
+    uint32_t before = index - all->runs[number].front, behind = all->runs[number].back - index;
+    uint32_t made = add_run(all, whose, before < behind ? at : at + 1, all->runs[number].step + (before < behind ? 0 : before));
+    if (made == SHMB_NO_ELEMENT) return;
+    struct shmb_run *run = &all->runs[number];
+    if (before < behind) {
+        for (uint32_t i = run->front; i != index && !all->failed; i++) put_last(all, made, *item(run, i));
+        run->front = index;
+        run->step += before;
+    } else {
+        for (uint32_t i = index; i != run->back && !all->failed; i++) put_last(all, made, *item(run, i));
+        run->back = index;
+    }
+    mark(all, &all->runs[number]);
+    mark(all, &all->runs[made]);
+    if (all->windows) shmb_windows_again(all, &all->runs[number]);
+    if (all->windows) shmb_windows_again(all, &all->runs[made]);
+}
+
+static void come_or_gone(struct shmb_trajectories *all, uint32_t element, bool come) {
+    all->items += come ? 1u : UINT64_MAX;
+    if (all->held.bits) shmb_marks_set(&all->held, element, come);
+}
+
+/* All of them. */
+
+bool shmb_trajectories_make(struct shmb_trajectories *all, uint64_t elements, uint32_t width) {
+    *all = (struct shmb_trajectories){.wanted = elements, .elements = elements, .width = width};
+    all->where = calloc(elements, sizeof *all->where); /* pages that nobody needs are not there */
+    if (all->where != NULL && more_owners(all) && shmb_marks_make(&all->marks, elements)) return true;
+    shmb_trajectories_free(all);
+    all->wanted = elements;
+    all->width = width;
+    all->failed = true;
+    return false;
+}
+
+void shmb_trajectories_free(struct shmb_trajectories *all) {
+    for (uint32_t i = 0; i < all->n_runs; i++) free(all->runs[i].items);
+    for (uint32_t i = 0; i < all->n_owners; i++) free(all->owners[i].runs);
+    free(all->runs);
+    free(all->owners);
+    free(all->table);
+    free(all->where);
+    shmb_marks_free(&all->marks);
+    shmb_marks_free(&all->held);
+    *all = (struct shmb_trajectories){0};
+}
+
+bool shmb_trajectories_clear(struct shmb_trajectories *all) {
+    uint32_t least = all->least, width = all->width;
+    uint64_t elements = all->wanted;
+    bool counted = all->held.bits != NULL;
+    struct shmb_windows *windows = all->windows;
+    shmb_trajectories_free(all);
+    bool made = shmb_trajectories_make(all, elements, width);
+    all->least = least;
+    all->windows = windows;
+    if (counted) shmb_trajectories_count(all);
+    return made;
+}
+
+int64_t shmb_trajectory_before(struct shmb_trajectories *all, uint64_t source, uint32_t slot) {
+    struct shmb_owner *owner = owner_of(all, source, 0, 0);
+    if (owner == NULL) return all->failed = true, -1;
+    int64_t before = -1;
+    if (owner->look == all->looks) {
+        before = owner->last;
+    } else if (owner->count) {
+        const struct shmb_run *run = &all->runs[runs_of(owner)[owner->count - 1]];
+        before = *item(run, run->back - 1) / all->width;
+    }
+    owner->look = all->looks;
+    owner->last = slot;
+    return before;
+}
+
+void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint32_t lane, uint32_t element, bool cut,
+                            bool settled) {
+    struct shmb_owner *owner = owner_of(all, source, 0, lane);
+    if (owner == NULL) {
+        all->failed = true;
+        return;
+    }
+    uint32_t run = owner->count ? runs_of(owner)[owner->count - 1] : SHMB_NO_ELEMENT;
+    int64_t step = owner->count ? end_of(&all->runs[run]) : 0;
+    if (owner->count == 0 || cut) run = add_run(all, (uint32_t)(owner - all->owners), owner->count, step);
+    if (all->failed) return;
+    put_last(all, run, element);
+    come_or_gone(all, element, true);
+    mark(all, &all->runs[run]);
+    if (all->windows && settled) shmb_windows_longer(all, &all->runs[run]);
+}
+
+void shmb_trajectories_extend(struct shmb_trajectories *all, uint32_t slot, uint32_t count, uint32_t settled) {
+    uint32_t number = all->where[slot].run - 1;
+    all->owners[all->runs[number].owner].last = slot + count;
+    for (uint32_t i = 1; i <= count && !all->failed; i++) {
+        put_last(all, number, slot + i);
+        come_or_gone(all, slot + i, true);
+        if (all->windows && i <= settled) shmb_windows_longer(all, &all->runs[number]);
+    }
+    mark(all, &all->runs[number]);
+}
+
+bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint32_t lane, int64_t id, int64_t step,
+                            uint32_t element, uint32_t *there) {
+    struct shmb_owner *owner = owner_of(all, source, id, lane);
+    if (owner == NULL) return all->failed = true;
+    uint32_t at = runs_until(all, owner, step), whose = (uint32_t)(owner - all->owners);
+    uint32_t before = at ? runs_of(owner)[at - 1] : SHMB_NO_ELEMENT;
+    uint32_t behind = at < owner->count ? runs_of(owner)[at] : SHMB_NO_ELEMENT;
+    if (at && step < end_of(&all->runs[before])) {
+        const struct shmb_run *run = &all->runs[before];
+        *there = *item(run, run->front + (uint32_t)(step - run->step));
+        return false;
+    }
+    bool follows = at && step == end_of(&all->runs[before]);
+    bool leads = behind != SHMB_NO_ELEMENT && all->runs[behind].step == further(step, 1);
+    uint32_t run = follows ? before : leads ? behind : add_run(all, whose, at, step);
+    if (all->failed) return true;
+    if (leads && !follows)
+        put_first(all, run, element);
+    else
+        put_last(all, run, element);
+    come_or_gone(all, element, true);
+    mark(all, &all->runs[run]);
+    if (follows && leads) join(all, whose, at - 1);
+    return true;
+}
+
+void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element) {
+    if (all->where[element].run == 0) return;
+    uint32_t number = all->where[element].run - 1, index = all->where[element].index;
+    if (index != all->runs[number].front && index != all->runs[number].back - 1) {
+        split(all, number, index);
+        if (all->failed) return;
+        number = all->where[element].run - 1;
+        index = all->where[element].index;
+        if (all->runs[number].cut == index) all->runs[number].cut++; /* windows begin behind the hole */
+    }
+    struct shmb_run *run = &all->runs[number];
+    all->where[element].run = 0;
+    come_or_gone(all, element, false);
+    if (length(run) == 1) {
+        remove_run(all, run->owner, place_among(all, number));
+        return;
+    }
+    if (index == run->front) {
+        run->front++;
+        run->step++;
+        if (all->windows) shmb_windows_shorter(all, run);
+    } else {
+        run->back--;
+        if ((int32_t)(run->cut - run->back) > 0) run->cut = run->back;
+    }
+    mark(all, run);
+}
+
+void shmb_trajectories_drop(struct shmb_trajectories *all, uint64_t element, uint64_t end) {
+    while (element < end && !all->failed) {
+        const uint32_t number = all->where[element].run, first = (uint32_t)element;
+        struct shmb_run *run = number ? &all->runs[number - 1] : NULL;
+        const uint32_t front = run ? run->front : 0;
+        const uint64_t behind = run ? element + length(run) - 1 : 0; /* one stays: without items it is no run */
+        for (; element < end && element < behind; element++) { /* as a rule they are its first items, in order */
+            struct shmb_where *where = &all->where[element];
+            if (where->run != number || where->index != front + ((uint32_t)element - first)) break;
+            where->run = 0;
+            come_or_gone(all, (uint32_t)element, false);
+        }
+        const uint32_t gone = (uint32_t)element - first;
+        if (gone == 0) {
+            shmb_trajectory_drop(all, (uint32_t)element++);
+            continue;
+        }
+        run->front += gone;
+        run->step = further(run->step, gone);
+        if (all->windows) shmb_windows_shorter(all, run);
+        mark(all, run);
+    }
+}
+
+uint32_t shmb_trajectory_neighbour(const struct shmb_trajectories *all, uint32_t element, bool after) {
+    uint32_t number = all->where[element].run - 1, index = all->where[element].index;
+    const struct shmb_run *run = &all->runs[number];
+    if (after ? index + 1 != run->back : index != run->front) return *item(run, after ? index + 1 : index - 1);
+    const struct shmb_owner *owner = &all->owners[run->owner];
+    uint32_t at = place_among(all, number);
+    if (after ? at + 1 == owner->count : at == 0) return SHMB_NO_ELEMENT;
+    run = &all->runs[runs_of(owner)[after ? at + 1 : at - 1]];
+    return *item(run, after ? run->front : run->back - 1);
+}
+
+void shmb_trajectory_cut(struct shmb_trajectories *all, uint32_t element, bool cut) {
+    uint32_t number = all->where[element].run - 1, index = all->where[element].index;
+    if (cut == (index == all->runs[number].front)) return;
+    if (cut) {
+        split(all, number, index);
+        return;
+    }
+    uint32_t at = place_among(all, number);
+    if (at) join(all, all->runs[number].owner, at - 1);
+}
+
+void shmb_trajectories_mark(struct shmb_trajectories *all, uint32_t least) {
+    if (all->least == least) return;
+    all->least = least;
+    shmb_marks_clear(&all->marks);
+    for (uint32_t i = 0; i < all->n_runs; i++)
+        if (all->runs[i].items) {
+            all->runs[i].marked = SHMB_NO_ELEMENT;
+            mark(all, &all->runs[i]);
+        }
+}
+
+/* Which items there are, once somebody asks for the k-th of them. */
+void shmb_trajectories_count(struct shmb_trajectories *all) {
+    if (all->held.bits || all->elements == 0) return;
+    if (!shmb_marks_make(&all->held, all->elements)) {
+        all->failed = true;
+        return;
+    }
+    for (uint64_t element = 0; element < all->elements && all->items; element++)
+        if (all->where[element].run) shmb_marks_set(&all->held, element, true);
+}

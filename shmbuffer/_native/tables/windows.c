@@ -1,0 +1,179 @@
+/* Windows of a run: each `steps` items from its first one on, once they are all there. Each is given once, the one that was
+ * completed first comes first.
+ *
+ *     run     0 1 2 3 4 5 6 7 8 9        steps = 4
+ *             └─────┘ └─────┘ ╰─ cut, from where the next window begins
+ *     queue   0, 4                       taken: those before `next`
+ *
+ * Always true
+ *   1. The word of an item is noted with it once it is in a window, or in the rest of one that was lost. So an item that is
+ *      told of again, by whomever and however often, gets no second window, and one that is stored in its place does.
+ *   2. A window is taken only if each of its items is the one that was noted, and they follow each other still.
+ *   3. An item behind a write that is under way comes into no window before that is done: it may be what is missing.
+ *   4. Windows of a run have the phase of its first item, also where that is written over: what is left of a window without its
+ *      first item is no part of another one. */
+#include "tables/windows.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/layout.h"
+#include "core/sync.h"
+#include "tables/trajectories.h"
+
+#define KEPT 1024u /* windows that were taken, and may be taken back */
+
+static inline uint32_t at_index(const struct shmb_run *run, uint32_t index) { return run->items[index & run->mask]; }
+
+static inline uint64_t word_now(const struct shmb_windows *w, uint32_t element) {
+    uint32_t slot = w->width == 1 ? element : element / w->width;
+    return atomic_load_explicit(&w->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
+}
+
+static inline bool is_used(const struct shmb_windows *w, uint32_t element) {
+    return w->used[element] && w->used[element] == word_now(w, element);
+}
+
+static inline void use(struct shmb_windows *w, uint32_t element) {
+    uint64_t word = word_now(w, element);
+    w->used[element] = SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < w->seen ? word : 0;
+}
+
+bool shmb_windows_make(struct shmb_windows *w, const _Atomic uint64_t *words, uint64_t elements, uint32_t width, uint32_t steps) {
+    *w = (struct shmb_windows){.words = words, .elements = elements, .width = width, .steps = steps};
+    w->used = calloc(elements, sizeof *w->used); /* pages that nobody needs are not there */
+    return w->used != NULL;
+}
+
+void shmb_windows_free(struct shmb_windows *w) {
+    free(w->used);
+    free(w->at);
+    *w = (struct shmb_windows){0};
+}
+
+static inline struct shmb_window *window_of(const struct shmb_windows *w, uint64_t number) {
+    return &w->at[w->begin + (number - w->number)];
+}
+
+/* The run that has it, if all its items are there and follow each other; then `index` is that of the first one. */
+static const struct shmb_run *run_of_window(const struct shmb_trajectories *all, const struct shmb_window *one, uint32_t *index) {
+    const struct shmb_windows *w = all->windows;
+    if (w->used[one->first] != one->word || all->where[one->first].run == 0) return NULL;
+    const struct shmb_run *run = &all->runs[all->where[one->first].run - 1];
+    *index = all->where[one->first].index;
+    if (run->back - *index < w->steps) return NULL;
+    for (uint32_t i = 0; i < w->steps; i++)
+        if (!is_used(w, at_index(run, *index + i))) return NULL;
+    return run;
+}
+
+/* Room for one more: what was taken long ago is forgotten, and what is lost. */
+static bool room_for_one(struct shmb_trajectories *all) {
+    struct shmb_windows *w = all->windows;
+    if (w->begin + w->count < w->room) return true;
+    uint64_t end = w->number + w->count, from = w->next - w->number > KEPT ? w->next - KEPT : w->number;
+    uint64_t kept = w->begin + (w->next - w->number);
+    for (uint64_t number = w->next; number < end; number++) {
+        uint32_t index;
+        if (run_of_window(all, window_of(w, number), &index))
+            w->at[kept++] = *window_of(w, number);
+        else
+            w->lost++;
+    }
+    w->begin += from - w->number;
+    w->count = kept - w->begin;
+    w->number = from;
+    memmove(w->at, w->at + w->begin, w->count * sizeof *w->at);
+    w->begin = 0;
+    if (2 * w->count < w->room) return true;
+    uint64_t room = w->room ? 2 * w->room : 64;
+    struct shmb_window *at = realloc(w->at, room * sizeof *at);
+    if (at == NULL) return w->failed = true, false;
+    w->at = at;
+    w->room = room;
+    return true;
+}
+
+/* Of the items from the cut on: another window. */
+static void complete(struct shmb_trajectories *all, struct shmb_run *run) {
+    struct shmb_windows *w = all->windows;
+    uint32_t first = at_index(run, run->cut), end = run->cut + w->steps;
+    if (!room_for_one(all)) return;
+    while (run->cut != end) use(w, at_index(run, run->cut++));
+    w->at[w->begin + w->count++] = (struct shmb_window){.word = w->used[first], .first = first};
+}
+
+void shmb_windows_longer(struct shmb_trajectories *all, struct shmb_run *run) {
+    struct shmb_windows *w = all->windows;
+    uint32_t last = at_index(run, run->back - 1);
+    if (is_used(w, last))
+        run->cut = run->back;
+    else if ((int32_t)(run->cut - run->back) >= 0) /* the rest of a window that was lost */
+        use(w, last);
+    else
+        while (run->back - run->cut >= w->steps && !w->failed) complete(all, run);
+}
+
+void shmb_windows_shorter(struct shmb_trajectories *all, struct shmb_run *run) {
+    struct shmb_windows *w = all->windows;
+    uint32_t from = run->cut;
+    while ((int32_t)(run->front - run->cut) > 0) run->cut += w->steps;
+    if (from == run->cut) return;
+    for (uint32_t i = run->front; i != run->cut && i != run->back; i++) use(w, at_index(run, i));
+}
+
+/* A run that was cut in two or made of two: windows go on behind the last item that has been in one. */
+void shmb_windows_again(struct shmb_trajectories *all, struct shmb_run *run) {
+    run->cut = run->front;
+    for (uint32_t i = run->back; i != run->front && run->cut == run->front; i--)
+        if (is_used(all->windows, at_index(run, i - 1))) run->cut = i;
+}
+
+/* Of so many slots, the newest ones at the last look, this is one. */
+static inline bool is_within(const struct shmb_windows *w, uint32_t element, uint64_t newest) {
+    uint64_t capacity = w->elements / w->width, head = w->seen % capacity;
+    return (head + capacity - 1 - element / w->width) % capacity < newest;
+}
+
+uint64_t shmb_windows_take(struct shmb_trajectories *all, uint64_t count, uint64_t newest, int64_t *firsts) {
+    struct shmb_windows *w = all->windows;
+    uint64_t found = 0;
+    for (uint32_t index; found < count && w->next < w->number + w->count; w->next++) {
+        const struct shmb_window *one = window_of(w, w->next);
+        if (is_within(w, one->first, newest) && run_of_window(all, one, &index))
+            firsts[found++] = one->first;
+        else
+            w->lost++;
+    }
+    return found;
+}
+
+uint64_t shmb_windows_waiting(const struct shmb_windows *w) { return w->number + w->count - w->next; }
+
+/* As if nothing had been taken since `next` was that number. */
+void shmb_windows_back(struct shmb_windows *w, uint64_t next, uint64_t lost) {
+    if (next > w->next) return;
+    w->next = next < w->number ? w->number : next;
+    w->lost = lost;
+}
+
+/* Items with tickets below a number, which need no window. */
+void shmb_windows_use(struct shmb_windows *w, const int64_t *elements, uint64_t count, uint64_t below) {
+    uint64_t seen = w->seen;
+    w->seen = below;
+    for (uint64_t i = 0; i < count; i++)
+        if ((uint64_t)elements[i] < w->elements) use(w, (uint32_t)elements[i]);
+    w->seen = seen;
+}
+
+/* Of each element: the ticket of its item, where it needs no window or is in one that was taken (`waiting`: in any); -1. */
+void shmb_windows_used(const struct shmb_trajectories *all, int64_t *tickets, bool waiting) {
+    const struct shmb_windows *w = all->windows;
+    for (uint64_t element = 0; element < w->elements; element++)
+        tickets[element] = is_used(w, (uint32_t)element) ? (int64_t)SHMB_TICKET(w->used[element]) : -1;
+    for (uint64_t number = w->next; !waiting && number < w->number + w->count; number++) {
+        uint32_t index;
+        const struct shmb_run *run = run_of_window(all, window_of(w, number), &index);
+        for (uint32_t i = 0; run && i < w->steps; i++) tickets[at_index(run, index + i)] = -1;
+    }
+}
