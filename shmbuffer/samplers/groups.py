@@ -271,7 +271,7 @@ class PromptGroupSampler(ClaimingSampler):
         elements = np.empty((groups, wanted), np.int64)
         at = address(numbers), groups
         if self.strategy == "random":
-            self._warn_if(table.some(*at, wanted, key ^ 1, address(elements)) < wanted)
+            self._warn_if(table.choose_members(*at, wanted, key ^ 1, address(elements)) < wanted)
             return elements.reshape(-1)
         sizes = np.empty(groups, np.int64)
         table.sizes(*at, address(sizes))
@@ -284,7 +284,7 @@ class PromptGroupSampler(ClaimingSampler):
             if size < wanted:
                 self._warn_if(True)
                 rest = np.empty((len(which), wanted), np.int64)
-                table.some(address(chosen), len(which), wanted, key ^ size, address(rest))
+                table.choose_members(address(chosen), len(which), wanted, key ^ size, address(rest))
                 elements[which, size:] = rest[:, size:]
         return elements.reshape(-1)
 

@@ -264,7 +264,7 @@ class StalenessAwareSampler(ClaimingSampler):
         elif batch_size:
             again = batch_size > int(counts[weights > 0].sum())
             table.draw(address(weights), key, batch_size, again, address(elements))
-        table.of(address(elements), batch_size, address(labels))
+        table.read(address(elements), batch_size, address(labels))
         return elements, version - labels
 
     def _weights(self, staleness: Ints, counts: Ints, version: int) -> Floats:

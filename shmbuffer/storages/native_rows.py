@@ -36,7 +36,7 @@ class NativeRows(RingRows, Rows):
         if core is None or reads_elsewhere():
             return None
         at = index.data_ptr(), tickets.data_ptr(), index.numel()
-        found: Any = core.take(*at, LOCK_TIMEOUT_NS)
+        found: Any = core.copy(*at, LOCK_TIMEOUT_NS)
         return found if type(found) is list else None
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:

@@ -51,7 +51,7 @@ class StackedRows:
             tensors, addresses = self.leaves.outputs((index.numel() // self.steps,))
             return tensors if self.fill(index, tickets, tuple(addresses)) else None
         core = self._core()
-        found: Any = None if core is None else core.take(*self._given(index, tickets))
+        found: Any = None if core is None else core.copy(*self._given(index, tickets))
         return found if type(found) is list else None
 
     def draw(self, given: tuple[int, int, float | None], known: Any, *into: tuple[int, ...]) -> Any:

@@ -26,10 +26,10 @@ static void publish_once(void) {
 }
 
 /* Returns the version that it has found, or the one that it knew. */
-static uint64_t look_once(uint64_t than) {
+static uint64_t follow_once(uint64_t than) {
     /* Where ThreadSanitizer watches the copies, nothing but the version may order them. */
     uint64_t words[WORDS], known = world.options.once ? 0 : atomic_load(&acknowledged);
-    struct shmb_told found;
+    struct shmb_weights_info found;
     int status = shmb_newest(&map, than, (unsigned char *)words, &found);
     if (status == SHMB_NOTHING) return than;
     if (status == SHMB_LAPPED) return COUNT(lapped, 1), than;
@@ -66,8 +66,8 @@ static void *raise_publishers(void *argument) {
 static void *look_on(void *argument) {
     uint64_t version = 0;
     random_begin(world.options.seed * 1000 + (uint64_t)(uintptr_t)argument);
-    while (!atomic_load(&published_all)) version = look_once(random_below(4) ? version : 0);
-    look_once(0);
+    while (!atomic_load(&published_all)) version = follow_once(random_below(4) ? version : 0);
+    follow_once(0);
     return NULL;
 }
 
@@ -81,6 +81,6 @@ void publish_and_look(const struct options *options) {
     if (pthread_create(&publisher, NULL, raise_publishers, NULL)) fail("pthread_create");
     pthread_join(publisher, NULL);
     for (unsigned i = 0; i < n; i++) pthread_join(readers[i], NULL);
-    if (look_once(0) == 0) fail("newest: nothing is there");
+    if (follow_once(0) == 0) fail("newest: nothing is there");
     free(map.page), free(map.copies);
 }

@@ -91,7 +91,7 @@ static void take_once(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     int64_t index[BATCH], took[BATCH], tickets[BATCH];
     uint64_t missing = 0;
     uint32_t version = atomic_load(&ring->runtime->limiter_version);
-    int status = shmb_take(ring, call, count, index, took);
+    int status = shmb_dequeue(ring, call, count, index, took);
     if (status == SHMB_LIMITED) expect(shmb_give_up_waiting(ring, call, SHMB_FOR_INSERTS), "give_up_waiting");
     if (status == SHMB_LIMITED || status == SHMB_NOTHING) return;
     expect(status, "take");

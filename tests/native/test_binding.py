@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,24 @@ def kind(request: pytest.FixtureRequest) -> str:
 def ring(kind: str) -> Iterator[Any]:
     with Engine.anonymous(settings(kind)) as engine:
         yield engine.define(schema(kind)).seat.native
+
+
+def test_the_stub_of_the_core_declares_what_is_there() -> None:
+    declared: dict[str, set[str]] = {}
+    for node in ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+            fields = {
+                each.target.id
+                for each in node.body
+                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+            }
+            declared[node.name] = methods | fields
+    assert "Ring" in declared
+    there = {name: set(vars(getattr(_core, name))) for name in declared}
+    for name, members in there.items():
+        public = {member for member in members if not member.startswith("_")}
+        assert public == {member for member in declared[name] if not member.startswith("_")}, name
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,7 +15,7 @@ void track_once(struct shmb_ring *ring) {
     if (follower.held == NULL && !shmb_follower_make(&follower, ring)) fail("no memory for a follower");
     follower.ring = ring;
     if (random_below(50) == 0) shmb_follower_forget(&follower);
-    if (!shmb_follower_look(&follower, &restarted)) return;
+    if (!shmb_follower_poll(&follower, &restarted)) return;
     if (restarted) memset(told, 0, sizeof told);
     for (uint64_t i = 0; i < follower.gone.count; i++) {
         struct shmb_pair run = follower.gone.at[follower.gone.begin + i];

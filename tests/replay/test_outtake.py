@@ -281,8 +281,8 @@ def test_bad_arguments_of_the_core_are_refused() -> None:
     with pytest.raises(TypeError, match="takes 4 arguments"):
         out.sample(1, 2)  # type: ignore[call-arg]
     with pytest.raises(OverflowError):
-        out.take(0, 0, -1, 0)
+        out.copy(0, 0, -1, 0)
     with pytest.raises(MemoryError):
-        out.take(0, 0, 1 << 50, 0)
+        out.copy(0, 0, 1 << 50, 0)
     with pytest.raises(TypeError, match="takes 4 arguments"):
-        out.take(1, 2)  # type: ignore[call-arg]
+        out.copy(1, 2)  # type: ignore[call-arg]

@@ -82,7 +82,7 @@ static int end_as_damaged(struct shmb_ring *ring) {
 
 /* Of slots that say WRITING: where a row comes from, and the priority that is the default unless one is given. `streams` has one
  * a row; NULL: all are in stream 0. */
-static inline __attribute__((always_inline)) void note_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_run run,
+static inline __attribute__((always_inline)) void note_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_slot_run run,
                                                            const uint32_t *streams) {
     uint64_t *sources = ring->sources + run.slot;
     double *raw = ring->raw + run.slot * claimed.lanes, unknown = NAN;
@@ -102,7 +102,7 @@ static inline __attribute__((always_inline)) void note_run(struct shmb_ring *rin
 /* W9 of a ring write, with no lock held: a slot's source and priority are nobody else's before its word says COMMITTED. */
 static inline __attribute__((always_inline)) void note_rows(struct shmb_ring *ring, struct shmb_claimed claimed, const uint32_t *streams) {
     for (uint64_t row = 0; row < claimed.rows;) {
-        const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
+        const struct shmb_slot_run run = shmb_run_from(&claimed, row, claimed.rows);
         note_run(ring, claimed, run, streams ? streams + row : NULL);
         row += run.rows;
     }
@@ -113,7 +113,7 @@ struct marked {
     bool unmassed;        /* some of those had a mass */
 };
 
-static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_run run,
+static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_slot_run run,
                                                            bool prioritized, struct marked *marked) {
     bool in_place = claimed.slots && ring->claim_kind == SHMB_IN_PLACE;
     double *mass = ring->tree.mass + run.slot * claimed.lanes;
@@ -141,7 +141,7 @@ static inline __attribute__((always_inline)) struct marked mark_rows(struct shmb
                                                                      bool prioritized) {
     struct marked marked = {0, 0, false};
     for (uint64_t row = 0; row < claimed.rows;) {
-        const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
+        const struct shmb_slot_run run = shmb_run_from(&claimed, row, claimed.rows);
         mark_run(ring, claimed, run, prioritized, &marked);
         row += run.rows;
     }
@@ -157,7 +157,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     ring->claim_first = first;
     ring->claim_slot = first % ring->capacity;
     ring->claim_count = count;
-    if (ring->claim_held) shmb_take_credit(ring, ring->claim_held);
+    if (ring->claim_held) shmb_claim_credit(ring, ring->claim_held);
     if (elements) shmb_promise(ring, elements);
     me->kind = ring->claim_kind;
     CP(write_kind);
@@ -178,7 +178,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
     atomic_store_explicit(&runtime->length, length - marked.gone, memory_order_relaxed); /* a repair counts again */
     CP(write_length);
-    if (ring->bytes) shmb_take_bytes(ring);
+    if (ring->bytes) shmb_claim_bytes(ring);
     if (marked.unmassed) shmb_claim_parents(ring);
     CP(write_claim_parents);
     atomic_store_explicit(&me->phase, SHMB_PAYLOAD, memory_order_release);
@@ -242,9 +242,9 @@ static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
-    status = shmb_look_at_hold(ring, count, batch ? ring->claim_bytes : 0);
+    status = shmb_check_hold(ring, count, batch ? ring->claim_bytes : 0);
     if (status != SHMB_OK) return end_without_claim(ring, status);
-    if (ring->plan && (status = shmb_take_wholes(ring, ticket)) != SHMB_OK) return end_without_wholes(ring, status);
+    if (ring->plan && (status = shmb_claim_wholes(ring, ticket)) != SHMB_OK) return end_without_wholes(ring, status);
     ring->claim_written = count * ring->lanes;
     if ((status = admit(ring, count, ring->claim_written)) != SHMB_OK) return end_limited(ring, status);
     open_claim(ring, ticket, rows, ring->claim_written, streams ? streams + (count - rows) : NULL);
@@ -291,7 +291,7 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
-    status = shmb_look_at_hold(ring, rows, batch ? ring->claim_bytes : 0);
+    status = shmb_check_hold(ring, rows, batch ? ring->claim_bytes : 0);
     if (status != SHMB_OK) return end_without_claim(ring, status);
     if (in_place) ring->claim_held = NULL; /* nothing comes to what is there */
     if (ring->plan && (status = shmb_unlink_slots(ring)) != SHMB_OK) return end_without_wholes(ring, status);

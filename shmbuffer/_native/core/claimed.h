@@ -38,14 +38,14 @@ static inline uint64_t shmb_ticket_claimed(const struct shmb_claimed *claimed, u
 }
 
 /* Rows of which each has the slot and the ticket behind those of the one before: of a placed write each is by itself. */
-struct shmb_run {
+struct shmb_slot_run {
     uint64_t slot, ticket, rows;
 };
 
 /* Those from `row` on, before `end`. */
-static inline struct shmb_run shmb_run_from(const struct shmb_claimed *claimed, uint64_t row, uint64_t end) {
+static inline struct shmb_slot_run shmb_run_from(const struct shmb_claimed *claimed, uint64_t row, uint64_t end) {
     uint64_t slot = shmb_slot_claimed(claimed, row), left = claimed->slots ? 1 : claimed->capacity - slot;
-    return (struct shmb_run){slot, shmb_ticket_claimed(claimed, row), end - row < left ? end - row : left};
+    return (struct shmb_slot_run){slot, shmb_ticket_claimed(claimed, row), end - row < left ? end - row : left};
 }
 
 static inline uint64_t shmb_slot_of_row(const struct shmb_ring *ring, uint64_t row) {

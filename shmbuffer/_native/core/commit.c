@@ -70,7 +70,7 @@ static void masses_of_rows(void *what, uint64_t first, uint64_t end) {
     const struct shmb_claimed claimed = shmb_claimed(ring);
     double greatest = -1;
     for (uint64_t row = first; row < end;) {
-        const struct shmb_run run = shmb_run_from(&claimed, row, end);
+        const struct shmb_slot_run run = shmb_run_from(&claimed, row, end);
         const double *raw = ring->raw + run.slot * claimed.lanes;
         double *masses = ring->masses + row * claimed.lanes;
         uint64_t count = run.rows * claimed.lanes;
@@ -106,7 +106,7 @@ struct commitment {
 };
 
 /* `masses`: of its elements. */
-static inline __attribute__((always_inline)) void commit_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_run run,
+static inline __attribute__((always_inline)) void commit_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_slot_run run,
                                                              const double *masses, struct commitment with) {
     _Atomic uint64_t *words = ring->words + run.slot;
     double *raw = ring->raw + run.slot * claimed.lanes;
@@ -129,7 +129,7 @@ static inline __attribute__((always_inline)) void commit_run(struct shmb_ring *r
 static inline __attribute__((always_inline)) void commit_rows(struct shmb_ring *ring, struct shmb_claimed claimed,
                                                               struct commitment with) {
     for (uint64_t row = 0; row < claimed.rows;) {
-        const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
+        const struct shmb_slot_run run = shmb_run_from(&claimed, row, claimed.rows);
         commit_run(ring, claimed, run, ring->masses + row * claimed.lanes, with);
         row += run.rows;
     }

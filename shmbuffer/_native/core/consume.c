@@ -222,7 +222,7 @@ int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shm
 }
 
 /* Whether a batch that `missing` items are missing of can ever be whole, before its oldest one is taken. */
-int shmb_looks_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck) {
+int shmb_check_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck) {
     struct shmb_book book;
     *stuck = false;
     int status = lock_book(ring, call, whose, &book);
@@ -257,13 +257,13 @@ int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct sh
     return SHMB_OK;
 }
 
-/* What came back since the call before; see shmb_returned. */
-int shmb_look_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
+/* What came back since the call before; see shmb_find_returned. */
+int shmb_list_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
                        int64_t *tickets, uint64_t room, uint64_t *found) {
     struct shmb_book book;
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
-    *found = shmb_returned(ring, &book, shmb_boot_ns(), known, slots, tickets, room);
+    *found = shmb_find_returned(ring, &book, shmb_boot_ns(), known, slots, tickets, room);
     shmb_unlock(ring);
     return SHMB_OK;
 }
@@ -288,7 +288,7 @@ int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct s
 }
 
 /* What each slot's item is to a consumer, all of one moment. */
-int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
+int shmb_read_item_states(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
                    int64_t *tickets, uint64_t *notes) {
     struct shmb_book book;
     uint64_t now = shmb_boot_ns(), ticket;
@@ -296,7 +296,7 @@ int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_o
     if (status != SHMB_OK) return status;
     shmb_move_floor(ring, &book);
     for (uint64_t slot = 0; slot < ring->capacity; slot++) { /* the caller's arrays are as long */
-        standings[slot] = (unsigned char)shmb_standing_of(ring, &book, slot, now, &ticket, &notes[slot]);
+        standings[slot] = (unsigned char)shmb_read_item_state(ring, &book, slot, now, &ticket, &notes[slot]);
         tickets[slot] = (int64_t)ticket;
     }
     shmb_unlock(ring);

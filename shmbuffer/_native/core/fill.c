@@ -62,7 +62,7 @@ static bool is_moved_past_the_cache(const struct shmb_ring *ring, unsigned leaf)
     return bytes >= LONG_ROW && bytes % SHMB_MOVED_LINE == 0 && bytes * ring->capacity >= LARGE_LEAF;
 }
 
-static void store_checksums(const struct shmb_ring *ring, struct shmb_run run, const uint32_t *crc) {
+static void store_checksums(const struct shmb_ring *ring, struct shmb_slot_run run, const uint32_t *crc) {
     uint32_t *checksums = ring->checksums + run.slot;
     bool armed = SHMB_ARMED;
     for (uint64_t row = 0; row < run.rows; row++) {
@@ -87,7 +87,7 @@ static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
     uint64_t tickets[4], rows, skip_rows = filling->skip_rows;
     uint32_t crc[4];
     for (uint64_t first = begin; first < end; first += rows) {
-        const struct shmb_run run = shmb_run_from(&claimed, first, end - first < 4 ? end : first + 4);
+        const struct shmb_slot_run run = shmb_run_from(&claimed, first, end - first < 4 ? end : first + 4);
         uint64_t slot = run.slot;
         rows = run.rows;
         for (uint64_t row = 0; row < rows; row++) tickets[row] = run.ticket + row;
@@ -164,7 +164,7 @@ void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint
 static inline __attribute__((always_inline)) void fill_priorities(struct shmb_ring *ring, struct shmb_claimed claimed,
                                                                   const double *from) {
     for (uint64_t row = 0; row < claimed.rows;) {
-        const struct shmb_run run = shmb_run_from(&claimed, row, claimed.rows);
+        const struct shmb_slot_run run = shmb_run_from(&claimed, row, claimed.rows);
         double *raw = ring->raw + run.slot * claimed.lanes;
         for (uint64_t e = 0; e < run.rows * claimed.lanes; e++) {
             double given = *from++; /* clang takes no const double * */
@@ -187,7 +187,7 @@ static void fill_checksums(void *what, uint64_t begin, uint64_t end) {
     uint64_t tickets[SIDE_BY_SIDE], most = alone ? 1 : SIDE_BY_SIDE;
     uint32_t crc[SIDE_BY_SIDE];
     for (uint64_t row = begin; row < end;) {
-        const struct shmb_run run = shmb_run_from(&claimed, row, end - row < most ? end : row + most);
+        const struct shmb_slot_run run = shmb_run_from(&claimed, row, end - row < most ? end : row + most);
         for (uint64_t i = 0; i < run.rows; i++) tickets[i] = run.ticket + i;
         if (alone)
             crc[0] = ~shmb_row_checksum(ring, run.slot, run.ticket);

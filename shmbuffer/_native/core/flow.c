@@ -282,7 +282,7 @@ int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
 }
 
 /* First in, first out. All or none. Their slots are not written over before shmb_release. */
-int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets) {
+int shmb_dequeue(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -314,7 +314,7 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
     return status;
 }
 
-/* What this handle's threads took is copied: once for each shmb_take. */
+/* What this handle's threads took is copied: once for each shmb_dequeue. */
 int shmb_release(struct shmb_ring *ring, struct shmb_call *call) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;

@@ -19,7 +19,7 @@ bool shmb_is_in_the_way(struct shmb_ring *ring, const struct shmb_book *book, ui
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);
 int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);
-int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
+int shmb_dequeue(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
 int shmb_release(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
                         enum shmb_reason *why);

@@ -45,7 +45,7 @@ static inline uint64_t head_in(const struct shmb_ring *ring) {
 /* What there is in a place. */
 enum there { GONE, BEING_WRITTEN, ITEM };
 
-static inline enum there what_is_in(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t word) {
+static inline enum there classify_place(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t word) {
     if (place_in(ring, book, SHMB_TICKET(word)) != place) return GONE;
     if (SHMB_STATE(word) == SHMB_COMMITTED) return ITEM;
     return shmb_claim_covers(ring, word, NULL) ? BEING_WRITTEN : GONE;
@@ -88,7 +88,7 @@ static bool lease_has_ended(const struct shmb_ring *ring, const struct shmb_leas
 }
 
 /* Somebody else has it now, and may still acknowledge it. */
-static bool held_by_another(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t what, uint64_t now_ns) {
+static bool is_held_by_another(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t what, uint64_t now_ns) {
     if (!(what & SHMB_LEASED_WHAT)) return false;
     const struct shmb_lease *lease = lease_at(book, SHMB_LEASE_OF(what));
     return lease && !lease_has_ended(ring, lease, now_ns);
@@ -106,7 +106,7 @@ uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book) {
     uint64_t floor = oldest_from(ring, book, first), slot = floor % ring->capacity;
     for (; floor < end; floor++) {
         uint64_t word = word_in(ring, slot);
-        enum there there = what_is_in(ring, book, floor, word);
+        enum there there = classify_place(ring, book, floor, word);
         if (there == BEING_WRITTEN) break;
         if (there == ITEM && !is_done(book, noted(book, slot, SHMB_TICKET(word)))) break;
         slot = slot + 1 < ring->capacity ? slot + 1 : 0;
@@ -120,9 +120,9 @@ uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book) {
 /* Is in a place an item that is not done, and that nobody holds who may still acknowledge it? */
 bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t now_ns) {
     uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
-    if (place >= head_in(ring) || what_is_in(ring, book, place, word) != ITEM) return false;
+    if (place >= head_in(ring) || classify_place(ring, book, place, word) != ITEM) return false;
     uint64_t what = noted(book, slot, SHMB_TICKET(word));
-    return !is_done(book, what) && !held_by_another(ring, book, what, now_ns);
+    return !is_done(book, what) && !is_held_by_another(ring, book, what, now_ns);
 }
 
 /* How many of those there are. */
@@ -253,7 +253,7 @@ static uint64_t choose_returned(const struct shmb_ring *ring, const struct shmb_
         uint64_t id = atomic_load_explicit(&lease->id, memory_order_relaxed), end = lease->end < head ? lease->end : head;
         for (uint64_t place = lease->first > floor ? lease->first : floor; chosen < count && place < end; place++) {
             uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
-            if (what_is_in(ring, book, place, word) != ITEM) continue;
+            if (classify_place(ring, book, place, word) != ITEM) continue;
             uint64_t what = noted(book, slot, SHMB_TICKET(word));
             if (!(what & SHMB_LEASED_WHAT) || SHMB_LEASE_OF(what) != id) continue;
             if (slots) slots[chosen] = (int64_t)slot;
@@ -266,7 +266,7 @@ static uint64_t choose_returned(const struct shmb_ring *ring, const struct shmb_
 
 /* What ended leases have, but for those of which `known` has the number in their places: others than before. The numbers are noted
  * there. Without room for them: how many may come. */
-uint64_t shmb_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns, uint64_t *known, int64_t *slots,
+uint64_t shmb_find_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns, uint64_t *known, int64_t *slots,
                        int64_t *tickets, uint64_t room) {
     uint64_t found = 0, open = atomic_load_explicit(&book->consumer->open_leases, memory_order_relaxed), head = head_in(ring);
     uint64_t floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed);
@@ -284,7 +284,7 @@ uint64_t shmb_returned(const struct shmb_ring *ring, const struct shmb_book *boo
         if (left > room - found) continue; /* with the next call */
         for (uint64_t place = lease->first > floor ? lease->first : floor; left && place < end; place++) {
             uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
-            if (what_is_in(ring, book, place, word) != ITEM) continue;
+            if (classify_place(ring, book, place, word) != ITEM) continue;
             uint64_t what = noted(book, slot, SHMB_TICKET(word));
             if (!(what & SHMB_LEASED_WHAT) || SHMB_LEASE_OF(what) != id) continue;
             slots[found] = (int64_t)slot;
@@ -304,7 +304,7 @@ uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book 
     uint64_t place = oldest_from(ring, book, atomic_load_explicit(&book->consumer->next, memory_order_relaxed));
     for (uint64_t slot = place % ring->capacity; chosen < count && place < head; place++) {
         uint64_t word = word_in(ring, slot);
-        enum there there = what_is_in(ring, book, place, word);
+        enum there there = classify_place(ring, book, place, word);
         if (there == BEING_WRITTEN) break;
         uint64_t what = there == ITEM ? noted(book, slot, SHMB_TICKET(word)) : 0;
         if (there == ITEM && !(what & SHMB_LEASED_WHAT) && !is_done(book, what)) {
@@ -376,7 +376,7 @@ bool shmb_can_be_given(const struct shmb_ring *ring, const struct shmb_book *boo
     uint64_t what = noted(book, slot, ticket);
     *again = (what & SHMB_LEASED_WHAT) != 0;
     if (place_in(ring, book, ticket) < atomic_load_explicit(&book->consumer->floor, memory_order_relaxed)) return false;
-    return word_in(ring, slot) == SHMB_WORD(ticket, SHMB_COMMITTED) && !is_done(book, what) && !held_by_another(ring, book, what, now_ns);
+    return word_in(ring, slot) == SHMB_WORD(ticket, SHMB_COMMITTED) && !is_done(book, what) && !is_held_by_another(ring, book, what, now_ns);
 }
 
 /* An item that may be given is under a lease from here on, or, without one, is done. */
@@ -423,7 +423,7 @@ void shmb_end_lease(const struct shmb_book *book, uint64_t id) {
 
 /* What a slot's item is to a consumer, and to the client of this handle, which has nothing under a lease that it gave back;
  * `*note` has its lease and how often it was acknowledged. */
-enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
+enum shmb_item_state shmb_read_item_state(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
                                     uint64_t *ticket, uint64_t *note) {
     uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
     uint64_t floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed);
@@ -433,7 +433,7 @@ enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct s
     if (what & SHMB_LEASED_WHAT) {
         const struct shmb_lease *lease = lease_at(book, SHMB_LEASE_OF(what));
         bool ours = lease && lease->deadline_ns && &ring->entries[lease->entry % SHMB_ENTRIES] == ring->me && lease->incarnation == ring->incarnation;
-        return ours ? SHMB_HELD_HERE : held_by_another(ring, book, what, now_ns) ? SHMB_HELD_THERE : SHMB_TO_GIVE;
+        return ours ? SHMB_HELD_HERE : is_held_by_another(ring, book, what, now_ns) ? SHMB_HELD_THERE : SHMB_TO_GIVE;
     }
     return is_done(book, what) || place_in(ring, book, SHMB_TICKET(word)) < floor ? SHMB_IS_DONE : SHMB_TO_GIVE;
 }

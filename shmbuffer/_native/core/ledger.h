@@ -14,7 +14,7 @@ struct shmb_book { /* of one consumer */
     struct shmb_lease *leases;
     struct shmb_delivery *deliveries;
 };
-enum shmb_standing { SHMB_NO_ITEM = 0, SHMB_TO_GIVE = 1, SHMB_HELD_HERE = 2, SHMB_HELD_THERE = 3, SHMB_IS_DONE = 4 };
+enum shmb_item_state { SHMB_NO_ITEM = 0, SHMB_TO_GIVE = 1, SHMB_HELD_HERE = 2, SHMB_HELD_THERE = 3, SHMB_IS_DONE = 4 };
 bool shmb_consumer_at(const struct shmb_ring *ring, uint32_t which, struct shmb_book *book);
 uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book);
 uint64_t shmb_left_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns);
@@ -24,7 +24,7 @@ void shmb_clean_ledger(struct shmb_ring *ring);
 uint64_t shmb_wrong_ledger(const struct shmb_ring *ring);
 uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t count, uint64_t now_ns,
                            int64_t *slots, int64_t *tickets, uint64_t *next);
-uint64_t shmb_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns, uint64_t *known, int64_t *slots,
+uint64_t shmb_find_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns, uint64_t *known, int64_t *slots,
                        int64_t *tickets, uint64_t room);
 struct shmb_lease *shmb_begin_lease(struct shmb_ring *ring, const struct shmb_book *book, const int64_t *tickets, uint64_t count,
                                     uint64_t deadline_ns);
@@ -35,7 +35,7 @@ void shmb_give(const struct shmb_book *book, uint64_t slot, uint64_t ticket, str
 void shmb_move_next(const struct shmb_book *book, uint64_t next);
 int shmb_acknowledge(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t id);
 void shmb_end_lease(const struct shmb_book *book, uint64_t id);
-enum shmb_standing shmb_standing_of(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
+enum shmb_item_state shmb_read_item_state(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
                                     uint64_t *ticket, uint64_t *note);
 
 /* consume.c: what a consumer's clients ask for. `number` is the consumer's */
@@ -62,10 +62,10 @@ int shmb_drop_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_
 int shmb_acknowledge_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const uint64_t *leases,
                            const int64_t *slots, const int64_t *tickets, uint64_t count, uint64_t *acked);
 int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t lease_id);
-int shmb_looks_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck);
+int shmb_check_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck);
 int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *since);
 int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *there);
-int shmb_look_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
+int shmb_list_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
                        int64_t *tickets, uint64_t room, uint64_t *found);
 struct shmb_oldest { /* of the items that a consumer is not done with */
     int64_t slot, ticket;
@@ -75,7 +75,7 @@ struct shmb_oldest { /* of the items that a consumer is not done with */
 };
 int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_oldest *oldest,
                         bool *there);
-int shmb_standings(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
+int shmb_read_item_states(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
                    int64_t *tickets, uint64_t *notes);
 
 #endif

@@ -91,7 +91,7 @@ static void sleep_for(struct shmb_runtime *runtime) {
 }
 
 /* SHMB_OWNER_DIED: it is ours, and what it guards may be half changed. `kind` is what shmb_mutex_kind says. */
-int shmb_mutex_take(struct shmb_runtime *runtime, int kind, struct shmb_call *call) {
+int shmb_mutex_acquire(struct shmb_runtime *runtime, int kind, struct shmb_call *call) {
     if (__builtin_expect(kind_of(runtime) != kind, 0)) return SHMB_UNRECOVERABLE;
     int error = try_once(runtime);
     if (error == EBUSY) error = spin(runtime);

@@ -65,7 +65,7 @@ unsigned shmb_threads(void) {
 }
 
 /* Returns how many. */
-static uint64_t take_pieces(struct pool *pool, shmb_part *part, void *what, uint64_t count, uint64_t piece) {
+static uint64_t run_pieces(struct pool *pool, shmb_part *part, void *what, uint64_t count, uint64_t piece) {
     uint64_t first, taken = 0;
     for (; (first = atomic_fetch_add_explicit(&pool->next, piece, memory_order_relaxed)) < count; taken++)
         part(what, first, count - first < piece ? count : first + piece);
@@ -83,7 +83,7 @@ static void *help(void *argument) {
         void *what = pool->what;
         uint64_t count = pool->count, piece = pool->piece;
         pthread_mutex_unlock(&pool->mutex);
-        take_pieces(pool, part, what, count, piece);
+        run_pieces(pool, part, what, count, piece);
         pthread_mutex_lock(&pool->mutex);
         if (--pool->inside == 0) pthread_cond_signal(&pool->left);
     }
@@ -144,7 +144,7 @@ void shmb_share_out(shmb_part *part, void *what, uint64_t count, uint64_t bytes)
         part(what, 0, count);
         return;
     }
-    bool helped = take_pieces(pool, part, what, count, piece) < pieces;
+    bool helped = run_pieces(pool, part, what, count, piece) < pieces;
     for (int i = 0; i < LOOKS && atomic_load_explicit(&pool->inside, memory_order_relaxed) > 0; i++) shmb_pause_a_little();
     pthread_mutex_lock(&pool->mutex);
     for (pool->wanted = 0; pool->inside > 0; helped = false) pthread_cond_wait(&pool->left, &pool->mutex);

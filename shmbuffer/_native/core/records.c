@@ -150,7 +150,7 @@ static uint64_t moved_tail(struct shmb_ring *ring, uint64_t head, uint64_t neede
 /* Of a claim that is being marked. Positions are in the order of tickets: a placed write has its slots in ascending
  * order, and its lap begins at some slot in the middle. A process that dies in it leaves bytes that no slot names, behind a
  * head that has not moved; or, after it, records of slots that are rolled back. */
-void shmb_take_bytes(struct shmb_ring *ring) {
+void shmb_claim_bytes(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t head = atomic_load_explicit(&runtime->byte_head, memory_order_relaxed), rows = ring->claim_rows, begin = 0;
     atomic_store_explicit(&runtime->byte_tail, moved_tail(ring, head, ring->claim_bytes), memory_order_release);

@@ -44,7 +44,7 @@ bool shmb_holds(const struct shmb_ring *ring, const struct shmb_reservation *hel
 }
 
 /* What the claim that begins is made from; it has to be enough for it. */
-int shmb_look_at_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
+int shmb_check_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
     ring->claim_held = NULL;
     if (__builtin_expect(shmb_hold.ring != ring, 1)) return SHMB_OK;
     struct shmb_reservation *held = &ring->reservations[shmb_hold.place];
@@ -76,7 +76,7 @@ bool shmb_are_young(const struct shmb_ring *ring) {
     return young == shmb_hold.items;
 }
 
-void shmb_take_credit(struct shmb_ring *ring, struct shmb_reservation *held) {
+void shmb_claim_credit(struct shmb_ring *ring, struct shmb_reservation *held) {
     atomic_store_explicit(&held->state, SHMB_CLAIMED, memory_order_release);
     CP(reserve_claimed);
     add_reserved(ring->runtime, -held->rows, -held->bytes);

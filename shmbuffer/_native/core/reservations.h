@@ -31,9 +31,9 @@ static inline uint32_t shmb_read_reservation_state(const struct shmb_reservation
 
 bool shmb_has_reservations(const struct shmb_ring *ring);
 bool shmb_holds(const struct shmb_ring *ring, const struct shmb_reservation *held, uint64_t id);
-int shmb_look_at_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes);
+int shmb_check_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes);
 bool shmb_are_young(const struct shmb_ring *ring);
-void shmb_take_credit(struct shmb_ring *ring, struct shmb_reservation *held);
+void shmb_claim_credit(struct shmb_ring *ring, struct shmb_reservation *held);
 void shmb_return_credit(struct shmb_ring *ring, struct shmb_reservation *held);
 void shmb_spend_credit(struct shmb_reservation *held);
 void shmb_spend_for(struct shmb_ring *ring, const struct shmb_entry *entry);

@@ -275,7 +275,7 @@ void shmb_gate_leave(struct shmb_ring *ring);
 int shmb_mutex_format(struct shmb_runtime *runtime);
 int shmb_mutex_kind(void); /* of one that was just formatted */
 uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime);
-int shmb_mutex_take(struct shmb_runtime *runtime, int kind, struct shmb_call *call);
+int shmb_mutex_acquire(struct shmb_runtime *runtime, int kind, struct shmb_call *call);
 int shmb_mutex_mended(struct shmb_runtime *runtime);
 
 /* slots.c */
@@ -337,7 +337,7 @@ bool shmb_sharing_begin(struct shmb_ring *ring);
 void shmb_sharing_end(struct shmb_ring *ring);
 bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64_t count, const uint32_t *streams); /* no lock */
 bool shmb_plan_slots(struct shmb_ring *ring, uint64_t count, bool keeps); /* no lock */
-int shmb_take_wholes(struct shmb_ring *ring, uint64_t first);
+int shmb_claim_wholes(struct shmb_ring *ring, uint64_t first);
 int shmb_unlink_slots(struct shmb_ring *ring);
 void shmb_note_nexts(struct shmb_ring *ring);
 void shmb_join_back(struct shmb_ring *ring);
@@ -393,7 +393,7 @@ uint64_t shmb_consumer_version(struct shmb_runtime *runtime, enum shmb_version_c
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes);
 bool shmb_bytes_are_being_written(struct shmb_ring *ring);
 bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t since, uint64_t bytes);
-void shmb_take_bytes(struct shmb_ring *ring);
+void shmb_claim_bytes(struct shmb_ring *ring);
 void shmb_fill_records(struct shmb_ring *ring);
 bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent);
 bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent);

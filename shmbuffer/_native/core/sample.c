@@ -169,7 +169,7 @@ static void draw_by_mass(struct shmb_ring *ring, struct random *random, const ui
     }
 }
 
-static inline void take_place(const struct shmb_ring *ring, uint64_t slot, struct shmb_arena *arena, uint64_t row) {
+static inline void locate_record(const struct shmb_ring *ring, uint64_t slot, struct shmb_arena *arena, uint64_t row) {
     struct shmb_extent extent = ring->extents[slot];
     arena->starts[row] = (int64_t)arena->used;
     if (!shmb_extent_in_order(ring, extent)) extent = (struct shmb_extent){0, 0}; /* changes while it is read */
@@ -339,7 +339,7 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
             for (uint64_t i = 0; ring->plan && i < n; i++) __builtin_prefetch(&ring->nexts[index[rows[from + i]]]);
             if (round == 0 && from == 0) shmb_drawn_from = shmb_totals_now(ring, prioritized);
             for (uint64_t i = 0; arena && i < n; i++) /* extents belong to words: looked at together */
-                take_place(ring, (uint64_t)index[rows[from + i]], arena, rows[from + i]);
+                locate_record(ring, (uint64_t)index[rows[from + i]], arena, rows[from + i]);
             if (with_the_lock && arena && arena->used <= arena->room)
                 for (uint64_t i = 0; i < n; i++) copy_record(ring, arena, rows[from + i]);
             if (with_the_lock && out)
@@ -478,7 +478,7 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
             arena->starts[i] = (int64_t)before;
             arena->sizes[i] = 0;
             tickets[i] = -1;
-            if (committed) SHMB_OPTIMISTIC(take_place(ring, slot, arena, i));
+            if (committed) SHMB_OPTIMISTIC(locate_record(ring, slot, arena, i));
             bool there = false;
             if (committed) SHMB_OPTIMISTIC(there = is_the_record(in_ring(ring, arena, i), arena, i, SHMB_TICKET(word)));
             if (there && arena->used <= arena->room) SHMB_OPTIMISTIC(copy_record(ring, arena, i));

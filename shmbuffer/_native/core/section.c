@@ -4,7 +4,7 @@
 #include "core/ring.h"
 
 static int lock(struct shmb_ring *ring, struct shmb_call *call) {
-    int status = shmb_mutex_take(ring->runtime, ring->mutex_kind, call);
+    int status = shmb_mutex_acquire(ring->runtime, ring->mutex_kind, call);
     if (__builtin_expect(status == SHMB_OWNER_DIED, 0)) {
         shmb_repair(ring);
         status = shmb_mutex_mended(ring->runtime);

@@ -153,7 +153,7 @@ static bool is_free(const struct shmb_ring *ring, uint64_t whole, uint64_t *slot
 }
 
 /* Without the mutex, so that under it nobody has to walk through those in use. */
-static void look_for_wholes(struct shmb_ring *ring) {
+static void search_wholes(struct shmb_ring *ring) {
     struct shmb_plan *plan = ring->plan;
     uint64_t slot;
     plan->count = 0;
@@ -190,7 +190,7 @@ bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64
         note(&plan->last, source, row + 1);
     }
     if (!widen(&plan->newest, plan->last.used)) return false;
-    look_for_wholes(ring);
+    search_wholes(ring);
     return true;
 }
 
@@ -209,7 +209,7 @@ static bool goes_with(const struct shmb_ring *ring, uint64_t slot, uint64_t firs
 }
 
 /* Stores nothing: the claim may be refused still. */
-int shmb_take_wholes(struct shmb_ring *ring, uint64_t first) {
+int shmb_claim_wholes(struct shmb_ring *ring, uint64_t first) {
     struct shmb_plan *plan = ring->plan;
     uint64_t slot, count = plan->count;
     plan->count = 0;
@@ -226,7 +226,7 @@ int shmb_take_wholes(struct shmb_ring *ring, uint64_t first) {
 }
 
 /* One that is free, found again each time; SHMB_NO_SLOT: there is none. */
-static uint64_t free_whole(struct shmb_ring *ring) {
+static uint64_t find_free_whole(struct shmb_ring *ring) {
     struct shmb_plan *plan = ring->plan;
     uint64_t slot;
     for (uint64_t seen = 0; seen < ring->wholes; seen++) {
@@ -240,7 +240,7 @@ static uint64_t free_whole(struct shmb_ring *ring) {
 
 /* Of a link, or of a whole that is another's, too. */
 static bool make_whole(struct shmb_ring *ring, uint64_t slot) {
-    uint64_t next = shmb_next_of(ring, slot), whole = free_whole(ring);
+    uint64_t next = shmb_next_of(ring, slot), whole = find_free_whole(ring);
     if (whole == SHMB_NO_SLOT) return false;
     for (unsigned which = 0; which < ring->n_once; which++) {
         const struct shmb_once *once = &ring->once[which];

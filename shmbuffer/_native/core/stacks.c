@@ -77,7 +77,7 @@ static void move_on(const struct shmb_ring *ring, const struct shmb_stacks *stac
     }
 }
 
-static void read_some_stacks(void *what, uint64_t first, uint64_t end) {
+static void read_part_of_stacks(void *what, uint64_t first, uint64_t end) {
     struct stacking *with = what;
     const struct shmb_ring *ring = with->ring;
     const struct shmb_stacks *stacks = with->stacks;
@@ -101,6 +101,6 @@ static void read_some_stacks(void *what, uint64_t first, uint64_t end) {
 
 bool shmb_read_stacks(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t bytes) {
     struct stacking with = {ring, stacks, out, 0};
-    shmb_divide(read_some_stacks, &with, stacks->count, bytes);
+    shmb_divide(read_part_of_stacks, &with, stacks->count, bytes);
     return atomic_load_explicit(&with.changed, memory_order_relaxed) == 0;
 }

@@ -88,14 +88,14 @@ static inline struct storey storey_of(const struct shmb_tree *tree, unsigned lev
                            tree->sum[level], tree->min[level], by_four};
 }
 
-ALWAYS_INLINE void resum(struct storey of, uint64_t node) {
+ALWAYS_INLINE void recompute_sum(struct storey of, uint64_t node) {
     const double *c = of.sums + node * SHMB_FANOUT;
     of.node_sums[node] = of.by_four ? sum_by_four(c) : sum_of_children(c);
     CP(tree_sum);
 }
 
 /* Whether it is another one than before. */
-ALWAYS_INLINE bool relook(struct storey of, uint64_t node) {
+ALWAYS_INLINE bool recompute_least(struct storey of, uint64_t node) {
     const double *c = of.leasts + node * SHMB_FANOUT;
     double low = of.by_four ? least_by_four(of.tree, c) : least_of(of.tree, c);
     bool other = low != of.node_leasts[node];
@@ -111,8 +111,8 @@ void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {
         struct storey storey = storey_of(tree, level, false);
         first /= SHMB_FANOUT, last /= SHMB_FANOUT;
         for (uint64_t node = first; node <= last; node++) {
-            resum(storey, node);
-            relook(storey, node);
+            recompute_sum(storey, node);
+            recompute_least(storey, node);
         }
     }
 }
@@ -150,8 +150,8 @@ ALWAYS_INLINE void touched(struct shmb_tree *tree, uint64_t *at, uint64_t count,
             uint64_t node = at[i] / SHMB_FANOUT;
             if (node == previous) continue;
             previous = node;
-            resum(storey, node);
-            bool other = relook(storey, node);
+            recompute_sum(storey, node);
+            bool other = recompute_least(storey, node);
             if (level + 1 < small)
                 at[kept++] = node;
             else
@@ -169,8 +169,8 @@ ALWAYS_INLINE void touched(struct shmb_tree *tree, uint64_t *at, uint64_t count,
             for (; sums; sums &= sums - 1) {
                 unsigned bit = (unsigned)__builtin_ctzll(sums);
                 uint64_t node = (uint64_t)at_word * 64 + bit;
-                resum(storey, node);
-                bool other = leasts >> bit & 1 && relook(storey, node);
+                recompute_sum(storey, node);
+                bool other = leasts >> bit & 1 && recompute_least(storey, node);
                 up |= (uint64_t)1 << bit / SHMB_FANOUT;
                 up_least |= (uint64_t)other << bit / SHMB_FANOUT;
             }

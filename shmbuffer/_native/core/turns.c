@@ -32,7 +32,7 @@ uint32_t shmb_give_back_turn(struct shmb_ring *ring) {
     return next;
 }
 
-static void take_turn(struct shmb_ring *ring) {
+static void enter_queue(struct shmb_ring *ring) {
     if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed) != 0) return;
     uint64_t turn = atomic_fetch_add(&ring->runtime->next_turn, 1) + 1;
     CP(turn_numbered);
@@ -51,7 +51,7 @@ static void note_blocker(struct shmb_ring *ring, uint32_t entry, bool by_turn) {
     shmb_refusal.blocker.progress = atomic_load(&ring->runtime->progress);
     shmb_refusal.blocker.by_turn = by_turn;
     shmb_refusal.why = SHMB_SLOT_IS_TAKEN;
-    if (by_turn) take_turn(ring);
+    if (by_turn) enter_queue(ring);
 }
 
 /* W1: a writer with an earlier turn goes first, once it has waited for a while. Before that any writer may
@@ -75,7 +75,7 @@ bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot) {
     uint32_t whose = 0;
     if (__builtin_expect(!shmb_claim_covers(ring, word, &whose), 1)) return false;
     note_blocker(ring, whose, false);
-    take_turn(ring);
+    enter_queue(ring);
     return true;
 }
 
@@ -85,7 +85,7 @@ bool shmb_others_are_writing(struct shmb_ring *ring) {
         if (&ring->entries[i] == ring->me) continue;
         if (atomic_load_explicit(&ring->entries[i].phase, memory_order_relaxed) != SHMB_PAYLOAD) continue;
         note_blocker(ring, i, false);
-        take_turn(ring);
+        enter_queue(ring);
         return true;
     }
     return false;

@@ -16,8 +16,8 @@
 #include <string.h>
 
 /* Over a copy and its stamp as it begins, so that no stamp goes with other bytes than its own. */
-static uint32_t checksum_of(const struct shmb_told *told, const unsigned char *copy, uint64_t bytes) {
-    return shmb_crc32c(shmb_crc32c(0, told, offsetof(struct shmb_told, crc32c)), copy, bytes);
+static uint32_t checksum_of(const struct shmb_weights_info *told, const unsigned char *copy, uint64_t bytes) {
+    return shmb_crc32c(shmb_crc32c(0, told, offsetof(struct shmb_weights_info, crc32c)), copy, bytes);
 }
 
 static bool holds(const struct shmb_weights *page, uint64_t version) {
@@ -40,7 +40,7 @@ uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_piec
         memcpy(map->copies + at + pieces->places[i], from, pieces->sizes[i]);
         CP(weights_copied);
     }
-    const struct shmb_told told = {version, step, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), pid, 0};
+    const struct shmb_weights_info told = {version, step, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), pid, 0};
     stamp->step = step;
     CP(weights_step);
     stamp->time_ns = told.time_ns;
@@ -57,7 +57,7 @@ uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_piec
 }
 
 /* Copies out what is newer than `than`. SHMB_NOTHING: nothing is. SHMB_LAPPED: it was written over, each time. */
-int shmb_newest(const struct shmb_weights_map *map, uint64_t than, unsigned char *out, struct shmb_told *found) {
+int shmb_newest(const struct shmb_weights_map *map, uint64_t than, unsigned char *out, struct shmb_weights_info *found) {
     const struct shmb_weights *page = map->page;
     for (int look = 0; look < SHMB_WEIGHTS_LOOKS; look++) {
         uint64_t newest = atomic_load_explicit(&page->newest, SYNC_WEIGHTS_SET_ACQUIRE), version = newest;

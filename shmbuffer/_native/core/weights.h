@@ -14,7 +14,7 @@ struct shmb_pieces {
     const uint64_t *from, *sizes, *places; /* addresses, bytes, offsets within a copy */
     uint64_t count;
 };
-struct shmb_told { /* what a stamp says */
+struct shmb_weights_info { /* what a stamp says */
     uint64_t version;
     int64_t step;
     uint64_t time_ns, pid;
@@ -22,6 +22,6 @@ struct shmb_told { /* what a stamp says */
 };
 enum { SHMB_WEIGHTS_LOOKS = 64 }; /* so often a reader begins again before it gives up */
 uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_pieces *pieces, int64_t step, uint64_t pid);
-int shmb_newest(const struct shmb_weights_map *map, uint64_t than, unsigned char *out, struct shmb_told *found);
+int shmb_newest(const struct shmb_weights_map *map, uint64_t than, unsigned char *out, struct shmb_weights_info *found);
 
 #endif

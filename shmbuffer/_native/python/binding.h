@@ -69,7 +69,7 @@ PyObject *shmb_answer(struct asked *asked, int status, uint64_t number);
 int shmb_seen(struct ring_object *self, int status);
 int shmb_inserted(struct ring_object *self, int status);
 int shmb_sampled(struct ring_object *self, int status);
-PyObject *shmb_totals_told(const struct shmb_totals *totals);
+PyObject *shmb_build_totals(const struct shmb_totals *totals);
 
 /* In a method: its arguments by their place. */
 #define NUMBER(n) (asked->at[n].number)

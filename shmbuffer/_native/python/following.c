@@ -15,7 +15,7 @@ static void free_object(PyObject *object) {
     Py_DECREF(type);
 }
 
-static PyObject *made_object(PyTypeObject *type) {
+static PyObject *allocate_object(PyTypeObject *type) {
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     return allocate(type, 0);
 }
@@ -25,7 +25,7 @@ static PyObject *made_object(PyTypeObject *type) {
 static PyObject *follower_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *ring;
     if (!PyArg_ParseTuple(args, "O!:Follower", shmb_ring_type, &ring)) return NULL;
-    PyObject *self = made_object(type);
+    PyObject *self = allocate_object(type);
     if (self == NULL) return NULL;
     ((struct follower_object *)self)->ring = Py_NewRef(ring);
     if (shmb_follower_make(shmb_follower_in(self), shmb_binding_ring(ring))) return self;
@@ -39,15 +39,15 @@ static void follower_dealloc(PyObject *self) {
     free_object(self);
 }
 
-static PyObject *follower_look(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *follower_poll(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     struct shmb_follower *f = shmb_follower_in(self);
     bool restarted, any;
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
     if (f->started && head - f->seen < MUCH) {
-        any = shmb_follower_look(f, &restarted);
+        any = shmb_follower_poll(f, &restarted);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        any = shmb_follower_look(f, &restarted);
+        any = shmb_follower_poll(f, &restarted);
         Py_END_ALLOW_THREADS
     }
     if (f->failed) return PyErr_NoMemory();
@@ -59,7 +59,7 @@ static PyObject *follower_next(PyObject *self, PyObject *args) {
     unsigned long long slots, reach, room;
     struct shmb_follower *f = shmb_follower_in(self);
     if (!PyArg_ParseTuple(args, "KKK:next", &slots, &reach, &room)) return NULL;
-    if (!f->started) return PyErr_Format(PyExc_ValueError, "next: look first");
+    if (!f->started) return PyErr_Format(PyExc_ValueError, "next: poll first");
     uint64_t found;
     Py_BEGIN_ALLOW_THREADS
     found = shmb_follower_next(f, (int64_t *)(uintptr_t)slots, (int64_t *)(uintptr_t)reach, room);
@@ -106,14 +106,14 @@ static PyObject *follower_in_turn(PyObject *self, PyObject *Py_UNUSED(ignored)) 
 }
 
 static PyMethodDef follower_methods[] = {
-    {"look", follower_look, METH_NOARGS,
-     "look(): (restarted, slots that hold nothing of before, slots with another item in the same place); None: nothing has changed."},
+    {"poll", follower_poll, METH_NOARGS,
+     "poll(): (restarted, slots that hold nothing of before, slots with another item in the same place); None: nothing has changed."},
     {"next", follower_next, METH_VARARGS,
      "next(slots, reach, room): how many new items, oldest first; reach: how many places before each are no hole. 0: no more."},
     {"flags", shmb_follower_flags, METH_VARARGS,
      "flags(elements, count, steps, shown, n_shown, tickets): flags of slices, see slicing.c; False: an item is gone."},
     {"reach", follower_reach, METH_VARARGS, "reach(slots, count, reach): the same of slots that hold an item."},
-    {"forget", follower_forget, METH_NOARGS, "forget(): the next look tells of every item."},
+    {"forget", follower_forget, METH_NOARGS, "forget(): the next poll tells of every item."},
     {"in_turn", follower_in_turn, METH_NOARGS,
      "in_turn(): what lies behind a write that is under way is told again, however that ends."},
     {NULL, NULL, 0, NULL},
@@ -121,11 +121,11 @@ static PyMethodDef follower_methods[] = {
 static PyGetSetDef follower_properties[] = {
     {"seen", follower_seen, NULL, "Tickets below it were looked at.", NULL},
     {"settled", follower_settled, NULL, "Of the last next(): items before the first write that is under way.", NULL},
-    {"over", follower_over, NULL, "Slots that hold nothing of before, of the last look(): so many, the first, were written over.", NULL},
+    {"over", follower_over, NULL, "Slots that hold nothing of before, of the last poll(): so many, the first, were written over.", NULL},
     {"pending", follower_pending, NULL, "Writes that are under way.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot follower_slots[] = {
-    {Py_tp_doc, "Follower(ring): what has come and gone since the last look."},
+    {Py_tp_doc, "Follower(ring): what has come and gone since the last poll."},
     {Py_tp_new, follower_new},
     {Py_tp_dealloc, follower_dealloc},
     {Py_tp_methods, follower_methods},
@@ -145,7 +145,7 @@ static PyObject *trajectories_new(PyTypeObject *type, PyObject *args, PyObject *
     if (slots == 0 || width == 0 || slots > SHMB_MOST_ELEMENTS / width)
         return PyErr_Format(PyExc_ValueError, "trajectories are followed in up to %llu items, not in %llu slots of %llu",
                             (unsigned long long)SHMB_MOST_ELEMENTS, slots, width);
-    PyObject *self = made_object(type);
+    PyObject *self = allocate_object(type);
     if (self == NULL) return NULL;
     if (shmb_trajectories_make(shmb_trajectories_in(self), slots * width, (uint32_t)width)) return self;
     Py_DECREF(self);
@@ -311,10 +311,10 @@ static PyObject *trajectories_firsts(PyObject *self, PyObject *args) {
     return counted(self, args, "KKKK:firsts", &shmb_trajectories_in(self)->marks);
 }
 
-static PyObject *trajectories_held(PyObject *self, PyObject *args) {
+static PyObject *trajectories_list_items(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     if (!all->failed) shmb_trajectories_count(all);
-    return counted(self, args, "KKKK:held", &all->held);
+    return counted(self, args, "KKKK:list_items", &all->held);
 }
 
 /* What a number is mapped to, one by one. */
@@ -352,14 +352,14 @@ static PyObject *trajectories_cut_by(PyObject *self, PyObject *windows) {
     Py_RETURN_NONE;
 }
 
-static PyObject *trajectories_take(PyObject *self, PyObject *args) {
+static PyObject *trajectories_claim_windows(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     uint64_t found;
-    if (!asked_for(self, args, "KKK:take", at)) return NULL;
-    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "take: cut_by() windows first");
+    if (!asked_for(self, args, "KKK:claim_windows", at)) return NULL;
+    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "claim_windows: cut_by() windows first");
     Py_BEGIN_ALLOW_THREADS
-    found = shmb_windows_take(all, at[0], at[1], OUT(2));
+    found = shmb_windows_claim(all, at[0], at[1], OUT(2));
     Py_END_ALLOW_THREADS
     return PyLong_FromUnsignedLongLong(found);
 }
@@ -407,19 +407,19 @@ static PyMethodDef trajectories_methods[] = {
     {"long", trajectories_long, METH_VARARGS, "long(least): how many trajectories have at least so many items."},
     {"firsts", trajectories_firsts, METH_VARARGS,
      "firsts(numbers, count, out, from): the first elements of those, counted from an element on; -1: not so many."},
-    {"held", trajectories_held, METH_VARARGS, "held(numbers, count, out, from): the same of all elements with an item."},
+    {"list_items", trajectories_list_items, METH_VARARGS, "list_items(numbers, count, out, from): the same of all elements with an item."},
     {"rows", trajectories_rows, METH_VARARGS, "rows(elements, count, out): trajectory << 32 | step; -1: none."},
     {"elements", trajectories_elements, METH_VARARGS, "elements(rows, count, out): the elements again."},
     {"lengths", trajectories_lengths, METH_VARARGS, "lengths(trajectories, count, out): items of each."},
     {"cut_by", trajectories_cut_by, METH_O, "cut_by(windows): of all that comes from here on."},
     {"follow", shmb_trajectories_follow, METH_VARARGS,
-     "follow(follower, cuts, n_cuts): look, and append what is new; the head, or what is to be done first, or None: see slicing.c."},
-    {"windows", shmb_trajectories_windows, METH_VARARGS, "windows(count, newest, out): take(), with all elements of each."},
+     "follow(follower, cuts, n_cuts): poll, and append what is new; the head, or what is to be done first, or None: see slicing.c."},
+    {"windows", shmb_trajectories_windows, METH_VARARGS, "windows(count, newest, out): claim_windows(), with all elements of each."},
     {"slices", shmb_trajectories_slices, METH_VARARGS,
      "slices(which, begins, count, steps, from, out): elements of slices, by two numbers each; False: no trajectory is as long."},
     {"histories", shmb_trajectories_histories, METH_VARARGS,
      "histories(follower or None, elements, drawn, count, steps, out, tickets): the steps up to each element, see slicing.c."},
-    {"take", trajectories_take, METH_VARARGS, "take(count, newest, firsts): the next windows that are whole, of so many slots: their first elements."},
+    {"claim_windows", trajectories_claim_windows, METH_VARARGS, "claim_windows(count, newest, firsts): the next windows that are whole, of so many slots: their first elements."},
     {"used", trajectories_used, METH_VARARGS, "used(tickets, waiting): of each element whose item needs no window, or is in one; -1."},
     {NULL, NULL, 0, NULL},
 };

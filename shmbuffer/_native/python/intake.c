@@ -41,7 +41,7 @@ struct intake_object {
 };
 
 /* Whether a leaf is of one item, or of `count` of them, and each is as it has to be. */
-static bool has_shape(const struct shmb_found *leaf, const struct shmb_form *form, bool single, uint64_t count) {
+static bool has_shape(const struct shmb_leaf_data *leaf, const struct shmb_form *form, bool single, uint64_t count) {
     int lead = single ? 0 : 1;
     if (leaf->rank != lead + form->rank || (lead && (uint64_t)leaf->shape[0] != count)) return false;
     for (int i = 0; i < form->rank; i++)
@@ -173,7 +173,7 @@ static void free_leaves(struct leaves *leaves) {
 }
 
 /* Whether a batch, or an item, is as it has to be. `count`: 1 for an item. */
-static bool look(const struct intake_object *self, PyObject *data, bool single, struct leaves *leaves, uint64_t *count) {
+static bool check_items(const struct intake_object *self, PyObject *data, bool single, struct leaves *leaves, uint64_t *count) {
     bool fits = true;
     *count = single;
     if (self->root != NULL)
@@ -182,9 +182,9 @@ static bool look(const struct intake_object *self, PyObject *data, bool single, 
         leaves->held[leaves->n++] = Py_NewRef(data);
     for (unsigned i = 0; fits && i < leaves->n; i++) {
         const struct shmb_form *form = &self->forms[i];
-        struct shmb_found leaf;
+        struct shmb_leaf_data leaf;
         uint64_t *number = single && i < ROOM_LEAVES ? &leaves->numbers[i] : NULL;
-        fits = shmb_look_at_leaf(form, leaves->held[i], number, &leaf);
+        fits = shmb_locate_leaf(form, leaves->held[i], number, &leaf);
         if (!fits) break;
         if (i == 0 && !single && leaf.rank > 0) *count = (uint64_t)leaf.shape[0];
         fits = *count > 0 && has_shape(&leaf, form, single, *count) && !is_the_rings(self, leaf.data);
@@ -215,7 +215,7 @@ static void *gather_items(const struct intake_object *self, PyObject *list, stru
     for (uint64_t row = 0; fits && row < count; row++) {
         drop_leaves(&item);
         PyObject *data = PyList_GetItem(list, (Py_ssize_t)row); /* NULL: it has become shorter */
-        fits = data != NULL && look(self, data, true, &item, &one);
+        fits = data != NULL && check_items(self, data, true, &item, &one);
         unsigned char *at = room + column;
         for (unsigned i = 0; fits && i < ring->n_leaves; i++) {
             uint64_t size = ring->leaves[i].item_bytes;
@@ -252,7 +252,7 @@ static PyObject *write_leaves(struct intake_object *self, const struct leaves *l
 }
 
 /* None: Python has to look at it. A negative number: a status, and nothing was written. */
-static PyObject *take(struct intake_object *self, PyObject *data, bool single, PyObject *in_streams) {
+static PyObject *insert_items(struct intake_object *self, PyObject *data, bool single, PyObject *in_streams) {
     double little[ROOM_PRIORITIES], *priorities = NULL;
     PyObject *result = NULL;
     struct leaves leaves;
@@ -263,7 +263,7 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, P
     if (fits && !single && PyList_CheckExact(data)) {
         count = (uint64_t)PyList_Size(data);
         fits = count > 0 && (gathered = gather_items(self, data, &leaves, count, &priorities)) != NULL;
-    } else if (fits && (fits = look(self, data, single, &leaves, &count)) && leaves.given != NULL) {
+    } else if (fits && (fits = check_items(self, data, single, &leaves, &count)) && leaves.given != NULL) {
         fits = (priorities = priorities_of(self, &leaves, count, little)) != NULL;
     }
     streams.all = NULL;
@@ -281,7 +281,7 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, P
 
 static PyObject *intake_call(PyObject *object, PyObject *const *args, Py_ssize_t nargs, const char *name, bool single) {
     if (nargs != 2) return PyErr_Format(PyExc_TypeError, "%s takes 2 arguments, %zd were given", name, nargs);
-    return take((struct intake_object *)object, args[0], single, args[1]);
+    return insert_items((struct intake_object *)object, args[0], single, args[1]);
 }
 
 static PyObject *intake_add(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {

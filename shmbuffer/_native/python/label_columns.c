@@ -199,13 +199,13 @@ static void settle_away(const struct telling *of) {
     all->n_away = kept;
 }
 
-/* One look. False: there is no label in an item, and all has to be looked at again. */
-static bool look_once(struct telling *of, struct shmb_follower *f, bool *more) {
+/* One poll. False: there is no label in an item, and all has to be looked at again. */
+static bool follow_once(struct telling *of, struct shmb_follower *f, bool *more) {
     struct shmb_labels *all = of->all;
     const uint64_t before = f->seen, capacity = of->ring->capacity;
     bool restarted = false, right = true;
     *more = false;
-    if (!shmb_follower_look(f, &restarted)) {
+    if (!shmb_follower_poll(f, &restarted)) {
         of->head = f->seen;
         settle_away(of);
         shmb_labels_settle(all);
@@ -281,7 +281,7 @@ PyObject *shmb_labels_follow(PyObject *labels, PyObject *args) {
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
     bool right, more = true;
     PyThreadState *state = !f->started || head - f->seen > PIECE ? PyEval_SaveThread() : NULL;
-    do right = look_once(&of, f, &more);
+    do right = follow_once(&of, f, &more);
     while (more && right && !of.all->failed);
     if (state) PyEval_RestoreThread(state);
     free(of.form.numbers);

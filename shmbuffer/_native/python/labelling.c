@@ -105,12 +105,12 @@ static PyObject *labels_give_up_one(PyObject *self, PyObject *args) {
     return finished(self);
 }
 
-static PyObject *labels_take(PyObject *self, PyObject *args) {
+static PyObject *labels_mark_claimed(PyObject *self, PyObject *args) {
     struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "KKK:take", at)) return NULL;
+    if (!parsed(self, args, "KKK:mark_claimed", at)) return NULL;
     for (uint64_t i = 0; i < at[1]; i++)
-        if ((uint64_t)NUMBERS(0)[i] < all->elements) shmb_label_take(all, (uint32_t)NUMBERS(0)[i], at[2] != 0);
+        if ((uint64_t)NUMBERS(0)[i] < all->elements) shmb_label_mark_claimed(all, (uint32_t)NUMBERS(0)[i], at[2] != 0);
     return finished(self);
 }
 
@@ -204,9 +204,9 @@ static PyObject *labels_freshest(PyObject *self, PyObject *args) {
     return PyLong_FromUnsignedLongLong(found);
 }
 
-static PyObject *labels_of(PyObject *self, PyObject *args) {
+static PyObject *labels_read(PyObject *self, PyObject *args) {
     unsigned long long at[6];
-    if (!parsed(self, args, "KKK:of", at)) return NULL;
+    if (!parsed(self, args, "KKK:read", at)) return NULL;
     for (uint64_t i = 0; i < at[1]; i++) {
         const struct shmb_kin *kin = shmb_kin_of(shmb_labels_in(self), (uint64_t)NUMBERS(0)[i]);
         NUMBERS(2)[i] = kin ? kin->label : 0;
@@ -265,10 +265,10 @@ static PyObject *labels_members(PyObject *self, PyObject *args) {
 }
 
 /* Of each group as many as are wanted, each once; what a group lacks is drawn from it again. */
-static PyObject *labels_some(PyObject *self, PyObject *args) {
+static PyObject *labels_choose_members(PyObject *self, PyObject *args) {
     const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "KKKKK:some", at)) return NULL;
+    if (!parsed(self, args, "KKKKK:choose_members", at)) return NULL;
     uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
     struct shmb_choice choice;
     if (!shmb_choice_begin(&choice, at[3], at[1] * at[2])) return PyErr_NoMemory();
@@ -339,27 +339,27 @@ static PyMethodDef labels_methods[] = {
     {"put", labels_put, METH_VARARGS, "put(elements, labels, count, first, now): they are there; first: of the oldest slot."},
     {"settle", shmb_labels_settle_all, METH_O, "settle(follower): behind puts and drops, before anything is asked; None: no ring."},
     {"follow", shmb_labels_follow, METH_VARARGS,
-     "follow(follower, labels, bytes, kind, values, count, bytes, kind, means, steps, code, piece, now): a look at columns of\n"
+     "follow(follower, labels, bytes, kind, values, count, bytes, kind, means, steps, code, piece, now): a poll of columns of\n"
      "numbers, or at the piece of records of the form that `locate_pieces` would be told of; the head. None: one of them is no\n"
-     "label, and the next look is a first one."},
+     "label, and the next poll is a first one."},
     {"give_up", labels_give_up, METH_VARARGS, "give_up(before): groups that began until then and are not whole."},
     {"missing", labels_missing, METH_VARARGS, "missing(element): items that its group lacks, where that is open; else 0."},
     {"give_up_one", labels_give_up_one, METH_VARARGS, "give_up_one(element): its group, where that is open."},
-    {"take", labels_take, METH_VARARGS, "take(elements, count, taken): whether their groups are somebody's."},
+    {"mark_claimed", labels_mark_claimed, METH_VARARGS, "mark_claimed(elements, count, claimed): whether a learner has their groups."},
     {"order", labels_order, METH_NOARGS, "order(): the labels, the smallest first, and the items of each, as int64."},
     {"draw", labels_draw, METH_VARARGS, "draw(weights, key, count, again, out): by a float64 for each of `order`."},
     {"fresh", labels_fresh, METH_VARARGS,
      "fresh(follower, version, most, key, count, out, staleness, tickets): draw by 1 / (staleness + 1), float32 [count];\n"
      "False: one has been written over; None: nothing is fresh enough."},
     {"tickets", labels_tickets, METH_VARARGS,
-     "tickets(follower, elements, count, out): of items of the last look; False: one has been written over since."},
+     "tickets(follower, elements, count, out): of items of the last poll; False: one has been written over since."},
     {"freshest", labels_freshest, METH_VARARGS, "freshest(weights, count, out): how many, of the largest labels, newest first."},
-    {"of", labels_of, METH_VARARGS, "of(elements, count, out): their labels."},
+    {"read", labels_read, METH_VARARGS, "read(elements, count, out): their labels."},
     {"kins", labels_kins, METH_VARARGS, "kins(elements, count, out): a number for each group; -1: the element is in none."},
     {"choose", labels_choose, METH_VARARGS, "choose(key, of, count, out): numbers below `of`, each once."},
     {"sizes", labels_sizes, METH_VARARGS, "sizes(numbers, count, out): items of those, by age of the first."},
     {"members", labels_members, METH_VARARGS, "members(numbers, count, width, out): their items, [count, width]; -1: no more."},
-    {"some", labels_some, METH_VARARGS, "some(numbers, count, width, key, out): items of those by chance, [count, width]; how many the smallest has."},
+    {"choose_members", labels_choose_members, METH_VARARGS, "choose_members(numbers, count, width, key, out): items of those by chance, [count, width]; how many the smallest has."},
     {"lost", labels_lost, METH_NOARGS, "lost(): items of lost groups, int64, each told once."},
     {"tell", labels_tell, METH_NOARGS, "tell(): have `lost` tell of them."},
     {NULL, NULL, 0, NULL},

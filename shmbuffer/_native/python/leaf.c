@@ -46,7 +46,7 @@ static bool lies_in_order(const struct dl_tensor *tensor) {
 
 /* A tensor on the CPU, contiguous, whose bytes are its numbers: torch keeps "negative" as a flag, which a view of the
  * imaginary parts of complex numbers has; it is contiguous only where it holds one number. */
-static bool look_at_tensor(PyObject *leaf, struct dl_tensor *tensor) {
+static bool locate_tensor(PyObject *leaf, struct dl_tensor *tensor) {
     if (classes.table->look(leaf, tensor) != 0) return PyErr_Clear(), false;
     if (tensor->device != DL_CPU || !lies_in_order(tensor)) return false;
     /* Without memory: its storage was freed, or it never had any. */
@@ -98,20 +98,20 @@ static const unsigned char *find_number(const struct shmb_number *form, PyObject
     return stored ? (const unsigned char *)room : NULL;
 }
 
-bool shmb_look_at_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *room,
-                       struct shmb_found *out) {
+bool shmb_locate_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *room,
+                       struct shmb_leaf_data *out) {
     if (Py_TYPE(leaf) == classes.arrays) {
         const struct array_object *array = (const struct array_object *)leaf;
-        *out = (struct shmb_found){(const unsigned char *)array->data, (const int64_t *)array->shape, array->rank};
+        *out = (struct shmb_leaf_data){(const unsigned char *)array->data, (const int64_t *)array->shape, array->rank};
         return array->dtype == form->array_dtype && (array->flags & ARRAY_C_CONTIGUOUS);
     }
     if (Py_TYPE(leaf) == classes.tensors) {
         struct dl_tensor tensor;
-        if (!look_at_tensor(leaf, &tensor)) return false;
-        *out = (struct shmb_found){(const unsigned char *)tensor.data + tensor.byte_offset, tensor.shape, tensor.rank};
+        if (!locate_tensor(leaf, &tensor)) return false;
+        *out = (struct shmb_leaf_data){(const unsigned char *)tensor.data + tensor.byte_offset, tensor.shape, tensor.rank};
         return form->dtype.bits && memcmp(&tensor.dtype, &form->dtype, sizeof form->dtype) == 0;
     }
-    *out = (struct shmb_found){find_number(&form->number, leaf, room), NULL, 0};
+    *out = (struct shmb_leaf_data){find_number(&form->number, leaf, room), NULL, 0};
     return out->data != NULL;
 }
 
@@ -138,7 +138,7 @@ static enum shmb_number_kind number_kind_in(const PyObject *dtype) {
     return kind;
 }
 
-bool shmb_look_at_numbers(PyObject *given, struct shmb_numbers *out) {
+bool shmb_locate_numbers(PyObject *given, struct shmb_numbers *out) {
     struct dl_tensor tensor;
     if (Py_TYPE(given) == classes.arrays) {
         const struct array_object *array = (const struct array_object *)given;
@@ -146,7 +146,7 @@ bool shmb_look_at_numbers(PyObject *given, struct shmb_numbers *out) {
                                      array->rank, number_kind_in(array->dtype)};
         return out->kind != SHMB_NUMBER_KINDS && (array->flags & ARRAY_C_CONTIGUOUS);
     }
-    if (Py_TYPE(given) != classes.tensors || !look_at_tensor(given, &tensor)) return false;
+    if (Py_TYPE(given) != classes.tensors || !locate_tensor(given, &tensor)) return false;
     *out = (struct shmb_numbers){(const unsigned char *)tensor.data + tensor.byte_offset,
                                  (uint64_t)product(tensor.shape, tensor.rank), tensor.rank, number_kind_of(&tensor.dtype)};
     return out->kind != SHMB_NUMBER_KINDS;
@@ -171,7 +171,7 @@ double *shmb_read_priorities(PyObject *given, const struct shmb_form *form, cons
         numbers.kind = form->array_dtype != NULL ? number_kind_in(form->array_dtype) : number_kind_of(&form->dtype);
         numbers.data = data;
         numbers.count = count * (uint64_t)product(form->shape, form->rank);
-    } else if (!shmb_look_at_numbers(given, &numbers)) {
+    } else if (!shmb_locate_numbers(given, &numbers)) {
         return count == 1 && read_priority(given, room) ? room : NULL;
     }
     if (numbers.kind > SHMB_DOUBLE || numbers.count != count) return NULL;
@@ -225,7 +225,7 @@ bool shmb_form_of(struct shmb_form *form, PyObject *said) {
     struct dl_tensor example;
     if (Py_TYPE(tensor) != classes.tensors) return true;
     if (classes.table->look(tensor, &example) != 0) PyErr_Clear();
-    else if (example.dtype.code != DL_COMPLEX) form->dtype = example.dtype; /* complex ones have a flag, see look_at_tensor */
+    else if (example.dtype.code != DL_COMPLEX) form->dtype = example.dtype; /* complex ones have a flag, see locate_tensor */
     return true;
 }
 

@@ -34,7 +34,7 @@ struct shmb_form {
 };
 
 /* Where the bytes of a leaf are, and how many dimensions it has. */
-struct shmb_found {
+struct shmb_leaf_data {
     const unsigned char *data;
     const int64_t *shape;
     int rank;
@@ -60,8 +60,8 @@ bool shmb_form_of(struct shmb_form *form, PyObject *said);
 void shmb_form_forget(struct shmb_form *form);
 
 /* `room`: where a number of Python's goes; NULL: numbers are left to Python. */
-bool shmb_look_at_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *room, struct shmb_found *out);
-bool shmb_look_at_numbers(PyObject *given, struct shmb_numbers *out);
+bool shmb_locate_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *room, struct shmb_leaf_data *out);
+bool shmb_locate_numbers(PyObject *given, struct shmb_numbers *out);
 /* Reals as float64: in `room` if they fit there, else in memory that the caller frees. NULL: out of memory. */
 double *shmb_widened(const struct shmb_numbers *numbers, double *room, uint64_t room_count);
 /* Priorities as float64[count], into `room` where there are as many as one. NULL: not as they have to be. `form` and `data`: of a

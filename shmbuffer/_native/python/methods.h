@@ -38,11 +38,11 @@
     X(forfeit, ANY, "ent", "(entry, turn, timeout_ns): send a turn that is not used to the end of the queue.") \
     X(leave, ANY, "t", "(timeout_ns): free our entry.") \
     X(wait, ANY, "t", "(timeout_ns): sleep until somebody makes progress.") \
-    X(look, ANY, "", "(): whether the directory is there; asked of the system once a second.") \
+    X(check_directory, ANY, "", "(): whether the directory is there; asked of the system once a second.") \
     X(bypass, ANY, "n", "(calls): whatever the ratio, this thread's next write or draw goes on (1), all (2), or none (0).") \
     X(admit_sample, ANY, "nnbt", "(count, min_size, chosen, timeout_ns): the draw may be made, and counts.") \
     X(cancel, ANY, "nnt", "(count, version, timeout_ns): a draw that was admitted was not made.") \
-    X(take, ANY, "nnnt", "(count, index, tickets, timeout_ns): the oldest of a queue.") \
+    X(dequeue, ANY, "nnnt", "(count, index, tickets, timeout_ns): the oldest of a queue.") \
     X(release, ANY, "t", "(timeout_ns): what was taken is read.") \
     X(limit, ANY, "nrrnnnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_no_peer,\n" \
                                "max_staleness, items_per_version, timeout_ns).") \
@@ -69,7 +69,7 @@
     X(returned, ANY, "nnnnnnt", "(which, number, known, slots, tickets, room, timeout_ns): what came back since the call before; known:\n" \
                                 "uint64 for each lease, zeros at first. Without room: how many may come.") \
     X(oldest_to_give, ANY, "nnnt", "(which, number, oldest, timeout_ns): 1: slot, ticket, head, room, and whether a writer waits for it.") \
-    X(standings, ANY, "nnnnnt", "(which, number, standings, tickets, notes, timeout_ns): of every slot, at one moment.") \
+    X(item_states, ANY, "nnnnnt", "(which, number, states, tickets, notes, timeout_ns): of every slot, at one moment.") \
     X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.") \
     X(give_up, ANY, "t", "(timeout_ns): stop waiting, for a slot and for the other side.") \
     X(write_records, RECORDS, "nnnnnnnt", "(data, bytes, starts, sizes, count, priorities, streams, timeout_ns): claim, fill, commit.") \

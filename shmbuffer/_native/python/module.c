@@ -270,7 +270,7 @@ struct moved {
     uint64_t count, base;
 };
 
-static void move_some(void *what, uint64_t first, uint64_t end) {
+static void move_part(void *what, uint64_t first, uint64_t end) {
     const struct moved *moved = what;
     for (uint64_t i = first; i < end; i++) {
         if (i + 8 < moved->count) __builtin_prefetch((const void *)(uintptr_t)(moved->base + moved->from[i + 8]));
@@ -286,7 +286,7 @@ static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < count; i++) bytes += moved.bytes[i];
-    shmb_divide(move_some, &moved, count, count ? bytes / count : 0);
+    shmb_divide(move_part, &moved, count, count ? bytes / count : 0);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

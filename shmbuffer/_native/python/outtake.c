@@ -69,7 +69,7 @@ struct out_memory {
 
 static bool lock_pool(struct pool *pool) { return shmb_life() == pool->life && pthread_mutex_lock(&pool->mutex) == 0; }
 
-static void drop_kept(struct pool *pool) {
+static void free_unused(struct pool *pool) {
     for (struct out_memory *memory = pool->first, *next; memory != NULL; memory = next) {
         next = memory->next;
         free(memory);
@@ -83,12 +83,12 @@ static void leave_pool(struct pool *pool) {
     bool last = --pool->users == 0;
     pthread_mutex_unlock(&pool->mutex);
     if (!last) return;
-    drop_kept(pool);
+    free_unused(pool);
     pthread_mutex_destroy(&pool->mutex);
     free(pool);
 }
 
-static struct out_memory *take_kept(struct pool *pool, uint64_t room) {
+static struct out_memory *reuse_memory(struct pool *pool, uint64_t room) {
     struct out_memory **at = &pool->first;
     while (*at != NULL && (*at)->room != room) at = &(*at)->next;
     struct out_memory *found = *at;
@@ -98,10 +98,10 @@ static struct out_memory *take_kept(struct pool *pool, uint64_t room) {
     return found;
 }
 
-static struct out_memory *take_memory(struct pool *pool, uint64_t room) {
+static struct out_memory *allocate_memory(struct pool *pool, uint64_t room) {
     struct out_memory *memory = NULL;
     bool pooled = room >= LARGE && lock_pool(pool);
-    if (pooled) memory = take_kept(pool, room);
+    if (pooled) memory = reuse_memory(pool, room);
     if (memory == NULL) memory = malloc(room);
     if (memory != NULL) memory->pool = pooled ? pool : NULL, memory->room = room;
     if (pooled && memory != NULL) pool->users++;
@@ -125,20 +125,20 @@ static void give_memory(struct out_memory *memory) {
 /* Of another form than the batches before: what is kept does not fit. */
 static void expect_batch(struct pool *pool, uint64_t bytes) {
     if (!lock_pool(pool)) return;
-    if (pool->batch != bytes) drop_kept(pool);
+    if (pool->batch != bytes) free_unused(pool);
     pool->batch = bytes;
     pthread_mutex_unlock(&pool->mutex);
 }
 
 static void release_memory(struct dl_managed *managed) { give_memory((struct out_memory *)managed); }
 
-static uint64_t room_of(int32_t rank, uint64_t bytes) {
+static uint64_t memory_bytes(int32_t rank, uint64_t bytes) {
     return sizeof(struct out_memory) + (size_t)rank * sizeof(int64_t) + bytes + CACHE_LINE;
 }
 
 static struct out_memory *memory_of(struct pool *pool, struct dl_dtype dtype, int32_t rank, const int64_t *item, uint64_t count,
                                     uint64_t bytes) {
-    struct out_memory *memory = take_memory(pool, room_of(rank, bytes));
+    struct out_memory *memory = allocate_memory(pool, memory_bytes(rank, bytes));
     if (memory == NULL) return NULL;
     uintptr_t end = (uintptr_t)&memory->shape[rank];
     memory->shape[0] = (int64_t)count;
@@ -159,10 +159,10 @@ static PyObject *tensor_of(const struct outtake_object *self, struct out_memory 
 }
 
 /* Memory for each leaf of so many items. False: there is not enough. */
-static bool take_leaves(struct outtake_object *self, uint64_t count, struct out_memory **memory, unsigned char **out) {
+static bool allocate_leaves(struct outtake_object *self, uint64_t count, struct out_memory **memory, unsigned char **out) {
     uint64_t large = 0;
     for (unsigned i = 0; i < self->n_leaves; i++) {
-        uint64_t room = room_of(self->forms[i].rank, count * self->forms[i].bytes);
+        uint64_t room = memory_bytes(self->forms[i].rank, count * self->forms[i].bytes);
         large += room >= LARGE ? room : 0;
     }
     if (large) expect_batch(self->pool, large);
@@ -184,7 +184,7 @@ static PyObject *tensors_of(const struct outtake_object *self, struct out_memory
 }
 
 /* Memory for index and tickets, and for weights if the draw is prioritized. False: there is not enough. */
-static bool take_info(struct outtake_object *self, uint64_t count, struct out_memory **memory, bool prioritized) {
+static bool allocate_info(struct outtake_object *self, uint64_t count, struct out_memory **memory, bool prioritized) {
     const struct dl_dtype integer = {DL_INT, 64, 1}, real = {DL_FLOAT, 32, 1};
     const unsigned n = self->n_leaves;
     return (memory[n] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
@@ -224,7 +224,7 @@ static PyObject *outtake_sample(PyObject *object, PyObject *const *args, Py_ssiz
     struct out_memory *memory[ROOM_LEAVES + 3] = {0};
     unsigned char *out[ROOM_LEAVES];
     unsigned n = self->n_leaves;
-    bool there = take_leaves(self, count, memory, out) && take_info(self, count, memory, prioritized);
+    bool there = allocate_leaves(self, count, memory, out) && allocate_info(self, count, memory, prioritized);
     int status = SHMB_NO_MEMORY;
     if (there)
         status = shmb_binding_sample(self->ring, count, key, out, memory[n]->managed.tensor.data,
@@ -236,7 +236,7 @@ static PyObject *outtake_sample(PyObject *object, PyObject *const *args, Py_ssiz
 }
 
 /* Copy items, or stacks of them. SHMB_LAPPED: one of them is another item by now. */
-static int take_items(struct outtake_object *self, const int64_t *index, const int64_t *tickets, uint64_t count, unsigned char *const *out,
+static int copy_items(struct outtake_object *self, const int64_t *index, const int64_t *tickets, uint64_t count, unsigned char *const *out,
                 int64_t timeout_ns) {
     uint64_t missing = 0;
     if (self->stacks) {
@@ -251,10 +251,10 @@ static int take_items(struct outtake_object *self, const int64_t *index, const i
     return status;
 }
 
-/* take(index, tickets, count, timeout_ns) -> [leaf, ...]; None where one of them is another item by now; or a status */
-static PyObject *outtake_take(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+/* copy(index, tickets, count, timeout_ns) -> [leaf, ...]; None where one of them is another item by now; or a status */
+static PyObject *outtake_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct outtake_object *self = (struct outtake_object *)object;
-    if (nargs != 4) return PyErr_Format(PyExc_TypeError, "take takes 4 arguments, %zd were given", nargs);
+    if (nargs != 4) return PyErr_Format(PyExc_TypeError, "copy takes 4 arguments, %zd were given", nargs);
     const int64_t *index = (const int64_t *)(uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
     const int64_t *tickets = (const int64_t *)(uintptr_t)PyLong_AsUnsignedLongLong(args[1]);
     uint64_t count = PyLong_AsUnsignedLongLong(args[2]);
@@ -265,7 +265,7 @@ static PyObject *outtake_take(PyObject *object, PyObject *const *args, Py_ssize_
     unsigned char *out[ROOM_LEAVES];
     PyObject *result = NULL;
     int status = SHMB_NO_MEMORY;
-    if (take_leaves(self, count, memory, out)) status = take_items(self, index, tickets, count, out, timeout_ns);
+    if (allocate_leaves(self, count, memory, out)) status = copy_items(self, index, tickets, count, out, timeout_ns);
     if (status == SHMB_OK)
         result = tensors_of(self, memory);
     else if (status == SHMB_LAPPED)
@@ -295,7 +295,7 @@ static PyObject *outtake_fill(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "KKKLO!:fill", &index, &tickets, &count, &timeout_ns, &PyTuple_Type, &addresses)) return NULL;
     if (count > MOST) return PyErr_NoMemory();
     if (!addresses_of(addresses, self->n_leaves, out)) return NULL;
-    int status = take_items(self, (const int64_t *)(uintptr_t)index, (const int64_t *)(uintptr_t)tickets, count, out, timeout_ns);
+    int status = copy_items(self, (const int64_t *)(uintptr_t)index, (const int64_t *)(uintptr_t)tickets, count, out, timeout_ns);
     if (status == SHMB_INTERRUPTED) return NULL;
     if (status == SHMB_LAPPED) Py_RETURN_NONE;
     return status == SHMB_OK ? Py_NewRef(Py_True) : PyLong_FromLong(-(long)status);
@@ -322,7 +322,7 @@ static PyObject *outtake_draw(PyObject *object, PyObject *args) {
     const unsigned n = self->n_leaves;
     if (addresses && !addresses_of(addresses, n + 3, out)) return NULL;
     int64_t *steps = malloc(2 * count * self->steps * sizeof *steps + 1), *of_steps = steps + count * self->steps;
-    bool there = steps != NULL && (addresses || (take_leaves(self, count, memory, out) && take_info(self, count, memory, prioritized)));
+    bool there = steps != NULL && (addresses || (allocate_leaves(self, count, memory, out) && allocate_info(self, count, memory, prioritized)));
     for (unsigned i = n; there && !addresses && i < n + 3; i++) out[i] = memory[i] ? memory[i]->managed.tensor.data : NULL;
     int64_t *index = (int64_t *)(void *)out[n], *tickets = (int64_t *)(void *)out[n + 1];
     int status = SHMB_NO_MEMORY;
@@ -333,7 +333,7 @@ static PyObject *outtake_draw(PyObject *object, PyObject *args) {
     if (status == SHMB_OK) {
         const struct shmb_follower *f = shmb_follower_in(follower);
         bool known = !all->failed && shmb_histories(all, f, index, tickets, count, self->steps, steps, of_steps);
-        status = known ? take_items(self, steps, of_steps, count, out, timeout_ns) : SHMB_LAPPED;
+        status = known ? copy_items(self, steps, of_steps, count, out, timeout_ns) : SHMB_LAPPED;
     }
     PyObject *result;
     if (status == SHMB_LAPPED || (status == SHMB_OK && addresses))
@@ -353,7 +353,7 @@ static void outtake_dealloc(PyObject *object) {
     PyMem_Free(self->stacks);
     if (self->pool != NULL && lock_pool(self->pool)) {
         self->pool->batch = 0;
-        drop_kept(self->pool);
+        free_unused(self->pool);
         leave_pool(self->pool);
     }
     Py_XDECREF(self->ring);
@@ -443,12 +443,12 @@ static PyObject *outtake_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 static PyMethodDef methods[] = {
     {"sample", (PyCFunction)(void (*)(void))outtake_sample, METH_FASTCALL,
      "sample(count, key, beta or None, timeout_ns): ([leaf, ...], index, tickets, weights or None), or a status below 0."},
-    {"take", (PyCFunction)(void (*)(void))outtake_take, METH_FASTCALL,
-     "take(index, tickets, count, timeout_ns): [leaf, ...]; None: one of them is another item by now; or a status below 0."},
+    {"copy", (PyCFunction)(void (*)(void))outtake_copy, METH_FASTCALL,
+     "copy(index, tickets, count, timeout_ns): [leaf, ...]; None: one of them is another item by now; or a status below 0."},
     {"draw", outtake_draw, METH_VARARGS,
-     "draw(count, key, beta or None, timeout_ns, trajectories, follower, addresses=None): what sample() gives, of stacks; None: look,\n"
+     "draw(count, key, beta or None, timeout_ns, trajectories, follower, addresses=None): what sample() gives, of stacks; None: poll,\n"
      "and draw again. Into addresses, of the leaves, index, tickets and weights: True."},
-    {"fill", outtake_fill, METH_VARARGS, "fill(index, tickets, count, timeout_ns, addresses): take() into memory that is there; True."},
+    {"fill", outtake_fill, METH_VARARGS, "fill(index, tickets, count, timeout_ns, addresses): copy() into memory that is there; True."},
     {NULL, NULL, 0, NULL},
 };
 

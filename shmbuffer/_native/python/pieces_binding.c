@@ -108,7 +108,7 @@ PyObject *shmb_core_take_apart(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK:take_apart", &base, &held, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
                           &to, &of_each, &out, &room, &frames, &parts))
         return NULL;
-    const struct shmb_leaves leaves = {(int64_t)base, AT(const struct shmb_held, held), pieces, AT(const int64_t, numbers), width,
+    const struct shmb_leaves leaves = {(int64_t)base, AT(const struct shmb_piece_storage, held), pieces, AT(const int64_t, numbers), width,
                                        AT(const int64_t, offsets), AT(const int64_t, stored), AT(const int64_t, expanded), count};
     uint64_t n_frames = frames, n_parts = parts;
     Py_BEGIN_ALLOW_THREADS
@@ -124,7 +124,7 @@ PyObject *shmb_core_runs(PyObject *Py_UNUSED(module), PyObject *args) {
         return NULL;
     const struct shmb_places places = {AT(const int64_t, whole), frames, AT(const int64_t, frame), AT(const int64_t, before),
                                        AT(const int64_t, nbytes), AT(const int64_t, to), AT(const int64_t, planes), parts};
-    return PyLong_FromUnsignedLongLong(shmb_runs(&places, (int64_t)most, (int64_t)woven, AT(int64_t, at), AT(struct shmb_run, out)));
+    return PyLong_FromUnsignedLongLong(shmb_runs(&places, (int64_t)most, (int64_t)woven, AT(int64_t, at), AT(struct shmb_frame_run, out)));
 }
 
 /* unweave(into, other, half, frames): see frames.h */

@@ -75,6 +75,6 @@ int shmb_sampled(struct ring_object *self, int status) {
     return status;
 }
 
-PyObject *shmb_totals_told(const struct shmb_totals *totals) {
+PyObject *shmb_build_totals(const struct shmb_totals *totals) {
     return Py_BuildValue("(dddK)", totals->mass, totals->least, totals->max_priority, BIG(totals->length));
 }

@@ -187,7 +187,7 @@ static PyObject *get_why(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) 
 }
 
 static PyObject *get_drawn_from(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) {
-    return shmb_drawn_from.length ? shmb_totals_told(&shmb_drawn_from) : Py_NewRef(Py_None);
+    return shmb_drawn_from.length ? shmb_build_totals(&shmb_drawn_from) : Py_NewRef(Py_None);
 }
 
 #define GET_U64(name, expression)                                                                            \

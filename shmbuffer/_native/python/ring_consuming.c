@@ -68,7 +68,7 @@ PyObject *shmb_ring_return_lease(struct ring_object *self, struct asked *asked) 
 /* -> 1 or 0 */
 PyObject *shmb_ring_is_stuck(struct ring_object *self, struct asked *asked) {
     bool stuck = false;
-    int status = shmb_looks_stuck(&self->ring, CALL, whose(asked), NUMBER(2), &stuck);
+    int status = shmb_check_stuck(&self->ring, CALL, whose(asked), NUMBER(2), &stuck);
     return shmb_answer(asked, status, stuck);
 }
 
@@ -87,7 +87,7 @@ PyObject *shmb_ring_to_give(struct ring_object *self, struct asked *asked) {
 PyObject *shmb_ring_returned(struct ring_object *self, struct asked *asked) {
     uint64_t found = 0, room = NUMBER(5);
     if (room) shmb_python_may_block(CALL);
-    int status = shmb_look_returned(&self->ring, CALL, whose(asked), AT(uint64_t, 2), AT(int64_t, 3), AT(int64_t, 4), room, &found);
+    int status = shmb_list_returned(&self->ring, CALL, whose(asked), AT(uint64_t, 2), AT(int64_t, 3), AT(int64_t, 4), room, &found);
     return shmb_answer(asked, status, found);
 }
 
@@ -98,8 +98,8 @@ PyObject *shmb_ring_oldest_to_give(struct ring_object *self, struct asked *asked
     return shmb_answer(asked, status, there);
 }
 
-PyObject *shmb_ring_standings(struct ring_object *self, struct asked *asked) {
+PyObject *shmb_ring_item_states(struct ring_object *self, struct asked *asked) {
     shmb_python_may_block(CALL);
-    int status = shmb_standings(&self->ring, CALL, whose(asked), AT(unsigned char, 2), AT(int64_t, 3), AT(uint64_t, 4));
+    int status = shmb_read_item_states(&self->ring, CALL, whose(asked), AT(unsigned char, 2), AT(int64_t, 3), AT(uint64_t, 4));
     return shmb_answer(asked, status, 0);
 }

@@ -207,7 +207,7 @@ PyObject *shmb_ring_update(struct ring_object *self, struct asked *asked) {
 }
 
 static bool are_integers(PyObject *given, uint64_t count, struct shmb_numbers *out) {
-    return shmb_look_at_numbers(given, out) && out->kind == SHMB_INTEGER && out->count == count;
+    return shmb_locate_numbers(given, out) && out->kind == SHMB_INTEGER && out->count == count;
 }
 
 /* -> (applied, stale), or None */
@@ -215,7 +215,7 @@ PyObject *shmb_ring_update_given(struct ring_object *self, struct asked *asked) 
     struct shmb_numbers index, priorities, tickets = {0};
     double room[ROOM_PRIORITIES];
     uint64_t applied = 0;
-    bool fits = self->ring.lanes == 1 && shmb_look_at_numbers(OBJECT(1), &priorities) && priorities.kind != SHMB_INTEGER &&
+    bool fits = self->ring.lanes == 1 && shmb_locate_numbers(OBJECT(1), &priorities) && priorities.kind != SHMB_INTEGER &&
                 are_integers(OBJECT(0), priorities.count, &index) && index.rank == 1 &&
                 (OBJECT(2) == Py_None || are_integers(OBJECT(2), priorities.count, &tickets));
     if (!fits) Py_RETURN_NONE;
@@ -239,7 +239,7 @@ PyObject *shmb_ring_totals(struct ring_object *self, struct asked *asked) {
     int status = shmb_read_totals(&self->ring, CALL, &totals);
     if (status != SHMB_OK) return shmb_answer(asked, status, 0);
     shmb_python_end(&asked->python);
-    return shmb_totals_told(&totals);
+    return shmb_build_totals(&totals);
 }
 
 PyObject *shmb_ring_raise_max_priority(struct ring_object *self, struct asked *asked) {
@@ -385,7 +385,7 @@ PyObject *shmb_ring_wait(struct ring_object *self, struct asked *asked) {
 }
 
 /* -> 0: the directory is there, as far as was seen within the last second */
-PyObject *shmb_ring_look(struct ring_object *self, struct asked *asked) {
+PyObject *shmb_ring_check_directory(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_is_removed(&self->ring, shmb_now_ns()) ? SHMB_UNLINKED : SHMB_OK, 0);
 }
 
@@ -408,8 +408,8 @@ PyObject *shmb_ring_cancel(struct ring_object *self, struct asked *asked) {
 }
 
 /* Then read them, and release. */
-PyObject *shmb_ring_take(struct ring_object *self, struct asked *asked) {
-    return shmb_answer(asked, shmb_take(&self->ring, CALL, NUMBER(0), AT(int64_t, 1), AT(int64_t, 2)), 0);
+PyObject *shmb_ring_dequeue(struct ring_object *self, struct asked *asked) {
+    return shmb_answer(asked, shmb_dequeue(&self->ring, CALL, NUMBER(0), AT(int64_t, 1), AT(int64_t, 2)), 0);
 }
 
 PyObject *shmb_ring_release(struct ring_object *self, struct asked *asked) {

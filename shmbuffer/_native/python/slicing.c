@@ -118,7 +118,7 @@ static bool caught_up(struct shmb_trajectories *all, struct shmb_follower *f, co
     return !f->failed && !all->failed && !(all->windows && all->windows->failed);
 }
 
-/* -> the head that was seen; or, where more is to be done than to append, what a look has seen */
+/* -> the head that was seen; or, where more is to be done than to append, what a poll has seen */
 PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
     PyObject *follower;
@@ -129,7 +129,7 @@ PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
     if (all->failed) return PyErr_NoMemory();
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
     if (!f->started || head - f->seen >= MUCH) Py_RETURN_NONE;
-    bool any = shmb_follower_look(f, &restarted);
+    bool any = shmb_follower_poll(f, &restarted);
     if (any && !f->failed && (restarted || f->changed.count)) return shmb_build_changes(f, restarted);
     if (f->failed || (any && !caught_up(all, f, (const struct cutting *)(uintptr_t)cuts, count))) {
         shmb_follower_forget(f);
@@ -150,7 +150,7 @@ PyObject *shmb_trajectories_windows(PyObject *trajectories, PyObject *args) {
     if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "windows: cut_by() windows first");
     int64_t *elements = (int64_t *)(uintptr_t)out;
     uint32_t steps = all->windows->steps;
-    uint64_t found = shmb_windows_take(all, count, newest, elements);
+    uint64_t found = shmb_windows_claim(all, count, newest, elements);
     for (uint64_t i = found; i-- > 0;) { /* from behind: the first elements lie where the others go */
         const struct shmb_where *where = &all->where[elements[i]];
         const struct shmb_run *run = &all->runs[where->run - 1];

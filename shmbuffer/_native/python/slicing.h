@@ -4,7 +4,7 @@
 
 #include "python/following.h"
 
-/* Builds (restarted, gone, changed): what a look has seen. */
+/* Builds (restarted, gone, changed): what a poll has seen. */
 PyObject *shmb_build_changes(const struct shmb_follower *f, bool restarted);
 /* The slot `before` that the item in `slot` follows, or -1 if it is further away than `reach` places, so that a hole may be
  * between them. */

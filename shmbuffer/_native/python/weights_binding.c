@@ -44,7 +44,7 @@ PyObject *shmb_core_newest(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long copies, bytes, than;
     Py_buffer out;
     struct shmb_weights_map weights;
-    struct shmb_told found = {0};
+    struct shmb_weights_info found = {0};
     if (!PyArg_ParseTuple(args, "OKKKw*:newest", &map, &copies, &bytes, &than, &out)) return NULL;
     int status = weights_at(map, copies, bytes, &weights);
     if (status == 0 && (unsigned long long)out.len != bytes) {

@@ -1,13 +1,13 @@
 /* What a process has seen of a ring, and what has come and gone since: so that who keeps something about items reads the
  * new ones and not all of them. Nothing of it is shared: a writer does not know who follows it, and nothing is left behind
- * by who dies. A look costs what was written and what went, plus the writes that were under way.
+ * by who dies. A poll costs what was written and what went, plus the writes that were under way.
  *
  *     front ─────────────────────▶ at ──────▶ end                  end mod capacity == head mod capacity
  *       items that were told of      to be told of (`next`)
  *       holes                        written since, or behind a slot whose write was under way and is done
  *
  * Places count slots in the order in which they follow each other: by age, the oldest first. A write in the ring moves
- * `end` on; one into named slots takes the tickets of a lap and no place. Always true between two looks
+ * `end` on; one into named slots takes the tickets of a lap and no place. Always true between two polls
  *
  *   1. A slot is held if its item was told of, and not yet that it went.
  *   2. The item of a held slot has a ticket below `seen`; whatever is stored there later has one from `seen` on. So no
@@ -15,7 +15,7 @@
  *   3. Every ticket below `seen` is held, gone for good, or that of a pending slot.
  *   4. A place from `front` on that is no item is in one of the holes.
  *
- * Words are read without the mutex. A claim moves the head first and marks its slots then, so a look ends where a claim
+ * Words are read without the mutex. A claim moves the head first and marks its slots then, so a poll ends where a claim
  * begins that is being marked: what is stored in a slot later has a ticket from `seen` on, whichever slot it is. What is read of
  * an item may be that of the next one: then its ticket is, too, and who draws compares. */
 #include <stdlib.h>
@@ -133,7 +133,7 @@ void shmb_follower_free(struct shmb_follower *f) {
 void shmb_follower_forget(struct shmb_follower *f) { f->started = false; }
 
 /* The first ticket that is not looked at yet. Of claims one at a time is being marked, and it is the last one. */
-static uint64_t end_of_look(const struct shmb_follower *f) {
+static uint64_t find_end_of_poll(const struct shmb_follower *f) {
     const struct shmb_ring *ring = f->ring;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_acquire);
     for (uint32_t i = 0; i < SHMB_ENTRIES && (head != f->seen || !f->started); i++) {
@@ -156,7 +156,7 @@ static void begin(struct shmb_follower *f, uint64_t head) {
     f->in_order = true;
 }
 
-/* Slots that were being written at the look before. Returns the first place of those that hold an item now, or `until`; in turn
+/* Slots that were being written at the poll before. Returns the first place of those that hold an item now, or `until`; in turn
  * of those that are done. */
 static uint64_t settled(struct shmb_follower *f, uint64_t until, uint64_t oldest) {
     uint64_t kept = 0;
@@ -197,7 +197,7 @@ static uint64_t scanned(struct shmb_follower *f, uint64_t from, uint64_t until, 
         unsigned state = SHMB_STATE(word);
         bool held = is_held(f, slot);
         if (word >= begun) {
-            /* the next look sees it */
+            /* the next poll sees it */
         } else if (held && state == SHMB_COMMITTED) {
             if (word >= before) push(f, &f->changed, slot, place);
         } else if (held || state == SHMB_COMMITTED) {
@@ -210,11 +210,11 @@ static uint64_t scanned(struct shmb_follower *f, uint64_t from, uint64_t until, 
     return until;
 }
 
-/* A look: afterwards `gone` has slots whose item is not there any more, `changed` those whose item is another one in the same
+/* A poll: afterwards `gone` has slots whose item is not there any more, `changed` those whose item is another one in the same
  * place, and `shmb_follower_next` tells of new ones. False: nothing has changed. `restarted`: nothing of before counts. */
-bool shmb_follower_look(struct shmb_follower *f, bool *restarted) {
+bool shmb_follower_poll(struct shmb_follower *f, bool *restarted) {
     const struct shmb_ring *ring = f->ring;
-    const uint64_t head = end_of_look(f);
+    const uint64_t head = find_end_of_poll(f);
     const uint64_t capacity = ring->capacity, written = head - f->seen;
     f->gone.begin = f->gone.count = f->changed.begin = f->changed.count = f->over = 0;
     *restarted = !f->started || f->failed || head < f->seen || f->at != f->end;

@@ -20,7 +20,7 @@ struct shmb_pairs {
 struct shmb_follower {
     const struct shmb_ring *ring;
     bool started;
-    bool failed;              /* there was no memory: the next look starts over */
+    bool failed;              /* there was no memory: the next poll starts over */
     bool in_order;            /* tickets grow from place to place */
     bool in_turn;             /* what lies behind a write that is under way is told again, however that ends */
     uint64_t settled;         /* of the items told of last: those before the first write that is under way */
@@ -38,8 +38,8 @@ struct shmb_follower {
 
 bool shmb_follower_make(struct shmb_follower *f, const struct shmb_ring *ring);
 void shmb_follower_free(struct shmb_follower *f);
-void shmb_follower_forget(struct shmb_follower *f); /* the next look starts over */
-bool shmb_follower_look(struct shmb_follower *f, bool *restarted);
+void shmb_follower_forget(struct shmb_follower *f); /* the next poll starts over */
+bool shmb_follower_poll(struct shmb_follower *f, bool *restarted);
 uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t room);
 uint64_t shmb_follower_reach(const struct shmb_follower *f, uint64_t slot);
 

@@ -46,7 +46,7 @@ void shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool o
 }
 
 /* The frames from `run` on that can be woven, two by two, at most so many bytes. False: none. */
-static bool weave(const struct shmb_places *places, int64_t most, struct shmb_run *run) {
+static bool weave(const struct shmb_places *places, int64_t most, struct shmb_frame_run *run) {
     const uint64_t first = (uint64_t)run->first;
     uint64_t part = (uint64_t)run->part, frames = 0;
     if (part + 2 > places->parts) return false;
@@ -86,10 +86,10 @@ void shmb_unweave(unsigned char *into, unsigned char *other, uint64_t half, uint
     for (uint64_t at = 0; at + 1 < frames; at += 2) exchange(into + (at + 1) * half, other + at * half, half);
 }
 
-uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t woven, int64_t *at, struct shmb_run *runs) {
+uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t woven, int64_t *at, struct shmb_frame_run *runs) {
     uint64_t count = 0, part = 0;
     for (uint64_t frame = 0; frame < places->frames;) {
-        struct shmb_run run = {.first = (int64_t)frame, .part = (int64_t)part};
+        struct shmb_frame_run run = {.first = (int64_t)frame, .part = (int64_t)part};
         if (weave(places, woven, &run)) {
             frame = (uint64_t)run.end, part = (uint64_t)run.parts_end;
             runs[count++] = run;

@@ -12,7 +12,7 @@ enum { SHMB_FRAME_AT, SHMB_FRAME_STORED, SHMB_FRAME_WHOLE, SHMB_IN_FRAME, SHMB_I
 enum shmb_holding { SHMB_RAW = 0, SHMB_FRAME = 1, SHMB_JOINED = 2 };
 
 /* How a piece of a form is stored. */
-struct shmb_held {
+struct shmb_piece_storage {
     int64_t holding; /* enum shmb_holding */
     int64_t next;    /* the piece behind it in its frame, or -1 */
     int64_t planes;  /* the number that says how many lie in it one behind the other; -1: it is no plane */
@@ -21,7 +21,7 @@ struct shmb_held {
 /* Located records of one form: rows of numbers, and of pieces. */
 struct shmb_leaves {
     int64_t base; /* the address that offsets count from */
-    const struct shmb_held *held;
+    const struct shmb_piece_storage *held;
     uint64_t pieces;
     const int64_t *numbers;
     uint64_t width;
@@ -49,7 +49,7 @@ struct shmb_places {
  *     expanded   into  a0 a1 c0 c1     other  b0 b1 d0 d1               every second frame to either place
  *     unwoven    into  a0 b0 c0 d0     other  a1 b1 c1 d1               half of them lie there already
  */
-struct shmb_run {
+struct shmb_frame_run {
     int64_t first, end, bytes;
     int64_t into; /* the address that all of them go to, one behind the other; 0: they go there in parts */
     int64_t other; /* of woven frames; else 0 */
@@ -59,7 +59,7 @@ struct shmb_run {
 
 /* Runs of at most `most` bytes, or `woven` ones, or of one frame. Writes them, and where each part is in the bytes of its run;
  * returns how many. */
-uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t woven, int64_t *at, struct shmb_run *runs);
+uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t woven, int64_t *at, struct shmb_frame_run *runs);
 
 /* Of so many woven frames that have been expanded, the other halves to their places. */
 void shmb_unweave(unsigned char *into, unsigned char *other, uint64_t half, uint64_t frames);

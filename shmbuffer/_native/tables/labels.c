@@ -10,7 +10,7 @@
  * changes an item in place takes it away for a moment: it is absent, and the kin whole again when it is back.
  *
  * What goes at an end moves nothing. What goes in the middle, or comes out of order, leaves its kin loose, and that is put
- * in order once everything of a look is told. */
+ * in order once everything of a poll is told. */
 #include "tables/labels.h"
 
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static inline uint64_t age_of(const struct shmb_labels *all, uint32_t element) {
 }
 
 /* The same with room for one more. NULL: there is no memory for it. */
-static void *with_room(struct shmb_labels *all, void *at, uint64_t count, uint64_t *room, size_t bytes) {
+static void *reserve_one_more(struct shmb_labels *all, void *at, uint64_t count, uint64_t *room, size_t bytes) {
     if (count < *room) return at;
     uint64_t wanted = *room ? 2 * *room : 64;
     void *more = realloc(at, wanted * bytes);
@@ -127,9 +127,9 @@ static void remark(struct shmb_labels *all, struct shmb_kin *kin) {
     kin->marked = first;
 }
 
-static void tell_of_lost(struct shmb_labels *all, uint32_t element) {
+static void note_lost(struct shmb_labels *all, uint32_t element) {
     if (!all->tells) return;
-    uint32_t *lost = with_room(all, all->lost, all->n_lost, &all->room_lost, sizeof *lost);
+    uint32_t *lost = reserve_one_more(all, all->lost, all->n_lost, &all->room_lost, sizeof *lost);
     if (lost == NULL) return;
     all->lost = lost;
     lost[all->n_lost++] = element;
@@ -139,7 +139,7 @@ static void lose(struct shmb_labels *all, struct shmb_kin *kin) {
     close_kin(all, kin, SHMB_KIN_LOST);
     remark(all, kin);
     for (uint32_t i = kin->front; i != kin->back && all->tells; i++)
-        if (*entry(kin, i) != SHMB_NO_ITEM) tell_of_lost(all, *entry(kin, i));
+        if (*entry(kin, i) != SHMB_NO_ITEM) note_lost(all, *entry(kin, i));
 }
 
 static struct shmb_kin *add_kin(struct shmb_labels *all, int64_t label, int64_t now) {
@@ -160,7 +160,7 @@ static struct shmb_kin *add_kin(struct shmb_labels *all, int64_t label, int64_t 
     if (all->limit) {
         open_kin(all, kin);
     } else {
-        struct shmb_ordered *order = with_room(all, all->order, all->n_order, &all->room_order, sizeof *order);
+        struct shmb_ordered *order = reserve_one_more(all, all->order, all->n_order, &all->room_order, sizeof *order);
         if (order == NULL) return NULL;
         all->order = order;
         all->unsorted = all->unsorted || (all->n_order && order[all->n_order - 1].label > label);
@@ -193,7 +193,7 @@ static bool have_place(struct shmb_labels *all, struct shmb_kin *kin) {
 
 static void loosen(struct shmb_labels *all, struct shmb_kin *kin) {
     if (kin->loose) return;
-    uint32_t *loose = with_room(all, all->loose, all->n_loose, &all->room_loose, sizeof *loose);
+    uint32_t *loose = reserve_one_more(all, all->loose, all->n_loose, &all->room_loose, sizeof *loose);
     if (loose == NULL) return;
     all->loose = loose;
     loose[all->n_loose++] = number_of(all, kin);
@@ -225,7 +225,7 @@ bool shmb_label_is_absent(const struct shmb_labels *all, uint32_t element) { ret
 
 void shmb_label_away(struct shmb_labels *all, uint32_t element) {
     if (all->absent == NULL || all->where[element].kin == 0 || is_absent(all, element)) return;
-    uint32_t *away = with_room(all, all->away, all->n_away, &all->room_away, sizeof *away);
+    uint32_t *away = reserve_one_more(all, all->away, all->n_away, &all->room_away, sizeof *away);
     if (away == NULL) return;
     all->away = away;
     away[all->n_away++] = element;
@@ -277,7 +277,7 @@ void shmb_labels_drop(struct shmb_labels *all, uint64_t first, uint64_t end) {
 }
 
 /* It was told of again, and may be in another place: a claim that its writer left half-marked has moved on without it. */
-static void look_around(struct shmb_labels *all, struct shmb_kin *kin, uint32_t element) {
+static void compare_neighbours(struct shmb_labels *all, struct shmb_kin *kin, uint32_t element) {
     uint32_t index = all->where[element].index;
     uint32_t before = index == kin->front ? SHMB_NO_ITEM : *entry(kin, index - 1);
     uint32_t after = index + 1 == kin->back ? SHMB_NO_ITEM : *entry(kin, index + 1);
@@ -311,7 +311,7 @@ void shmb_label_put(struct shmb_labels *all, uint32_t element, int64_t label, in
         struct shmb_kin *kin = &all->kins[all->where[element].kin - 1];
         if (kin->label == label) {
             if (is_absent(all, element)) set_absent(all, kin, element, false);
-            look_around(all, kin, element);
+            compare_neighbours(all, kin, element);
             return;
         }
         shmb_label_drop(all, element);
@@ -329,7 +329,7 @@ void shmb_label_put(struct shmb_labels *all, uint32_t element, int64_t label, in
     if (all->limit) {
         kin->came++;
         if (kin->state == SHMB_KIN_LOST)
-            tell_of_lost(all, element);
+            note_lost(all, element);
         else if (kin->came == all->limit)
             close_kin(all, kin, SHMB_KIN_WHOLE);
     }
@@ -404,7 +404,7 @@ void shmb_label_give_up(struct shmb_labels *all, uint32_t element) {
     lose(all, kin);
 }
 
-void shmb_label_take(struct shmb_labels *all, uint32_t element, bool taken) {
+void shmb_label_mark_claimed(struct shmb_labels *all, uint32_t element, bool taken) {
     if (all->where[element].kin == 0) return;
     struct shmb_kin *kin = &all->kins[all->where[element].kin - 1];
     if (kin->state == (taken ? SHMB_KIN_WHOLE : SHMB_KIN_TAKEN))

@@ -57,7 +57,7 @@ struct shmb_labels {
     uint32_t *lost; /* elements of kins that are lost, which nobody has taken yet */
     uint64_t n_lost, room_lost;
     bool tells; /* of them */
-    uint32_t *away; /* elements that were absent at the last look, each once; some may be back */
+    uint32_t *away; /* elements that were absent at the last poll, each once; some may be back */
     uint64_t n_away, room_away;
     uint32_t serials, oldest, newest; /* of the open ones, 1 + number */
     struct shmb_marks marks;          /* first items of those that may be drawn */
@@ -77,7 +77,7 @@ bool shmb_label_is_absent(const struct shmb_labels *all, uint32_t element);
 void shmb_labels_settle(struct shmb_labels *all); /* behind puts and drops, before anything is asked */
 void shmb_labels_give_up(struct shmb_labels *all, int64_t before); /* open ones that began before that */
 void shmb_label_give_up(struct shmb_labels *all, uint32_t element); /* its kin, where that is open */
-void shmb_label_take(struct shmb_labels *all, uint32_t element, bool taken); /* its kin; who took it draws it no more */
+void shmb_label_mark_claimed(struct shmb_labels *all, uint32_t element, bool taken); /* its kin; who took it draws it no more */
 
 /* Kins by label, the smallest first. */
 uint64_t shmb_labels_order(struct shmb_labels *all);

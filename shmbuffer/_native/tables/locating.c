@@ -42,7 +42,7 @@ static inline bool volume(const struct form *form, const int64_t *numbers, const
     return true;
 }
 
-static struct form form_told(const int64_t *steps, const unsigned char *code, uint64_t code_bytes) {
+static struct form read_form(const int64_t *steps, const unsigned char *code, uint64_t code_bytes) {
     struct form form = {.n_numbers = shmb_numbers_of_form(steps), .n_equal = (uint64_t)steps[2], .n_pieces = shmb_pieces_of_form(steps),
                         .nbytes = code_bytes, .code = code};
     form.constants = steps + 4;
@@ -123,7 +123,7 @@ static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t
 
 bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *steps, const unsigned char *code, uint64_t code_bytes,
                         int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded, bool *alike) {
-    const struct form form = form_told(steps, code, code_bytes);
+    const struct form form = read_form(steps, code, code_bytes);
     const uint64_t dims = expanded ? dims_in(&form) : 0;
     bool all = true;
     for (uint64_t row = 0; row < read->count; row++) {
@@ -149,7 +149,7 @@ static bool can_be_written(const struct form *form, const int64_t *numbers) {
 
 uint64_t shmb_measure_record(const int64_t *steps, uint64_t code_bytes, const int64_t *dims, uint64_t count, int64_t *numbers,
                              int64_t *sizes, int64_t *offsets, int64_t *stored) {
-    const struct form form = form_told(steps, NULL, code_bytes);
+    const struct form form = read_form(steps, NULL, code_bytes);
     const int64_t *step = form.pieces;
     uint64_t next = 0;
     for (uint64_t i = 0; i < form.n_numbers; i++) numbers[i] = -1;
@@ -171,7 +171,7 @@ uint64_t shmb_measure_record(const int64_t *steps, uint64_t code_bytes, const in
 
 int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t *offsets, int64_t *starts, int64_t *ends,
                              int64_t *stored) {
-    const struct form form = form_told(written->steps, written->code, written->code_bytes);
+    const struct form form = read_form(written->steps, written->code, written->code_bytes);
     uint64_t at = 0;
     for (uint64_t row = 0; row < written->count; row++) {
         const int64_t *numbers = written->numbers + row * form.n_numbers, *given = written->sizes + row * form.n_pieces;
@@ -194,7 +194,7 @@ static unsigned char *after(unsigned char *end, unsigned char *to, const void *f
 
 void shmb_lay_out_records(const struct shmb_records_written *written, const int64_t *addresses, const int64_t *offsets,
                           const int64_t *starts, const int64_t *ends, unsigned char *data) {
-    const struct form form = form_told(written->steps, written->code, written->code_bytes);
+    const struct form form = read_form(written->steps, written->code, written->code_bytes);
     const uint32_t words[2] = {VERSION | (uint32_t)form.n_numbers << 16, (uint32_t)form.nbytes};
     for (uint64_t row = 0; row < written->count; row++) {
         unsigned char *record = data + starts[row], *end = after(record, record + HEADER, words, sizeof words);

@@ -35,7 +35,7 @@ static inline uint32_t next_place(const struct shmb_trajectories *all, uint32_t 
     return (at + 1) & (uint32_t)(((uint64_t)1 << (64 - all->shift)) - 1);
 }
 
-static uint32_t found_at(const struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
+static uint32_t find_owner_slot(const struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
     uint32_t at = place_of(all, source, id, lane);
     for (; all->table[at]; at = next_place(all, at)) {
         const struct shmb_owner *owner = &all->owners[all->table[at] - 1];
@@ -55,13 +55,13 @@ static bool more_owners(struct shmb_trajectories *all) {
     all->room_owners = room;
     all->shift = 63u - (uint32_t)__builtin_ctz(room);
     for (uint32_t i = 0; i < all->n_owners; i++)
-        if (owners[i].runs) table[found_at(all, owners[i].source, owners[i].id, owners[i].lane)] = i + 1;
+        if (owners[i].runs) table[find_owner_slot(all, owners[i].source, owners[i].id, owners[i].lane)] = i + 1;
     return true;
 }
 
 /* NULL: there is no memory for one. */
-static struct shmb_owner *owner_looked_up(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
-    uint32_t at = found_at(all, source, id, lane);
+static struct shmb_owner *find_or_add_owner(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
+    uint32_t at = find_owner_slot(all, source, id, lane);
     if (all->table[at]) return &all->owners[(all->last_owner = all->table[at]) - 1];
     uint32_t *runs = malloc(FIRST_ROOM * sizeof *runs);
     if (runs == NULL) return NULL;
@@ -71,7 +71,7 @@ static struct shmb_owner *owner_looked_up(struct shmb_trajectories *all, uint64_
     } else {
         if (all->n_owners == all->room_owners) {
             if (!more_owners(all)) return free(runs), NULL;
-            at = found_at(all, source, id, lane);
+            at = find_owner_slot(all, source, id, lane);
         }
         number = ++all->n_owners;
     }
@@ -84,12 +84,12 @@ static struct shmb_owner *owner_looked_up(struct shmb_trajectories *all, uint64_
 static inline struct shmb_owner *owner_of(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
     struct shmb_owner *last = all->last_owner ? &all->owners[all->last_owner - 1] : NULL;
     if (last && last->runs && last->source == source && last->id == id && last->lane == lane) return last;
-    return owner_looked_up(all, source, id, lane);
+    return find_or_add_owner(all, source, id, lane);
 }
 
 /* What was put behind it because its place was taken moves up. */
 static void forget_owner(struct shmb_trajectories *all, struct shmb_owner *owner) {
-    uint32_t at = found_at(all, owner->source, owner->id, owner->lane), number = all->table[at];
+    uint32_t at = find_owner_slot(all, owner->source, owner->id, owner->lane), number = all->table[at];
     for (uint32_t gap = at;;) {
         all->table[gap] = 0;
         for (at = next_place(all, gap);; at = next_place(all, at)) {
@@ -199,7 +199,7 @@ static void remove_run(struct shmb_trajectories *all, uint32_t whose, uint32_t a
     if (--owner->count == 0) forget_owner(all, owner);
 }
 
-static bool made_wider(struct shmb_trajectories *all, struct shmb_run *run) {
+static bool widen_run(struct shmb_trajectories *all, struct shmb_run *run) {
     uint32_t mask = 2 * run->mask + 1, *items = malloc(((size_t)mask + 1) * sizeof *items);
     if (items == NULL) return all->failed = true, false;
     for (uint32_t i = run->front; i != run->back; i++) items[i & mask] = *item(run, i);
@@ -211,14 +211,14 @@ static bool made_wider(struct shmb_trajectories *all, struct shmb_run *run) {
 
 static inline void put_last(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
     struct shmb_run *run = &all->runs[number];
-    if (length(run) > run->mask && !made_wider(all, run)) return;
+    if (length(run) > run->mask && !widen_run(all, run)) return;
     all->where[element] = (struct shmb_where){number + 1, run->back};
     *item(run, run->back++) = element;
 }
 
 static void put_first(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
     struct shmb_run *run = &all->runs[number];
-    if (length(run) > run->mask && !made_wider(all, run)) return;
+    if (length(run) > run->mask && !widen_run(all, run)) return;
     all->where[element] = (struct shmb_where){number + 1, --run->front};
     *item(run, run->front) = element;
     run->step--;

@@ -68,7 +68,7 @@ static const struct shmb_run *run_of_window(const struct shmb_trajectories *all,
 }
 
 /* Room for one more: what was taken long ago is forgotten, and what is lost. */
-static bool room_for_one(struct shmb_trajectories *all) {
+static bool make_room_for_window(struct shmb_trajectories *all) {
     struct shmb_windows *w = all->windows;
     if (w->begin + w->count < w->room) return true;
     uint64_t end = w->number + w->count, from = w->next - w->number > KEPT ? w->next - KEPT : w->number;
@@ -98,7 +98,7 @@ static bool room_for_one(struct shmb_trajectories *all) {
 static void complete(struct shmb_trajectories *all, struct shmb_run *run) {
     struct shmb_windows *w = all->windows;
     uint32_t first = at_index(run, run->cut), end = run->cut + w->steps;
-    if (!room_for_one(all)) return;
+    if (!make_room_for_window(all)) return;
     while (run->cut != end) use(w, at_index(run, run->cut++));
     w->at[w->begin + w->count++] = (struct shmb_window){.word = w->used[first], .first = first};
 }
@@ -129,13 +129,13 @@ void shmb_windows_again(struct shmb_trajectories *all, struct shmb_run *run) {
         if (is_used(all->windows, at_index(run, i - 1))) run->cut = i;
 }
 
-/* Of so many slots, the newest ones at the last look, this is one. */
+/* Of so many slots, the newest ones at the last poll, this is one. */
 static inline bool is_within(const struct shmb_windows *w, uint32_t element, uint64_t newest) {
     uint64_t capacity = w->elements / w->width, head = w->seen % capacity;
     return (head + capacity - 1 - element / w->width) % capacity < newest;
 }
 
-uint64_t shmb_windows_take(struct shmb_trajectories *all, uint64_t count, uint64_t newest, int64_t *firsts) {
+uint64_t shmb_windows_claim(struct shmb_trajectories *all, uint64_t count, uint64_t newest, int64_t *firsts) {
     struct shmb_windows *w = all->windows;
     uint64_t found = 0;
     for (uint32_t index; found < count && w->next < w->number + w->count; w->next++) {

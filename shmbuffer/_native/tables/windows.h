@@ -36,7 +36,7 @@ void shmb_windows_again(struct shmb_trajectories *all, struct shmb_run *run);
 
 /* The next windows that are whole, and in one of so many slots, the newest ones: their first elements. How many there were, up to
  * `count`. Others are lost. */
-uint64_t shmb_windows_take(struct shmb_trajectories *all, uint64_t count, uint64_t newest, int64_t *firsts);
+uint64_t shmb_windows_claim(struct shmb_trajectories *all, uint64_t count, uint64_t newest, int64_t *firsts);
 uint64_t shmb_windows_waiting(const struct shmb_windows *w);
 void shmb_windows_back(struct shmb_windows *w, uint64_t next, uint64_t lost);
 void shmb_windows_use(struct shmb_windows *w, const int64_t *elements, uint64_t count, uint64_t below);

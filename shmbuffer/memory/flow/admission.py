@@ -79,7 +79,7 @@ class Admission:
         at, whose = index.ctypes.data, tickets.ctypes.data
 
         def call() -> int:
-            result = int(self._seat.native.take(count, at, whose, LOCK_TIMEOUT_NS))
+            result = int(self._seat.native.dequeue(count, at, whose, LOCK_TIMEOUT_NS))
             return _NO_QUEUE if result == -_core.NOTHING else result
 
         return self._calls.run(call, "sample") != _NO_QUEUE

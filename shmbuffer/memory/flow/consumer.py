@@ -383,7 +383,7 @@ class Consumer:
             np.empty(capacity, np.uint64),
         )
         where = (one.ctypes.data for one in found)
-        self._calls.ask("standings", self.which, self.number, *where)
+        self._calls.ask("item_states", self.which, self.number, *where)
         return found
 
     def held(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:

@@ -36,8 +36,8 @@ def require_linked(seat: Seat) -> None:
     """BufferUnlinkedError if the directory was removed; checks it once a second. 0.1 µs."""
     if seat.native is None:
         seat.require_linked()
-    elif (status := seat.native.look()) < 0:
-        raise_for_status(seat, -status, "look")
+    elif (status := seat.native.check_directory()) < 0:
+        raise_for_status(seat, -status, "check_directory")
 
 
 def raise_for_status(

@@ -62,7 +62,7 @@ class Acknowledged(NamedTuple):
 
 
 class Standings(NamedTuple):
-    """The state of each slot's item for a consumer; see ``enum shmb_standing``."""
+    """The state of each slot's item for a consumer; see ``enum shmb_item_state``."""
 
     states: Bytes
     tickets: Ints

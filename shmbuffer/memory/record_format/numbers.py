@@ -47,7 +47,7 @@ class NumberColumns(NamedTuple):
     alignments: tuple[int, ...]
     """Of each chunk."""
     held: Ints
-    """int64[chunks, 3], for `_core.take_apart`: as `shmb_held` of frames.h tells."""
+    """int64[chunks, 3], for `_core.take_apart`: as `shmb_piece_storage` of frames.h tells."""
     steps: Ints
     """int64 array of steps, for `_core.locate_pieces`: see locating.h."""
 

@@ -182,7 +182,7 @@ class LabelIndex:
         """True if it was a first one: it takes a while, and others have written meanwhile."""
         follower, table = self._follower, self.table
         before = follower.seen
-        seen = follower.look()
+        seen = follower.poll()
         if seen is None:
             table.settle(follower)
             return False
@@ -249,7 +249,7 @@ class LabelIndex:
     def labels(self, elements: Ints) -> Ints:
         """The label of each element, int64 ``[n]``."""
         found = np.empty_like(elements)
-        self.table.of(address(elements), len(elements), address(found))
+        self.table.read(address(elements), len(elements), address(found))
         return found
 
     def groups(self, key: int, most: int, size: int) -> Ints:
@@ -257,7 +257,7 @@ class LabelIndex:
         there = min(self.table.marked, most)
         numbers, found = np.empty(there, np.int64), np.empty((there, size), np.int64)
         self.table.choose(key, self.table.marked, there, address(numbers))
-        self.table.some(address(numbers), there, size, key ^ 1, address(found))
+        self.table.choose_members(address(numbers), there, size, key ^ 1, address(found))
         return found
 
     def fresh(self, version: int, most: int, key: int, count: int, *out: int) -> bool | None:

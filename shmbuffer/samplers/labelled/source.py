@@ -113,4 +113,4 @@ class WholeGroups(LabelSource):
 
     def _take(self, elements: Ints, *, are_taken: bool) -> None:
         elements = np.ascontiguousarray(elements)
-        self.table.take(address(elements), len(elements), are_taken)
+        self.table.mark_claimed(address(elements), len(elements), are_taken)

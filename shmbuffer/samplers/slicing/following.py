@@ -155,7 +155,7 @@ class Following:
         try:
             while True:
                 if seen is None:
-                    seen = follower.look()
+                    seen = follower.poll()
                 if seen is None:
                     return
                 is_first, gone, changed = seen

@@ -70,7 +70,7 @@ class Trajectories:
 
     def rows_at(self, numbers: Ints) -> Ints:
         """Rows by age, int64 ``[n]``. O(log elements) each; O(elements) the first time."""
-        return self.rows_of(_each(self._all.held, numbers, self.first))
+        return self.rows_of(_each(self._all.list_items, numbers, self.first))
 
     def starts(self, trajectories: Ints) -> Ints:
         """The first row of each trajectory, int64 ``[n]``."""
@@ -173,7 +173,7 @@ class Trajectories:
     def take(self, count: int, newest: int) -> Ints:
         """First elements of the next windows that begin in the ``newest`` slots, int64 ``[n]``."""
         firsts = np.empty(count, np.int64)
-        return firsts[: self._all.take(count, newest, _at(firsts))]
+        return firsts[: self._all.claim_windows(count, newest, _at(firsts))]
 
     def used(self, elements: int, *, waiting: bool = False) -> Ints:
         """By element, the ticket of an item in no window, or in a taken (any) one; else -1."""

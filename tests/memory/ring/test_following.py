@@ -117,7 +117,7 @@ class Model:
         assert found.tolist() == [*(one[0] for one in long), -1]
         held = sorted(elements, key=lambda one: (one - first) % (SLOTS * self.width))
         asked, found = np.arange(len(held)), np.empty(len(held), np.int64)
-        self.core.held(at(asked), len(asked), at(found), first)
+        self.core.list_items(at(asked), len(asked), at(found), first)
         assert found.tolist() == held
         for one in every:
             items, rows, again = numbers(one), *np.empty((2, len(one)), np.int64)

@@ -40,7 +40,7 @@ class Real:
         getattr(self.table, name)(where.ctypes.data, len(where))
 
     def take(self, at: int, taken: bool) -> None:
-        self.table.take(numbers(at).ctypes.data, 1, taken)
+        self.table.mark_claimed(numbers(at).ctypes.data, 1, taken)
 
     def groups(self) -> list[list[int]]:
         """Those that may be drawn, by their first item."""
