@@ -49,9 +49,9 @@ PRIVATE = """
 AT NUMBERS acked action addresses again alike all applied arena armed asked at away b
 before book bool branch by_age bytes c call changed choice classes code const copy count
 counted counted_draw counts d done double draw draws dropped elements end entry
-expires_ns f failed file first first_room flags float form found frames freed from front
-gate given half head held holes id index int64_t item items joint kept key kin known
-known_in label labels lane last lease_id leaves life_page limit locks loose lost map
+expires_ns f failed file find_known first first_room flags float form found frames freed
+from front gate given half head held holes id index int64_t item items joint kept key
+kin known label labels lane last lease_id leaves life_page limit locks loose lost map
 marked marks mask me memory missing moment more n n_equal n_numbers n_pieces nbytes next
 note now number numbers object of of_steps offsets oldest one order out owner pair pairs
 part parts passes place plan pool powers presence priorities python random record

@@ -39,11 +39,11 @@ void shmb_abort_claim(struct shmb_ring *ring) {
 }
 
 /* After a signal handler raised nobody may ever come back to this claim, so it is given back whatever comes. */
-static bool never(struct shmb_call *call) { return false; }
+static bool never_interrupted(struct shmb_call *call) { return false; }
 
 static int give_claim_back(struct shmb_ring *ring, struct shmb_call *call) {
     bool (*interrupted)(struct shmb_call *) = call->interrupted;
-    call->interrupted = never;
+    call->interrupted = never_interrupted;
     int status = shmb_lock(ring, call);
     if (status == SHMB_OK) {
         shmb_abort_claim(ring);

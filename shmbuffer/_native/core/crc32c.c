@@ -2,7 +2,9 @@
  * Several run side by side: of short rows as many as the processor looks ahead, of long ones four, and a single long
  * one is cut into three pieces, whose checksums are put together afterwards:
  *
- *     crc(abc) = behind(c, behind(b, crc(a)) ^ crc(b)) ^ crc(c)        behind(x, crc): after as many zeros as x has bytes
+ *     crc(abc) = skip_zeros(c, skip_zeros(b, crc(a)) ^ crc(b)) ^ crc(c)
+ *
+ * where skip_zeros(x, crc) is the checksum after as many zeros as x has bytes.
  *
  * A crc is linear, so what so many zeros do to it is a table, and there is one for each of two lengths of a piece. */
 #include "core/crc32c.h"
@@ -71,13 +73,13 @@ static int has_instruction(void) { return (getauxval(AT_HWCAP) & HWCAP_CRC32) !=
 #define SHORT_PIECE 128
 #define SHORT_ROW 64 /* up to here the processor itself runs one row beside the next */
 
-static uint32_t behind_long[4][256], behind_short[4][256];
+static uint32_t skips_long[4][256], skips_short[4][256];
 
-static inline uint32_t behind(uint32_t zeros[4][256], uint32_t crc) {
+static inline uint32_t skip_zeros(uint32_t zeros[4][256], uint32_t crc) {
     return zeros[0][crc & 255] ^ zeros[1][(crc >> 8) & 255] ^ zeros[2][(crc >> 16) & 255] ^ zeros[3][crc >> 24];
 }
 
-static void make_behind(uint32_t zeros[4][256], size_t bytes) {
+static void make_skips(uint32_t zeros[4][256], size_t bytes) {
     uint32_t of_bit[32];
     for (int bit = 0; bit < 32; bit++) {
         uint32_t crc = (uint32_t)1 << bit;
@@ -118,16 +120,16 @@ WITH_INSTRUCTION static inline uint32_t in_three(uint32_t crc, const unsigned ch
         second = eight_at(second, at + piece + i);
         third = eight_at(third, at + 2 * piece + i);
     }
-    return behind(zeros, behind(zeros, (uint32_t)first) ^ (uint32_t)second) ^ (uint32_t)third;
+    return skip_zeros(zeros, skip_zeros(zeros, (uint32_t)first) ^ (uint32_t)second) ^ (uint32_t)third;
 }
 
 WITH_INSTRUCTION static uint32_t by_instruction(uint32_t crc, const void *data, size_t bytes) {
     const unsigned char *at = data;
     crc = ~crc;
     for (; bytes >= 3 * LONG_PIECE; at += 3 * LONG_PIECE, bytes -= 3 * LONG_PIECE)
-        crc = in_three(crc, at, LONG_PIECE, behind_long);
+        crc = in_three(crc, at, LONG_PIECE, skips_long);
     for (; bytes >= 3 * SHORT_PIECE; at += 3 * SHORT_PIECE, bytes -= 3 * SHORT_PIECE)
-        crc = in_three(crc, at, SHORT_PIECE, behind_short);
+        crc = in_three(crc, at, SHORT_PIECE, skips_short);
     return ~in_a_row(crc, at, bytes);
 }
 
@@ -231,8 +233,8 @@ void shmb_crc32c_init(void) {
         for (int k = 1; k < 8; k++) table[k][i] = (table[k - 1][i] >> 8) ^ table[0][table[k - 1][i] & 255];
 #ifdef WITH_INSTRUCTION
     if (!has_instruction()) return;
-    make_behind(behind_long, LONG_PIECE);
-    make_behind(behind_short, SHORT_PIECE);
+    make_skips(skips_long, LONG_PIECE);
+    make_skips(skips_short, SHORT_PIECE);
     shmb_crc32c = by_instruction;
     shmb_crc32c_rows = rows_by_instruction;
     shmb_crc32c_move = move_by_instruction;

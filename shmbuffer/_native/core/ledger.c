@@ -66,7 +66,7 @@ static inline bool is_noted(const struct shmb_book *book, uint64_t slot, uint64_
     return atomic_load_explicit(&book->deliveries[slot].ticket, memory_order_relaxed) == ticket + 1;
 }
 
-static inline uint64_t noted(const struct shmb_book *book, uint64_t slot, uint64_t ticket) {
+static inline uint64_t read_note(const struct shmb_book *book, uint64_t slot, uint64_t ticket) {
     return is_noted(book, slot, ticket) ? atomic_load_explicit(&book->deliveries[slot].what, memory_order_relaxed) : 0;
 }
 
@@ -108,7 +108,7 @@ uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book) {
         uint64_t word = word_in(ring, slot);
         enum there there = classify_place(ring, book, floor, word);
         if (there == BEING_WRITTEN) break;
-        if (there == ITEM && !is_done(book, noted(book, slot, SHMB_TICKET(word)))) break;
+        if (there == ITEM && !is_done(book, read_note(book, slot, SHMB_TICKET(word)))) break;
         slot = slot + 1 < ring->capacity ? slot + 1 : 0;
     }
     if (floor != first) atomic_store_explicit(&consumer->floor, floor, memory_order_relaxed);
@@ -121,7 +121,7 @@ uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book) {
 bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t now_ns) {
     uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
     if (place >= head_in(ring) || classify_place(ring, book, place, word) != ITEM) return false;
-    uint64_t what = noted(book, slot, SHMB_TICKET(word));
+    uint64_t what = read_note(book, slot, SHMB_TICKET(word));
     return !is_done(book, what) && !is_held_by_another(ring, book, what, now_ns);
 }
 
@@ -163,7 +163,7 @@ static void count_leases(struct shmb_ring *ring, const struct shmb_book *book) {
     }
     for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
         struct shmb_delivery *delivery = &book->deliveries[slot];
-        uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
+        uint64_t word = word_in(ring, slot), what = read_note(book, slot, SHMB_TICKET(word));
         if (SHMB_STATE(word) != SHMB_COMMITTED || !(what & SHMB_LEASED_WHAT)) continue;
         struct shmb_lease *lease = lease_at(book, SHMB_LEASE_OF(what));
         uint64_t place = place_in(ring, book, SHMB_TICKET(word));
@@ -254,7 +254,7 @@ static uint64_t choose_returned(const struct shmb_ring *ring, const struct shmb_
         for (uint64_t place = lease->first > floor ? lease->first : floor; chosen < count && place < end; place++) {
             uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
             if (classify_place(ring, book, place, word) != ITEM) continue;
-            uint64_t what = noted(book, slot, SHMB_TICKET(word));
+            uint64_t what = read_note(book, slot, SHMB_TICKET(word));
             if (!(what & SHMB_LEASED_WHAT) || SHMB_LEASE_OF(what) != id) continue;
             if (slots) slots[chosen] = (int64_t)slot;
             if (slots) tickets[chosen] = (int64_t)SHMB_TICKET(word);
@@ -285,7 +285,7 @@ uint64_t shmb_find_returned(const struct shmb_ring *ring, const struct shmb_book
         for (uint64_t place = lease->first > floor ? lease->first : floor; left && place < end; place++) {
             uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
             if (classify_place(ring, book, place, word) != ITEM) continue;
-            uint64_t what = noted(book, slot, SHMB_TICKET(word));
+            uint64_t what = read_note(book, slot, SHMB_TICKET(word));
             if (!(what & SHMB_LEASED_WHAT) || SHMB_LEASE_OF(what) != id) continue;
             slots[found] = (int64_t)slot;
             tickets[found++] = (int64_t)SHMB_TICKET(word);
@@ -306,7 +306,7 @@ uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book 
         uint64_t word = word_in(ring, slot);
         enum there there = classify_place(ring, book, place, word);
         if (there == BEING_WRITTEN) break;
-        uint64_t what = there == ITEM ? noted(book, slot, SHMB_TICKET(word)) : 0;
+        uint64_t what = there == ITEM ? read_note(book, slot, SHMB_TICKET(word)) : 0;
         if (there == ITEM && !(what & SHMB_LEASED_WHAT) && !is_done(book, what)) {
             if (slots) slots[chosen] = (int64_t)slot;
             if (slots) tickets[chosen] = (int64_t)SHMB_TICKET(word);
@@ -373,7 +373,7 @@ void shmb_end_empty_lease(const struct shmb_book *book, struct shmb_lease *lease
 /* May it be given to us? `again`: it was given to somebody before. */
 bool shmb_can_be_given(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t now_ns,
                        bool *again) {
-    uint64_t what = noted(book, slot, ticket);
+    uint64_t what = read_note(book, slot, ticket);
     *again = (what & SHMB_LEASED_WHAT) != 0;
     if (place_in(ring, book, ticket) < atomic_load_explicit(&book->consumer->floor, memory_order_relaxed)) return false;
     return word_in(ring, slot) == SHMB_WORD(ticket, SHMB_COMMITTED) && !is_done(book, what) && !is_held_by_another(ring, book, what, now_ns);
@@ -382,7 +382,7 @@ bool shmb_can_be_given(const struct shmb_ring *ring, const struct shmb_book *boo
 /* An item that may be given is under a lease from here on, or, without one, is done. */
 void shmb_give(const struct shmb_book *book, uint64_t slot, uint64_t ticket, struct shmb_lease *lease) {
     struct shmb_delivery *delivery = &book->deliveries[slot];
-    uint64_t before = noted(book, slot, ticket), kept = before & ~SHMB_LEASED_WHAT & ~SHMB_LEASE_OF(~(uint64_t)0);
+    uint64_t before = read_note(book, slot, ticket), kept = before & ~SHMB_LEASED_WHAT & ~SHMB_LEASE_OF(~(uint64_t)0);
     uint64_t after = lease ? SHMB_LEASED_WHAT | kept | atomic_load_explicit(&lease->id, memory_order_relaxed)
                            : (uint64_t)book->consumer->times << SHMB_LEASE_BITS;
     atomic_store_explicit(&delivery->what, after, memory_order_relaxed);
@@ -401,7 +401,7 @@ void shmb_move_next(const struct shmb_book *book, uint64_t next) {
 /* 1: it is acknowledged from here on; 0: it was, under that lease; -1: it is not under that lease any more. */
 int shmb_acknowledge(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t id) {
     struct shmb_delivery *delivery = &book->deliveries[slot];
-    uint64_t what = noted(book, slot, ticket);
+    uint64_t what = read_note(book, slot, ticket);
     bool there = word_in(ring, slot) == SHMB_WORD(ticket, SHMB_COMMITTED);
     if (id == 0 || SHMB_LEASE_OF(what) != id || !(there || !(what & SHMB_LEASED_WHAT))) return -1;
     if (!(what & SHMB_LEASED_WHAT)) return 0;
@@ -425,7 +425,7 @@ void shmb_end_lease(const struct shmb_book *book, uint64_t id) {
  * `*note` has its lease and how often it was acknowledged. */
 enum shmb_item_state shmb_read_item_state(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
                                     uint64_t *ticket, uint64_t *note) {
-    uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
+    uint64_t word = word_in(ring, slot), what = read_note(book, slot, SHMB_TICKET(word));
     uint64_t floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed);
     *ticket = SHMB_TICKET(word);
     *note = what & ~SHMB_LEASED_WHAT;
@@ -442,7 +442,7 @@ enum shmb_item_state shmb_read_item_state(const struct shmb_ring *ring, const st
 static uint64_t wrong_leases(const struct shmb_ring *ring, const struct shmb_book *book) {
     uint64_t left[SHMB_LEASES] = {0}, wrong = 0, open = 0;
     for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
-        uint64_t word = word_in(ring, slot), what = noted(book, slot, SHMB_TICKET(word));
+        uint64_t word = word_in(ring, slot), what = read_note(book, slot, SHMB_TICKET(word));
         if (SHMB_STATE(word) != SHMB_COMMITTED || !(what & SHMB_LEASED_WHAT)) continue;
         left[SHMB_LEASE_OF(what) % SHMB_LEASES]++;
         wrong += lease_at(book, SHMB_LEASE_OF(what)) == NULL;

@@ -12,7 +12,7 @@
 #define TRIMMED 64   /* of what is no item any more, passed beyond what has to be, for each claim */
 #define EVICTED 256  /* elements whose parents are recomputed together */
 
-static inline uint64_t padded(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
+static inline uint64_t pad(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
 
 static inline struct shmb_record *header_at(const struct shmb_ring *ring, uint64_t position) {
     return (struct shmb_record *)shmb_record_at(ring, position);
@@ -28,7 +28,7 @@ static inline bool is_in_slot(const struct shmb_ring *ring, const struct shmb_re
 /* A damaged size could lead to the header of a later record, so the slot has to say the same. */
 static inline bool leads_on(const struct shmb_ring *ring, const struct shmb_record *record, uint64_t at, uint64_t end) {
     const struct shmb_extent extent = ring->extents[record->ticket % ring->capacity];
-    return record->position == at && record->bytes >= HEADER && record->bytes <= end - at && padded(record->bytes) <= end - at &&
+    return record->position == at && record->bytes >= HEADER && record->bytes <= end - at && pad(record->bytes) <= end - at &&
            (extent.position != at || extent.bytes == record->bytes);
 }
 
@@ -43,7 +43,7 @@ static inline bool is_place_of(const struct shmb_ring *ring, uint64_t slot, uint
 /* The next header. Only damage of the memory itself makes one that does not lead on: then the slots are asked. */
 static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t head) {
     const struct shmb_record *record = header_at(ring, at);
-    if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + padded(record->bytes);
+    if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + pad(record->bytes);
     uint64_t next = head;
     for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
         uint64_t position = ring->extents[slot].position;
@@ -61,7 +61,7 @@ int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, 
         uint64_t start = (uint64_t)batch->starts[i], size = (uint64_t)batch->sizes[i];
         shmb_refusal.bad_at = i;
         if (start % 8 || start > bytes || size < HEADER || size > bytes - start) return SHMB_BAD_BATCH;
-        if (i >= skipped) needed += padded(size);
+        if (i >= skipped) needed += pad(size);
     }
     shmb_refusal.needed = needed;
     return needed > ring->max_bytes ? SHMB_TOO_LARGE : SHMB_OK;
@@ -77,7 +77,7 @@ static inline uint64_t size_of_row(const struct shmb_ring *ring, uint64_t row) {
 
 static uint64_t bytes_of_claim(const struct shmb_ring *ring) {
     uint64_t needed = 0;
-    for (uint64_t row = 0; row < ring->claim_rows; row++) needed += padded(size_of_row(ring, row));
+    for (uint64_t row = 0; row < ring->claim_rows; row++) needed += pad(size_of_row(ring, row));
     return needed;
 }
 
@@ -131,7 +131,7 @@ static void evict(struct shmb_ring *ring, uint64_t slot, uint64_t *touched, uint
 }
 
 /* The tail moves on as far as it has to, and over what is no item any more. */
-static uint64_t moved_tail(struct shmb_ring *ring, uint64_t head, uint64_t needed) {
+static uint64_t move_tail(struct shmb_ring *ring, uint64_t head, uint64_t needed) {
     uint64_t touched[EVICTED], count = 0;
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     for (; !has_room(ring, tail, head, needed); tail = next_record(ring, tail, head)) {
@@ -153,7 +153,7 @@ static uint64_t moved_tail(struct shmb_ring *ring, uint64_t head, uint64_t neede
 void shmb_claim_bytes(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t head = atomic_load_explicit(&runtime->byte_head, memory_order_relaxed), rows = ring->claim_rows, begin = 0;
-    atomic_store_explicit(&runtime->byte_tail, moved_tail(ring, head, ring->claim_bytes), memory_order_release);
+    atomic_store_explicit(&runtime->byte_tail, move_tail(ring, head, ring->claim_bytes), memory_order_release);
     CP(write_tail);
     atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE); /* words say EMPTY or WRITING before a byte of their records changes */
     atomic_store_explicit(&ring->me->byte_first, head, memory_order_relaxed);
@@ -167,7 +167,7 @@ void shmb_claim_bytes(struct shmb_ring *ring) {
         CP(write_header);
         ring->extents[slot] = (struct shmb_extent){position, bytes};
         CP(write_extent);
-        position += padded(bytes);
+        position += pad(bytes);
     }
     atomic_store_explicit(&runtime->byte_head, position, memory_order_release);
     CP(write_bytes);
@@ -231,7 +231,7 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
     bool begun = false;
     for (uint64_t i = 0; i < count; i++) {
         const struct shmb_extent extent = ring->extents[slots[i]];
-        if (is_item_at(ring, extent) && extent.position + padded(extent.bytes) > end) end = extent.position + padded(extent.bytes);
+        if (is_item_at(ring, extent) && extent.position + pad(extent.bytes) > end) end = extent.position + pad(extent.bytes);
     }
     for (uint64_t i = 0; i < count; i++) {
         const struct shmb_extent extent = ring->extents[slots[i]];
@@ -248,7 +248,7 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
             CP(relink_header);
         }
         begun = true;
-        at = position + padded(extent.bytes);
+        at = position + pad(extent.bytes);
     }
     atomic_store(&ring->runtime->byte_tail, tail);
     CP(relink_tail);

@@ -13,7 +13,7 @@ static struct shmb_reservation *free_place(struct shmb_ring *ring) {
     return NULL;
 }
 
-static struct shmb_reservation *numbered(struct shmb_ring *ring, uint64_t id) {
+static struct shmb_reservation *find_reservation(struct shmb_ring *ring, uint64_t id) {
     for (uint32_t i = 0; i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[i];
         if (held->id == id && shmb_read_reservation_state(held) != SHMB_UNRESERVED) return held;
@@ -28,7 +28,7 @@ static int may_reserve(struct shmb_ring *ring, struct shmb_request *request) {
         shmb_refusal.needed = request->bytes;
         return SHMB_TOO_LARGE;
     }
-    if (request->id && numbered(ring, request->id)) return SHMB_NO_RESERVATION; /* it is committed, or somebody goes on with it */
+    if (request->id && find_reservation(ring, request->id)) return SHMB_NO_RESERVATION; /* it is committed, or somebody goes on with it */
     bool passes = false;
     int status = shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, request, &passes) : SHMB_OK;
     if (passes) request->flags |= SHMB_PASSED;
@@ -86,7 +86,7 @@ int shmb_note_partial(struct shmb_ring *ring, struct shmb_call *call, uint32_t p
 int shmb_partial_is_done(struct shmb_ring *ring, struct shmb_call *call, uint64_t id, bool forget, bool *done) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    struct shmb_reservation *held = shmb_has_reservations(ring) ? numbered(ring, id) : NULL;
+    struct shmb_reservation *held = shmb_has_reservations(ring) ? find_reservation(ring, id) : NULL;
     *done = held && shmb_read_reservation_state(held) == SHMB_DONE;
     if (*done && forget) atomic_store_explicit(&held->state, SHMB_UNRESERVED, memory_order_release);
     CP(reserve_forgotten);

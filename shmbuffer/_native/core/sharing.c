@@ -48,7 +48,7 @@ struct shmb_plan {
     bool keeps; /* the claim changes no observation */
 };
 
-static struct shmb_known *known_in(const struct shmb_table *table, uint64_t source) {
+static struct shmb_known *find_known(const struct shmb_table *table, uint64_t source) {
     uint64_t at = (source * 0x9E3779B97F4A7C15u) >> 20 & (table->room - 1);
     while (table->known[at].number && table->known[at].source != source) at = (at + 1) & (table->room - 1);
     return &table->known[at];
@@ -62,14 +62,14 @@ static bool widen(struct shmb_table *table, uint64_t more) {
     struct shmb_table wider = {calloc(room, sizeof *wider.known), room, table->used};
     if (wider.known == NULL) return false;
     for (uint64_t i = 0; i < table->room; i++)
-        if (table->known[i].number) *known_in(&wider, table->known[i].source) = table->known[i];
+        if (table->known[i].number) *find_known(&wider, table->known[i].source) = table->known[i];
     free(table->known);
     *table = wider;
     return true;
 }
 
 static void note(struct shmb_table *table, uint64_t source, uint64_t number) {
-    struct shmb_known *known = known_in(table, source);
+    struct shmb_known *known = find_known(table, source);
     table->used += known->number == 0;
     *known = (struct shmb_known){source, number};
 }
@@ -135,7 +135,7 @@ static bool is_next_of(const struct shmb_ring *ring, const struct shmb_joint *jo
 /* Whether the newest item of a source is followed by this row: looked at again when the row is committed. */
 static bool is_joint(const struct shmb_ring *ring, const unsigned char *const *from, uint64_t source, uint64_t row,
                      struct shmb_joint *joint) {
-    uint64_t number = known_in(&ring->plan->newest, source)->number;
+    uint64_t number = find_known(&ring->plan->newest, source)->number;
     if (number == 0) return false;
     joint->slot = (number - 1) % ring->capacity;
     joint->word = atomic_load_explicit(&ring->words[joint->slot], SYNC_SLOT_COMMIT_ACQUIRE);
@@ -175,7 +175,7 @@ bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64
         uint64_t at = skip + row;
         uint64_t source = rows->sources ? rows->sources[at] : shmb_source(ring->incarnation, streams ? streams[at] : 0);
         if (!widen(&plan->last, 1)) return false;
-        uint64_t number = known_in(&plan->last, source)->number, before = number - 1;
+        uint64_t number = find_known(&plan->last, source)->number, before = number - 1;
         plan->whose[row] = source;
         plan->wanted[row] = SHMB_WHOLE;
         if (number && rows->from && is_next_of_row(ring, rows->from, skip + before, at)) {

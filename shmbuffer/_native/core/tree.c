@@ -223,7 +223,7 @@ uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree, uint64_t count) {
     return wrong;
 }
 
-static inline double with(bool least, double found, double value) {
+static inline double combine(bool least, double found, double value) {
     return !least ? found + value : value < found ? value : found;
 }
 
@@ -232,8 +232,8 @@ double shmb_tree_query(const struct shmb_tree *tree, bool least, uint64_t first,
     double found = least ? INFINITY : 0;
     for (unsigned level = 0; first < end; level++, first /= SHMB_FANOUT, end /= SHMB_FANOUT) {
         const double *at = level == 0 ? tree->mass : least ? tree->min[level] : tree->sum[level];
-        for (; first < end && first % SHMB_FANOUT != 0; first++) found = with(least, found, at[first]);
-        for (; first < end && end % SHMB_FANOUT != 0; end--) found = with(least, found, at[end - 1]);
+        for (; first < end && first % SHMB_FANOUT != 0; first++) found = combine(least, found, at[first]);
+        for (; first < end && end % SHMB_FANOUT != 0; end--) found = combine(least, found, at[end - 1]);
     }
     return found;
 }

@@ -160,13 +160,13 @@ static void trajectories_dealloc(PyObject *self) {
 
 /* Up to eight numbers or addresses. False: the exception is set; also where there was no memory before, since what is here
  * is worth nothing then. */
-static bool asked_for(PyObject *self, PyObject *args, const char *format, unsigned long long *at) {
+static bool parse_arguments(PyObject *self, PyObject *args, const char *format, unsigned long long *at) {
     if (!PyArg_ParseTuple(args, format, &at[0], &at[1], &at[2], &at[3], &at[4], &at[5])) return false;
     if (shmb_trajectories_in(self)->failed) return PyErr_NoMemory(), false;
     return true;
 }
 
-static PyObject *done(PyObject *self) {
+static PyObject *finish_call(PyObject *self) {
     const struct shmb_trajectories *all = shmb_trajectories_in(self);
     if (all->failed || (all->windows && all->windows->failed)) return PyErr_NoMemory();
     Py_RETURN_NONE;
@@ -179,25 +179,25 @@ static PyObject *trajectories_clear(PyObject *self, PyObject *Py_UNUSED(ignored)
     Py_BEGIN_ALLOW_THREADS
     shmb_trajectories_clear(shmb_trajectories_in(self));
     Py_END_ALLOW_THREADS
-    return done(self);
+    return finish_call(self);
 }
 
 static PyObject *trajectories_drop(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!asked_for(self, args, "KK:drop", at)) return NULL;
+    if (!parse_arguments(self, args, "KK:drop", at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     for (uint64_t i = 0; i < at[1]; i++)
         for (uint64_t e = IN(uint64_t, 0)[i] * all->width, end = e + all->width; e < end && end <= all->elements; e++)
             shmb_trajectory_drop(all, (uint32_t)e);
     Py_END_ALLOW_THREADS
-    return done(self);
+    return finish_call(self);
 }
 
 static PyObject *trajectories_before(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!asked_for(self, args, "KKKKK:before", at)) return NULL;
+    if (!parse_arguments(self, args, "KKKKK:before", at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     all->looks++;
     for (uint64_t i = 0; i < at[3] && !all->failed; i++) {
@@ -205,13 +205,13 @@ static PyObject *trajectories_before(PyObject *self, PyObject *args) {
         OUT(4)[i] = shmb_accept_predecessor(all->elements / all->width, shmb_trajectory_before(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
     }
     Py_END_ALLOW_THREADS
-    return done(self);
+    return finish_call(self);
 }
 
 static PyObject *trajectories_append(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!asked_for(self, args, "KKKKK:append", at)) return NULL;
+    if (!parse_arguments(self, args, "KKKKK:append", at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     for (uint64_t i = 0; i < at[3] && !all->failed; i++)
         for (uint32_t lane = 0; lane < all->width && !all->failed; lane++) {
@@ -221,7 +221,7 @@ static PyObject *trajectories_append(PyObject *self, PyObject *args) {
                                        IN(unsigned char, 2)[i * all->width + lane] != 0, i < at[4]);
         }
     Py_END_ALLOW_THREADS
-    return done(self);
+    return finish_call(self);
 }
 
 static PyObject *trajectories_insert(PyObject *self, PyObject *args) {
@@ -230,7 +230,7 @@ static PyObject *trajectories_insert(PyObject *self, PyObject *args) {
     uint32_t there = 0;
     uint64_t i = 0;
     bool inserted = true;
-    if (!asked_for(self, args, "KKKKK:insert", at)) return NULL;
+    if (!parse_arguments(self, args, "KKKKK:insert", at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     for (; i < at[4] && inserted && !all->failed; i++) {
         uint64_t element = IN(uint64_t, 0)[i];
@@ -239,14 +239,14 @@ static PyObject *trajectories_insert(PyObject *self, PyObject *args) {
                                               IN(int64_t, 3)[i], (uint32_t)element, &there);
     }
     Py_END_ALLOW_THREADS
-    if (inserted) return done(self);
+    if (inserted) return finish_call(self);
     return Py_BuildValue("(KK)", (unsigned long long)(i - 1), (unsigned long long)there);
 }
 
 static PyObject *trajectories_around(PyObject *self, PyObject *args) {
     const struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!asked_for(self, args, "KKKKK:around", at)) return NULL;
+    if (!parse_arguments(self, args, "KKKKK:around", at)) return NULL;
     uint64_t found = 0;
     for (uint64_t i = 0; i < at[2]; i++) {
         uint64_t element = IN(uint64_t, 0)[i] * all->width;
@@ -269,19 +269,19 @@ static PyObject *trajectories_around(PyObject *self, PyObject *args) {
 static PyObject *trajectories_cut(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!asked_for(self, args, "KKK:cut", at)) return NULL;
+    if (!parse_arguments(self, args, "KKK:cut", at)) return NULL;
     for (uint64_t i = 0; i < at[2]; i++)
         for (uint32_t lane = 0; lane < all->width && !all->failed; lane++) {
             uint64_t element = IN(uint64_t, 0)[i] * all->width + lane;
             if (element < all->elements && all->where[element].run)
                 shmb_trajectory_cut(all, (uint32_t)element, IN(unsigned char, 1)[i * all->width + lane] != 0);
         }
-    return done(self);
+    return finish_call(self);
 }
 
 static PyObject *trajectories_long(PyObject *self, PyObject *args) {
     unsigned long long at[6];
-    if (!asked_for(self, args, "K:long", at)) return NULL;
+    if (!parse_arguments(self, args, "K:long", at)) return NULL;
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     uint32_t least = at[0] > UINT32_MAX ? UINT32_MAX : (uint32_t)at[0];
     if (all->least != least) {
@@ -293,9 +293,9 @@ static PyObject *trajectories_long(PyObject *self, PyObject *args) {
 }
 
 /* Elements by their number in a set, counted from one of them on. */
-static PyObject *counted(PyObject *self, PyObject *args, const char *format, const struct shmb_marks *marks) {
+static PyObject *find_by_number(PyObject *self, PyObject *args, const char *format, const struct shmb_marks *marks) {
     unsigned long long at[6];
-    if (!asked_for(self, args, format, at)) return NULL;
+    if (!parse_arguments(self, args, format, at)) return NULL;
     if (at[3] >= shmb_trajectories_in(self)->elements) return PyErr_Format(PyExc_IndexError, "there is no element %llu", at[3]);
     Py_BEGIN_ALLOW_THREADS
     uint64_t before = shmb_marks_below(marks, at[3]);
@@ -308,21 +308,21 @@ static PyObject *counted(PyObject *self, PyObject *args, const char *format, con
 }
 
 static PyObject *trajectories_firsts(PyObject *self, PyObject *args) {
-    return counted(self, args, "KKKK:firsts", &shmb_trajectories_in(self)->marks);
+    return find_by_number(self, args, "KKKK:firsts", &shmb_trajectories_in(self)->marks);
 }
 
 static PyObject *trajectories_list_items(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     if (!all->failed) shmb_trajectories_count(all);
-    return counted(self, args, "KKKK:list_items", &all->held);
+    return find_by_number(self, args, "KKKK:list_items", &all->held);
 }
 
 /* What a number is mapped to, one by one. */
-static PyObject *each(PyObject *self, PyObject *args, const char *format,
+static PyObject *map_numbers(PyObject *self, PyObject *args, const char *format,
                       int64_t (*answer)(const struct shmb_trajectories *all, int64_t number)) {
     const struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!asked_for(self, args, format, at)) return NULL;
+    if (!parse_arguments(self, args, format, at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     for (uint64_t i = 0; i < at[1]; i++) OUT(2)[i] = answer(all, IN(int64_t, 0)[i]);
     Py_END_ALLOW_THREADS
@@ -333,13 +333,13 @@ static int64_t row_of(const struct shmb_trajectories *all, int64_t element) { re
 
 static int64_t steps_of(const struct shmb_trajectories *all, int64_t run) { return shmb_length_of(all, (uint64_t)run); }
 
-static PyObject *trajectories_rows(PyObject *self, PyObject *args) { return each(self, args, "KKK:rows", row_of); }
+static PyObject *trajectories_rows(PyObject *self, PyObject *args) { return map_numbers(self, args, "KKK:rows", row_of); }
 
 static PyObject *trajectories_elements(PyObject *self, PyObject *args) {
-    return each(self, args, "KKK:elements", shmb_element_of);
+    return map_numbers(self, args, "KKK:elements", shmb_element_of);
 }
 
-static PyObject *trajectories_lengths(PyObject *self, PyObject *args) { return each(self, args, "KKK:lengths", steps_of); }
+static PyObject *trajectories_lengths(PyObject *self, PyObject *args) { return map_numbers(self, args, "KKK:lengths", steps_of); }
 
 static PyObject *trajectories_cut_by(PyObject *self, PyObject *windows) {
     struct trajectories_object *object = (struct trajectories_object *)self;
@@ -356,7 +356,7 @@ static PyObject *trajectories_claim_windows(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
     uint64_t found;
-    if (!asked_for(self, args, "KKK:claim_windows", at)) return NULL;
+    if (!parse_arguments(self, args, "KKK:claim_windows", at)) return NULL;
     if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "claim_windows: cut_by() windows first");
     Py_BEGIN_ALLOW_THREADS
     found = shmb_windows_claim(all, at[0], at[1], OUT(2));
@@ -367,7 +367,7 @@ static PyObject *trajectories_claim_windows(PyObject *self, PyObject *args) {
 static PyObject *trajectories_used(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!asked_for(self, args, "KK:used", at)) return NULL;
+    if (!parse_arguments(self, args, "KK:used", at)) return NULL;
     if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "used: cut_by() windows first");
     Py_BEGIN_ALLOW_THREADS
     shmb_windows_used(all, OUT(0), at[1] != 0);

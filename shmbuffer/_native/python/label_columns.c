@@ -80,7 +80,7 @@ struct record_form {
     int64_t *numbers, *offsets, *sizes; /* room for those of one record */
 };
 
-struct telling {
+struct follow_call {
     struct shmb_labels *all;
     const struct shmb_ring *ring;
     struct column labels, values; /* values.base NULL: none */
@@ -92,7 +92,7 @@ struct telling {
 
 /* The label of a record, read where it lies: it may change meanwhile, so every number is looked at once. False: it is not that
  * form, or no label. */
-static bool label_of_record(const struct telling *of, uint64_t slot, int64_t *label) {
+static bool label_of_record(const struct follow_call *of, uint64_t slot, int64_t *label) {
     const struct record_form *form = &of->form;
     const struct shmb_extent extent = of->ring->extents[slot];
     if (!shmb_extent_in_order(of->ring, extent)) return false;
@@ -115,7 +115,7 @@ static double mean_in(const struct column *values, uint64_t element) {
 }
 
 /* What is read first and compared then is right. False: there is no label in one of them. */
-static bool put_slots(const struct telling *of, const int64_t *slots, uint64_t count) {
+static bool put_slots(const struct follow_call *of, const int64_t *slots, uint64_t count) {
     const struct shmb_ring *ring = of->ring;
     const struct column column = of->labels;
     const uint64_t lanes = ring->lanes, at_once = AT_ONCE / lanes, head = of->head;
@@ -163,7 +163,7 @@ static int by_slot(const void *one, const void *other) {
 }
 
 /* Those that are gone; but of those that are told of again, the item is the one that it was. `fresh` is sorted by this. */
-static void let_slots_go(const struct telling *of, const struct shmb_follower *f, int64_t *fresh, uint64_t count, uint64_t before) {
+static void let_slots_go(const struct follow_call *of, const struct shmb_follower *f, int64_t *fresh, uint64_t count, uint64_t before) {
     struct shmb_labels *all = of->all;
     uint64_t again = 0, lanes = of->ring->lanes;
     for (uint64_t i = 0; i < count; i++) {
@@ -184,7 +184,7 @@ static void let_slots_go(const struct telling *of, const struct shmb_follower *f
 }
 
 /* Items of groups that were being written: back, gone, or written still. */
-static void settle_away(const struct telling *of) {
+static void settle_away(const struct follow_call *of) {
     struct shmb_labels *all = of->all;
     uint64_t kept = 0;
     for (uint64_t i = 0; i < all->n_away; i++) {
@@ -200,7 +200,7 @@ static void settle_away(const struct telling *of) {
 }
 
 /* One poll. False: there is no label in an item, and all has to be looked at again. */
-static bool follow_once(struct telling *of, struct shmb_follower *f, bool *more) {
+static bool follow_once(struct follow_call *of, struct shmb_follower *f, bool *more) {
     struct shmb_labels *all = of->all;
     const uint64_t before = f->seen, capacity = of->ring->capacity;
     bool restarted = false, right = true;
@@ -243,7 +243,7 @@ PyObject *shmb_labels_settle_all(PyObject *labels, PyObject *follower) {
     if (all->failed) return PyErr_NoMemory();
     if (PyObject_TypeCheck(follower, shmb_follower_type)) {
         const struct shmb_follower *f = shmb_follower_in(follower);
-        const struct telling of = {.all = all, .ring = f->ring, .head = f->seen};
+        const struct follow_call of = {.all = all, .ring = f->ring, .head = f->seen};
         settle_away(&of);
     }
     shmb_labels_settle(all);
@@ -262,7 +262,7 @@ PyObject *shmb_labels_follow(PyObject *labels, PyObject *args) {
                           &value_kind, &kept, &steps, &steps_bytes, &code, &code_bytes, &piece, &now))
         return NULL;
     struct shmb_follower *f = shmb_follower_in(follower);
-    struct telling of = {.all = shmb_labels_in(labels),
+    struct follow_call of = {.all = shmb_labels_in(labels),
                          .ring = f->ring,
                          .labels = {(const unsigned char *)(uintptr_t)base, 1, bytes, kind},
                          .values = {(const unsigned char *)(uintptr_t)values, count, size, value_kind},

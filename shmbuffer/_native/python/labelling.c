@@ -36,13 +36,13 @@ static void labels_dealloc(PyObject *self) {
 }
 
 /* Up to six numbers or addresses. False: the exception is set; also where there was no memory before. */
-static bool parsed(PyObject *self, PyObject *args, const char *format, unsigned long long *at) {
+static bool parse_call(PyObject *self, PyObject *args, const char *format, unsigned long long *at) {
     if (!PyArg_ParseTuple(args, format, &at[0], &at[1], &at[2], &at[3], &at[4], &at[5])) return false;
     if (shmb_labels_in(self)->failed) return PyErr_NoMemory(), false;
     return true;
 }
 
-static PyObject *finished(PyObject *self) {
+static PyObject *end_call(PyObject *self) {
     if (shmb_labels_in(self)->failed) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
@@ -53,17 +53,17 @@ static PyObject *labels_clear(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     Py_BEGIN_ALLOW_THREADS
     shmb_labels_clear(shmb_labels_in(self));
     Py_END_ALLOW_THREADS
-    return finished(self);
+    return end_call(self);
 }
 
 static PyObject *each_element(PyObject *self, PyObject *args, const char *format,
                               void (*change)(struct shmb_labels *all, uint32_t element)) {
     struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, format, at)) return NULL;
+    if (!parse_call(self, args, format, at)) return NULL;
     for (uint64_t i = 0; i < at[1]; i++)
         if ((uint64_t)NUMBERS(0)[i] < all->elements) change(all, (uint32_t)NUMBERS(0)[i]);
-    return finished(self);
+    return end_call(self);
 }
 
 static PyObject *labels_drop(PyObject *self, PyObject *args) { return each_element(self, args, "KK:drop", shmb_label_drop); }
@@ -73,45 +73,45 @@ static PyObject *labels_away(PyObject *self, PyObject *args) { return each_eleme
 static PyObject *labels_put(PyObject *self, PyObject *args) {
     struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "KKKKK:put", at)) return NULL;
+    if (!parse_call(self, args, "KKKKK:put", at)) return NULL;
     all->first = at[3];
     PyThreadState *state = at[2] > MUCH ? PyEval_SaveThread() : NULL;
     for (uint64_t i = 0; i < at[2] && !all->failed; i++)
         if ((uint64_t)NUMBERS(0)[i] < all->elements)
             shmb_label_put(all, (uint32_t)NUMBERS(0)[i], NUMBERS(1)[i], (int64_t)at[4]);
     if (state) PyEval_RestoreThread(state);
-    return finished(self);
+    return end_call(self);
 }
 
 static PyObject *labels_give_up(PyObject *self, PyObject *args) {
     unsigned long long at[6];
-    if (!parsed(self, args, "K:give_up", at)) return NULL;
+    if (!parse_call(self, args, "K:give_up", at)) return NULL;
     shmb_labels_give_up(shmb_labels_in(self), (int64_t)at[0]);
-    return finished(self);
+    return end_call(self);
 }
 
 static PyObject *labels_missing(PyObject *self, PyObject *args) {
     const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "K:missing", at)) return NULL;
+    if (!parse_call(self, args, "K:missing", at)) return NULL;
     const struct shmb_kin *kin = shmb_kin_of(all, at[0]);
     return PyLong_FromUnsignedLong(kin && all->limit && kin->state == SHMB_KIN_OPEN ? all->limit - kin->came : 0);
 }
 
 static PyObject *labels_give_up_one(PyObject *self, PyObject *args) {
     unsigned long long at[6];
-    if (!parsed(self, args, "K:give_up_one", at)) return NULL;
+    if (!parse_call(self, args, "K:give_up_one", at)) return NULL;
     if (at[0] < shmb_labels_in(self)->elements) shmb_label_give_up(shmb_labels_in(self), (uint32_t)at[0]);
-    return finished(self);
+    return end_call(self);
 }
 
 static PyObject *labels_mark_claimed(PyObject *self, PyObject *args) {
     struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "KKK:mark_claimed", at)) return NULL;
+    if (!parse_call(self, args, "KKK:mark_claimed", at)) return NULL;
     for (uint64_t i = 0; i < at[1]; i++)
         if ((uint64_t)NUMBERS(0)[i] < all->elements) shmb_label_mark_claimed(all, (uint32_t)NUMBERS(0)[i], at[2] != 0);
-    return finished(self);
+    return end_call(self);
 }
 
 static PyObject *labels_order(PyObject *self, PyObject *Py_UNUSED(ignored)) {
@@ -134,7 +134,7 @@ static PyObject *labels_order(PyObject *self, PyObject *Py_UNUSED(ignored)) {
 
 static PyObject *labels_draw(PyObject *self, PyObject *args) {
     unsigned long long at[6];
-    if (!parsed(self, args, "KKKKK:draw", at)) return NULL;
+    if (!parse_call(self, args, "KKKKK:draw", at)) return NULL;
     bool made;
     Py_BEGIN_ALLOW_THREADS
     made = shmb_draw_labelled(shmb_labels_in(self), (const double *)(uintptr_t)at[0], at[1], at[2], at[3] != 0, NUMBERS(4), NULL);
@@ -194,7 +194,7 @@ static PyObject *labels_tickets(PyObject *self, PyObject *args) {
 static PyObject *labels_freshest(PyObject *self, PyObject *args) {
     struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "KKK:freshest", at)) return NULL;
+    if (!parse_call(self, args, "KKK:freshest", at)) return NULL;
     uint64_t found = 0;
     for (uint64_t i = shmb_labels_order(all); i-- > 0 && found < at[1];) {
         if (!(((const double *)(uintptr_t)at[0])[i] > 0)) continue;
@@ -206,7 +206,7 @@ static PyObject *labels_freshest(PyObject *self, PyObject *args) {
 
 static PyObject *labels_read(PyObject *self, PyObject *args) {
     unsigned long long at[6];
-    if (!parsed(self, args, "KKK:read", at)) return NULL;
+    if (!parse_call(self, args, "KKK:read", at)) return NULL;
     for (uint64_t i = 0; i < at[1]; i++) {
         const struct shmb_kin *kin = shmb_kin_of(shmb_labels_in(self), (uint64_t)NUMBERS(0)[i]);
         NUMBERS(2)[i] = kin ? kin->label : 0;
@@ -217,7 +217,7 @@ static PyObject *labels_read(PyObject *self, PyObject *args) {
 static PyObject *labels_kins(PyObject *self, PyObject *args) {
     const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "KKK:kins", at)) return NULL;
+    if (!parse_call(self, args, "KKK:kins", at)) return NULL;
     for (uint64_t i = 0; i < at[1]; i++) {
         const struct shmb_kin *kin = shmb_kin_of(all, (uint64_t)NUMBERS(0)[i]);
         NUMBERS(2)[i] = kin ? kin - all->kins : -1;
@@ -227,7 +227,7 @@ static PyObject *labels_kins(PyObject *self, PyObject *args) {
 
 static PyObject *labels_choose(PyObject *self, PyObject *args) {
     unsigned long long at[6];
-    if (!parsed(self, args, "KKKK:choose", at)) return NULL;
+    if (!parse_call(self, args, "KKKK:choose", at)) return NULL;
     struct shmb_choice choice;
     if (at[2] > at[1] || at[1] > SHMB_MOST_ITEMS) return PyErr_Format(PyExc_ValueError, "choose: %llu of %llu numbers", at[2], at[1]);
     if (!shmb_choice_begin(&choice, at[0], at[2])) return PyErr_NoMemory();
@@ -244,7 +244,7 @@ static const struct shmb_kin *marked_at(const struct shmb_labels *all, uint64_t 
 static PyObject *labels_sizes(PyObject *self, PyObject *args) {
     const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "KKK:sizes", at)) return NULL;
+    if (!parse_call(self, args, "KKK:sizes", at)) return NULL;
     uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
     for (uint64_t i = 0; i < at[1]; i++)
         NUMBERS(2)[i] = (uint64_t)NUMBERS(0)[i] < total ? (int64_t)marked_at(all, (uint64_t)NUMBERS(0)[i], before)->count : 0;
@@ -254,7 +254,7 @@ static PyObject *labels_sizes(PyObject *self, PyObject *args) {
 static PyObject *labels_members(PyObject *self, PyObject *args) {
     const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "KKKK:members", at)) return NULL;
+    if (!parse_call(self, args, "KKKK:members", at)) return NULL;
     uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
     for (uint64_t i = 0; i < at[1]; i++) {
         const struct shmb_kin *kin = (uint64_t)NUMBERS(0)[i] < total ? marked_at(all, (uint64_t)NUMBERS(0)[i], before) : NULL;
@@ -268,7 +268,7 @@ static PyObject *labels_members(PyObject *self, PyObject *args) {
 static PyObject *labels_choose_members(PyObject *self, PyObject *args) {
     const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
-    if (!parsed(self, args, "KKKKK:choose_members", at)) return NULL;
+    if (!parse_call(self, args, "KKKKK:choose_members", at)) return NULL;
     uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
     struct shmb_choice choice;
     if (!shmb_choice_begin(&choice, at[3], at[1] * at[2])) return PyErr_NoMemory();

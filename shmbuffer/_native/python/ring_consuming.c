@@ -2,7 +2,7 @@
 #include "core/ledger.h"
 #include "python/methods.h"
 
-static struct shmb_of_consumer whose(const struct asked *asked) {
+static struct shmb_of_consumer read_consumer(const struct asked *asked) {
     return (struct shmb_of_consumer){(uint32_t)NUMBER(0), NUMBER(1)};
 }
 
@@ -19,13 +19,13 @@ PyObject *shmb_ring_open_consumer(struct ring_object *self, struct asked *asked)
 }
 
 PyObject *shmb_ring_remove_consumer(struct ring_object *self, struct asked *asked) {
-    return shmb_answer(asked, shmb_seen(self, shmb_remove_consumer(&self->ring, CALL, whose(asked))), 0);
+    return shmb_answer(asked, shmb_seen(self, shmb_remove_consumer(&self->ring, CALL, read_consumer(asked))), 0);
 }
 
 /* -> items */
 PyObject *shmb_ring_deliver(struct ring_object *self, struct asked *asked) {
     uint64_t given = 0;
-    int status = shmb_deliver(&self->ring, CALL, whose(asked), NUMBER(2), NUMBER(3), NUMBER(4), AT(int64_t, 5), AT(int64_t, 6),
+    int status = shmb_deliver(&self->ring, CALL, read_consumer(asked), NUMBER(2), NUMBER(3), NUMBER(4), AT(int64_t, 5), AT(int64_t, 6),
                               AT(uint64_t, 7), &given);
     return shmb_answer(asked, shmb_seen(self, status), given);
 }
@@ -37,7 +37,7 @@ PyObject *shmb_ring_claim_groups(struct ring_object *self, struct asked *asked) 
     for (uint64_t group = 0; group < NUMBER(5); group++) items += (uint64_t)sizes[group];
     int status = shmb_indices_in_order(&self->ring, AT(const int64_t, 2), items, self->ring.capacity);
     if (status == SHMB_OK)
-        status = shmb_claim_groups(&self->ring, CALL, whose(asked), AT(const int64_t, 2), AT(const int64_t, 3), sizes, NUMBER(5),
+        status = shmb_claim_groups(&self->ring, CALL, read_consumer(asked), AT(const int64_t, 2), AT(const int64_t, 3), sizes, NUMBER(5),
                                    NUMBER(6), AT(unsigned char, 7), AT(uint64_t, 8), &given);
     return shmb_answer(asked, shmb_seen(self, status), given);
 }
@@ -47,7 +47,7 @@ PyObject *shmb_ring_drop_items(struct ring_object *self, struct asked *asked) {
     uint64_t dropped = 0;
     int status = shmb_indices_in_order(&self->ring, AT(const int64_t, 2), NUMBER(4), self->ring.capacity);
     if (status == SHMB_OK)
-        status = shmb_drop_items(&self->ring, CALL, whose(asked), AT(const int64_t, 2), AT(const int64_t, 3), NUMBER(4), &dropped);
+        status = shmb_drop_items(&self->ring, CALL, read_consumer(asked), AT(const int64_t, 2), AT(const int64_t, 3), NUMBER(4), &dropped);
     return shmb_answer(asked, shmb_seen(self, status), dropped);
 }
 
@@ -56,30 +56,30 @@ PyObject *shmb_ring_acknowledge(struct ring_object *self, struct asked *asked) {
     uint64_t acked = 0;
     int status = shmb_indices_in_order(&self->ring, AT(const int64_t, 3), NUMBER(5), self->ring.capacity);
     if (status == SHMB_OK)
-        status = shmb_acknowledge_items(&self->ring, CALL, whose(asked), AT(const uint64_t, 2), AT(const int64_t, 3),
+        status = shmb_acknowledge_items(&self->ring, CALL, read_consumer(asked), AT(const uint64_t, 2), AT(const int64_t, 3),
                                         AT(const int64_t, 4), NUMBER(5), &acked);
     return shmb_answer(asked, shmb_seen(self, status), acked);
 }
 
 PyObject *shmb_ring_return_lease(struct ring_object *self, struct asked *asked) {
-    return shmb_answer(asked, shmb_return_lease(&self->ring, CALL, whose(asked), NUMBER(2)), 0);
+    return shmb_answer(asked, shmb_return_lease(&self->ring, CALL, read_consumer(asked), NUMBER(2)), 0);
 }
 
 /* -> 1 or 0 */
 PyObject *shmb_ring_is_stuck(struct ring_object *self, struct asked *asked) {
     bool stuck = false;
-    int status = shmb_check_stuck(&self->ring, CALL, whose(asked), NUMBER(2), &stuck);
+    int status = shmb_check_stuck(&self->ring, CALL, read_consumer(asked), NUMBER(2), &stuck);
     return shmb_answer(asked, status, stuck);
 }
 
 PyObject *shmb_ring_await_items(struct ring_object *self, struct asked *asked) {
-    return shmb_answer(asked, shmb_seen(self, shmb_await_items(&self->ring, CALL, whose(asked), NUMBER(2), AT(uint64_t, 3))), 0);
+    return shmb_answer(asked, shmb_seen(self, shmb_await_items(&self->ring, CALL, read_consumer(asked), NUMBER(2), AT(uint64_t, 3))), 0);
 }
 
 /* -> items */
 PyObject *shmb_ring_to_give(struct ring_object *self, struct asked *asked) {
     uint64_t there = 0;
-    int status = shmb_count_to_give(&self->ring, CALL, whose(asked), NUMBER(2), &there);
+    int status = shmb_count_to_give(&self->ring, CALL, read_consumer(asked), NUMBER(2), &there);
     return shmb_answer(asked, status, there);
 }
 
@@ -87,19 +87,19 @@ PyObject *shmb_ring_to_give(struct ring_object *self, struct asked *asked) {
 PyObject *shmb_ring_returned(struct ring_object *self, struct asked *asked) {
     uint64_t found = 0, room = NUMBER(5);
     if (room) shmb_python_may_block(CALL);
-    int status = shmb_list_returned(&self->ring, CALL, whose(asked), AT(uint64_t, 2), AT(int64_t, 3), AT(int64_t, 4), room, &found);
+    int status = shmb_list_returned(&self->ring, CALL, read_consumer(asked), AT(uint64_t, 2), AT(int64_t, 3), AT(int64_t, 4), room, &found);
     return shmb_answer(asked, status, found);
 }
 
 /* -> 1 or 0 */
 PyObject *shmb_ring_oldest_to_give(struct ring_object *self, struct asked *asked) {
     bool there = false;
-    int status = shmb_oldest_to_give(&self->ring, CALL, whose(asked), AT(struct shmb_oldest, 2), &there);
+    int status = shmb_oldest_to_give(&self->ring, CALL, read_consumer(asked), AT(struct shmb_oldest, 2), &there);
     return shmb_answer(asked, status, there);
 }
 
 PyObject *shmb_ring_item_states(struct ring_object *self, struct asked *asked) {
     shmb_python_may_block(CALL);
-    int status = shmb_read_item_states(&self->ring, CALL, whose(asked), AT(unsigned char, 2), AT(int64_t, 3), AT(uint64_t, 4));
+    int status = shmb_read_item_states(&self->ring, CALL, read_consumer(asked), AT(unsigned char, 2), AT(int64_t, 3), AT(uint64_t, 4));
     return shmb_answer(asked, status, 0);
 }

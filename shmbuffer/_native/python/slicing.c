@@ -102,7 +102,7 @@ static void append_slots(struct shmb_trajectories *all, const struct shmb_follow
 }
 
 /* False: there was no memory. */
-static bool caught_up(struct shmb_trajectories *all, struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts) {
+static bool catch_up(struct shmb_trajectories *all, struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts) {
     for (uint64_t i = 0; i < f->gone.count; i++) {
         struct shmb_pair gone = f->gone.at[f->gone.begin + i];
         uint64_t first = gone.first * all->width, end = first + gone.second * all->width;
@@ -131,7 +131,7 @@ PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
     if (!f->started || head - f->seen >= MUCH) Py_RETURN_NONE;
     bool any = shmb_follower_poll(f, &restarted);
     if (any && !f->failed && (restarted || f->changed.count)) return shmb_build_changes(f, restarted);
-    if (f->failed || (any && !caught_up(all, f, (const struct cutting *)(uintptr_t)cuts, count))) {
+    if (f->failed || (any && !catch_up(all, f, (const struct cutting *)(uintptr_t)cuts, count))) {
         shmb_follower_forget(f);
         return PyErr_NoMemory();
     }

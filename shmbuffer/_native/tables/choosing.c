@@ -22,7 +22,7 @@ static uint64_t next_number(struct shmb_choice *choice) {
     return z ^ (z >> 31);
 }
 
-static double part(struct shmb_choice *choice) { return (double)(next_number(choice) >> 11) * 0x1p-53; }
+static double next_fraction(struct shmb_choice *choice) { return (double)(next_number(choice) >> 11) * 0x1p-53; }
 
 static uint64_t chosen_below(struct shmb_choice *choice, uint64_t bound) {
     return (uint64_t)(((unsigned __int128)next_number(choice) * bound) >> 64);
@@ -88,7 +88,7 @@ static uint64_t set_above(const struct sums *sums, double sum) {
 static uint64_t next_set(struct shmb_choice *choice, struct sums *sums, const double *weights, bool again) {
     for (uint32_t refused = 1;; refused++) {
         if (refused % REFUSED == 0 && !add_up(sums, weights)) return sums->sets;
-        uint64_t set = set_above(sums, part(choice) * sums->upto[sums->sets - 1]);
+        uint64_t set = set_above(sums, next_fraction(choice) * sums->upto[sums->sets - 1]);
         if (!(weights[set] > 0) || sums->left[set] == 0) continue; /* nothing is left, or rounding has led beyond the last */
         if (again || sums->left[set] == sums->base[set]) return set;
         if (chosen_below(choice, sums->base[set]) < sums->left[set]) return set;

@@ -158,7 +158,7 @@ static void begin(struct shmb_follower *f, uint64_t head) {
 
 /* Slots that were being written at the poll before. Returns the first place of those that hold an item now, or `until`; in turn
  * of those that are done. */
-static uint64_t settled(struct shmb_follower *f, uint64_t until, uint64_t oldest) {
+static uint64_t settle_pending(struct shmb_follower *f, uint64_t until, uint64_t oldest) {
     uint64_t kept = 0;
     for (uint64_t i = 0; i < f->pending.count; i++) {
         struct shmb_pair one = *pair(&f->pending, i);
@@ -184,8 +184,8 @@ static bool are_as_before(const struct shmb_follower *f, uint64_t slot, uint64_t
     return others == 0;
 }
 
-/* Every slot from the oldest on, where writes into named slots may have come to any. Returns as `settled`. */
-static uint64_t scanned(struct shmb_follower *f, uint64_t from, uint64_t until, uint64_t head) {
+/* Every slot from the oldest on, where writes into named slots may have come to any. Returns as `settle_pending`. */
+static uint64_t scan_slots(struct shmb_follower *f, uint64_t from, uint64_t until, uint64_t head) {
     const uint64_t before = SHMB_WORD(f->seen, 0), begun = SHMB_WORD(head, 0);
     f->pending.begin = f->pending.count = 0;
     for (uint64_t place = from, slot = slot_at(f, from); place < until; place++) {
@@ -228,8 +228,8 @@ bool shmb_follower_poll(struct shmb_follower *f, bool *restarted) {
     }
     const uint64_t until = f->end, end = until + written % capacity, oldest = end - capacity;
     bool any = written >= capacity || (ring->bytes && !f->in_order && tail != f->tail);
-    uint64_t at = settled(f, until, oldest);
-    if (any) at = scanned(f, oldest, at, head);
+    uint64_t at = settle_pending(f, until, oldest);
+    if (any) at = scan_slots(f, oldest, at, head);
     if (any && f->changed.count) f->in_order = false;
     let_go_of_written_over(f, oldest);
     for (; f->front < at; f->front++) { /* evicted, or forgotten */

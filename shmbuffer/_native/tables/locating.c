@@ -186,7 +186,7 @@ int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t
 }
 
 /* Writes so many bytes at `to`, and zeros from where the last ones ended up to there. Returns where they end. */
-static unsigned char *after(unsigned char *end, unsigned char *to, const void *from, uint64_t nbytes) {
+static unsigned char *append_bytes(unsigned char *end, unsigned char *to, const void *from, uint64_t nbytes) {
     memset(end, 0, (size_t)(to - end));
     if (nbytes) memcpy(to, from, nbytes);
     return to + nbytes;
@@ -197,14 +197,14 @@ void shmb_lay_out_records(const struct shmb_records_written *written, const int6
     const struct form form = read_form(written->steps, written->code, written->code_bytes);
     const uint32_t words[2] = {VERSION | (uint32_t)form.n_numbers << 16, (uint32_t)form.nbytes};
     for (uint64_t row = 0; row < written->count; row++) {
-        unsigned char *record = data + starts[row], *end = after(record, record + HEADER, words, sizeof words);
+        unsigned char *record = data + starts[row], *end = append_bytes(record, record + HEADER, words, sizeof words);
         for (uint64_t i = 0; i < form.n_numbers; i++, end += sizeof(uint32_t)) {
             const uint32_t number = (uint32_t)written->numbers[row * form.n_numbers + i];
             memcpy(end, &number, sizeof number);
         }
-        end = after(end, end, form.code, form.nbytes);
+        end = append_bytes(end, end, form.code, form.nbytes);
         for (uint64_t p = row * form.n_pieces; p < (row + 1) * form.n_pieces; p++)
-            end = after(end, record + offsets[p], (const void *)(uintptr_t)addresses[p], (uint64_t)written->sizes[p]);
-        after(end, record + ((ends[row] + 7) & ~(int64_t)7), NULL, 0);
+            end = append_bytes(end, record + offsets[p], (const void *)(uintptr_t)addresses[p], (uint64_t)written->sizes[p]);
+        append_bytes(end, record + ((ends[row] + 7) & ~(int64_t)7), NULL, 0);
     }
 }

@@ -20,9 +20,9 @@ static inline uint32_t length(const struct shmb_run *run) { return run->back - r
 
 static inline uint32_t *item(const struct shmb_run *run, uint32_t index) { return &run->items[index & run->mask]; }
 
-static inline int64_t further(int64_t step, uint32_t steps) { return (int64_t)((uint64_t)step + steps); }
+static inline int64_t add_steps(int64_t step, uint32_t steps) { return (int64_t)((uint64_t)step + steps); }
 
-static inline int64_t end_of(const struct shmb_run *run) { return further(run->step, length(run)); }
+static inline int64_t end_of(const struct shmb_run *run) { return add_steps(run->step, length(run)); }
 
 /* Owners, and a table that finds them. */
 
@@ -358,7 +358,7 @@ bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint
         return false;
     }
     bool follows = at && step == end_of(&all->runs[before]);
-    bool leads = behind != SHMB_NO_ELEMENT && all->runs[behind].step == further(step, 1);
+    bool leads = behind != SHMB_NO_ELEMENT && all->runs[behind].step == add_steps(step, 1);
     uint32_t run = follows ? before : leads ? behind : add_run(all, whose, at, step);
     if (all->failed) return true;
     if (leads && !follows)
@@ -417,7 +417,7 @@ void shmb_trajectories_drop(struct shmb_trajectories *all, uint64_t element, uin
             continue;
         }
         run->front += gone;
-        run->step = further(run->step, gone);
+        run->step = add_steps(run->step, gone);
         if (all->windows) shmb_windows_shorter(all, run);
         mark(all, run);
     }
