@@ -22,8 +22,7 @@ from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.service.buffer_config import ALPHA, BETA, EPS, BufferConfig, split
-from shmbuffer.service.orphans import Orphans
-from shmbuffer.service.spawned import Spawned
+from shmbuffer.service.children import Orphans, Spawned
 from shmbuffer.service.supervisor import Supervisor
 from shmbuffer.service.tenure import OnExisting, Tenure
 from shmbuffer.watch.historian import Death

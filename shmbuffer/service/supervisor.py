@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -30,22 +31,16 @@ from shmbuffer.errors import BufferClosedError, ShmBufferError
 from shmbuffer.memory.directory import cleanup, roster
 from shmbuffer.memory.directory.registry import Client
 from shmbuffer.memory.engine import Engine
+from shmbuffer.service.children import NEVER, Children, Orphans, Spawned, take_over
 from shmbuffer.service.main_module import (
     UNPICKLABLE,
     cannot_be_pickled,
     require_importable,
     require_named,
 )
-from shmbuffer.service.orphans import Orphans, take_over
-from shmbuffer.service.spawned import (
-    ASKED_TO_END,
-    ON_SIGTERM,
-    Process,
-    Spawned,
-    hold_ctrl_c_back,
-    names_of,
-)
+from shmbuffer.service.process import Process, hold_ctrl_c_back
 from shmbuffer.service.stopping import is_being_stopped
+from shmbuffer.service.target import names_of
 from shmbuffer.watch.historian import Death, Historian
 from shmbuffer.watch.stats import Number
 from shmbuffer.watch.writeback_warning import WritebackWarning
@@ -58,6 +53,12 @@ log = logging.getLogger("shmbuffer.service")
 SCAN_S = 0.5
 """How often the registry is read for new clients, and for deaths without a pidfd."""
 
+ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
+"""Exit codes of a process that is not restarted: it returned, or got Ctrl-C."""
+
+ON_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit codes after SIGTERM; during `shmbuffer stop` they are no death."""
+
 
 class Supervisor:
     """Starts, watches and stops the processes of one coordinator."""
@@ -69,16 +70,14 @@ class Supervisor:
         self._grace_s = grace_s
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.RLock())  # guards what follows
-        self._spawned: list[Spawned] = []
-        self._spawned_pids: dict[int, str] = {}  # with the names
-        self._due: list[tuple[float, Spawned]] = []  # what to restart, and when
+        self._children = Children(scratch_dir)
         self._stopping = False
         self._failure: BaseException | None = None  # what ended the watch before its time
         self._wake_up = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Only the watcher touches these.
         self._others: dict[_Key, int] = {}  # pidfds of the other clients
         self._settled: set[_Key] = set()  # other clients without one, or whose pidfd has fired
-        self._reported: set[_Key] = set()  # dead clients that are still in the registry
+        self._reported: set[_Key] = set()  # clients in the registry whose death is reported
         self._buffer_is_gone = False
         self._writeback = WritebackWarning(scratch_dir) if engine.on_disk else None
         self._historian = Historian(engine, scratch_dir)
@@ -94,12 +93,12 @@ class Supervisor:
     @property
     def processes(self) -> list[Spawned]:
         """The spawned processes, in order, ended ones included."""
-        return list(self._spawned)
+        return list(self._children.all)
 
     def counts(self) -> dict[str, Number]:
         """Its counts for ``stats`` of the coordinator."""
         return {
-            "processes": sum(spawned.is_alive() for spawned in self.processes),
+            "processes": len(self._children.running()),
             "deaths": len(self.deaths),
             "restarts": sum(spawned.restarts for spawned in self.processes),
             "held_back_s": 0.0 if self._writeback is None else self._writeback.seconds,
@@ -156,37 +155,34 @@ class Supervisor:
             Spawned(start, name=f"{label}-{index}", index=index, restart=restart)
             for index in range(n)
         ]
-        adopted: dict[int, tuple[roster.LivingProcess, int]] = {}
         if orphans != "leave":
             with self._changed:  # the watcher may be about to restart one
-                living = roster.living(where, {spawned.file for spawned in self._spawned})
-            found = [one for one in living if one.name == full_name]
-            how_many = n if orphans == "adopt" else 0
-            adopted = take_over(where, found, how_many, self._grace_s)
+                found = self._children.orphans(full_name)
+            take_over(where, found, new if orphans == "adopt" else (), self._grace_s)
         with self._changed:
             if self._stopping:
-                for _, pidfd in adopted.values():
-                    os.close(pidfd)
+                for child in new:
+                    child.release()
                 raise BufferClosedError(f"{self._scratch_dir}: this coordinator is closed")
             if self._at_sigterm is None:
                 self._at_sigterm = cleanup.own(self._scratch_dir, self.stop)
-            for index, (entry, pidfd) in adopted.items():
-                new[index].adopt(entry.identity.pid, pidfd, entry.file)
-                self._spawned_pids[new[index].pid] = new[index].name
-            self._spawned += new
-            self._due += [(0.0, spawned) for spawned in new if not spawned.is_alive()]
+            for child in new:
+                child.due_s = NEVER if child.is_alive() else 0.0
+            self._children.all += new
             self._wake()
-            self._wait_for(lambda: self._stopping or not any(map(self._is_due, new)), None)
-            failures = [spawned for spawned in new if spawned.failure is not None]
-            self._spawned = [spawned for spawned in self._spawned if spawned not in failures]
-        for spawned in failures:
-            assert spawned.failure is not None
-            raise spawned.failure
+            self._wait_for(
+                lambda: self._stopping or all(child.due_s == NEVER for child in new), None
+            )
+            failed = [child for child in new if child.failure is not None]
+            self._children.all = [child for child in self._children.all if child not in failed]
+        for child in failed:
+            assert child.failure is not None
+            raise child.failure
         return new
 
     def join(self, timeout: float | None = None) -> bool:
         """See ``Coordinator.join``."""
-        return self._wait_for(self._all_ended, timeout)
+        return self._wait_for(self._children.have_ended, timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
         """See ``Coordinator.wait_for_deaths``."""
@@ -198,17 +194,17 @@ class Supervisor:
             return
         with self._changed:
             self._stopping = True
-            self._due.clear()
-            running = [spawned for spawned in self._spawned if spawned.is_alive()]
-            for spawned in running:
-                spawned.terminate()
+            for child in self._children.waiting():
+                child.due_s = NEVER
+            running = self._children.running()
+            for child in running:
+                child.terminate()
         if self._failure is not None:
-            log.error("nobody watched the end of %s", running)
+            log.error("the watch has failed, so the end of these is not waited for: %s", running)
         elif not self.join(self._grace_s):
-            for spawned in running:
-                if spawned.is_alive():
-                    log.warning("%s (pid %d) ignored SIGTERM: killed", spawned.name, spawned.pid)
-                    spawned.kill()
+            for child in self._children.running():
+                log.warning("%s (pid %d) ignored SIGTERM: killed", child.name, child.pid)
+                child.kill()
             self.join(self._grace_s)
         self._wake()
         self._watcher.join(self._grace_s)
@@ -231,10 +227,11 @@ class Supervisor:
                 self._start_due()
                 self._look_at_registry()
                 with self._changed:
-                    if self._stopping and self._all_ended():
+                    if self._stopping and self._children.have_ended():
                         return
-                    mine = {s.sentinel: s for s in self._spawned if s.is_alive()}
-                    next_s = min([SCAN_S, *(when - time.monotonic() for when, _ in self._due)])
+                    mine = {child.sentinel: child for child in self._children.running()}
+                    due_s = min((child.due_s for child in self._children.all), default=NEVER)
+                next_s = min(SCAN_S, due_s - time.monotonic())
                 others = {pidfd: client for client, pidfd in self._others.items()}
                 for fd in connection.wait([*mine, *others, self._wake_up], max(0.0, next_s)):
                     assert isinstance(fd, int)
@@ -262,63 +259,57 @@ class Supervisor:
             if self._wake_up >= 0:
                 os.eventfd_write(self._wake_up, 1)
 
-    def _all_ended(self) -> bool:
-        return not self._due and not any(spawned.is_alive() for spawned in self._spawned)
-
-    def _note_end(self, spawned: Spawned) -> None:
+    def _note_end(self, child: Spawned) -> None:
         """Reap and report one of our processes that has ended, and schedule its restart."""
-        roles = {client.pid: client.role for client in self._clients()}
-        pid, where = spawned.pid, (self._scratch_dir, spawned.file)
+        entries = [client for client in self._clients() if client.pid == child.pid]
+        where = self._scratch_dir, child.file
         words = self._asked(lambda: roster.last_words(*where), roster.LastWords())
-        code = spawned.collect(words)
+        code = child.collect(words)
+        self._reported.update(map(_key, entries))
         self._reap()
-        told_to_end = self._is_being_stopped()
+        being_stopped = self._is_being_stopped()
         with self._changed:
             has_died = code != 0 and not self._stopping
-            has_died = has_died and not (told_to_end and code in ON_SIGTERM)
-            again = has_died and spawned.restart
-            again = again and code not in ASKED_TO_END and not told_to_end
+            has_died = has_died and not (being_stopped and code in ON_SIGTERM)
+            again = has_died and child.restart
+            again = again and code not in ASKED_TO_END and not being_stopped
             if has_died and not again:
-                dead = roster.Dead(spawned.name, code, words.error)
-                spawned.file = self._asked(lambda: roster.note_death(*where, dead), spawned.file)
+                dead = roster.Dead(child.name, code, words.error)
+                child.file = self._asked(lambda: roster.note_death(*where, dead), child.file)
             elif not again:  # what is restarted keeps its file until its successor has one
                 self._asked(lambda: roster.forget(*where), None)
+            if again:
+                child.due_s = time.monotonic() + child.pause_s()
             if has_died:
-                if again:
-                    self._due.append((time.monotonic() + spawned.pause_s(), spawned))
-                role = roles.get(pid, "collector")
-                self._report(Death(pid, role, spawned.name, spawned.index, code, restarted=again))
+                role = entries[-1].role if entries else "collector"
+                self._report(Death(child.pid, role, child.name, child.index, code, again))
             self._changed.notify_all()
-
-    def _is_due(self, spawned: Spawned) -> bool:
-        return any(waiting is spawned for _, waiting in self._due)
 
     def _start_due(self) -> None:
         with self._changed:
-            now = time.monotonic()
-            ripe = [spawned for when, spawned in self._due if when <= now]
-            self._due = [(when, spawned) for when, spawned in self._due if when > now]
-            if ripe and self._is_being_stopped():
-                for spawned in ripe:
-                    spawned.failure = BufferClosedError(
-                        f"{self._scratch_dir}: `shmbuffer stop` ends everybody here; start again "
-                        "when it is done"
-                    )
-                self._changed.notify_all()
+            now_s = time.monotonic()
+            ripe = [child for child in self._children.waiting() if child.due_s <= now_s]
+            if not ripe:
                 return
-            for spawned in ripe:
-                spawned.begin()
-                if spawned.failure is None:
-                    self._spawned_pids[spawned.pid] = spawned.name
-                elif spawned.restarts:  # a failure of the first start is raised by `spawn`
-                    why = str(spawned.failure)  # a handler that keeps the error keeps its maps
-                    if isinstance(spawned.failure, BufferClosedError):
-                        log.error("%s is not started again: %s", spawned.name, why)
-                        continue
-                    log.error("%s could not be started again: %s", spawned.name, why)
-                    self._due.append((now + 1.0 + spawned.pause_s(), spawned))
-            if ripe:
-                self._changed.notify_all()
+            being_stopped = self._is_being_stopped()
+            for child in ripe:
+                child.due_s = NEVER
+                if being_stopped:
+                    child.failure = BufferClosedError(
+                        f"{self._scratch_dir}: `shmbuffer stop` is ending its processes; start "
+                        "again when it is done"
+                    )
+                    continue
+                child.begin()
+                if child.failure is None or not child.restarts:
+                    continue  # a failure of the first start is raised by `spawn`
+                why = str(child.failure)  # a handler that keeps the error keeps its maps
+                if isinstance(child.failure, BufferClosedError):
+                    log.error("%s is not started again: %s", child.name, why)
+                    continue
+                log.error("%s could not be started again: %s", child.name, why)
+                child.due_s = now_s + 1.0 + child.pause_s()
+            self._changed.notify_all()
 
     # ---- the other clients ----
 
@@ -329,21 +320,19 @@ class Supervisor:
         self._asked(self._engine.seat.require_linked, None)
         clients = self._clients()
         with self._changed:
-            known = {client.pid for client in clients} | {one.pid for one in self._spawned}
-            for pid in self._spawned_pids.keys() - known if clients else ():
-                del self._spawned_pids[pid]
-            names = dict(self._spawned_pids)
-        ours = {*names, self._pid}
-        living = {_key(client): client.pid for client in clients if client.alive}
-        dead = {_key(client): client for client in clients if not client.alive}
-        if dead:
+            names = {child.pid: child.name for child in self._children.all}
+            ours = {self._pid, *(child.pid for child in self._children.running())}
+        present = {_key(client): client for client in clients}
+        living = {key: one.pid for key, one in present.items() if one.alive}
+        dead = {key: one for key, one in present.items() if not one.alive and one.pid not in ours}
+        if len(living) < len(present):
             self._reap()
         news = {dead[key].pid: dead[key].role for key in dead.keys() - self._reported}
-        self._reported = set(dead)  # some may not be reaped yet
         with self._changed:
-            for pid in news.keys() - ours:
-                self._report(Death(pid, news[pid], "", None, None, restarted=False))
+            for pid, role in news.items():
+                self._report(Death(pid, role, "", None, None, restarted=False))
                 self._changed.notify_all()
+        self._reported = (self._reported | dead.keys()) & present.keys()
         living = {key: pid for key, pid in living.items() if pid not in ours}
         for key in self._others.keys() - living.keys():
             self._settle(key)

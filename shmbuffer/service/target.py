@@ -69,6 +69,18 @@ class Named:
         return function
 
 
+def names_of(target: Callable[..., object]) -> tuple[str, str]:
+    """A short name for display, and the full one."""
+    if isinstance(target, Named):
+        return target.function.rpartition(".")[2], f"{target.module}.{target.function}"
+    while isinstance(target, functools.partial):
+        target = target.func
+    kind = type(target)
+    short = getattr(target, "__name__", kind.__name__)
+    full = getattr(target, "__qualname__", kind.__qualname__)
+    return short, f"{getattr(target, '__module__', kind.__module__)}.{full}"
+
+
 def _without_main(name: str) -> dict[str, Any]:
     """The data that multiprocessing sends to a child, without the main module."""
     told = spawn.get_preparation_data(name)

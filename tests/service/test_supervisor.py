@@ -18,7 +18,7 @@ from shmbuffer import BufferClosedError, BufferUnlinkedError, Coordinator, Forke
 from shmbuffer.memory.directory.roster import LastWords
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
-from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Spawned
+from shmbuffer.service.children import HASTY_S, LONGEST_PAUSE_S, Spawned
 from shmbuffer.watch.historian import Death
 from tests.kit.programs import Program
 from tests.kit.rings import engine_of

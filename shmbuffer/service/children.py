@@ -1,0 +1,224 @@
+"""The child processes of a coordinator: one record of each, and the registry of all of them.
+
+     running ──returns, is stopped, or gets Ctrl-C──▶ ended
+        └──any other end: a signal, an exception──▶ a death is reported ──restart──▶ running
+
+Each child also has a file in the directory (memory/directory/roster.py), which outlives a killed
+coordinator. The next coordinator finds such orphans there, and adopts or ends them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Literal
+
+from shmbuffer.errors import BufferInUseError
+from shmbuffer.memory.directory import roster
+from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.fork_lock import ForkLock
+from shmbuffer.service.stopping import end, why_left
+
+Orphans = Literal["stop", "adopt", "leave"]
+"""The treatment of orphans whose name is spawned again; see ``Coordinator.spawn``."""
+
+log = logging.getLogger("shmbuffer.service")
+
+HASTY_S = 5.0
+"""After two deaths in a row at a lower age, a process is restarted only after a pause."""
+
+LONGEST_PAUSE_S = 30.0
+
+NEVER = math.inf
+
+
+class Spawned:
+    """A running process and, after a restart, its successor with the same name and index."""
+
+    _closing = ForkLock()  # a closed descriptor's number may be reused
+
+    def __init__(
+        self, start: Callable[[Spawned], SpawnProcess], *, name: str, index: int, restart: bool
+    ) -> None:
+        self._start = start
+        self._process: SpawnProcess | None = None
+        self._pidfd: int | None = None
+        self._exitcode: int | None = None
+        self._running = False
+        self._young_deaths = 0
+        self.file = ""  # in the roster
+        self.failed = ""  # hash of the place of the last exception, for the next start
+        self.times = 0  # how often in a row it has failed there
+        self.name = name  # ``target-index``
+        self.index = index
+        self.pid = 0  # of the present process, or the last one
+        self.restart = restart
+        self.restarts = 0  # attempts included
+        self.failure: Exception | None = None  # of the last start
+        self.due_s = NEVER  # when it is to be started, on the monotonic clock
+
+    def begin(self) -> None:
+        """Start the process, or its successor; sets ``failure``. For the supervisor."""
+        self.due_s = NEVER
+        self.restarts += self.pid != 0
+        try:
+            self._process = self._start(self)
+        except Exception as error:
+            self.failure = error
+            return
+        self._started_s = time.monotonic()
+        self._exitcode, self._running, self.failure = None, True, None
+        self.pid = self._process.pid or 0
+        # multiprocessing's sentinel is a pipe that grandchildren hold too; this is the process.
+        with suppress(OSError):
+            self._pidfd = os.pidfd_open(self.pid)
+
+    def adopt(self, found: roster.LivingProcess) -> None:
+        """Take over a running process, instead of `begin`, unless it has just ended."""
+        self._pidfd = identity.opened(found.identity)
+        if self._pidfd is not None:
+            self.pid, self.file = found.identity.pid, found.file
+            self._started_s = time.monotonic()
+            self._running = True
+
+    def release(self) -> None:
+        """Close the descriptor of the process, which may run on."""
+        with self._closing:
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+                self._pidfd = None
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that becomes readable when the process ends."""
+        if self._pidfd is not None:
+            return self._pidfd
+        assert self._process is not None
+        return self._process.sentinel
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code; None while it runs, or if it was adopted and then killed."""
+        return self._exitcode
+
+    def is_alive(self) -> bool:
+        """True if it runs, as far as its supervisor has noticed."""
+        return self._running
+
+    def kill(self) -> None:
+        """Send SIGKILL; with ``restart`` it is started again."""
+        self._send(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, which unwinds it; with ``restart`` it is started again."""
+        self._send(signal.SIGTERM)
+
+    def collect(self, words: roster.LastWords) -> int | None:
+        """Take the exit code of a process that has ended, or None. For the supervisor."""
+        code, failed = words.exitcode, words.failed
+        if self._process is not None:
+            self._process.join()
+            while (code := self._process.exitcode) is None:
+                time.sleep(0)  # another thread is reading the status for multiprocessing
+            self._process = None
+        self.times = self.times + 1 if failed and failed == self.failed else 1 if failed else 0
+        self.failed = failed
+        self.release()
+        self._exitcode, self._running = code, False
+        return code
+
+    def _send(self, number: int) -> None:
+        with self._closing:
+            if self._pidfd is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, number)
+                return
+        if self._process is not None:
+            self._process.kill() if number == signal.SIGKILL else self._process.terminate()
+
+    def pause_s(self) -> float:
+        """Seconds before the next start: 0 unless it keeps dying young, or in the same place."""
+        if time.monotonic() - self._started_s >= HASTY_S and self.times < 2:
+            self._young_deaths = 0
+            return 0.0
+        self._young_deaths += 1
+        if self._young_deaths == 1:
+            return 0.0
+        return min(0.25 * 2.0**self._young_deaths, LONGEST_PAUSE_S)
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_alive() else f"exit code {self.exitcode}"
+        return f"<Spawned {self.name} pid={self.pid} {state}>"
+
+
+class Children:
+    """The processes that a coordinator has spawned or adopted, in order; ended ones included.
+
+    The lock of the supervisor guards it.
+    """
+
+    def __init__(self, scratch_dir: Path) -> None:
+        self._scratch_dir = scratch_dir
+        self.all: list[Spawned] = []
+
+    def running(self) -> list[Spawned]:
+        """Those that run."""
+        return [child for child in self.all if child.is_alive()]
+
+    def waiting(self) -> list[Spawned]:
+        """Those that are still to be started."""
+        return [child for child in self.all if child.due_s < NEVER]
+
+    def have_ended(self) -> bool:
+        """True if none runs or is to be started."""
+        return not self.running() and not self.waiting()
+
+    def orphans(self, name: str) -> list[roster.LivingProcess]:
+        """The living processes of this name that an earlier coordinator has spawned."""
+        living = roster.living(self._scratch_dir, {child.file for child in self.all})
+        me = identity.current()  # which was spawned, if a collector has become the coordinator
+        return [one for one in living if one.name == name and one.identity != me]
+
+
+def take_over(
+    scratch_dir: Path,
+    orphans: Sequence[roster.LivingProcess],
+    adopters: Sequence[Spawned],
+    grace_s: float,
+) -> None:
+    """Let each adopter take over one orphan with its index, and end the other orphans."""
+    for child in adopters:
+        for orphan in orphans:
+            if orphan.index == child.index and not child.is_alive():
+                child.adopt(orphan)
+    adopted = {child.file for child in adopters}
+    others = {one.identity: one for one in orphans if one.file not in adopted}
+    how = end(others, grace_s)
+    left = [who for who, result in how.items() if result == "left"]
+    for who, orphan in others.items():
+        if who not in left:
+            roster.forget(scratch_dir, orphan.file)
+    if left:
+        for child in adopters:
+            child.release()
+        pids = [who.pid for who in left]
+        raise BufferInUseError(
+            f"{scratch_dir}: an earlier coordinator spawned {orphans[0].name!r} (pids "
+            f"{', '.join(map(str, pids))}), which runs and cannot be ended from here: "
+            f"{why_left(left[0])}; end it, or pass orphans='leave'",
+            path=scratch_dir,
+            pids=pids,
+        )
+    for result, what in (("ended", "ended"), ("killed", "deaf to SIGTERM, so killed")):
+        if ended := [str(who.pid) for who, as_found in how.items() if as_found == result]:
+            log.warning(
+                "%s: an earlier coordinator's %s were still running: %s (pids %s)",
+                *(scratch_dir, orphans[0].name, what, ", ".join(ended)),
+            )
