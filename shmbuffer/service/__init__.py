@@ -1,10 +1,11 @@
 """The processes of a run and their duties. Import from the front door, ``shmbuffer``.
 
-    coordinator, tenure        a run from start to end; its hold on the directory
+    coordinator, run_directory the run from start to end; the directory that it locks and removes
     buffer_config              requested settings, compared with those of the directory
-    supervisor, spawned        starts, watches, reaps and restarts collectors; one such process
-    roster, orphans            spawned processes; those that a killed coordinator left running
-    stopping                   ends processes that are not our children
+    children, supervisor       the processes of the coordinator; starts, watches, restarts them
+    process, target            what runs in such a process; a target that is given by its name
+    main_module                checks that a spawned process can import the main module
+    stopping                   ends processes of a directory that are not children
     client, recovery           attach(), from any process; the recovery of a dead run
 
 Nothing is imported here, so that a program without torch stays without it.

@@ -23,8 +23,8 @@ from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.service.buffer_config import ALPHA, BETA, EPS, BufferConfig, split
 from shmbuffer.service.children import Orphans, Spawned
+from shmbuffer.service.run_directory import OnExisting, RunDirectory
 from shmbuffer.service.supervisor import Supervisor
-from shmbuffer.service.tenure import OnExisting, Tenure
 from shmbuffer.watch.historian import Death
 from shmbuffer.watch.metrics import MetricsServer, metrics_of
 from shmbuffer.watch.stats import Meter, Number
@@ -153,7 +153,7 @@ class Coordinator:
         self._options = options
         self._buffer: ReplayBuffer | None = None
         with ExitStack() as undo:
-            self._tenure = Tenure(
+            self._run_directory = RunDirectory(
                 scratch_dir,
                 config,
                 existing=on_existing,
@@ -162,8 +162,8 @@ class Coordinator:
                 timeout=timeout,
                 prefault=Prefault(prefault, on_progress),
             )
-            undo.callback(self._tenure.abandon)
-            self._engine, self.scratch_dir = self._tenure.engine, self._tenure.path
+            undo.callback(self._run_directory.abandon)
+            self._engine, self.scratch_dir = self._run_directory.engine, self._run_directory.path
             if example is not None:
                 self.buffer.storage.define(example)
             self._meter = Meter(self._engine)
@@ -175,7 +175,7 @@ class Coordinator:
                     self._engine, self._supervisor.counts, self.scratch_dir, metrics_port
                 )
                 undo.callback(self._metrics.close)
-            self._tenure.begin()
+            self._run_directory.begin()
             undo.pop_all()
         atexit.register(self.close)
 
@@ -363,9 +363,9 @@ class Coordinator:
                 steps.callback(self._engine.close)
                 if self._buffer is not None:
                     steps.callback(self._buffer.close)
-                steps.callback(self._tenure.leave)
+                steps.callback(self._run_directory.leave)
                 if self._refused_to_spawn and not self.processes:
-                    steps.callback(self._tenure.forget_if_unused)
+                    steps.callback(self._run_directory.forget_if_unused)
                 steps.callback(self._supervisor.stop)
                 if self._metrics is not None:
                     steps.callback(self._metrics.close)

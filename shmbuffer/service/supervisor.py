@@ -1,8 +1,9 @@
 """Supervision of collectors: starts them, notices deaths, and restarts them if asked to.
 
-Deaths are seen through pidfds, so a dead collector's slots are free within milliseconds. Other
-clients of the directory are watched too; they are reported and reaped, but not restarted. Before a
-name is spawned, processes of an earlier coordinator with that name are ended, or adopted.
+Deaths of spawned processes are seen through pidfds, so their slots are free within milliseconds.
+Other clients of the directory are looked at in the registry twice a second; they are reported and
+reaped, but not restarted. Before a name is spawned, processes of an earlier coordinator with that
+name are ended, or adopted.
 
 Always true
   1. A spawned process depends on nothing here: if this process is killed, it goes on.
@@ -47,11 +48,12 @@ from shmbuffer.watch.writeback_warning import WritebackWarning
 
 _Answer = TypeVar("_Answer")
 _Key = tuple[int, int]  # of a client: entry, incarnation
+_HERE = ("running", "stopped")  # states of processes that can be seen by their pid
 
 log = logging.getLogger("shmbuffer.service")
 
 SCAN_S = 0.5
-"""How often the registry is read for new clients, and for deaths without a pidfd."""
+"""How often the registry is read for new clients, and for deaths of processes not spawned here."""
 
 ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
 """Exit codes of a process that is not restarted: it returned, or got Ctrl-C."""
@@ -75,8 +77,6 @@ class Supervisor:
         self._failure: BaseException | None = None  # what ended the watch before its time
         self._wake_up = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Only the watcher touches these.
-        self._others: dict[_Key, int] = {}  # pidfds of the other clients
-        self._settled: set[_Key] = set()  # other clients without one, or whose pidfd has fired
         self._reported: set[_Key] = set()  # clients in the registry whose death is reported
         self._buffer_is_gone = False
         self._writeback = WritebackWarning(scratch_dir) if engine.on_disk else None
@@ -232,15 +232,12 @@ class Supervisor:
                     mine = {child.sentinel: child for child in self._children.running()}
                     due_s = min((child.due_s for child in self._children.all), default=NEVER)
                 next_s = min(SCAN_S, due_s - time.monotonic())
-                others = {pidfd: client for client, pidfd in self._others.items()}
-                for fd in connection.wait([*mine, *others, self._wake_up], max(0.0, next_s)):
+                for fd in connection.wait([*mine, self._wake_up], max(0.0, next_s)):
                     assert isinstance(fd, int)
                     if fd == self._wake_up:
                         os.eventfd_read(fd)
-                    elif fd in mine:
-                        self._note_end(mine[fd])
                     else:
-                        self._settle(others[fd])
+                        self._note_end(mine[fd])
         except BaseException as error:
             with self._changed:
                 self._failure = error  # a caller must not wait for ever
@@ -249,9 +246,7 @@ class Supervisor:
         finally:
             self._historian.close()
             with self._changed:
-                for fd in (*self._others.values(), self._wake_up):
-                    os.close(fd)
-                self._others.clear()
+                os.close(self._wake_up)
                 self._wake_up = -1
 
     def _wake(self) -> None:
@@ -314,7 +309,7 @@ class Supervisor:
     # ---- the other clients ----
 
     def _look_at_registry(self) -> None:
-        """Reap and report dead clients that are not ours, and begin to watch living ones."""
+        """Reap dead clients, report those that are not ours, and record what the registry holds."""
         if self._engine.pages.prefault:
             self._asked(lambda: self._engine.ring(), None)  # it begins where a schema is seen
         self._asked(self._engine.seat.require_linked, None)
@@ -323,34 +318,19 @@ class Supervisor:
             names = {child.pid: child.name for child in self._children.all}
             ours = {self._pid, *(child.pid for child in self._children.running())}
         present = {_key(client): client for client in clients}
-        living = {key: one.pid for key, one in present.items() if one.alive}
-        dead = {key: one for key, one in present.items() if not one.alive and one.pid not in ours}
-        if len(living) < len(present):
+        dead = {key: client for key, client in present.items() if not client.alive}
+        if dead:
             self._reap()
         news = {dead[key].pid: dead[key].role for key in dead.keys() - self._reported}
         with self._changed:
-            for pid, role in news.items():
-                self._report(Death(pid, role, "", None, None, restarted=False))
+            for pid in news.keys() - ours:
+                self._report(Death(pid, news[pid], "", None, None, restarted=False))
                 self._changed.notify_all()
-        self._reported = (self._reported | dead.keys()) & present.keys()
-        living = {key: pid for key, pid in living.items() if pid not in ours}
-        for key in self._others.keys() - living.keys():
-            self._settle(key)
-        self._settled &= living.keys()
-        for key in living.keys() - self._others.keys() - self._settled:
-            try:
-                self._others[key] = os.pidfd_open(living[key])
-            except OSError:
-                self._settled.add(key)  # in another pid namespace, or just gone
+        self._reported = (self._reported | dead.keys()) & present.keys()  # some are not reaped yet
         if self._writeback is not None:
-            alive = {client.pid for client in clients if client.alive}
-            pids = ours & alive | {living[key] for key in self._others}
-            self._asked(functools.partial(self._writeback.look, pids), None)
+            here = {client.pid for client in clients if client.alive and client.state in _HERE}
+            self._asked(functools.partial(self._writeback.look, here), None)
         self._asked(lambda: self._historian.look(clients, self.deaths, names), None)
-
-    def _settle(self, key: _Key) -> None:
-        os.close(self._others.pop(key))
-        self._settled.add(key)
 
     def _clients(self) -> list[Client]:
         return self._asked(self._engine.clients, [])

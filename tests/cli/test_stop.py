@@ -1,4 +1,4 @@
-"""``shmbuffer stop`` ends everybody, in order, and nobody starts them again."""
+"""``shmbuffer stop`` ends every process in order, and no coordinator starts them again."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_one_in_another_container_is_left_and_named(
         assert learner.poll() is None
 
 
-def test_as_long_as_somebody_stops_a_directory_nobody_starts_or_stops_there(
+def test_while_a_directory_is_being_stopped_no_process_starts_or_stops_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Coordinator(tmp_path / "b", capacity=8) as coordinator:
@@ -156,7 +156,7 @@ def test_as_long_as_somebody_stops_a_directory_nobody_starts_or_stops_there(
             held = Lock().hold(directory, layout.CONTROL, timeout=0, purpose="stops", make=False)
             assert main(["stop", str(tmp_path / "b")]) == exits.REFUSED
             assert f"pid {os.getpid()}" in capsys.readouterr().err
-            with pytest.raises(BufferClosedError, match="ends everybody here"):
+            with pytest.raises(BufferClosedError, match="`shmbuffer stop` is ending its processes"):
                 coordinator.spawn(targets.wait, 1)
             one.kill()
             assert coordinator.join(30)

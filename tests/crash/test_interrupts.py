@@ -19,7 +19,7 @@ from shmbuffer.items.limits import taken
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.flow.consumer import Leases, given_back_unless_delivered
 from shmbuffer.memory.system import deadline
-from shmbuffer.service.tenure import hold_lock
+from shmbuffer.service.run_directory import hold_lock
 from tests.crash.interrupts import Deed, walk
 from tests.kit.rings import ring_of
 from tests.memory.rows import contents, schema, write

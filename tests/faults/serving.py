@@ -19,8 +19,8 @@ from shmbuffer.memory.system.prefault import OFF
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
 from shmbuffer.service.buffer_config import BufferConfig
+from shmbuffer.service.run_directory import RunDirectory
 from shmbuffer.service.stopping import is_being_stopped, stop
-from shmbuffer.service.tenure import Tenure
 from shmbuffer.watch.look import look_at
 from tests.crash.harness import settings, write
 from tests.faults.scenario import AT_ONCE, ITEMS, Scenario, require_items
@@ -38,7 +38,7 @@ class Lead(Scenario):
 
     def act(self) -> None:
         with ExitStack() as undo:
-            tenure = Tenure(
+            run_directory = RunDirectory(
                 self.path,
                 BufferConfig(),
                 existing="recover",
@@ -47,11 +47,11 @@ class Lead(Scenario):
                 timeout=AT_ONCE,
                 prefault=OFF,
             )
-            undo.callback(tenure.abandon)
-            tenure.begin()
+            undo.callback(run_directory.abandon)
+            run_directory.begin()
             undo.pop_all()
-        tenure.leave()
-        tenure.engine.close()
+        run_directory.leave()
+        run_directory.engine.close()
 
     def again(self) -> None:
         self.act()

@@ -14,7 +14,7 @@ import pytest
 from shmbuffer import BufferInUseError
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.directory.anonymous import Anonymous
-from shmbuffer.service.tenure import hold_lock
+from shmbuffer.service.run_directory import hold_lock
 from tests.field.conftest import SETTINGS
 from tests.kit.programs import Program
 from tests.kit.rings import ring_of

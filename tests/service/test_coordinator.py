@@ -37,7 +37,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.memory.engine import Engine
-from shmbuffer.service.tenure import OnExisting
+from shmbuffer.service.run_directory import OnExisting
 from tests.crash.harness import ended, fork
 from tests.kit.programs import Program, environment
 from tests.kit.rings import engine_of

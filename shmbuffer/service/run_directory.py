@@ -1,4 +1,4 @@
-"""A coordinator's hold on its directory, from creating or opening it to leaving or removing it.
+"""The directory of a coordinator, from creating or opening it to leaving or removing it.
 
 Always true
   1. Nothing is changed in a directory that has a coordinator, and there is one at a time: it holds
@@ -35,8 +35,8 @@ OnExisting = Literal["error", "recover", "overwrite"]
 log = logging.getLogger("shmbuffer.service")
 
 
-class Tenure:
-    """From the start of a coordinator to its end; arguments and errors are ``Coordinator``'s."""
+class RunDirectory:
+    """A directory that this coordinator alone runs; arguments and errors are ``Coordinator``'s."""
 
     def __init__(
         self,
