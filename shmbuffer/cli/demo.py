@@ -182,7 +182,12 @@ def _tables(outcome: Outcome) -> Iterator[tables.Table]:
         "killed with SIGKILL",
         ("step", "what", "processes", "by"),
         [
-            (kill.step, kill.what, len(kill.pids), "the demo" if kill.planned else "somebody else")
+            (
+                kill.step,
+                kill.what,
+                len(kill.pids),
+                "the demo" if kill.planned else "another process",
+            )
             for kill in outcome.kills
         ],
     )

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     console.tell(
         {"path": args.dir, "stopped": [one.to_json() for one in stopped]},
-        Table(args.dir, ("client", " pid", ""), rows) if rows else f"{args.dir}: nobody uses it",
+        Table(args.dir, ("client", " pid", ""), rows) if rows else f"{args.dir}: not in use",
         as_json=args.json,
     )
     return exits.REFUSED if any(one.how == "left" for one in stopped) else exits.DONE

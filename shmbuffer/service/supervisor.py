@@ -32,6 +32,7 @@ from shmbuffer.errors import BufferClosedError, ShmBufferError
 from shmbuffer.memory.directory import cleanup, roster
 from shmbuffer.memory.directory.registry import Client
 from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.system.identity import ProcessState
 from shmbuffer.service.children import NEVER, Children, Orphans, Spawned, take_over
 from shmbuffer.service.main_module import (
     UNPICKLABLE,
@@ -48,7 +49,7 @@ from shmbuffer.watch.writeback_warning import WritebackWarning
 
 _Answer = TypeVar("_Answer")
 _Key = tuple[int, int]  # of a client: entry, incarnation
-_HERE = ("running", "stopped")  # states of processes that can be seen by their pid
+_HERE = (ProcessState.RUNNING, ProcessState.STOPPED)
 
 log = logging.getLogger("shmbuffer.service")
 
@@ -328,7 +329,7 @@ class Supervisor:
                 self._changed.notify_all()
         self._reported = (self._reported | dead.keys()) & present.keys()  # some are not reaped yet
         if self._writeback is not None:
-            here = {client.pid for client in clients if client.alive and client.state in _HERE}
+            here = {client.pid for client in clients if client.state in _HERE}
             self._asked(functools.partial(self._writeback.look, here), None)
         self._asked(lambda: self._historian.look(clients, self.deaths, names), None)
 

@@ -57,7 +57,7 @@ def _rates(axes: Axes, look: Look, line: Timeline) -> None:
             high = np.full(len(at), 0.96)
             axes.plot(at, high, marker, transform=axes.get_xaxis_transform(), **how)
     if line.gaps:
-        axes.fill_between([], [], color=UNRECORDED, alpha=0.25, label="nobody recorded")
+        axes.fill_between([], [], color=UNRECORDED, alpha=0.25, label="not recorded")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.02), ncols=5, borderaxespad=0.0)
 
 
@@ -95,8 +95,8 @@ def _ratio(axes: Axes, look: Look, line: Timeline) -> str | None:
 
 def _clients(axes: Axes, look: Look, line: Timeline) -> None:
     found = stays(line, look)
-    everybody = list(dict.fromkeys(who for who, _, _, _ in found))
-    rows = everybody[:_MOST_ROWS]
+    clients = list(dict.fromkeys(who for who, _, _, _ in found))
+    rows = clients[:_MOST_ROWS]
     for who, begin_s, end_s, died in found:
         if who in rows:
             y, color = rows.index(who), MUTED if who.startswith("coordinator") else WRITTEN
@@ -104,8 +104,8 @@ def _clients(axes: Axes, look: Look, line: Timeline) -> None:
             if died:
                 axes.plot(date(end_s), y, "X", color=BAD, markersize=6)
     _rows(axes, [_cut(who, 22) for who in rows], len(rows))
-    if len(everybody) > len(rows):
-        axes.set_title(f"{axes.get_title(loc='left')}: {len(rows)} of {len(everybody)}")
+    if len(clients) > len(rows):
+        axes.set_title(f"{axes.get_title(loc='left')}: {len(rows)} of {len(clients)}")
 
 
 def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:

@@ -2,10 +2,13 @@
 
 There is no log of events. What begins and ends between two looks shows only in the counters.
 
-    alive ──▶ dead, in its entry      died: proven, and nobody has reaped it yet
+    alive ──▶ dead                    died; its entry is not freed yet
     alive ──▶ no entry, reaped grew   died, and was reaped (or a recovery retired it)
-    alive ──▶ no entry                left in good order
+    alive ──▶ no entry                left: it closed its handle
+    alive ──▶ no entry                left or died, if fewer were reaped than have gone
     dead  ──▶ no entry                reaped
+
+Dead and stopped are the states of `ProcessState`; every other state is alive.
 """
 
 from __future__ import annotations
@@ -15,18 +18,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shmbuffer.watch import units, words
+from shmbuffer.watch.words import STOPPED
 
 Kind = Literal[
     "joined",
     "left",
     "died",
     "reaped",
-    "gone",
+    "left or died",
     "stopped",
     "continued",
     "rolled back",
     "recovering",
     "recovered",
+    "unreadable",
     "removed",
     "new buffer",
 ]
@@ -47,7 +52,7 @@ class Difference:
     """The difference of two looks."""
 
     kinds: Sequence[tuple[Kind, str]]  # events, in the order in which they are shown
-    departed: Sequence[tuple[Client, Kind]]  # clients without an entry now: died, left, or gone
+    departed: Sequence[tuple[Client, Kind]]  # clients without an entry now
 
 
 def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
@@ -62,21 +67,21 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
         if names := ", ".join(f"{client['role']} {client['pid']}" for client in clients):
             told.append((kind, names))
 
-    tell("stopped", [new for old, new in both if _stopped(new) and not _stopped(old)])
+    tell("stopped", [new for old, new in both if new["state"] == STOPPED != old["state"]])
     tell(
         "continued",
-        [new for old, new in both if new["alive"] and _stopped(old) and not _stopped(new)],
+        [new for old, new in both if new["alive"] and old["state"] == STOPPED != new["state"]],
     )
     died = [new for old, new in both if old["alive"] and not new["alive"]]
     tell("died", [*died, *(client for client, how in departed if how == "died")])
-    tell("gone", [client for client, how in departed if how == "gone"])
+    tell("left or died", [client for client, how in departed if how == "left or died"])
     tell("reaped", [client for client, how in departed if how == "reaped"])
     if slots := _grown("rolled_back", before, now):
         text = units.counted(slots, "slot", "slots")
-        told.append(("rolled back", f"{text} that the dead had claimed"))
+        told.append(("rolled back", f"{text} claimed by dead clients"))
     if now["epoch"] > before["epoch"] or (before["state"] == "RECOVERING" != now["state"]):
         if now["state"] == "RECOVERING":
-            told.append(("recovering", "somebody has opened it, with nobody alive"))
+            told.append(("recovering", "a process has opened it when no client was alive"))
         else:
             told.append(("recovered", words.recovered(now)))
     tell("left", [client for client, how in departed if how == "left"])
@@ -90,14 +95,10 @@ def _departed(
     """The counter of reaped clients says how many of the missing died, not which."""
     living = [client for client in missing if client["alive"]]
     reaped = _grown("reaped", before, now) - (len(missing) - len(living))
-    how: Kind = "left" if reaped <= 0 else "died" if reaped >= len(living) else "gone"
+    how: Kind = "left" if reaped <= 0 else "died" if reaped >= len(living) else "left or died"
     return [(client, how if client["alive"] else "reaped") for client in missing]
 
 
 def _grown(counter: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> int:
     grown: int = now["counters"][counter] - before["counters"][counter]
     return grown
-
-
-def _stopped(client: Client) -> bool:
-    return bool(client["alive"] and client["state"] == "stopped")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer.memory.system.identity import ProcessState
 from shmbuffer.memory.upkeep.history import BY_RECOVERY, EventKind
 from shmbuffer.watch import units
 from shmbuffer.watch.look import Look
@@ -70,8 +71,8 @@ STANDSTILL_S = 10.0
 """Time without a record although the coordinator, which writes one each second, is alive."""
 
 
-def nobody_alive(look: Look) -> str | None:
-    """Processes died in it, and no living one uses it."""
+def all_clients_dead(look: Look) -> str | None:
+    """All clients have died."""
     dead = [client for client in look.found["clients"] if not client["alive"]]
     if look.living or not dead or not look.found["needs_recovery"]:
         return None
@@ -80,12 +81,12 @@ def nobody_alive(look: Look) -> str | None:
     when = (
         ""
         if look.timeline is None
-        else f"; the last record is of {units.clock(look.timeline.end_s)}"
+        else f"; the last record is from {units.clock(look.timeline.end_s)}"
     )
-    return f"nobody is alive: {who}{more} died in it{when}"
+    return f"all clients are dead: {who}{more}{when}"
 
 
-def coordinator_gone(look: Look) -> str | None:
+def coordinator_dead(look: Look) -> str | None:
     """The coordinator died, and other clients go on."""
     if look.timeline is None or not look.living or look.coordinator is not None:
         return None
@@ -93,8 +94,8 @@ def coordinator_gone(look: Look) -> str | None:
     if last is None or last.incarnation in look.timeline.ended:
         return None
     return (
-        f"the coordinator (pid {last.pid}) has died, the last record is of "
-        f"{units.clock(look.timeline.end_s)}: nobody restarts collectors"
+        f"the coordinator (pid {last.pid}) is dead, and the last record is from "
+        f"{units.clock(look.timeline.end_s)}: dead collectors are not restarted"
     )
 
 
@@ -121,7 +122,7 @@ def silent_collector(look: Look) -> str | None:
         return None  # if none writes, `no_insert` reports it
     idle_s, longest = max(silent, key=lambda one: one[0])
     more = f", and {len(silent) - 1} more are silent" if len(silent) > 1 else ""
-    state = "" if longest["state"] == "running" else f" ({longest['state']})"
+    state = "" if longest["state"] == ProcessState.RUNNING else f" ({longest['state']})"
     return (
         f"{_name(look, longest)}{state} has written nothing for {units.span(idle_s)}{more}, "
         "while others write"
@@ -166,7 +167,7 @@ def overwritten_undrawn(look: Look) -> str | None:
     if not counters["items_sampled"] or sampled >= FEW_DRAWS * inserts:
         return None
     ratio = f"drawn {sampled / inserts:.2g} times per insert" if sampled else "nothing is drawn"
-    return f"{ratio}: most items are overwritten before anybody has drawn them"
+    return f"{ratio}: most items are overwritten before they are drawn"
 
 
 def late_updates(look: Look) -> str | None:
@@ -243,8 +244,8 @@ def history_stands_still(look: Look) -> str | None:
 
 
 ALL: tuple[Callable[[Look], str | None], ...] = (
-    nobody_alive,
-    coordinator_gone,
+    all_clients_dead,
+    coordinator_dead,
     no_insert,
     no_draw,
     silent_collector,

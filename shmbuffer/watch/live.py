@@ -39,7 +39,7 @@ class BufferWatch:
             still = "still there" if os.path.isdir(self._path) else "gone too"
             self._lose(f"there is no buffer here any more; the directory is {still}", "removed")
         except ShmBufferError as error:  # being made or removed, or damaged: it may pass
-            self._lose(str(error), "gone")
+            self._lose(str(error), "unreadable")
 
     def _lose(self, why: str, kind: Kind) -> None:
         self._found, self._pace = {"path": self._path, "error": why}, self._watch.lose(why, kind)

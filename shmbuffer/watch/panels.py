@@ -173,7 +173,9 @@ def clients(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> T
     """Clients: the dead, reaped ones first, and the stopped, then the others."""
     if "error" in found:
         return Table("", (), [])
-    clients = sorted(found["clients"], key=lambda one: one["alive"] and one["state"] != "stopped")
+    clients = sorted(
+        found["clients"], key=lambda one: one["state"] not in (words.DEAD, words.STOPPED)
+    )
     rows = [_departed(client) for client in watch.departed()]
     rows += [_client(client, pace, watch) for client in clients]
     shown = [name for name in _COLUMNS if width >= NARROW or name != " memory"]
@@ -197,7 +199,7 @@ def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> dict[str, St
 
 def _departed(client: Mapping[str, Any]) -> dict[str, Styled]:
     said = {"client": client["role"], " pid": str(client["pid"])}
-    said |= {"state": "dead, reaped", "holds": ""}
+    said |= {"state": f"{words.DEAD}, reaped", "holds": ""}
     return {name: Styled(said.get(name, "-"), "red") for name in _COLUMNS}
 
 
@@ -212,7 +214,8 @@ def events(watch: Watch) -> Table:
 
 _STYLES = {
     "died": "red",
-    "gone": "red",
+    "left or died": "red",
+    "unreadable": "red",
     "removed": "red",
     "stopped": "yellow",
     "rolled back": "yellow",

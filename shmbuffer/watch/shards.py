@@ -115,7 +115,7 @@ class ShardsWatch:
         for node, found in now.items():
             watch = self._watches.setdefault(node, Watch())
             lost = found.get("error")
-            self._paces[node] = watch.see(found) if lost is None else watch.lose(lost, "gone")
+            self._paces[node] = watch.see(found) if lost is None else watch.lose(lost, "unreadable")
         self.found = now
 
     follow = look

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from shmbuffer.memory.flow.holders import Holder, told
+from shmbuffer.memory.system.identity import ProcessState
 from shmbuffer.watch import units
 from shmbuffer.watch.tables import Styled
 
 Found = Mapping[str, Any]
 
+DEAD, STOPPED, UNKNOWN = ProcessState.DEAD, ProcessState.STOPPED, ProcessState.UNKNOWN
+
 
 def use(found: Found) -> Styled:
     """Returns who uses a buffer, or what has to happen before it can be used."""
     clients, state, reason = found["clients"], found["state"], found["needs_recovery"]
-    unseen = sum(client["state"] == "unknown" for client in clients)
-    alive = sum(client["alive"] for client in clients) - unseen
-    dead = len(clients) - alive - unseen
+    counts = Counter(client["state"] for client in clients)
+    dead, stopped, unknown = (counts[one] for one in (DEAD, STOPPED, UNKNOWN))
     if state == "CLOSING":
         return Styled("being removed", "yellow")
     if reason in _REASONS:
         text, colour = _REASONS[reason]
-        return Styled(f"{text}; the next to open it recovers it", colour)
+        return Styled(f"{text}; {_WILL_RECOVER}", colour)
     if state == "RECOVERING":
-        text = "being recovered, or a recovery was killed: the next to open it goes on"
+        text = "being recovered; if that was interrupted, the next process to open it continues"
         return Styled(text, "yellow")
     if reason is not None and dead:
-        return Styled(f"nobody; {dead} died in it; the next to open it recovers it", "red")
+        died = units.counted(dead, "client died", "clients died")
+        return Styled(f"not in use ({died}; {_WILL_RECOVER})", "red")
     if reason is not None:
-        return Styled("nobody; everybody left in good order", "yellow")
-    stopped = sum(client["alive"] and client["state"] == "stopped" for client in clients)
+        return Styled("not in use (all clients closed it)", "yellow")
     waiting = sum(client["turn"] is not None for client in clients)
     counted = {
-        "alive": alive,
-        "that cannot be seen from here": unseen,
-        "dead": dead,
-        "stopped": stopped,
+        "alive": len(clients) - dead - unknown,
+        UNKNOWN: unknown,
+        DEAD: dead,
+        STOPPED: stopped,
         "waiting for a slot": waiting,
     }
     words = ", ".join(f"{number} {what}" for what, number in counted.items() if number)
@@ -45,6 +48,8 @@ def use(found: Found) -> Styled:
         return Styled(f"nothing written yet, {words}", "yellow")
     return Styled(words, "red" if dead else "yellow" if stopped or waiting else "green")
 
+
+_WILL_RECOVER = "the next process to open it will recover it"
 
 _REASONS = {
     "copy": ("a copy of another directory", "yellow"),
@@ -54,16 +59,11 @@ _REASONS = {
 
 
 def state(client: Found) -> Styled:
-    """Returns whether a client is alive, stopped or waiting."""
-    if not client["alive"]:
-        return Styled("dead", "red")
-    if client["state"] == "stopped":
-        return Styled("stopped", "yellow")
-    if client["state"] == "elsewhere":
-        return Styled("in another container", "")
-    if client["state"] == "unknown":
-        return Styled("cannot be seen", "")
-    return Styled("alive", "yellow" if client["turn"] is not None else "")
+    """Returns the `ProcessState` of a client; yellow if others wait for it, or it waits."""
+    if client["state"] == DEAD:
+        return Styled(client["state"], "red")
+    waits = client["state"] == STOPPED or client["turn"] is not None
+    return Styled(client["state"], "yellow" if waits else "")
 
 
 def cells(client: Found, held_s: float = 0.0) -> dict[str, object]:
@@ -186,7 +186,7 @@ def reserved(found: Found) -> str | None:
     parts = [told(holders)] if holders else []
     if found.get("partials"):
         what = units.counted(found["partials"], "rollout", "rollouts")
-        parts.append(f"{what} of dead processes may be gone on with")
+        parts.append(f"{what} of dead processes may be continued")
     if refused:
         parts.append(f"{units.counted(refused, 'item', 'items')} too old, refused")
     return "; ".join(parts) or None

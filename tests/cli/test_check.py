@@ -19,7 +19,7 @@ from tests.service import items
 def test_a_whole_one(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(closed)
     assert main(["check", str(closed)]) == exits.DONE
-    assert capsys.readouterr().out == (f"{closed}: whole, 3 items, 3 verified, nobody uses it\n")
+    assert capsys.readouterr().out == (f"{closed}: whole, 3 items, 3 verified, not in use\n")
     assert contents(closed) == before
 
 

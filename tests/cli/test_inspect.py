@@ -25,9 +25,9 @@ def test_a_closed_buffer(closed: Path, capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     assert text.startswith(f"{closed}\n")
     assert "items       3 of 8 (37.5%), 3 written" in text
-    assert "nobody; everybody left in good order" in text
+    assert "not in use (all clients closed it)" in text
     assert "next.number  int64  []" in text
-    assert "clients" not in text
+    assert "\nclients" not in text
     assert contents(closed) == before
 
 
@@ -35,7 +35,7 @@ def test_a_dead_one(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(dead)
     assert main(["inspect", str(dead)]) == 0
     text = capsys.readouterr().out
-    assert "nobody; 1 died in it; the next to open it recovers it" in text
+    assert "not in use (1 client died; the next process to open it will recover it)" in text
     assert "2 slots, from ticket 3" in text  # what its claim was at
     assert contents(dead) == before
 

@@ -37,8 +37,8 @@ def test_every_buffer_is_on_a_line_with_who_uses_it(
         assert header.split() == ["buffer", "used", "by", "items", "of", "size"]
         closed, dead, live = lines
         assert f"{several}/closed" in closed
-        assert "nobody; everybody left in good order" in closed
-        assert "1 died in it; the next to open it recovers it" in dead
+        assert "not in use (all clients closed it)" in closed
+        assert "not in use (1 client died; the next process to open it will recover it)" in dead
         assert (
             foreign
             == f"{several}/runs/foreign: not a control file of shmbuffer; nothing was changed"
@@ -75,7 +75,7 @@ def test_here_is_where_it_looks_by_default(
 ) -> None:
     monkeypatch.chdir(closed.parent)
     assert main(["list"]) == exits.DONE
-    assert "\n  closed  nobody" in capsys.readouterr().out
+    assert "\n  closed  not in use" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -289,7 +289,7 @@ def test_of_many_clients_some_are_named_and_all_are_counted(run: Look) -> None:
 def test_without_a_history_the_panels_say_so() -> None:
     figure = drawn(look(items=item_stats(np.ones(10))))
     for name in ("rates", "items", "ratio", "clients", "age", "losses", "priorities"):
-        assert words(panel(figure, name)) == "no history: nobody has recorded"
+        assert words(panel(figure, name)) == "no history: none was recorded"
     assert not words(panel(figure, "ages"))
 
 
@@ -366,7 +366,7 @@ def test_a_dead_run_is_drawn_up_to_its_death_and_stays_as_it_is(
     found = json.loads(capsys.readouterr().out)
     assert contents(path) == before
     assert not found["healthy"]
-    assert found["findings"][0]["name"] == "nobody_alive"
+    assert found["findings"][0]["name"] == "all_clients_dead"
     assert f"collector {program.pid}" in found["findings"][0]["says"]
     assert found["history"]["grown"]["inserts"] > 0
     assert found["picture"] == str(picture)
@@ -394,7 +394,7 @@ def test_a_directory_without_a_history_is_drawn(
     closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plot", str(closed), "-o", str(tmp_path / "report.png")]) == 0
-    assert "no history: nobody has recorded" in capsys.readouterr().out
+    assert "no history: none was recorded" in capsys.readouterr().out
     (closed / layout.HISTORY).write_bytes(b"something else")
     assert main(["plot", str(closed), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

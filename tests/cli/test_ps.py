@@ -29,8 +29,8 @@ def test_the_living_are_listed_with_what_they_hold(
             text = capsys.readouterr().out
             assert text.startswith(f"{path}\n")
             first, second = text.splitlines()[2:]
-            assert re.search(rf"client +{program.pid} +alive .* 2 slots, from ticket 3$", first)
-            assert re.search(rf"learner +{os.getpid()} +alive .* -", second)
+            assert re.search(rf"client +{program.pid} +running .* 2 slots, from ticket 3$", first)
+            assert re.search(rf"learner +{os.getpid()} +running .* -", second)
             assert main(["ps", str(path), "--json"]) == exits.DONE
             writer, reader = json.loads(capsys.readouterr().out)["clients"]
             assert writer["holds"] == "2 slots, from ticket 3"
@@ -57,7 +57,7 @@ def test_the_dead_are_listed_until_somebody_cleans_up(
 
 def test_where_nobody_is_it_says_so(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", str(closed)]) == exits.DONE
-    assert capsys.readouterr().out == f"{closed}: nobody; everybody left in good order\n"
+    assert capsys.readouterr().out == f"{closed}: not in use (all clients closed it)\n"
 
 
 def test_no_buffer_is_no_empty_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,7 +105,7 @@ def test_a_shard_that_is_removed_meanwhile_stays_with_the_reason(
     assert [str(row[0]) for row in table.rows] == ["node-1", "node-2", "all"]
     assert "no buffer here any more" in table.rows[1][-1].value
     assert watch.to_json()["total"]["length"] == 6
-    assert [row[:2] for row in events.rows] == [("node-2", "gone")]
+    assert [row[:2] for row in events.rows] == [("node-2", "unreadable")]
 
 
 def test_a_damaged_shard_is_named_beside_the_others(

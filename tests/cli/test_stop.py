@@ -103,7 +103,7 @@ def test_everybody_is_ended_in_order_and_nobody_is_started_again(
         assert list((path / layout.SPAWNED).iterdir()) == []
         assert stop(capsys, path) == (exits.DONE, [])
         assert main(["stop", str(path)]) == exits.DONE
-        assert capsys.readouterr().out == f"{path}: nobody uses it\n"
+        assert capsys.readouterr().out == f"{path}: not in use\n"
 
 
 def test_one_that_is_deaf_is_killed_after_the_grace(

@@ -23,6 +23,7 @@ import pytest
 from shmbuffer.cli import main
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.identity import ProcessState
 from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.watch.live import BufferWatch
 from shmbuffer.watch.pace import Pace, Watch
@@ -65,7 +66,7 @@ def test_once_shows_rates_of_a_moment(tmp_path: Path, capsys: pytest.CaptureFixt
         rate = re.search(r"items written/s +([\d.,]+)", text)
         assert rate is not None
         assert float(rate[1].replace(",", "")) > 0
-        assert re.search(rf"client +{program.pid} +alive +[\d.,]+ +0 +[\d.]+ s +[\d.]+ MiB", text)
+        assert re.search(rf"client +{program.pid} +running +[\d.,]+ +0 +[\d.]+ s +[\d.]+ MiB", text)
         assert "never  stale updates, redraws, waits for a slot" in text
         assert main(["top", str(path), "--once", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
@@ -78,7 +79,10 @@ def test_a_dead_one_changes_nothing(dead: Path, capsys: pytest.CaptureFixture[st
     before = contents(dead)
     assert main(["top", str(dead), "--once"]) == 0
     text = capsys.readouterr().out
-    assert "state       READY: nobody; 1 died in it; the next to open it recovers it" in text
+    assert (
+        "state       READY: not in use (1 client died; the next process to open it will recover it)"
+        in text
+    )
     assert re.search(r"client +\d+ +dead .* 2 slots, from ticket 3\n", text)  # what it was at
     assert contents(dead) == before
 
@@ -115,7 +119,7 @@ def test_the_live_view_follows_a_kill_a_recovery_and_the_removal(tmp_path: Path)
             shows(r"1 alive")
             shows(r"items written/s +[\d,.]*[1-9]")
             program.kill()
-            shows(rf"nobody; 1 died in it; .*died +client {program.pid}")
+            shows(rf"not in use \(1 client died; .*died +client {program.pid}")
             with Engine.open(path, None) as engine:
                 shows(
                     r"recoveries +1, .*recovered +nobody alive, 64 items kept, .*1 client retired"
@@ -277,15 +281,15 @@ def test_damage_during_a_live_view_is_reported(closed: Path) -> None:
     watch.follow()
     found = watch.to_json()
     assert "schema cannot be read" in found["error"]
-    assert [event["kind"] for event in found["pace"]["events"]] == ["gone"]
+    assert [event["kind"] for event in found["pace"]["events"]] == ["unreadable"]
 
 
 #: What a look finds of one client, and what is said of it.
 CLIENTS = [
-    ({}, "alive"),
+    ({}, "running"),
     ({"state": "stopped"}, "stopped"),
-    ({"alive": False, "state": "gone"}, "dead"),
-    ({"state": "elsewhere", "memory_bytes": None}, "in another container"),
+    ({"alive": False, "state": "dead"}, "dead"),
+    ({"state": "other container", "memory_bytes": None}, "other container"),
     ({"claimed": {"first": 5008, "count": 16}, "phase": "PAYLOAD"}, "16 slots, from ticket 5,008"),
     (
         {"claimed": {"first": 7, "count": 1}, "phase": "COMMITTING", "mutex": True},
@@ -306,6 +310,12 @@ def test_each_client_is_told_in_words(closed: Path, change: dict[str, Any], word
     assert re.fullmatch(rf"collector +101 .*{re.escape(words)}.*", shown), shown
 
 
+def test_the_page_names_every_state_of_a_client() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "top.md").read_text()
+    table = page.split("| state | meaning |\n", 1)[1].split("\n\n", 1)[0]
+    assert re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE) == list(ProcessState)
+
+
 def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
     watch, held = Watch(), {"claimed": {"first": 5, "count": 2}, "phase": "PAYLOAD"}
     for at in (0.0, 3.0):
@@ -318,9 +328,9 @@ def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
     ("change", "words"),
     [
         ({"needs_recovery": None, "clients": [1, 2]}, "READY: 2 alive  "),
-        ({"needs_recovery": "nobody alive"}, "nobody; everybody left in good order"),
-        ({"needs_recovery": "reboot"}, "the machine was restarted; the next to open it recovers"),
-        ({"needs_recovery": "copy"}, "a copy of another directory; the next to open it"),
+        ({"needs_recovery": "nobody alive"}, "not in use (all clients closed it)"),
+        ({"needs_recovery": "reboot"}, "the machine was restarted; the next process to open it"),
+        ({"needs_recovery": "copy"}, "a copy of another directory; the next process to open it"),
         ({"needs_recovery": "nobody alive", "state": "RECOVERING"}, "being recovered"),
         ({"needs_recovery": None, "state": "CLOSING", "clients": [1]}, "being removed"),
         (
@@ -367,10 +377,10 @@ def test_the_dead_come_before_the_living(closed: Path) -> None:
     watch = Watch()
     watch.see(look(closed, *map(client, range(30))), at=0.0)
     others = [client(number) for number in range(29) if number != 17]
-    found = look(closed, *others, client(29, alive=False), reaped=1)
+    found = look(closed, *others, client(29, alive=False, state="dead"), reaped=1)
     shown = lines(found, watch.see(found, at=1.0), watch, 80, 24)
     rows = [line.split()[1:3] for line in shown if line.startswith("collector")]
-    assert rows[:3] == [["117", "dead,"], ["129", "dead"], ["100", "alive"]]
+    assert rows[:3] == [["117", "dead,"], ["129", "dead"], ["100", "running"]]
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ def test_a_pid_that_no_process_can_have_is_gone_and_proves_nothing(
 ) -> None:
     specimen.damage(cell(entry_cells(0), "entry[0].pid").becomes(pid))
     (client,) = inspect(specimen.path)["clients"]
-    assert (client["state"], client["alive"]) == ("gone", False)  # its lock file decides
-    assert process_state(pid) == "gone"
+    assert (client["state"], client["alive"]) == ("dead", False)  # its lock file decides
+    assert process_state(pid) == "dead"
     with Engine.open(specimen.path, None) as engine:
         assert contents(ring_of(engine)) == specimen.truth
 

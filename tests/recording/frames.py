@@ -59,7 +59,7 @@ class Frame:
 
     @cached_property
     def alive(self) -> set[int]:
-        return self._clients("alive")
+        return self._clients("running")
 
     @cached_property
     def dead(self) -> set[int]:

@@ -35,7 +35,7 @@ clients  pid  state
 events
 {events}
 """
-ALIVE = {1: "alive", 2: "alive", 11: "alive", 12: "alive"}
+ALIVE = {1: "running", 2: "running", 11: "running", 12: "running"}
 
 
 def frame(
@@ -50,8 +50,8 @@ def frame(
 STORY = [
     frame(ALIVE, "joined  collector 11", at_s=1.0),
     frame(ALIVE | {11: "dead, reaped"}, "died    collector 11", at_s=2.0),
-    frame(ALIVE | {11: "dead, reaped", 13: "alive"}, "joined  collector 13", at_s=3.0),
-    frame({1: "dead", 2: "alive", 12: "dead", 13: "dead"}, "died    c 1, c 12, c 13", at_s=4.0),
+    frame(ALIVE | {11: "dead, reaped", 13: "running"}, "joined  collector 13", at_s=3.0),
+    frame({1: "dead", 2: "running", 12: "dead", 13: "dead"}, "died    c 1, c 12, c 13", at_s=4.0),
     frame(
         dict.fromkeys((1, 2, 12, 13), "dead, reaped"),
         "died    c 1, c 12, c 13",
@@ -59,7 +59,7 @@ STORY = [
         rate="0",
         at_s=5.0,
     ),
-    frame({21: "alive", 22: "alive"}, "joined  collector 21", at_s=6.0),
+    frame({21: "running", 22: "running"}, "joined  collector 21", at_s=6.0),
 ]
 
 

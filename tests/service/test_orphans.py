@@ -62,7 +62,7 @@ def orphans(scratch_dir: Path, target: str, n: int, *more: object) -> Iterator[l
 
 
 def gone(pid: int) -> bool:
-    return identity.process_state(pid) in ("gone", "zombie")
+    return identity.process_state(pid) == identity.ProcessState.DEAD
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -113,4 +113,4 @@ def look(
         "counters": {**counters, **more, **changes},
     }
     end_s = BEGIN_S if timeline is None else timeline.end_s
-    return Look(found, items, timeline, "nobody has recorded", end_s if now_s is None else now_s)
+    return Look(found, items, timeline, "none was recorded", end_s if now_s is None else now_s)

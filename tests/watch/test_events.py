@@ -34,7 +34,7 @@ def client(incarnation: int, role: str = "collector", **other: Any) -> dict[str,
 
 
 def dead(incarnation: int) -> dict[str, Any]:
-    return client(incarnation, alive=False, state="gone")
+    return client(incarnation, alive=False, state="dead")
 
 
 def look(*clients: dict[str, Any], **other: Any) -> dict[str, Any]:
@@ -66,11 +66,15 @@ BOTH = look(client(1), client(2, "learner"))
             look(reaped=1),
             [("reaped", "collector 101"), ("left", "collector 102")],
         ),
-        (look(client(1), client(2)), look(reaped=1), [("gone", "collector 101, collector 102")]),
+        (
+            look(client(1), client(2)),
+            look(reaped=1),
+            [("left or died", "collector 101, collector 102")],
+        ),
         (
             look(client(1)),
             look(reaped=1, rolled_back=1),
-            [("died", "collector 101"), ("rolled back", "1 slot that the dead had claimed")],
+            [("died", "collector 101"), ("rolled back", "1 slot claimed by dead clients")],
         ),
         (look(client(1)), look(client(1, state="stopped")), [("stopped", "collector 101")]),
         (look(client(1, state="stopped")), look(client(1)), [("continued", "collector 101")]),
@@ -88,7 +92,7 @@ def test_a_recovery_between_two_looks_says_who_had_died_and_what_was_found() -> 
     change = between(BOTH, now)
     assert list(change.kinds) == [
         ("died", "collector 101, learner 102"),
-        ("rolled back", "16 slots that the dead had claimed"),
+        ("rolled back", "16 slots claimed by dead clients"),
         (
             "recovered",
             "nobody alive, 15,000 items kept, 16 rolled back, 4 clients retired, in 2.5 ms",

@@ -55,33 +55,33 @@ def test_the_most_urgent_comes_first() -> None:
     assert findings.verdict(look(), found[:1]) == "1 thing looks unhealthy"
 
 
-def test_nobody_alive() -> None:
+def test_all_clients_dead() -> None:
     dead = [client(alive=False, pid=pid, incarnation=pid) for pid in range(1, 6)]
     happened = (event(EventKind.JOINED, 1, incarnation=1, pid=1, name="collect-0"),)
     one = look(timeline(happened=happened), clients=dead, needs_recovery="nobody alive")
-    says = findings.nobody_alive(one)
+    says = findings.all_clients_dead(one)
     assert says is not None
     assert re.fullmatch(
-        r"nobody is alive: collect-0, collector 2, collector 3 and 2 more died in it; "
-        r"the last record is of 2023-11-\d\d \d\d:\d\d:20",
+        r"all clients are dead: collect-0, collector 2, collector 3 and 2 more; "
+        r"the last record is from 2023-11-\d\d \d\d:\d\d:20",
         says,
     )
-    assert findings.nobody_alive(look(clients=dead, needs_recovery="reboot")) is not None
-    assert findings.nobody_alive(look(clients=[], needs_recovery="nobody alive")) is None
-    assert findings.nobody_alive(look(clients=[client(), *dead])) is None
+    assert findings.all_clients_dead(look(clients=dead, needs_recovery="reboot")) is not None
+    assert findings.all_clients_dead(look(clients=[], needs_recovery="nobody alive")) is None
+    assert findings.all_clients_dead(look(clients=[client(), *dead])) is None
 
 
 def test_a_coordinator_that_died() -> None:
     mine = {"role": "coordinator", "pid": 9, "incarnation": 1}
     joined = event(EventKind.JOINED, 0, **mine)
-    says = findings.coordinator_gone(look(timeline(happened=(joined,))))
+    says = findings.coordinator_dead(look(timeline(happened=(joined,))))
     assert says is not None
-    assert "the coordinator (pid 9) has died" in says
+    assert "the coordinator (pid 9) is dead" in says
     left = event(EventKind.LEFT, 119, **mine)
-    assert findings.coordinator_gone(look(timeline(happened=(joined, left)))) is None
+    assert findings.coordinator_dead(look(timeline(happened=(joined, left)))) is None
     alive = [client(), client(role="coordinator", incarnation=1)]
-    assert findings.coordinator_gone(look(timeline(happened=(joined,)), clients=alive)) is None
-    assert findings.coordinator_gone(look(timeline(happened=(joined,)), clients=[])) is None
+    assert findings.coordinator_dead(look(timeline(happened=(joined,)), clients=alive)) is None
+    assert findings.coordinator_dead(look(timeline(happened=(joined,)), clients=[])) is None
 
 
 WRITER = client(counters={"inserts": 9, "batches_sampled": 0})
@@ -162,7 +162,7 @@ def test_overwritten_before_it_is_drawn() -> None:
         return findings.overwritten_undrawn(look(line, **{"items_sampled": 256, **counters}))
 
     assert says(timeline(items_sampled=20.0)) == (
-        "drawn 0.2 times per insert: most items are overwritten before anybody has drawn them"
+        "drawn 0.2 times per insert: most items are overwritten before they are drawn"
     )
     nothing = says(timeline(items_sampled=0.0))
     assert nothing is not None

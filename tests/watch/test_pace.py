@@ -114,7 +114,7 @@ def test_a_buffer_that_is_removed_and_made_again_is_told_once() -> None:
     assert [event.kind for event in watch.lose("gone").events] == ["removed"]
     assert watch.lose("gone").events == ()
     assert [event.kind for event in watch.see(look("two"), at=2.0).events] == ["new buffer"]
-    assert [event.kind for event in watch.lose("broken", "gone").events] == ["gone"]
+    assert [event.kind for event in watch.lose("broken", "unreadable").events] == ["unreadable"]
     assert [event.text for event in watch.events] == [
         "gone",
         "another one is in its place",

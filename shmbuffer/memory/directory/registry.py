@@ -33,7 +33,7 @@ from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import EntryState, Phase, Role
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.memory.system.identity import Identity, prove_dead
+from shmbuffer.memory.system.identity import Identity, ProcessState, prove_dead
 from shmbuffer.memory.system.region import Directory
 
 
@@ -46,10 +46,7 @@ class Client:
     role: str  # ``client``, ``collector``, ``learner`` or ``coordinator``
     pid: int  # process id, in the pid namespace that it lives in
     alive: bool  # whether it could not be proven dead
-    # what the kernel says of the process: running, stopped, zombie, gone; elsewhere, if it lives in
-    # another pid namespace, where its number means another process to us; unknown, if only its
-    # lock could tell, and the directory belongs to another user
-    state: str
+    state: ProcessState  # DEAD if it is not alive
     phase: str  # of its claim; IDLE if it is writing nothing
     # ``first`` ticket and ``count`` of slots of its claim; None if it writes nothing
     claimed: dict[str, int] | None
@@ -222,16 +219,17 @@ class Registry:
             )
         return found
 
-    def _state(self, entry: int, *, alive: bool) -> str:
-        """The state of a client's process; "gone" if dead, even if its pid is in use again."""
+    def _state(self, entry: int, *, alive: bool) -> ProcessState:
+        if not alive:
+            return ProcessState.DEAD
         who, here = self.identity(entry), identity.current().pid_namespace
         same = who.pid_namespace == here != 0
-        if self._foreign and alive and (not same or identity.is_of_another_boot(who)):
-            return "unknown"
+        if self._foreign and (not same or identity.is_of_another_boot(who)):
+            return ProcessState.UNKNOWN
         if 0 not in (who.pid_namespace, here) and not same:
-            return "elsewhere" if alive else "gone"
-        state = identity.process_state(who.pid)
-        return state if alive or state == "zombie" else "gone"
+            return ProcessState.OTHER_CONTAINER
+        is_stopped = identity.process_state(who.pid) == ProcessState.STOPPED
+        return ProcessState.STOPPED if is_stopped else ProcessState.RUNNING
 
     def _lock_is_free(self, entry: int) -> bool:
         who = self.identity(entry)

@@ -16,7 +16,7 @@ import numpy as np
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
 from shmbuffer.memory.format import limiter
 from shmbuffer.memory.format.layout import EntryState, Limit, Phase, Role, Side, Why
-from shmbuffer.memory.system.identity import process_state
+from shmbuffer.memory.system.identity import ProcessState, process_state
 
 ROUNDING = 1e-6  # of a sample, as the core has it
 _LONG_S = 1.0  # a side that did something since then is at it
@@ -333,7 +333,7 @@ def _who(entries: Any, side: Side, now_ns: int, excluding: int) -> str:
 def _name(entries: Any, entry: int) -> str:
     pid = int(entries["pid"][entry])
     state = process_state(pid)
-    return f"pid {pid}" + (f" ({state})" if state != "running" else "")
+    return f"pid {pid}" + (f" ({state})" if state != ProcessState.RUNNING else "")
 
 
 def _first(entries: Any, field: str, which: Any) -> int | None:

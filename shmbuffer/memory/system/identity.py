@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from shmbuffer._native import _core
@@ -179,16 +180,31 @@ def process_of(tid: int) -> int:
     )
 
 
-def process_state(pid: int) -> str:
-    """The state of a process of this pid namespace: "running", "stopped", "zombie" or "gone"."""
+class ProcessState(StrEnum):
+    """The state of a client's process, in the words of ``inspect``, ``ps``, ``top`` and errors.
+
+    Every state but DEAD counts as alive.
+    """
+
+    RUNNING = "running"
+    STOPPED = "stopped"  # suspended by a signal (SIGSTOP) or a debugger
+    DEAD = "dead"  # also a zombie, which its parent has not waited for
+    OTHER_CONTAINER = "other container"  # in another pid namespace, where its pid is another's here
+    UNKNOWN = "unknown"  # only its lock could tell, and the directory belongs to another user
+
+
+def process_state(pid: int) -> ProcessState:
+    """Returns whether a process of this pid namespace is running, stopped or dead."""
     if not _is_a_pid(pid):
-        return "gone"
+        return ProcessState.DEAD
     seen = _state_and_start(pid)
     if seen is None:
-        return "running" if _exists(pid) else "gone"
-    return {"T": "stopped", "t": "stopped", "Z": "zombie", "X": "gone", "x": "gone"}.get(
-        seen[0], "running"
-    )
+        return ProcessState.RUNNING if _exists(pid) else ProcessState.DEAD
+    return _STATES.get(seen[0], ProcessState.RUNNING)
+
+
+_STATES = dict.fromkeys("Tt", ProcessState.STOPPED) | dict.fromkeys("ZXx", ProcessState.DEAD)
+"""States by their letter in /proc; all other letters are those of a running process."""
 
 
 def _look_at_ourselves() -> Identity:

@@ -58,7 +58,7 @@ class CheckReport:
     def __str__(self) -> str:
         lines = [
             f"{self.path}: {'whole' if self.ok else 'DAMAGED'}, {self.items:,} items, "
-            f"{self.verified:,} verified, {'in use' if self.alive else 'nobody uses it'}"
+            f"{self.verified:,} verified, {'in use' if self.alive else 'not in use'}"
         ]
         lines += [f"  problem: {problem}" for problem in self.problems]
         lines += [f"  note: {note}" for note in self.notes]

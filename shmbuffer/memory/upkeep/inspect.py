@@ -29,6 +29,7 @@ from shmbuffer.memory.format.slots_file import SlotsFile
 from shmbuffer.memory.ring import counters
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.filesystem import UNLIMITED
+from shmbuffer.memory.system.identity import ProcessState
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.private_copy import map_file
 from shmbuffer.memory.system.region import Directory
@@ -238,17 +239,19 @@ def _mutex(control: Control) -> dict[str, int] | None:
     return {"tid": tid, "pid": identity.process_of(tid)} if tid else None
 
 
+_NOT_HERE = (ProcessState.OTHER_CONTAINER, ProcessState.UNKNOWN)
+"""States of processes whose pid says nothing here."""
+
+
 def _now(
     client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
 ) -> dict[str, Any]:
     """Values of a client beside its entry; the mutex holder may have several handles."""
-    here = client["state"] not in ("elsewhere", "unknown")
+    here = client["state"] not in _NOT_HERE
     theirs = [
         one
         for one in clients
-        if mutex is not None
-        and one["pid"] == mutex["pid"]
-        and one["state"] not in ("elsewhere", "unknown")
+        if mutex is not None and one["pid"] == mutex["pid"] and one["state"] not in _NOT_HERE
     ]
     theirs.sort(key=lambda one: one["phase"] in ("IDLE", "PAYLOAD"))
     return {

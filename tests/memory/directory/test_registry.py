@@ -227,7 +227,7 @@ def test_the_entry_of_a_dead_client_is_taken_by_the_next(make: Maker, fate: str)
             other.kill()
         assert engine.seat.registry.is_dead(1)
         assert [client.alive for client in engine.clients()] == [True, False]
-        assert engine.clients()[1].state == fate
+        assert engine.clients()[1].state == "dead"
         assert engine.stats()["clients_dead"] == 1
         second = make.second(engine)
         assert engine.seat.registry.live() == [(0, 1), (1, 3)]
@@ -263,7 +263,7 @@ def test_a_client_of_which_only_the_first_thread_has_ended_is_alive(make: Maker)
 
     with child(work) as other:
         other.reached()
-        while identity.process_state(other.pid) != "zombie":
+        while identity.process_state(other.pid) != "dead":
             time.sleep(0.001)
         assert not engine.seat.registry.is_dead(1)
         os.kill(other.pid, signal.SIGKILL)
@@ -477,7 +477,7 @@ def test_a_pid_of_another_pid_namespace_says_nothing(fast_path: Path) -> None:
         entries = engine.seat.control.entries
         entries["pid_namespace"][0] += 1  # its lock file, which we hold, says that it lives
         client = engine.clients()[0]
-        assert (client.alive, client.state) == (True, "elsewhere")
+        assert (client.alive, client.state) == (True, "other container")
         entries["pid_namespace"][0] -= 1
 
 
@@ -486,5 +486,5 @@ def test_a_dead_client_is_gone_also_where_its_number_is_used_again(fast_path: Pa
         entries = engine.seat.control.entries
         entries["start_time"][0] += 1
         client = engine.clients()[0]
-        assert (client.alive, client.state) == (False, "gone")
+        assert (client.alive, client.state) == (False, "dead")
         entries["start_time"][0] -= 1

@@ -131,7 +131,7 @@ def test_a_process_that_is_gone_is_dead() -> None:
     with Program.python(WHO) as process:
         gone = who(process.line())
         assert process.end()[0] == 0
-        assert process_state(gone.pid) == "gone"
+        assert process_state(gone.pid) == "dead"
         assert prove_dead(gone, never_asked)
 
 
@@ -151,7 +151,7 @@ def test_a_zombie_is_dead_when_its_lock_is_free() -> None:
     with Program.python(WHO) as process:
         zombie = who(process.line())
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-        assert process_state(zombie.pid) == "zombie"
+        assert process_state(zombie.pid) == "dead"
         assert prove_dead(zombie, free)
         assert not prove_dead(zombie, held)
 
@@ -178,7 +178,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
     ) as process:
         odd = who(process.line())
         assert process.line() == "first thread ended"
-        assert process_state(odd.pid) == "zombie"
+        assert process_state(odd.pid) == "dead"
         assert not prove_dead(odd, held)
         process.tell()
         os.waitid(os.P_PID, odd.pid, os.WEXITED | os.WNOWAIT)
@@ -371,4 +371,4 @@ def test_this_test_really_waits_for_children() -> None:
     """Nothing above may depend on who reaps: the pids of ended programs are free at once."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
-        assert process_state(process.pid) == "gone"
+        assert process_state(process.pid) == "dead"

@@ -63,7 +63,7 @@ def test_a_whole_buffer_is_whole(path: Path) -> None:
     assert report.ok
     assert (report.alive, report.items, report.verified) == (False, 8, 8)
     assert (report.problems, report.notes) == ([], [])
-    assert str(report) == f"{path}: whole, 8 items, 8 verified, nobody uses it"
+    assert str(report) == f"{path}: whole, 8 items, 8 verified, not in use"
     assert json.loads(json.dumps(report.to_json())) == {
         "ok": True,
         "path": str(path),

@@ -157,7 +157,7 @@ def test_the_dead_are_shown_as_dead(path: Path) -> None:
             other.kill()
         found = inspect(path)
     assert [client["alive"] for client in found["clients"]] == [True, False]
-    assert found["clients"][1]["state"] == "gone"
+    assert found["clients"][1]["state"] == "dead"
     assert found["needs_recovery"] is None
 
 
