@@ -79,10 +79,7 @@ def test_a_dead_one_changes_nothing(dead: Path, capsys: pytest.CaptureFixture[st
     before = contents(dead)
     assert main(["top", str(dead), "--once"]) == 0
     text = capsys.readouterr().out
-    assert (
-        "state       READY: not in use (1 client died; the next process to open it will recover it)"
-        in text
-    )
+    assert "state       READY: not in use (1 client died; the next open recovers it)" in text
     assert re.search(r"client +\d+ +dead .* 2 slots, from ticket 3\n", text)  # what it was at
     assert contents(dead) == before
 
@@ -329,8 +326,8 @@ def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
     [
         ({"needs_recovery": None, "clients": [1, 2]}, "READY: 2 alive  "),
         ({"needs_recovery": "nobody alive"}, "not in use (all clients closed it)"),
-        ({"needs_recovery": "reboot"}, "the machine was restarted; the next process to open it"),
-        ({"needs_recovery": "copy"}, "a copy of another directory; the next process to open it"),
+        ({"needs_recovery": "reboot"}, "the machine was restarted; the next open recovers"),
+        ({"needs_recovery": "copy"}, "a copy of another directory; the next open"),
         ({"needs_recovery": "nobody alive", "state": "RECOVERING"}, "being recovered"),
         ({"needs_recovery": None, "state": "CLOSING", "clients": [1]}, "being removed"),
         (
