@@ -2,9 +2,9 @@
 
     python examples/cartpole.py [SEED]
 
-The buffer is in memory and dies with the process. In shmbuffer/examples/cartpole.py the same agent
+The buffer is in memory and dies with the process. In examples/demo/cartpole.py the same agent
 learns from a buffer in files, which several processes share and which survives them all; `shmbuffer
-demo` runs that one and kills it on the way. The agent itself is shmbuffer/examples/double_dqn.py.
+demo` runs that one and kills it on the way. The agent itself is examples/demo/double_dqn.py.
 """
 
 from __future__ import annotations

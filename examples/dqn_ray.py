@@ -7,7 +7,7 @@
 Each node has a ring, in which its collectors write at the speed of memory. The learner draws from
 all of them by priority, as if they were one buffer. Weights travel as an object of Ray's, which
 moves it to each node once. When a node dies, training goes on with the others; when it is back, so
-are its items. The agent is shmbuffer/examples/double_dqn.py.
+are its items. The agent is examples/demo/double_dqn.py.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ ALLOWED = {
     ("shmbuffer.memory.directory.anonymous", "Anonymous.create", "os.ftruncate"): _ANONYMOUS,
     ("shmbuffer.memory.directory.anonymous", "Anonymous.build", "os.ftruncate"): _ANONYMOUS,
     ("shmbuffer.memory.directory.anonymous", "_Joining.__enter__", "os.open"): _ANONYMOUS,
-    ("shmbuffer.cli.learning_curve", "save", "savefig"): _NEW,
     (
         *("shmbuffer.memory.directory.partials", "PartialFile._truncate", "os.ftruncate"),
     ): "a file that `Directory` has opened, and that this process has locked",

@@ -11,7 +11,7 @@ from torch.utils._device import _device_constructors
 
 PACKAGE = Path(__file__).parents[1] / "shmbuffer"
 #: The home itself, and programs that are written as a user's.
-EXEMPT = ("tensors/form/cpu.py", "examples/")
+EXEMPT = ("tensors/form/cpu.py",)
 CONSTRUCTORS = {function.__name__ for function in _device_constructors()}
 #: Without a dtype these would make what `torch.set_default_dtype` says.
 NEED_DTYPE = {"empty", "zeros", "ones", "full", "rand"}

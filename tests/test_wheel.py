@@ -43,7 +43,8 @@ def run(
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository without anything that was built: nothing stale may reach a wheel."""
     built = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "__pycache__")
-    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("sources") / "tree", ignore=built))
+    tree = tmp_path_factory.mktemp("sources") / "tree"
+    return Path(shutil.copytree(ROOT, tree, symlinks=True, ignore=built))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,8 @@ def test_one_wheel_serves_every_cpython(wheel: Path) -> None:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
-    assert {"shmbuffer/py.typed", "shmbuffer/__init__.py"} <= set(names)
+    demo = {f"shmbuffer/examples/{path.name}" for path in ROOT.glob("examples/demo/*.py")}
+    assert {"shmbuffer/py.typed", "shmbuffer/__init__.py", *demo} <= set(names)
     assert [
         name for name in names if not re.fullmatch(r"shmbuffer/.*(\.pyi?|\.so|py\.typed)", name)
     ] == []
@@ -128,16 +130,18 @@ def test_the_core_shows_one_symbol_and_asks_for_none_of_torch(core: Path) -> Non
     assert [name for name in asked if re.search(r"torch|c10|_Z", name)] == []
 
 
-@compiled
-def test_the_memory_floor_runs_where_there_is_only_numpy(wheel: Path, tmp_path: Path) -> None:
-    venv = tmp_path / "venv"
-    made = run([sys.executable, "-m", "venv", "--without-pip", venv], cwd=tmp_path)
+@pytest.fixture(scope="module")
+def venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and with numpy alone."""
+    directory = tmp_path_factory.mktemp("installed")
+    venv = directory / "venv"
+    made = run([sys.executable, "-m", "venv", "--without-pip", venv], cwd=directory)
     assert made.returncode == 0, made.stdout
     python = venv / "bin" / "python"
     # Our pip installs into that environment; numpy alone is lent to it, which spares a download.
     installed = run(
         [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel],
-        cwd=tmp_path,
+        cwd=directory,
     )
     assert installed.returncode == 0, installed.stdout
     (site_packages,) = venv.glob("lib/python*/site-packages")
@@ -146,13 +150,26 @@ def test_the_memory_floor_runs_where_there_is_only_numpy(wheel: Path, tmp_path: 
     assert numpy.origin is not None
     for part in Path(numpy.origin).parents[1].glob("numpy*"):
         (site_packages / part.name).symlink_to(part)
+    return venv
 
+
+@compiled
+def test_the_demo_is_in_the_wheel(venv: Path, tmp_path: Path) -> None:
+    shown = run([venv / "bin" / "shmbuffer", "demo", "--help"], cwd=tmp_path)
+    assert shown.returncode == 0, shown.stdout
+    assert "Trains a double DQN on CartPole-v1" in shown.stdout
+    asked = run([venv / "bin" / "shmbuffer", "demo"], cwd=tmp_path)
+    assert "the demo needs gymnasium, which is not installed" in asked.stdout
+
+
+@compiled
+def test_the_memory_floor_runs_where_there_is_only_numpy(venv: Path, tmp_path: Path) -> None:
     program = (
         "import importlib.util, shmbuffer.memory, shmbuffer._native._core as core;"
         "assert importlib.util.find_spec('torch') is None;"
         "print(core.__file__)"
     )
-    imported = run([python, "-c", program], cwd=tmp_path)
+    imported = run([venv / "bin" / "python", "-c", program], cwd=tmp_path)
     assert imported.returncode == 0, imported.stdout
     assert Path(imported.stdout.strip()).is_relative_to(venv)
 

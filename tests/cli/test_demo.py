@@ -15,9 +15,11 @@ import pytest
 pytest.importorskip("gymnasium", reason="the demo trains on one of its environments")
 
 from shmbuffer import RecoveryReport
-from shmbuffer.cli import demo, exits, learning_curve, main
-from shmbuffer.cli.learning_curve import Curve
+from shmbuffer.cli import exits, main
+from shmbuffer.examples import learning_curve
+from shmbuffer.examples.command import UNSOLVED
 from shmbuffer.examples.evidence import Evidence
+from shmbuffer.examples.learning_curve import Curve
 from shmbuffer.examples.trial import Kill, Outcome, Trial
 from shmbuffer.extras import command
 from tests.kit.programs import Program
@@ -104,10 +106,10 @@ def test_with_json_the_object_is_all_that_is_on_stdout(
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"solved": False}, demo.UNSOLVED),
+        ({"solved": False}, UNSOLVED),
         ({"torn_samples": 1}, exits.DAMAGED),
         ({"evidence": [replace(OUTCOME.evidence[0], lost=1), OUTCOME.evidence[1]]}, exits.DAMAGED),
-        ({"evidence": [], "stats": {}, "evaluations": [], "solved": False}, demo.UNSOLVED),
+        ({"evidence": [], "stats": {}, "evaluations": [], "solved": False}, UNSOLVED),
     ],
 )
 def test_the_exit_code_says_what_went_wrong(

@@ -681,14 +681,14 @@ def _plotted(path: Path) -> None:
 
 
 def _demo(path: Path) -> None:
-    from shmbuffer.cli.demo import _directory
+    from shmbuffer.examples.command import _directory
 
     with _directory(path):
         buffer(path / "buffer")
 
 
 def _pictured(path: Path) -> None:
-    from shmbuffer.cli import learning_curve
+    from shmbuffer.examples import learning_curve
 
     learning_curve.save(learning_curve.Curve("title", [(0, 1.0)], [], 2.0), path)
 
