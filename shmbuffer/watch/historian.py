@@ -4,7 +4,8 @@
 
 No process waits for it, and it does not wait: while another process creates, recovers or removes
 the buffer, it starts later. If it cannot write (a full disk, a read-only directory), it logs a
-warning once and stops; the buffer goes on without a history.
+warning once and stops; the buffer goes on without a history. memory/upkeep/history.py has the file,
+and the reason why it is not a database of the standard library.
 """
 
 from __future__ import annotations

@@ -20,6 +20,15 @@ Always true
 If the writer dies: what it wrote is the kernel's, and is read as it is; the next one goes on
 behind it. A history that is damaged, foreign or of another version harms nothing else: the next
 writer begins a new one, and a reader is told. (A record calls its writer the recorder.)
+
+Why this is not a file of the standard library: the history is the only record of what led to a
+crash on a machine without Prometheus, and `plot` and its findings are drawn from it. It must not
+grow, a suspended reader must not stop the coordinator, and a user who may only read must be able to
+read it. ``sqlite3`` with a rollback journal lets a suspended reader block the writer. With a
+write-ahead log such a reader makes the log grow without a limit, and readers need the right to
+write. Lines of text that are rotated change their size, and a reader meets files that are being
+exchanged. What remains is a ring of records with checksums, which is what this module is. Its bytes
+are about half of its lines; events, and clients that ended unseen, are the other half.
 """
 
 from __future__ import annotations
