@@ -3,7 +3,7 @@
     coordinator, run_directory the run from start to end; the directory that it locks and removes
     buffer_config              requested settings, compared with those of the directory
     children, supervisor       the processes of the coordinator; starts, watches, restarts them
-    process, target            what runs in such a process; a target that is given by its name
+    process                    what runs in such a process, and how its target is found
     main_module                checks that a spawned process can import the main module
     stopping                   ends processes of a directory that are not children
     client, recovery           attach(), from any process; the recovery of a dead run

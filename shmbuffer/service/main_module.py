@@ -3,7 +3,7 @@
     parent:  spawn ──▶ require_importable ──▶ the target and its arguments are pickled ──▶ start
     child:   import the main module, as __mp_main__ ──▶ unpickle ──▶ the target
                 └── makes a coordinator itself: `refuse_while_imported`
-    by name: require_named, and the child imports the target's module alone (target.py)
+    by name: require_named, and the child imports the target's module alone (process.py)
 
 multiprocessing would notice most of these errors in the child only.
 """
@@ -22,7 +22,7 @@ from multiprocessing import process, spawn
 from pathlib import Path
 from types import FrameType
 
-from shmbuffer.service.target import Named
+from shmbuffer.service.process import Named
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 """Errors of a pickler for an object that cannot be pickled."""

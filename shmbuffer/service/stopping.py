@@ -57,7 +57,7 @@ class Stopped:
 
 
 def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
-    """End processes by SIGTERM, after the grace by SIGKILL; how each has ended."""
+    """End processes by SIGTERM, after the grace by SIGKILL; returns how each has ended."""
     pidfds = {who: pidfd for who in processes if (pidfd := identity.opened(who)) is not None}
     try:
         for pidfd in pidfds.values():
@@ -70,21 +70,20 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
     finally:
         for pidfd in pidfds.values():
             os.close(pidfd)
-    how: dict[Identity, How] = {}
-    for who in processes:
-        if who in pidfds:
-            how[who] = (
-                "left" if pidfds[who] in left else "killed" if pidfds[who] in deaf else "ended"
-            )
-        else:  # it may have ended just now
-            how[who] = "ended" if identity.prove_dead(who, lambda: False) else "left"
-    return how
+
+    def how(who: Identity) -> How:
+        if who not in pidfds:  # it may have ended just now
+            return "ended" if identity.prove_dead(who, lambda: False) else "left"
+        pidfd = pidfds[who]
+        return "left" if pidfd in left else "killed" if pidfd in deaf else "ended"
+
+    return {who: how(who) for who in processes}
 
 
 def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[Stopped]:
-    """End every client of a buffer but this process, in the `ORDER` of roles; what became of each.
+    """End every client of a buffer but this process, in the `ORDER` of roles.
 
-    It takes at most the grace for each role.
+    It takes at most the grace for each role. Returns how each process has ended.
     """
     with ExitStack() as undo:
         directory = undo.enter_context(Directory.open(scratch_dir))

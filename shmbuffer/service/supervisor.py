@@ -40,9 +40,8 @@ from shmbuffer.service.main_module import (
     require_importable,
     require_named,
 )
-from shmbuffer.service.process import Process, hold_ctrl_c_back
+from shmbuffer.service.process import Process, hold_ctrl_c_back, names_of
 from shmbuffer.service.stopping import is_being_stopped
-from shmbuffer.service.target import names_of
 from shmbuffer.watch.historian import Death, Historian
 from shmbuffer.watch.stats import Number
 from shmbuffer.watch.writeback_warning import WritebackWarning
@@ -260,11 +259,11 @@ class Supervisor:
         entries = [client for client in self._clients() if client.pid == child.pid]
         where = self._scratch_dir, child.file
         words = self._asked(lambda: roster.last_words(*where), roster.LastWords())
-        code = child.collect(words)
-        self._reported.update(map(_key, entries))
-        self._reap()
-        being_stopped = self._is_being_stopped()
-        with self._changed:
+        with self._changed:  # from here on: `join` must not return before a restart is noted
+            code = child.collect(words)
+            self._reported.update(map(_key, entries))
+            self._asked(self._engine.seat.reap_dead, 0)
+            being_stopped = self._is_being_stopped()
             has_died = code != 0 and not self._stopping
             has_died = has_died and not (being_stopped and code in ON_SIGTERM)
             again = has_died and child.restart
@@ -312,7 +311,7 @@ class Supervisor:
     def _look_at_registry(self) -> None:
         """Reap dead clients, report those that are not ours, and record what the registry holds."""
         if self._engine.pages.prefault:
-            self._asked(lambda: self._engine.ring(), None)  # it begins where a schema is seen
+            self._asked(self._engine.ring, None)  # it begins where a schema is seen
         self._asked(self._engine.seat.require_linked, None)
         clients = self._clients()
         with self._changed:
@@ -321,7 +320,7 @@ class Supervisor:
         present = {_key(client): client for client in clients}
         dead = {key: client for key, client in present.items() if not client.alive}
         if dead:
-            self._reap()
+            self._asked(self._engine.seat.reap_dead, 0)
         news = {dead[key].pid: dead[key].role for key in dead.keys() - self._reported}
         with self._changed:
             for pid in news.keys() - ours:
@@ -335,9 +334,6 @@ class Supervisor:
 
     def _clients(self) -> list[Client]:
         return self._asked(self._engine.clients, [])
-
-    def _reap(self) -> int:
-        return self._asked(self._engine.seat.reap_dead, 0)
 
     def _is_being_stopped(self) -> bool:
         return self._asked(lambda: is_being_stopped(self._scratch_dir), False)

@@ -19,6 +19,7 @@ from shmbuffer.memory.directory.roster import LastWords
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.service.children import HASTY_S, LONGEST_PAUSE_S, Spawned
+from shmbuffer.service.supervisor import Supervisor
 from shmbuffer.watch.historian import Death
 from tests.kit.programs import Program
 from tests.kit.rings import engine_of
@@ -100,6 +101,32 @@ def test_ctrl_c_ends_a_collector_for_good(scratch_dir: Path, reports: Reports) -
         assert coordinator.join(30)
         assert one.exitcode == 128 + signal.SIGINT
         assert reports.next()[0] == "unwound"
+
+
+def test_join_waits_for_a_collector_that_is_about_to_be_started_again(
+    scratch_dir: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        (one,) = coordinator.spawn(targets.stay, 1, reports.out, restart=True)
+        reports.next()
+        ended: list[bool] = []
+        joining: list[threading.Thread] = []
+        ask = Supervisor._is_being_stopped
+
+        def join_meanwhile(supervisor: Supervisor) -> bool:
+            joining.append(threading.Thread(target=lambda: ended.append(coordinator.join(0))))
+            joining[-1].start()
+            joining[-1].join(0.2)
+            return ask(supervisor)
+
+        monkeypatch.setattr(Supervisor, "_is_being_stopped", join_meanwhile)
+        one.kill()
+        assert reports.next()[:2] == ("attached", 0)
+        monkeypatch.undo()
+        for thread in joining:
+            thread.join()
+        assert ended
+        assert not any(ended)
 
 
 CTRL_C = """

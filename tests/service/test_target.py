@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer import Coordinator
-from shmbuffer.service.target import Named, names_of
+from shmbuffer.service.process import Named, names_of
 from tests.service import targets
 from tests.service.conftest import Reports
 from tests.service.test_main_module import ends
