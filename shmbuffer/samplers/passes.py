@@ -1,11 +1,16 @@
 """A pass: each item once, in an order that is decided when the pass begins.
 
-Others may write meanwhile, so a pass is a list of places, not of items. When the turn of a place
-comes, its slot word decides:
+Others may write meanwhile, so a pass is an order of places, not of items. When a place is next, its
+slot word decides:
 
     COMMITTED          the item that is there now is drawn
     WRITING, ABORTED   the place is left out
-    EMPTY              the storage was emptied: the pass is over
+    EMPTY              the storage was emptied: the pass is over; or its record was evicted, which
+                       the counter of evictions tells: the place is left out
+
+A pass begins without a look at the slots if they are known to be filled from the first one on, see
+`filled_elements`. A `Permutation` is their order then. So neither a write nor the next pass costs
+more in a large storage than in a small one.
 """
 
 from __future__ import annotations
@@ -23,17 +28,20 @@ from shmbuffer.items.mover import draw_from
 from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.waiting import FILLING_S
 from shmbuffer.memory.format import slots
-from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.memory.format.layout import SlotState
+from shmbuffer.memory.format.array_types import Bytes, Ints
+from shmbuffer.memory.format.layout import Phase, SlotState
 from shmbuffer.memory.system.deadline import WRITE_TIMEOUT_S
-from shmbuffer.samplers.sampler import NOTHING_THERE, in_storage
+from shmbuffer.samplers.permutation import Permutation
+from shmbuffer.samplers.sampler import in_storage
 from shmbuffer.tensors.form.kit import TENSORS
+
+_LOOKS = 8  # at counters that change meanwhile
 
 
 class Pass(NamedTuple):
     """The position of a sampler; immutable."""
 
-    order: Ints | None = None
+    order: Ints | Permutation | None = None
     """Elements in the order of the pass, or the first items of trajectories; None: between two."""
     at: int = 0
     """How many of them were drawn."""
@@ -44,10 +52,24 @@ class Pass(NamedTuple):
     ran_out: bool = False
     tickets: Ints | None = None
     """Tickets of the elements; None: not compared."""
+    evicted: int = 0
+    """Items that the ring had evicted when the pass began."""
 
     def left(self) -> Ints | None:
         """The elements that are still to be drawn; None between two passes."""
         return None if self.order is None else self.order[self.at :]
+
+    def count_left(self) -> int:
+        """The number of elements that are still to be drawn."""
+        if self.order is None:
+            return 0 if self.ran_out else self.whole
+        return len(self.order) - self.at
+
+    def reaches(self, elements: int) -> bool:
+        """True if the order has other elements than the first so many."""
+        if isinstance(self.order, Permutation):
+            return self.order.count > elements
+        return self.order is not None and bool((self.order >= elements).any())
 
 
 class PassDraw(NamedTuple):
@@ -74,7 +96,7 @@ def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
     words = ring.live.words[elements // ring.width]
     while not (held := slots.committed(words)).all():
         states = slots.states(words)
-        if (states == SlotState.EMPTY).any():
+        if (states == SlotState.EMPTY).any() and evictions(ring) == now.evicted:
             return None
         filling = filling or bool((states == SlotState.WRITING).any())
         more = order[at : at + count - int(held.sum())]
@@ -93,10 +115,10 @@ def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
     return ahead is not None and len(ahead.elements) < count
 
 
-def wait_for(ring: Ring | None, elements: Ints) -> bool:
+def wait_for(ring: Ring | None, elements: Ints | None) -> bool:
     """Wait up to 5 s while one of these places is being written. Whether all of them are done."""
     deadline = time.monotonic() + WRITE_TIMEOUT_S
-    while ring is not None:
+    while ring is not None and elements is not None:
         if not (slots.states(ring.live.words[elements // ring.width]) == SlotState.WRITING).any():
             return True
         if time.monotonic() >= deadline:
@@ -114,17 +136,54 @@ def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
         draw_from(TENSORS, ring, 1, 0, None)
 
 
+def evictions(ring: Ring | None) -> int:
+    """Items that were evicted so far, because the bytes of their records were needed."""
+    if ring is None or ring.records is None:
+        return 0
+    return int(ring.seat.control.runtime["evicted"][0])
+
+
+def filled_elements(storage: Any, ring: Ring | None) -> int | None:
+    """Number of elements if all from the first one on have an item, or are being written.
+
+    None: the slots have to be looked at, because they are in use in another way or change too fast.
+    The cost does not depend on their number.
+    """
+    if ring is None:
+        return len(storage)
+    entries = ring.seat.control.entries
+    for _ in range(_LOOKS):
+        head, length = ring.head, ring.length
+        phases = entries["phase"]
+        writing = int(entries["count"][phases == Phase.PAYLOAD].sum())
+        moves = ((phases != Phase.IDLE) & (phases != Phase.PAYLOAD)).any()
+        # A claim moves the head and a commit adds items: if both are the same, there was neither.
+        if not moves and (head, length) == (ring.head, ring.length):
+            reached = min(head, ring.capacity)
+            return reached * ring.width if length == (reached - writing) * ring.width else None
+    return None
+
+
 def places_of(storage: Any, ring: Ring | None) -> Ints:
     """Elements with an item, committed or being written, in storage order.
 
-    The cost is that of the slots in use; see `SlotsFile.used`.
+    The cost is that of the items if they were written since the storage was emptied, else that of
+    the slots in use; see `SlotsFile.used`.
     """
-    wait_for_items(storage, ring, NOTHING_THERE)
     if ring is None:
         return np.arange(len(storage), dtype=np.int64)
-    states = slots.states(ring.live.words[: ring.live.used()])
+    length, lap = ring.length, ring.head % ring.capacity
+    if length <= lap * ring.width:
+        states = slots.states(ring.live.words[:lap])
+        held = int(np.count_nonzero(states == SlotState.COMMITTED))
+        if held * ring.width == length == ring.length:
+            return _places_in(states, ring.width)
+    return _places_in(slots.states(ring.live.words[: ring.live.used()]), ring.width)
+
+
+def _places_in(states: Bytes, width: int) -> Ints:
     found = np.nonzero((states == SlotState.COMMITTED) | (states == SlotState.WRITING))[0]
-    return elements_of(found, ring.width)
+    return elements_of(found, width)
 
 
 def described(storage: Any, elements: Ints, tickets: Ints | None) -> tuple[Any, dict[str, Any]]:

@@ -115,7 +115,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     def _left(self, ring: Ring | None, table: Trajectories, steps: int) -> Ints | None:
         """The trajectories of ``table`` that are left of the pass; None if it is over."""
         now = self._pass
-        if now.order is None or self._written:
+        if not isinstance(now.order, np.ndarray) or self._written:
             return None
         if now.tickets is None and now.items != table.rows:
             return None
@@ -167,9 +167,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         self._pass = self._pass._replace(whole=int(state_dict.get("_trajectories", 0)))
 
     def __repr__(self) -> str:
-        left, whole = self._pass.left(), self._pass.whole
-        count = (0 if self._pass.ran_out else whole) if left is None else len(left)
-        return f"{SliceSampler.__repr__(self)[:-1]}, {whole - count} of {whole} drawn)"
+        whole = self._pass.whole
+        drawn = whole - self._pass.count_left()
+        return f"{SliceSampler.__repr__(self)[:-1]}, {drawn} of {whole} drawn)"
 
 
 def _tickets(ring: Ring | None, elements: Ints) -> Ints | None:

@@ -14,13 +14,25 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.passes import (
     Pass,
     described,
+    evictions,
+    filled_elements,
     held_next,
     is_over,
     places_of,
     wait_for,
+    wait_for_items,
 )
+from shmbuffer.samplers.permutation import FEWEST, Permutation
 from shmbuffer.samplers.rank import Share, require_rank, share_rank
-from shmbuffer.samplers.sampler import ATTEMPTS, Sampler, ask_rank, drawn_by, lanes_of
+from shmbuffer.samplers.sampler import (
+    ATTEMPTS,
+    NOTHING_THERE,
+    Sampler,
+    ask_rank,
+    drawn_by,
+    lanes_of,
+    random_numbers,
+)
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.indexing import ravel, tickets_at
 from shmbuffer.storages.storage import ring_of
@@ -39,8 +51,8 @@ class SamplerWithoutReplacement(Sampler):
 
     - If the storage grows, a new pass begins, as in TorchRL. Items that other processes add to a
       shared storage join at the next pass instead, so that a pass ends although they go on writing.
-    - A slot that is overwritten is drawn once, with its item at that time; one without an item is
-      left out.
+    - A slot that is overwritten is drawn once, with its item at that time; one without an item,
+      as after an eviction, is left out.
     - Emptying the storage begins a new pass.
 
     The pass belongs to this sampler, in this process. With ``world_size`` several learners share
@@ -62,7 +74,9 @@ class SamplerWithoutReplacement(Sampler):
     Raises:
         ValueError: ``world_size`` is no int or below 1, or ``rank`` is not below it.
 
-    Cost: O(items) for a new pass, else what is drawn.
+    Cost: what is drawn, also for the first batch of a pass and after a write. A new pass is
+    O(items) if slots in between have no item, as after an eviction or an aborted write, and with
+    ``world_size``.
 
     Example:
         >>> import torch
@@ -128,8 +142,7 @@ class SamplerWithoutReplacement(Sampler):
             drawn = held_next(ring, now, batch_size)
             if drawn is not None and len(drawn.elements) >= whole:
                 break
-            assert now.order is not None
-            if drawn is None or not (drawn.filling and wait_for(ring, now.order[now.at :])):
+            if drawn is None or not (drawn.filling and wait_for(ring, now.left())):
                 now = self._new_pass(storage, ring, batch_size)
         else:
             raise EmptyBufferError(
@@ -165,26 +178,44 @@ class SamplerWithoutReplacement(Sampler):
         if ring is None:
             return length != now.items
         if self._loaded:
-            return length != now.items or bool((now.order >= ring.elements).any())
+            return length != now.items or now.reaches(ring.elements)
         # Fewer is no sign: a slot that is being overwritten holds no item for a moment.
         return length > now.items and (self._written or not storage.shared)
 
     def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
-        """All items, in the order of a new pass. The cost is that of the slots in use."""
+        """A pass over all items; see `filled_elements` and `places_of` for what it costs."""
+        wait_for_items(storage, ring, NOTHING_THERE)
+        evicted = evictions(ring)  # before the look at the slots
+        if self.world_size is None and (count := filled_elements(storage, ring)):
+            self._require(batch_size, count)
+            return Pass(self._order_of(count), 0, count, count, evicted=evicted)
         places = places_of(storage, ring)
         ours = self._ours(places)
-        if self.drop_last and len(ours) < batch_size:
-            raise ValueError(
-                f"The batch size ({batch_size}) is greater than the storage capacity in use "
-                f"({len(ours)} items), and drop_last=True leaves out short batches: write more "
-                "items first, draw fewer, or use drop_last=False"
-            )
+        self._require(batch_size, len(ours))
         if not len(ours):
             raise EmptyBufferError(
                 f"{len(places)} items are there for {self.world_size} learners, and this one has "
                 "no share in them; write more items first"
             )
-        return Pass(self._in_order(ours), 0, len(ours), len(places))
+        return Pass(self._in_order(ours), 0, len(ours), len(places), evicted=evicted)
+
+    def _require(self, batch_size: int, count: int) -> None:
+        """ValueError if a batch may not be short, and a pass over so many items has none."""
+        if self.drop_last and count < batch_size:
+            raise ValueError(
+                f"The batch size ({batch_size}) is greater than the storage capacity in use "
+                f"({count} items), and drop_last=True leaves out short batches: write more "
+                "items first, draw fewer, or use drop_last=False"
+            )
+
+    def _order_of(self, count: int) -> Ints | Permutation:
+        """The order of a pass over so many places."""
+        if not self.shuffle:
+            return Permutation(count, None)
+        if count < FEWEST:
+            table: Ints = drawn_by(self, cpu.randperm, count).numpy()
+            return table
+        return Permutation(count, int(random_numbers(self, 1)[0]))
 
     def _ours(self, places: Ints) -> Ints:
         """This learner's share of these places."""
@@ -198,8 +229,8 @@ class SamplerWithoutReplacement(Sampler):
         """Begin a pass: its places in their order."""
         if self.world_size is not None:
             self._begun += 1
-        elif self.shuffle:
-            ours = ours[drawn_by(self, cpu.randperm, len(ours)).numpy()]
+        elif self.shuffle:  # the order depends on the number of places alone, as in a new pass
+            ours = ours[self._order_of(len(ours))[:]]
         return ours
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
@@ -255,12 +286,19 @@ class SamplerWithoutReplacement(Sampler):
     def _to_plain(self, position: Any, before: Any) -> Any:
         now, *flags = position
         same = before is not None and now.order is before[0].order  # as in all of one pass
-        return [same, *now._replace(order=None if same else now.order), *flags]
+        order: Any = None if same else now.order
+        if isinstance(order, Permutation):
+            order = [order.count, order.key]
+        return [same, order, *now[1:], *flags]
 
     def _of_plain(self, plain: Any, before: Any) -> Any:
         same, order, *rest = plain
+        if same:
+            order = before[0].order
+        elif isinstance(order, list):
+            order = Permutation(*order)
         count = len(Pass._fields) - 1
-        now = Pass(before[0].order if same else order, *rest[:count])
+        now = Pass(order, *rest[:count])
         return now, *rest[count:]
 
     # -- state ---------------------------------------------------------------------------------
@@ -318,6 +356,6 @@ class SamplerWithoutReplacement(Sampler):
         return {**super().__getstate__(), "_storage": None, "_loaded": True}
 
     def __repr__(self) -> str:
-        order = self._pass.left()
-        left = 1 - self._pass.ran_out if order is None else len(order) / max(1, self._pass.whole)
-        return f"{type(self).__name__}({100 * (1 - left): 4.4f}% sampled)"
+        whole = max(1, self._pass.whole)
+        left = self._pass.count_left() if self._pass.whole else 1 - self._pass.ran_out
+        return f"{type(self).__name__}({100 * (1 - left / whole): 4.4f}% sampled)"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import threading
+import tracemalloc
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from tensordict import TensorDict
 
 from shmbuffer import (
     EmptyBufferError,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     RandomSampler,
@@ -22,6 +25,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from shmbuffer.samplers.permutation import FEWEST
 from tests.kit.rings import ring_of
 from tests.replay.test_samplers import TwoMethods
 
@@ -318,19 +322,21 @@ def test_a_place_whose_write_failed_is_left_out(make: Any) -> None:
     assert batches(rb) == [[5, 6, 7], [8, 9]]
 
 
+@pytest.mark.parametrize(("items", "batch_size"), [(64, 7), (FEWEST, 1000)])
 def test_a_pass_has_each_place_at_most_once_while_others_write_over_everything(
-    directory: Any,
+    directory: Any, items: int, batch_size: int
 ) -> None:
-    rb = buffer(directory(64), 7, items=64)
-    other, done = ReplayBuffer(storage=directory(64)), threading.Event()
+    rb = buffer(directory(items), batch_size, items=items)
+    other, done = ReplayBuffer(storage=directory(items)), threading.Event()
+    count = max(5, items // 100)
     # Without a limit, a writer that the system prefers may write over every choice of one sample.
     allowed = threading.Semaphore(3)
 
     def write() -> None:
-        item = 64
+        item = items
         while allowed.acquire() and not done.is_set():
-            other.extend(torch.arange(item, item + 5))
-            item += 5
+            other.extend(torch.arange(item, item + count))
+            item += count
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -340,7 +346,7 @@ def test_a_pass_has_each_place_at_most_once_while_others_write_over_everything(
             while True:
                 data, info = rb.sample(return_info=True)
                 allowed.release(3)
-                assert (data % 64 == info["index"]).all()  # an item lies where its number says
+                assert (data % items == info["index"]).all()  # an item lies where its number says
                 assert torch.equal(data, info["index_generation"])
                 seen += info["index"].tolist()
                 if rb.sampler.ran_out:
@@ -350,8 +356,125 @@ def test_a_pass_has_each_place_at_most_once_while_others_write_over_everything(
         done.set()
         allowed.release()
         writer.join()
-    assert other.write_count > 64 + 64  # everything was written over, more than once
+    assert other.write_count > 2 * items  # everything was written over, more than once
     assert sorted(set(flat(batches(rb)))) == sorted(rb[:].tolist())
+
+
+class Looks(np.ndarray[Any, Any]):
+    """The words of a ring's slots, which count how many of them are looked at."""
+
+    counted = 0
+
+    def __getitem__(self, where: Any) -> Any:
+        found = super().__getitem__(where)
+        Looks.counted += np.size(found)
+        return np.asarray(found)
+
+
+def work(rb: ReplayBuffer, calls: int) -> tuple[int, int]:
+    """The most slots that one of these samples looks at, and the most bytes that numpy takes."""
+    live, looks, taken = ring_of(rb.storage).live, [], []
+    live.words = live.words.view(Looks)
+    for call in range(calls):
+        rb.extend(torch.arange(10 * call, 10 * call + 10))
+        Looks.counted = 0
+        tracemalloc.start()
+        try:
+            rb.sample()
+            taken.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        looks.append(Looks.counted)
+    live.words = np.asarray(live.words)
+    return max(looks), max(taken)
+
+
+@pytest.mark.product(few=3)
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("state", ["full", "growing", "one slot is being written"])
+def test_a_draw_after_a_write_does_not_look_at_the_whole_storage(
+    directory: Any, state: str, shuffle: bool
+) -> None:
+    capacity = 1_000_000
+    items = capacity // 2 if state == "growing" else capacity
+    rb = buffer(directory(capacity), 50_000, items=items, shuffle=shuffle)
+    if state == "one slot is being written":
+        other = directory(capacity)
+        ring_of(other).claims.claim(1)
+    looks, taken = work(rb, 45)  # two passes
+    assert looks <= 3 * 50_000
+    assert taken < 5_000_000  # bytes; a table of the order has eight million
+
+
+def test_after_an_emptying_a_pass_looks_at_the_slots_that_are_in_use_again() -> None:
+    rb = buffer(LazyTensorStorage(1_000_000), 100, items=1_000_000)
+    rb.empty()
+    rb.extend(torch.arange(5000))
+    looks, taken = work(rb, 5)
+    assert looks < 20_000
+    assert taken < 1_000_000
+
+
+def test_an_order_that_is_not_in_a_table_resumes_exactly(tmp_path: Path) -> None:
+    def made() -> ReplayBuffer:
+        return ReplayBuffer(
+            storage=LazyTensorStorage(2 * FEWEST),
+            sampler=SamplerWithoutReplacement(),
+            batch_size=1000,
+            prefetch=2,
+            generator=torch.Generator().manual_seed(5),
+        )
+
+    rb, other, third = made(), made(), made()
+    rb.extend(torch.arange(FEWEST))
+    first = [rb.sample().tolist() for _ in range(3)]
+    rb.dumps(tmp_path / "save")
+    state = rb.state_dict()
+    rest = batches(rb)
+    assert sorted(flat(first) + flat(rest)) == list(range(FEWEST))
+    other.loads(tmp_path / "save")
+    assert batches(other) == rest
+    third.load_state_dict(state)
+    assert batches(third) == rest
+    expected = batches(rb)  # the next pass has its order from the generator
+    assert batches(other) == batches(third) == expected != rest
+    for one in (rb, other, third):
+        one.close()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_item_that_is_evicted_is_left_out_and_the_pass_goes_on(
+    tmp_path: Path, shuffle: bool
+) -> None:
+    storage = LazyStackStorage(
+        1000, scratch_dir=tmp_path / "buffer", shared_init=True, max_bytes=2**15
+    )
+    sampler = SamplerWithoutReplacement(shuffle=shuffle)
+    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=4)
+    rb.generator = torch.Generator().manual_seed(2)
+
+    def write(first: int, count: int) -> None:
+        for item in range(first, first + count):
+            rb.add(TensorDict({"item": torch.full((16,), item)}, []))
+
+    write(0, 300)
+    assert len(rb) < 300  # the oldest were evicted
+    for item in range(300, 340):
+        write(item, 1)
+    for _ in range(3):
+        seen, held = [], set(rb[:]["item"][:, 0].tolist())
+        while True:
+            seen += rb.sample(return_info=True)[1]["index"].tolist()
+            if rb.sampler.ran_out:
+                break
+            write(item := item + 1, 1)
+        assert len(set(seen)) == len(seen)
+        kept = held & set(rb[:]["item"][:, 0].tolist())
+        assert {one % 1000 for one in kept} <= set(seen)
+    rb.empty()
+    write(2000, 3)
+    assert sorted(rb.sample()["item"][:, 0].tolist()) == [2000, 2001, 2002]
+    rb.close()
 
 
 def test_another_storage_begins_a_new_pass(make: Any) -> None:
