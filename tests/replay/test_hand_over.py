@@ -113,6 +113,19 @@ def test_the_way_that_costs_the_caller_less_is_taken(
     assert ways.count(not best) > 0, "it is measured again now and then"
 
 
+@pytest.mark.parametrize(
+    ("at_once", "threads"), [(40 * MICRO, 180 * MICRO), (40 * MICRO, 5 * MILLI)]
+)
+def test_measuring_the_slower_way_again_takes_little_of_the_time(
+    at_once: int, threads: int
+) -> None:
+    rule = HandOver(DEPTH)
+    run(rule, at_once, threads, 400)
+    ways = run(rule, at_once, threads, 200_000)
+    assert ways.count(THREADS) > 0
+    assert ways.count(THREADS) * threads < 0.03 * len(ways) * at_once
+
+
 def test_the_rule_says_what_it_has_measured() -> None:
     rule = HandOver(DEPTH)
     assert str(rule) == "by threads, until both ways are measured"

@@ -10,8 +10,9 @@ count. Threads come first, because the first call orders several batches, which 
 Threads also hold up the caller's own code, which is not measured. They are therefore used only if
 they save a quarter of the time. The other way is measured again when the buffer has changed, when
 the way in use has become slower than the other one was, and now and then: first after `_SOONEST`
-batches, and each time that it has lost after twice as many, up to `_LATEST`. A wrong choice on a
-busy machine is thus corrected soon, and a right one costs next to nothing.
+batches, and each time that it has lost after twice as many, up to `_LATEST`. The calls that measure
+it may be many times slower, so the next measurement waits until they are `_SHARE` of all time. A
+wrong choice on a busy machine is thus corrected soon, and a right one costs next to nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _CALLS = 5  # of a measurement
 _CLEAR = 3  # calls that end a measurement if each of them is slower than the other way
 _SAVED = 0.75  # of the time at once, which threads have to fall below
 _SOONEST, _LATEST = 50, 1600  # batches until the other way is measured again
+_SHARE = 0.01  # of the time, which measurements of the other way may take
+_LATEST_OF_ALL = 64 * _LATEST  # however slow that measurement was: the machine may have been busy
 
 
 class HandOver:
@@ -47,6 +50,7 @@ class HandOver:
     def took(self, nanoseconds: int, orders: int) -> None:
         """Count a call that has ordered so many batches."""
         self._calls += 1
+        self._spent += nanoseconds
         if self._calls <= self._settling:
             return
         times, measured = self._times, self._measured
@@ -68,7 +72,12 @@ class HandOver:
             self._go(at_once=not self.at_once)
             return
         best = _best(measured)
-        self._interval = min(_LATEST, 2 * self._interval) if best is self._in_use else _SOONEST
+        if best is self._in_use:
+            lost = self._spent - self._calls * measured[best]
+            wanted = max(min(_LATEST, 2 * self._interval), lost / (_SHARE * measured[best] + 1))
+            self._interval = min(_LATEST_OF_ALL, int(wanted))
+        else:
+            self._interval = _SOONEST
         self._in_use = best
         self._go(at_once=best)
 
@@ -81,6 +90,7 @@ class HandOver:
     def _go(self, *, at_once: bool) -> None:
         self.at_once = at_once
         self._calls = 0
+        self._spent = 0  # nanoseconds of these calls
         self._times: deque[float] = deque(maxlen=_CALLS)  # of the last calls in this way
 
     def __str__(self) -> str:
