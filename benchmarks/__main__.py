@@ -29,6 +29,7 @@ from benchmarks import (
     latency,
     lives,
     mixed,
+    passes,
     plots,
     prefetch,
     records,
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "windows": windows,
     "frames": frames,
     "slices": slices,
+    "passes": passes,
     "asynchronous": asynchronous,
     "writers": writers,
     "attach": attach,
@@ -77,7 +79,17 @@ BENCHMARKS: dict[str, ModuleType] = {
     "crowd": crowd,
     "lives": lives,
 }
-ON_REQUEST = ("frames", "records", "prefetch", "sharded", "whole", "crowd", "lives", "large")
+ON_REQUEST = (
+    "passes",
+    "frames",
+    "records",
+    "prefetch",
+    "sharded",
+    "whole",
+    "crowd",
+    "lives",
+    "large",
+)
 SCALE = ("whole", "large", "writers", "crowd")
 _TOY = {"rounds": 2, "blocks": 2, "block_s": 1e-4, "contest_s": 0.02, "calls": 20, "records": 16}
 _REAL = {"rounds": 5, "blocks": 30, "block_s": 1e-3, "contest_s": 0.5, "calls": 5000}

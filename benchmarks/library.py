@@ -41,6 +41,8 @@ QUIET, AFTER_WRITE = "quiet", "after add(1)"
 IN_MEMORY, IN_FILES = "data set in memory", "data set in files"
 #: Of `Operation.form` for slices: how they are drawn; by ids and steps, wherever items lie.
 UNIFORM, BY_PRIORITY, FRAGMENTED = "uniform", "prioritized", "fragmented"
+#: Of `Operation.form` for passes: what comes before a batch without replacement.
+BEHIND_WRITES, FIRST_OF_PASS = "after extend(32)", "first of a pass"
 #: Of `Operation.form` for labelled and beside: by the version of items, by their groups, or as
 #: they come.
 BY_STALENESS, IN_GROUPS, IN_STREAMS = "by staleness", "in groups", "in windows as they come"
@@ -75,9 +77,9 @@ class Operation:
     Attributes:
         call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
             ``"save"``, ``"hindsight"``, ``"mixed"``, ``"windows"``,
-            ``"frames"``, ``"slices"``, ``"labelled"``, ``"beside"``, ``"reserve"``, ``"loop"`` (a
-            sample in a learner's loop, which works in between) or ``"step"`` (a sample and the
-            work).
+            ``"frames"``, ``"slices"``, ``"passes"``, ``"labelled"``, ``"beside"``,
+            ``"reserve"``, ``"loop"`` (a sample in a learner's loop, which works in between) or
+            ``"step"`` (a sample and the work).
         count: items of a call.
         form: how the data come or go.
     """

@@ -13,10 +13,12 @@ from benchmarks.library import (
     AFTER_WRITE,
     ALPHA,
     AS_IT_COMES,
+    BEHIND_WRITES,
     BETA,
     BY_PRIORITY,
     BY_STALENESS,
     ELSEWHERE,
+    FIRST_OF_PASS,
     FRAGMENTED,
     IN_FILES,
     IN_GROUPS,
@@ -56,11 +58,13 @@ class ShmBuffer(TorchLike):
         | {BESIDE_OTHERS, AT_REST, AND_SAMPLE, IN_PLACE, ELSEWHERE}
         | {AS_IT_COMES, READ, LISTED, PADDED, NESTED, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
         | {UNIFORM, BY_PRIORITY, FRAGMENTED, BY_STALENESS, IN_GROUPS, IN_STREAMS}
+        | {BEHIND_WRITES, FIRST_OF_PASS}
     )
     hindsight = shmbuffer.HERReplayBuffer
     mixed = shmbuffer.OfflineToOnlineReplayBuffer
     plain, memory = shmbuffer.ReplayBuffer, shmbuffer.LazyTensorStorage
     windowed = (shmbuffer.TensorDictReplayBuffer, shmbuffer.Sequence)
+    without_replacement = shmbuffer.SamplerWithoutReplacement
     slices = shmbuffer.SliceSampler, shmbuffer.PrioritizedSliceSampler
     labelled = shmbuffer.StalenessAwareSampler, shmbuffer.PromptGroupSampler
     streaming = shmbuffer.StreamingSliceSampler

@@ -21,6 +21,7 @@ from tensordict import TensorDict
 from benchmarks.library import (
     ALPHA,
     ARRAYS,
+    BEHIND_WRITES,
     BETA,
     BY_PRIORITY,
     BY_STALENESS,
@@ -66,6 +67,8 @@ class TorchLike(Local):
     """A buffer that takes a sample unit, and the unit that makes windows."""
     slices: ClassVar[tuple[type[Any], type[Any]]]
     """Samplers of slices: uniform, by priority."""
+    without_replacement: ClassVar[type[Any]]
+    """The sampler of passes."""
     consuming: Any = None
     labelled: ClassVar[tuple[type[Any], type[Any]]]
     """Samplers by staleness, and of groups."""
@@ -188,6 +191,8 @@ class TorchLike(Local):
                 return self._in_windows(count, form)
             case "slices":
                 return self._in_slices(count, form)
+            case "passes":
+                return self._in_passes(count, form)
             case "labelled":
                 return self._by_label(count, form)
             case "beside":
@@ -311,6 +316,21 @@ class TorchLike(Local):
             buffer.sample(count)
 
         return written, [()]
+
+    def _in_passes(self, count: int, form: str) -> Call:
+        other = self.plain(storage=self._buffer.storage, sampler=self.without_replacement())
+        items = self._batches(32, TENSORDICT)
+        other.sample(count)
+
+        def written(data: Any) -> None:
+            other.extend(data)
+            other.sample(count)
+
+        def first() -> None:
+            other.set_sampler(self.without_replacement())
+            other.sample(count)
+
+        return (written, items) if form == BEHIND_WRITES else (first, [()])
 
     def _by_label(self, count: int, form: str) -> Call:
         buffer, filled = self._labelled(count, form, form)

@@ -206,6 +206,11 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
         for capacity in (512, 1000, 10_000)
         for form in ("uniform", "prioritized", "fragmented")
     }
+    assert ours["passes"] == {
+        (f"sample(256) without replacement, of {capacity:,}", form)
+        for capacity in (512, 1000, 10_000)
+        for form in ("after extend(32)", "first of a pass")
+    }
     assert ours["asynchronous"] == {
         (f"extend(32), sample(256) {form}", form) for form in LABELLED
     } | {(f"sample(256) {form}, beside a writer", form) for form in ("uniform", *LABELLED)}

@@ -19,6 +19,7 @@ from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
     OfflineToOnlineReplayBuffer,
     PrioritizedSliceSampler,
     ReplayBuffer,
+    SamplerWithoutReplacement,
     Sequence,
     SliceSampler,
     TensorDictPrioritizedReplayBuffer,
@@ -35,11 +36,13 @@ from benchmarks.library import (
     AFTER_WRITE,
     ALPHA,
     AS_IT_COMES,
+    BEHIND_WRITES,
     BETA,
     BY_PRIORITY,
     BY_STALENESS,
     COMPRESSED,
     ELSEWHERE,
+    FIRST_OF_PASS,
     GIVEN_ZSTD,
     IN_FILES,
     IN_GROUPS,
@@ -74,11 +77,13 @@ class TorchRL(TorchLike):
         {TENSORDICT, INDEX, LOADS, AS_IT_COMES, READ, LISTED, PADDED, NESTED}
         | {IN_PLACE, ELSEWHERE, QUIET, AFTER_WRITE, IN_MEMORY, IN_FILES}
         | {UNIFORM, BY_PRIORITY, BY_STALENESS, IN_GROUPS, IN_STREAMS}
+        | {BEHIND_WRITES, FIRST_OF_PASS}
     )
     hindsight = HERReplayBuffer
     mixed = OfflineToOnlineReplayBuffer
     plain, memory = ReplayBuffer, LazyTensorStorage
     windowed = (TensorDictReplayBuffer, Sequence)
+    without_replacement = SamplerWithoutReplacement
     slices = SliceSampler, PrioritizedSliceSampler
     labelled = StalenessAwareSampler, PromptGroupSampler
     streaming = StreamingSliceSampler
